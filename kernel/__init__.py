@@ -54,6 +54,7 @@ __all__ = (
     "ItemLayout",
     "ItemsLayout",
     "JobLimits",
+    "JobOptions",
     "JointLayout",
     "KeyKind",
     "KeyPath",
@@ -146,6 +147,7 @@ __all__ = (
     "UntrustedFiles",
     "Waitable",
     "WholeChunks",
+    "WritableTogether",
     "Written",
     "WrittenBatch",
     "ZarrDetails",
@@ -159,6 +161,7 @@ if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.config.config import Config, FlowOptions, LoopOptions, MemoryOptions, StoreOptions
     from penstock.kernel.config.job_limits import JobLimits
+    from penstock.kernel.config.job_options import JobOptions
     from penstock.kernel.config.save_format import SaveArgs, SaveFormat
     from penstock.kernel.config.shutdown_options import StoppingOptions
     from penstock.kernel.events import LOGGER_NAME, get_logger
@@ -273,6 +276,7 @@ if TYPE_CHECKING:
         SharedFiles,
         SyncsFiles,
         UntrustedFiles,
+        WritableTogether,
     )
     from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
     from penstock.kernel.protocols.transfers import Transfers
@@ -291,6 +295,7 @@ else:
                 "Config", "FlowOptions", "LoopOptions", "MemoryOptions", "StoreOptions",
             ),
             "penstock.kernel.config.job_limits": ("JobLimits",),
+            "penstock.kernel.config.job_options": ("JobOptions",),
             "penstock.kernel.config.save_format": ("SaveArgs", "SaveFormat"),
             "penstock.kernel.config.shutdown_options": ("StoppingOptions",),
             "penstock.kernel.events": ("LOGGER_NAME", "get_logger"),
@@ -344,7 +349,7 @@ else:
             "penstock.kernel.protocols.store_capabilities": (
                 "BuildHolds", "Exchanges", "FolderListing", "ForeignFiles", "Hold", "KvStoreSpecs",
                 "ManyFiles", "MappedFiles", "Placement", "PreferredPlacement", "ReadHolds", "Renames",
-                "SharedFiles", "SyncsFiles", "UntrustedFiles",
+                "SharedFiles", "SyncsFiles", "UntrustedFiles", "WritableTogether",
             ),
             "penstock.kernel.protocols.stores": ("BuildToken", "DataFile", "ReadableFile", "Store"),
             "penstock.kernel.protocols.transfers": ("Transfers",),

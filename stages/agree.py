@@ -6,15 +6,15 @@ __all__ = ("Agree",)
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 from penstock.kernel.errors import PipelineError
-from penstock.kernel.messages.save import StagedBatch
+from penstock.kernel.messages.save import SavePlan, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
-from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 from penstock.stages.common.planned_leaves import plan_of
+from penstock.stages.joint.codec_votes import with_codecs
 
 
 @final
@@ -23,7 +23,8 @@ class Agree:
     """Takes `StagedBatch`es and passes them on, once all processes want to save the same.
 
     Behind staging, so that no process waits for another one until its own state may change. Then the primary
-    makes the place to build in, and tells the others where it is.
+    makes the place to build in, and tells the others where it is; on local disks each makes its own. Leaves
+    whose handlers write files of their own need the place to be staged: for them the processes agree there.
 
     Raises:
         PlansDifferError: If the processes do not save the same.
@@ -35,39 +36,28 @@ class Agree:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
-        has_agreed = False
+        agreed: SavePlan | None = None
 
         async def agree(batch: StagedBatch, /) -> StagedBatch:
-            nonlocal has_agreed
-            if not has_agreed:
-                await _agree(run, batch)
-                has_agreed = True
+            nonlocal agreed
+            if agreed is None:
+                agreed = await _agreed(run, plan_of([batch]))
 
-            return batch
+            return batch if batch.plan is agreed else replace(batch, plan=agreed)
 
         yield agree
 
 
-async def _agree(run: SaveRun, batch: StagedBatch) -> None:
-    operation, joint, workspace = run.operation, plan_of([batch]).joint, run.workspace
-    if operation is None:
-        return
+async def _agreed(run: SaveRun, plan: SavePlan) -> SavePlan:
+    """Wait for the others; return the plan with the codecs that all decided about together."""
+    joint = plan.joint
+    if run.operation is None:
+        return plan
     if joint is None:
         raise PipelineError("the plan does not say what each process writes: keep the stage `flatten`")
 
-    operation.at("agree")
-    await operation.agree(joint.digest, joint.describe)
-    if isinstance(workspace, JoinedWorkspace):
-        workspace.enter(await operation.wait_begun(joint.digest, joint.describe))
-    else:
-        # A process that sleeps until the next save knows another name, and cannot write into that one.
-        workspace.build_below(operation.identity)
-        await workspace.open()
-        await operation.begin(workspace.path(""))
+    encoded, ballot = await joint.agree(joint), joint.ballot
+    if ballot is None:
+        return plan
 
-    if joint.links is not None:
-        from penstock.stages.joint.base_links import make_links  # most saves have no base
-
-        await make_links(run, joint.links)
-
-    operation.at("write")
+    return await run.threads.run(with_codecs, plan, ballot.places, encoded, ballot.codec)

@@ -88,6 +88,9 @@ class _Stager:
             yield StagedBatch(plan=plan)
             return
         if batch.handler is not None:
+            if plan is not None and plan.joint is not None:
+                await plan.joint.agree(plan.joint)  # it begins to write at once, so there must be a place
+
             for folder, leaves in by_folder(self._run, batch.leaves):
                 staged = await self._stage_by_handler(leaves, batch.handler, folder, prioritised=prioritised)
                 yield replace(staged, plan=plan)
@@ -183,13 +186,17 @@ class _Stager:
         group = next(groups, None)
         while group is not None:
             if group.cost and not begun:
-                lease = await self._run.lease(group.cost, group.key_path, prioritised=prioritised)
+                lease = self._run.memory.acquire_nowait(group.cost, flow=self._run.flow)
+                lease = lease or await self._run.lease(group.cost, group.key_path, prioritised=prioritised)
 
             following = next(groups, None)
             with releasing(self._lease_ahead(following)) as ahead:
                 with releasing(lease):
-                    after = None if ahead is None else following
-                    pieces = await self._thread.run(take_pieces, group, begun, after, tight)
+                    if group.is_there:
+                        pieces = group.take()
+                    else:
+                        after = None if ahead is None else following
+                        pieces = await self._thread.run(take_pieces, group, begun, after, tight)
 
                 yield StagedBatch(group.leaves, pieces, staged=lease)
 

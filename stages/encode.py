@@ -14,7 +14,7 @@ from anyio import Lock
 
 from penstock.kernel.config.save_format import check_codec
 from penstock.kernel.errors import ConfigError, PenstockError
-from penstock.kernel.messages.save import Leaf, Piece, StagedBatch
+from penstock.kernel.messages.save import Leaf, Piece, SavePlan, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import FormattedLayout
@@ -29,8 +29,9 @@ SAMPLE_BYTES: Final = 32 * 1024
 class Encode:
     """Takes `StagedBatch`es and yields them with their chunks encoded. Leaves without a codec pass.
 
-    Whether a leaf whose codec is `auto` gets one is decided by a sample of its first chunk to arrive.
-    From then on its spec names the codec. The lease of a piece shrinks to the encoded length.
+    Whether a leaf whose codec is `auto` gets one is decided by a sample of its first chunk to arrive, unless
+    the plan says it already, as it does where several processes save together. From then on its spec names
+    the codec. The lease of a piece shrinks to the encoded length.
 
     Attributes:
         concurrency: Batches encoded at once, each by a thread.
@@ -48,6 +49,14 @@ class Encode:
         check_codec("encode.auto_codec", self.auto_codec)
         if not 0 <= self.auto_saves < 1:
             raise ConfigError("encode.auto_saves", f"must be between 0 and 1, not {self.auto_saves!r}")
+
+    def is_worth_it(
+        self, data: memoryview, encode: Callable[[str, Sequence[memoryview]], Sequence[bytes]], /
+    ) -> bool:
+        """Return whether encoding a sample of `data` saves enough. Blocking."""
+        sample = _sample(data)
+        (encoded,) = encode(self.auto_codec, [sample])
+        return len(encoded) <= (1 - self.auto_saves) * len(sample)
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
@@ -76,7 +85,7 @@ class _Encoder:
             return self._with_leaves(batch)
 
         for piece in batch.pieces:
-            await self._decide(piece)
+            await self._decide(piece, batch.plan)
 
         leaves = [self._decided.get(piece.leaf.index, piece.leaf) for piece in batch.pieces]
         pieces = await self._run.threads.run(_encoded, self._encode, batch.pieces, leaves)
@@ -86,7 +95,7 @@ class _Encoder:
 
         return replace(self._with_leaves(batch), pieces=pieces)
 
-    async def _decide(self, piece: Piece) -> None:
+    async def _decide(self, piece: Piece, plan: SavePlan | None) -> None:
         """Decide the codec of an `auto` leaf once, although several workers may hold its chunks."""
         leaf = piece.leaf
         if leaf.spec.codec != AUTO or leaf.index in self._decided:
@@ -96,14 +105,12 @@ class _Encoder:
             if leaf.index in self._decided:
                 return
 
-            worth = await self._run.threads.run(self._is_worth_it, piece.data)
-            codec = self._options.auto_codec if worth else None
-            self._decided[leaf.index] = replace(leaf, spec=replace(leaf.spec, codec=codec))
+            codec = AUTO if plan is None else plan.specs[leaf.index].codec
+            if codec == AUTO:
+                worth = await self._run.threads.run(self._options.is_worth_it, piece.data, self._encode)
+                codec = self._options.auto_codec if worth else None
 
-    def _is_worth_it(self, data: memoryview) -> bool:
-        sample = _sample(data)
-        (encoded,) = self._encode(self._options.auto_codec, [sample])
-        return len(encoded) <= (1 - self._options.auto_saves) * len(sample)
+            self._decided[leaf.index] = replace(leaf, spec=replace(leaf.spec, codec=codec))
 
     def _with_leaves(self, batch: StagedBatch) -> StagedBatch:
         """Replace the leaves by those with a decided codec."""

@@ -51,10 +51,19 @@ class Finalize:
 
 
 async def _publish(run: SaveRun) -> None:
-    """Publish; of several processes the primary does, once all agree, and the others wait for it."""
+    """Publish; of several processes the primary does, once all agree, and the others wait for it.
+
+    On local disks each does, and it counts once all have.
+    """
     operation = run.operation
     if operation is None:
         await run.workspace.publish()
+    elif operation.is_local:
+        if operation.is_primary:
+            await operation.decide()
+
+        await run.workspace.publish()
+        await operation.all_published()
     elif operation.is_primary:
         await operation.decide()
         await run.workspace.publish()

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
-from penstock.kernel.messages.changed_specs import LeafChange, SpecChange, resolved_spec
+from penstock.kernel.messages.changed_specs import CodecChoice, LeafChange, SpecChange, resolved_spec
 from penstock.kernel.messages.leaves import Leaf, Leaves
 from penstock.kernel.messages.save import LeafBatch, SavePlan, TreeToSave
 from penstock.kernel.pipeline.run_context import SaveRun
@@ -51,7 +51,8 @@ class Flatten:
             if run.operation is None and run.base is None and not run.by_digest:
                 planned = await run.threads.run(_plan_all, run, message)  # in one trip to a thread
             else:
-                leaves, plan = await _chosen(run, *await run.threads.run(_plan, run, message))
+                leaves, plan = await run.threads.run(_plan, run, message)
+                leaves, plan = await _chosen(run, leaves, plan, message.codec_choice)
                 planned = await run.threads.run(_in_batches, run, leaves, plan)
                 del leaves
 
@@ -74,12 +75,14 @@ class _Planned:
     nbytes: int  #: array bytes to be written
 
 
-async def _chosen(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leaves, SavePlan]:
+async def _chosen(
+    run: SaveRun, leaves: Leaves, plan: SavePlan, choice: CodecChoice | None
+) -> tuple[Leaves, SavePlan]:
     """Return the leaves that this process must write, and the plan with what becomes of the others."""
     if run.operation is not None:
         from penstock.stages.joint.division import divided  # one process needs nothing of it
 
-        return await divided(run, run.operation, leaves, plan)
+        return await divided(run, run.operation, leaves, plan, choice)
 
     if run.by_digest:
         plan = replace(plan, digests=await take_digests(run, leaves))
@@ -115,24 +118,25 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
     del tree
     trees = run.shared.of(SavedTrees)
     asked = each_leaf(run.save_args, infos, run.process)
+    is_local = run.operation is not None and run.operation.is_local
     known = trees.find(infos)
-    if known is not None and known.save_args != asked:
+    if known is not None and (known.save_args != asked or known.is_local != is_local):
         known = None
 
     found = Describer(run, asked).describe(infos, values, known)
     if run.operation is not None and found is not known:
-        from penstock.stages.joint.balancing import balanced
+        from penstock.stages.joint.balancing import balanced, each_its_own
 
-        found = replace(found, specs=balanced(found.specs))
+        divide = each_its_own if is_local else balanced
+        found = replace(found, specs=divide(found.specs), is_local=is_local)
 
     handlers = found.handlers
     leaves = Leaves(range(len(infos)), found.specs, values, infos, handlers)
-    if found is not known and not message.changes:  # otherwise the changed leaves are checked, each time
-        run.layout.check(leaves.without_values())
-        if run.operation is None:
-            refuse_global(leaves)
-
-        trees.keep(found)
+    if found is not known:
+        _check_processes(run, leaves)
+        if not message.changes:  # otherwise the changed leaves are checked, each time
+            run.layout.check(leaves.without_values())
+            trees.keep(found)
 
     specs, changes = resolved(found.specs, message.changes)
     if message.changes:
@@ -150,6 +154,21 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
         check_room(run, leaves, plan)
 
     return leaves, plan
+
+
+def _check_processes(run: SaveRun, leaves: Leaves) -> None:
+    """Refuse arrays of which processes hold parts that take no part in the save.
+
+    Raises:
+        InvalidLeafError: For the first of them.
+    """
+    if run.operation is None:
+        refuse_global(leaves)
+        return
+
+    from penstock.stages.joint.active_processes import check_active  # one process needs nothing of it
+
+    check_active(leaves, run.operation.processes)
 
 
 def resolved(

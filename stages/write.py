@@ -30,8 +30,6 @@ from penstock.stages.files.chunk_files import ChunkFileWriter
 from penstock.stages.files.file_closing import closing
 from penstock.stages.files.transfer_log import tell_transfers
 
-MOST_FULL = 32  # full files that wait to be synced together; new files opened at once for one batch
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -169,7 +167,7 @@ class _Writer:
         self, pieces: Iterator[Piece], packs: Iterator[tuple[str, Pack]]
     ) -> tuple[list[_Placed], list[tuple[Pack, _Place]]]:
         """Find places for the rest of a batch, or as much of it as fits a few new files."""
-        most = len(self._files) + MOST_FULL
+        most = len(self._files) + self._placement.full_files  # all of them wait to be full
         placed: list[_Placed] = []
         located: list[tuple[Pack, _Place]] = []
         for piece in pieces:
@@ -198,7 +196,7 @@ class _Writer:
         """Sync and close files that are complete, if there are many of them."""
         filling = [id(opened) for opened in self._filling.values()]
         full = [opened for opened in self._unsynced if opened.due == 0 and id(opened) not in filling]
-        if len(full) < MOST_FULL:
+        if len(full) < self._placement.full_files:
             return
 
         gone = {id(opened) for opened in full}  # before the first await, so that no other worker does it too

@@ -17,11 +17,12 @@ from anyio import Lock
 from crc32c import crc32c
 
 from penstock.kernel.errors import PipelineError
-from penstock.kernel.messages.save import StagedBatch, WrittenBatch
+from penstock.kernel.messages.save import SavePlan, StagedBatch, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import ArrangedDigests, ArrangedLayout, Arrangement, WrittenRange
 from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel.protocols.store_capabilities import WritableTogether
 from penstock.kernel.protocols.stores import DataFile
 from penstock.kernel.protocols.written import Written
 from penstock.stages.common.batching import adjacent
@@ -37,7 +38,8 @@ class WriteArranged:
 
     For layouts that are `ArrangedLayout`s. The chunks of a sharded array are brought together. A file is
     created for its first piece. After its last one it gets its head, with the checksums of what was written,
-    is synced once, and closed: so only files are open that are partly written.
+    is synced once, and closed: so only files are open that are partly written. Of several processes that save
+    together, each writes its parts into the same files, which the primary has made and completes.
 
     Attributes:
         concurrency: Batches written at once, each by a thread.
@@ -80,6 +82,7 @@ class _Write(NamedTuple):
 class _Begun:
     """What is known once the plan of the save is."""
 
+    plan: SavePlan
     arrangement: Arrangement
     digests: ArrangedDigests
     files: Mapping[str, _File]
@@ -123,6 +126,12 @@ class _Writer:
         begun = self._begun
         if begun is None:  # no message came: commit reports that
             return
+        if self._run.operation is not None:  # the primary completes the files, once all have written
+            from penstock.kernel.messages.joint_plan import ArrangedPart  # one process needs nothing of it
+
+            await self._run.threads.run(self._end_part, begun)
+            yield WrittenBatch((), plan=begun.plan, arranged=ArrangedPart(begun.arrangement, begun.digests))
+            return
 
         for name, file in begun.files.items():
             if not file.is_complete:  # no leaf in it has bytes; if some are missing, commit says so
@@ -131,9 +140,6 @@ class _Writer:
         for document in begun.arrangement.documents:
             path = self._run.workspace.path(document.path)
             await self._run.threads.run(self._run.store.write_file, path, document.data)
-
-        return
-        yield
 
     def files(self) -> Iterable[DataFile]:
         """Every file that was opened."""
@@ -150,7 +156,7 @@ class _Writer:
                 )
                 await run.workspace.open()
                 digests = self._layout.digests(arrangement, plan.specs)
-                self._begun = _Begun(arrangement, digests, _files_of(arrangement, plan.specs))
+                self._begun = _Begun(plan, arrangement, digests, _files_of(arrangement, plan.specs))
 
             return self._begun
 
@@ -159,18 +165,34 @@ class _Writer:
         file = begun.files[name]
         with self._lock:
             if file.opened is None:
-                file.opened = self._run.store.create_data_file(self._run.workspace.path(name))
+                file.opened = self._opened(self._run.workspace.path(name))
                 self._all.append(file.opened)
-                file.opened.allocate(file.end)
+                if self._run.operation is None:
+                    file.opened.allocate(file.end)
 
             return file.opened
+
+    def _opened(self, path: str) -> DataFile:
+        store = self._run.store
+        if self._run.operation is None:
+            return store.create_data_file(path)
+
+        assert isinstance(store, WritableTogether), "the plan says that it is"
+        return store.open_for_writing(path)
+
+    def _end_part(self, begun: _Begun) -> None:
+        """Make durable what this process wrote into files of all."""
+        for file in begun.files.values():
+            if file.opened is not None:
+                file.opened.sync()
+                file.opened.close()
 
     def _count(self, begun: _Begun, name: str, nbytes: int) -> None:
         """Note that so many bytes of leaves are in a file, and complete it if they were the last."""
         file = begun.files[name]
         with self._lock:
             file.absent_bytes -= nbytes
-            if file.absent_bytes or not nbytes:
+            if file.absent_bytes or not nbytes or self._run.operation is not None:
                 return
 
         self._complete(begun, name)

@@ -10,14 +10,16 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from typing import Any
 
+from tests.collecting import count_all_as_old
+from tests.event_loops import ASYNCIO, TRIO, Backend
+from tests.xla_settings import xla_flags
+
 # jax reads these once, when it is first imported. Without importing it here, tests that need no jax
 # stay quick.
 if "jax" in sys.modules:
     message = "jax was imported before tests/conftest.py could configure it (by a pytest plugin?)"
     raise RuntimeError(message)
-os.environ["XLA_FLAGS"] = (
-    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
-)
+os.environ["XLA_FLAGS"] = f"{xla_flags(8)} {os.environ.get('XLA_FLAGS', '')}".strip()
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # set it to run the suite on an accelerator
 
@@ -32,17 +34,16 @@ settings.register_profile("penstock", deadline=None, print_blob=True)
 settings.load_profile("penstock")
 
 
-# asyncio's debug mode finds calls from the wrong thread, and doubles the time of a test.
-ASYNCIO_DEBUG = bool(os.environ.get("PENSTOCK_TESTS_DEBUG"))
-
-
-@pytest.fixture(
-    scope="module", params=[("asyncio", {"debug": ASYNCIO_DEBUG}), ("trio", {})], ids=["asyncio", "trio"]
-)
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, object]]:
+@pytest.fixture(scope="module", params=[ASYNCIO, TRIO], ids=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> Backend:
     """Every async test runs on both event loops; on asyncio in debug mode, if the environment says so."""
-    backend: tuple[str, dict[str, object]] = request.param
+    backend: Backend = request.param
     return backend
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_old_is_collected_again() -> None:
+    count_all_as_old()  # here all test modules are imported
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -17,10 +17,10 @@ ON_DISK = "PENSTOCK_TESTS_ON_DISK"  # the environment variable with which all te
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder that does not exist yet, in memory if possible."""
     if not os.access(MEMORY, os.W_OK):
-        yield tmp_path / "place"
+        yield tmp_path_factory.mktemp("folder") / "place"
         return
 
     made = Path(tempfile.mkdtemp(prefix="penstock-", dir=MEMORY))
@@ -29,13 +29,13 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def tmp_path(tmp_path: Path) -> Iterator[Path]:
-    """pytest's own, but in memory if possible: for rooms whose tests are not about a disk.
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """In place of pytest's own, in memory if possible: for rooms whose tests are not about a disk.
 
     Half the time of a test that saves is spent waiting for one. `make test-all` uses it all the same.
     """
     if os.environ.get(ON_DISK) or not os.access(MEMORY, os.W_OK):
-        yield tmp_path
+        yield tmp_path_factory.mktemp("folder")
         return
 
     made = Path(tempfile.mkdtemp(prefix="penstock-", dir=MEMORY))

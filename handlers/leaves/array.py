@@ -6,6 +6,7 @@ __all__ = ("ArrayHandler",)
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final, cast, final
 
@@ -121,6 +122,12 @@ class ArrayHandler:
         return (
             len(parts_here(array.sharding, array.shape, part, spec.writer)) * math.prod(part) * spec.itemsize
         )
+
+    def processes_of(self, value: Any) -> AbstractSet[int]:
+        """Return the processes whose devices hold parts of the array."""
+        from penstock.handlers.leaves.jax_arrays.process_shards import processes_of
+
+        return processes_of(cast("jax.Array", value).sharding)
 
     def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan the pieces of every distinct shard. Only `take` waits and touches memory.

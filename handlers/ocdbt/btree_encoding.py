@@ -10,6 +10,7 @@ __all__ = ("EncodedTree", "Places", "TreePlan")
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, final
 
 import numpy as np
@@ -71,7 +72,7 @@ class Places:
 class EncodedTree:
     """The encoded nodes of a tree."""
 
-    nodes: Sequence[bytes]  #: leaves first, root last
+    nodes: bytes  #: leaves first, root last
     root: NodeSummary
     height: int  #: height of the root
 
@@ -85,7 +86,7 @@ class _LeafPlan:
     last_key: bytes
     n_keys: int
     keys: bytes  #: the encoded columns from the number of entries to the kinds of values
-    inline: bytes  #: the inline values
+    inline: Sequence[bytes]  #: the inline values; thousands of keys may share one
     placed: npt.NDArray[np.int64]  #: indices into the `Places` of this leaf's values, by ascending key
     indirect_bytes: int
 
@@ -118,6 +119,9 @@ class TreePlan:
         costs = _LEAF_ENTRY_BYTES + key_lengths(keys) + np.where(is_placed, 0, lengths)
         costs[1:] -= shared
         cuts = _cuts(costs, max_node_bytes, at_least=1)
+        if lengths[is_placed].sum(dtype=np.float64) >= MAX_OFFSET:  # nodes add them up
+            raise SpecError(f"the values in data files have more than {MAX_OFFSET} bytes together")
+
         placed_before = np.concatenate([[0], np.cumsum(is_placed)])
         self._lengths = np.zeros(len(slots), np.int64)
         self._lengths[slots] = lengths[is_placed]
@@ -126,7 +130,9 @@ class TreePlan:
             inherited = common_prefix(keys[i], keys[j - 1]) if len(cuts) > 1 else 0
             mine = slots[placed_before[i] : placed_before[j]]
             self.leaves.append(
-                _plan_leaf(keys[i:j], shared[i : j - 1], inline[i:j], lengths[i:j], mine, inherited)
+                _plan_leaf(
+                    keys[i:j], shared[i : j - 1], inline[i:j], lengths[i:j], is_placed[i:j], mine, inherited
+                )
             )
 
     def encode(self, places: Places, node_file: str, node_offset: int) -> EncodedTree:
@@ -146,7 +152,7 @@ class TreePlan:
         while len(level) > 1:
             level = encoder.parents(level)
 
-        return EncodedTree(encoder.nodes, level[0], encoder.height)
+        return EncodedTree(encoder.nodes.getvalue(), level[0], encoder.height)
 
 
 def _plan_leaf(
@@ -154,6 +160,7 @@ def _plan_leaf(
     shared: npt.NDArray[np.int64],
     inline: list[bytes | None],
     lengths: npt.NDArray[np.int64],
+    is_placed: npt.NDArray[np.bool_],
     placed: npt.NDArray[np.int64],
     inherited: int,
 ) -> _LeafPlan:
@@ -167,12 +174,10 @@ def _plan_leaf(
         varint(len(keys)),
         *encode_keys(keys, shared, inherited),
         varint_column(lengths),
-        bytes([value is None for value in inline]),
+        is_placed.tobytes(),
     )
-    indirect_bytes = int(lengths.sum()) - sum(map(len, values))
-    return _LeafPlan(
-        keys[0], keys[-1], len(keys), b"".join(columns), b"".join(values), placed, indirect_bytes
-    )
+    indirect_bytes = int(lengths[is_placed].sum())
+    return _LeafPlan(keys[0], keys[-1], len(keys), b"".join(columns), values, placed, indirect_bytes)
 
 
 @final
@@ -180,7 +185,7 @@ class _Encoder:
     """Encodes nodes, level by level from the leaves up."""
 
     def __init__(self, node_file: str, node_offset: int, max_node_bytes: int) -> None:
-        self.nodes: list[bytes] = []
+        self.nodes = BytesIO()  # whose content is taken without a copy, unlike that of joined pieces
         self.height = 0  #: height of the level encoded last
         self._table = encode_files([node_file])
         self._next_offset = node_offset
@@ -197,7 +202,7 @@ class _Encoder:
             plan.keys,
             varint_column(ranks[file_ids]),
             varint_column(places.offsets[plan.placed]),
-            plan.inline,
+            *plan.inline,
         )
         return self._append(columns, plan.first_key, plan.last_key, plan.n_keys, 0, plan.indirect_bytes)
 
@@ -252,7 +257,7 @@ class _Encoder:
         self, columns: Sequence[bytes], first: bytes, last: bytes, n_keys: int, below: int, indirect: int
     ) -> NodeSummary:
         node = seal(NODE_MAGIC, b"".join(columns))
-        self.nodes.append(node)
+        self.nodes.write(node)
         offset = self._next_offset
         self._next_offset += len(node)
         return NodeSummary(first, last, offset, len(node), n_keys, below + len(node), indirect)

@@ -133,7 +133,7 @@ class IndexPlan:
                 varint(0),  # no older versions
             )
         )
-        return EncodedIndex(b"".join(tree.nodes) if tree else b"", seal(MANIFEST_MAGIC, manifest))
+        return EncodedIndex(tree.nodes if tree else b"", seal(MANIFEST_MAGIC, manifest))
 
 
 def encode_index(

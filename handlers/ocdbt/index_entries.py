@@ -143,8 +143,10 @@ class Index(Mapping[bytes, Value]):
 
     def needed(self) -> dict[str, int]:
         """Return the least length of each data file, in bytes."""
-        ends = self.offsets + self.lengths
-        return {file: int(ends[self.ids == number].max(initial=0)) for number, file in enumerate(self.files)}
+        there = self.ids >= 0
+        ends = np.zeros(len(self.files), np.int64)
+        np.maximum.at(ends, self.ids[there], (self.offsets + self.lengths)[there])
+        return dict(zip(self.files, ends.tolist(), strict=True))
 
 
 def _joined(columns: list[Column]) -> Column:

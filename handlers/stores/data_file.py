@@ -1,4 +1,4 @@
-"""A new file of the local file system, written at chosen offsets."""
+"""A data file of the local file system, written at chosen offsets."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ _REFUSED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 
 @final
 class LocalDataFile:
-    """A new file, written at chosen offsets. Several threads may write to separate ranges at once.
+    """A file that is written at chosen offsets. Several threads may write to separate ranges at once.
 
     Large requests bypass the page cache where the file system allows it: they leave no dirty pages to be
     written back later, and their speed does not depend on how many pages are free. They are copied through
     a small arena unless they are page-aligned in memory already.
 
     Args:
-        path: Path of the file, which must not exist yet.
+        path: Path of the file.
         io: Whether large requests bypass the page cache; "auto" decides by the type of the file system.
         arena: Lends aligned buffers; shared by the files of a store.
         synced: Told of the file once it is synced.
+        create: Whether it must not exist yet; otherwise another process has made it.
     """
 
     __slots__ = (
@@ -56,9 +57,11 @@ class LocalDataFile:
         "path",
     )
 
-    def __init__(self, path: str, io: Io, arena: Arena, synced: SyncedFiles | None = None) -> None:
+    def __init__(
+        self, path: str, io: Io, arena: Arena, synced: SyncedFiles | None = None, *, create: bool = True
+    ) -> None:
         # O_EXCL, because two saves writing into one file would both be corrupted.
-        self._descriptor = Descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        self._descriptor = Descriptor(path, os.O_WRONLY | (os.O_CREAT | os.O_EXCL if create else 0))
         self._direct = open_direct(self._descriptor, os.O_WRONLY, io)
         self._refused = self._direct is None
         self._arena = arena

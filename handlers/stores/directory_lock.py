@@ -95,6 +95,16 @@ class DirectoryHold:
         if not is_same:
             raise InUseError(path)
 
+    def lies_at(self, path: str) -> bool:
+        """Whether `path` is the directory that is held; so it counts once it is not held any more."""
+        if self._number < 0:
+            return True
+
+        with translated("stat", path), suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._number), os.stat(path))
+
+        return False
+
     def give_up_spare(self) -> None:
         """Close the second descriptor, for whoever removes the directory now."""
         spare, self._spare = self._spare, -1
@@ -169,6 +179,11 @@ class DirectoryHolds:
         """
         hold = self._alone[path] = _make_held(path, self._flock)
         return hold
+
+    def lies_at(self, path: str) -> bool:
+        """Whether the directory that is held under `path` lies there still, if there is one."""
+        hold = self._alone.get(path)
+        return hold is None or hold.lies_at(path)
 
     def give_up_spare(self, path: str) -> None:
         """Close the descriptor that the hold on `path` keeps for its removal, if there is one."""

@@ -225,6 +225,10 @@ class LocalStore:
         """Create a file, which must not exist yet, for writing at chosen offsets."""
         return LocalDataFile(path, self._io, self._arena, self._synced)
 
+    def open_for_writing(self, path: str) -> LocalDataFile:
+        """Open a data file that another process has created; see `WritableTogether`."""
+        return LocalDataFile(path, self._io, self._arena, self._synced, create=False)
+
     def open_data_file(self, path: str) -> LocalReadableFile:
         """Open a file for reading at chosen offsets."""
         return LocalReadableFile(path, self._io)
@@ -306,10 +310,11 @@ class LocalStore:
     def discard(self, token: BuildToken) -> None:
         """Remove what was built; or, after its publication, what it replaced. The caller holds either.
 
-        What others have put at the place since stays.
+        What others have put at the place since stays. They may have taken the place itself, if this process
+        was silent for too long in a job of several.
         """
         build = token.claim if isinstance(token.claim, Build) else Build()
-        if not build.is_published or token.file is not None:
+        if (not build.is_published or token.file is not None) and self._holds.lies_at(token.place):
             self.remove_tree(token.place)
         if not build.replaced:
             return

@@ -19,6 +19,7 @@ comes first; unless other code has set them in between: then that value stays.
 from __future__ import annotations
 
 __all__ = (
+    "AGEING",
     "MOST_S",
     "NET_ALLOCATIONS",
     "SWITCH_INTERVAL_S",
@@ -104,19 +105,29 @@ class Ageing:
     gather cyclic garbage without end. It stops every thread for as long as it walks them all, so it is not
     run for less than a million.
 
+    An interpreter counts frozen objects one by one: 10 ms for each 100,000, with every thread stopped. So an
+    application that has frozen some is asked once only; if it thaws them later, nothing becomes old here
+    until `ask_again` is called.
+
     Args:
         first: So many objects become old before it is asked how many there are.
+        count_frozen: Says how many objects the application froze.
     """
 
-    def __init__(self, first: int = 1_000_000) -> None:
+    def __init__(self, first: int = 1_000_000, count_frozen: Callable[[], int] = gc.get_freeze_count) -> None:
         self._lock = Lock()
+        self._count_frozen = count_frozen
+        self._are_frozen = False
         self._first = self._most = first
         self._aged = 0  # since the last full collection
         self._n_full = 0
 
     def __call__(self) -> None:
         """Make them old, and collect if it is time."""
-        if not gc.isenabled() or gc.get_freeze_count():
+        if not gc.isenabled() or self._are_frozen:
+            return
+        if self._count_frozen():  # costs nothing where there are none
+            self._are_frozen = True
             return
 
         young = len(gc.get_objects(0)) + len(gc.get_objects(1))
@@ -135,6 +146,10 @@ class Ageing:
 
         if is_due:
             gc.collect()  # without the lock, because finalizers run
+
+    def ask_again(self) -> None:
+        """Ask at the next use whether anything is frozen, because the application thawed what was."""
+        self._are_frozen = False
 
 
 @final

@@ -7,11 +7,17 @@
     [store]
     io = "buffered"              # PENSTOCK_STORE__IO=buffered
 
+    [store.s3]
+    endpoint = "http://localhost:9000"   # PENSTOCK_STORE__S3__ENDPOINT=http://localhost:9000
+
     [format]
     codec = "auto"               # PENSTOCK_FORMAT__CODEC=auto
 
     [stopping]
     sigterm_s = 30               # PENSTOCK_STOPPING__SIGTERM_S=30
+
+    [job]
+    active_processes = [0, 1]    # PENSTOCK_JOB__ACTIVE_PROCESSES=0,1
 
     [processes]
     silence_s = 30               # PENSTOCK_PROCESSES__SILENCE_S=30
@@ -42,7 +48,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
+from penstock.kernel.config.bucket_options import BucketOptions
 from penstock.kernel.config.job_limits import JobLimits
+from penstock.kernel.config.job_options import JobOptions
 from penstock.kernel.config.option_layers import ENVIRONMENT_PREFIX, TABLES, load_options, sourced
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.config.shutdown_options import StoppingOptions
@@ -78,10 +86,11 @@ class LoopOptions:
 @final
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """`[store]`: how the local file system is used. A store given by the caller has its own options."""
+    """`[store]`: how stores are used. One that is given by the caller has its own options."""
 
-    io: Literal["auto", "direct", "buffered"] = "auto"  #: past the page cache, or through it
+    io: Literal["auto", "direct", "buffered"] = "auto"  #: local files: past the page cache, or through it
     links: Literal["inside", "any"] = "inside"  #: which symbolic links a checkpoint may have in it
+    s3: BucketOptions = field(default_factory=BucketOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +143,7 @@ class Config:
     loop: LoopOptions = field(default_factory=LoopOptions)
     format: SaveFormat = field(default_factory=SaveFormat)
     stopping: StoppingOptions = field(default_factory=StoppingOptions)
+    job: JobOptions = field(default_factory=JobOptions)
     processes: JobLimits = field(default_factory=JobLimits)
 
     @classmethod

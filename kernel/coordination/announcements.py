@@ -12,8 +12,8 @@ from typing import Final, cast, final
 
 from anyio import CancelScope, Lock, move_on_after, sleep
 
-from penstock.kernel.coordination.job import PRIMARY, Job
-from penstock.kernel.coordination.operation_keys import OperationKeys, join_key
+from penstock.kernel.coordination.job import Job
+from penstock.kernel.coordination.operation_keys import OperationKeys
 from penstock.kernel.errors import CoordinationError, PeerSilentError
 
 MOST_KEYS: Final = 8
@@ -76,7 +76,7 @@ class JobAnnouncements:
 
             return self._known[numbered]
 
-        raise PeerSilentError({PRIMARY: None}, self._job.limits.patience_s)
+        raise PeerSilentError({self._job.primary: None}, self._job.limits.patience_s)
 
     async def ask(self, what: str) -> None:
         """Tell the primary that something was asked of this process. For the others."""
@@ -140,7 +140,7 @@ class JobAnnouncements:
 
     async def _begun(self, timeout_s: float) -> OperationKeys | None:
         """Return the keys of what the primary has begun."""
-        found = await self._job.calls.wait(join_key(self._about), timeout_s)
+        found = await self._job.calls.wait(self._job.join_key(self._about), timeout_s)
         return None if found is None else OperationKeys(found.decode())
 
     async def _join(self) -> None:
@@ -154,7 +154,7 @@ class JobAnnouncements:
                         await job.calls.delete(keys.all)
 
                     self._keys = OperationKeys(secrets.token_hex(8))
-                    await job.calls.put(join_key(self._about), self._keys.identity.encode(), replace=True)
+                    await job.calls.put(job.join_key(self._about), self._keys.identity.encode(), replace=True)
                 elif keys is not None and await job.calls.put(keys.each("at", job.index), b"1"):
                     self._keys = keys
                 else:  # this process was here: the primary has not begun the next

@@ -36,20 +36,21 @@ class Heartbeat:
 class SilenceJudge:
     """Says which processes have not been heard of for `limit_s`, by the clock of the one that judges.
 
-    Only who came is judged: for those who did not, there is a limit of its own.
+    Only who came is judged: for those who did not, there is a limit of its own. Heartbeats are compared as
+    they are stored, and read only for who is silent: of 10,000 processes there are as many with each beat.
     """
 
     __slots__ = ("_heard", "_limit_s")
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._heard: dict[int, tuple[Heartbeat, float]] = {}
+        self._heard: dict[int, tuple[bytes, float]] = {}
 
-    def look(self, beats: Mapping[int, Heartbeat], now: float) -> dict[int, str | None]:
+    def look(self, beats: Mapping[int, bytes], now: float) -> dict[int, str | None]:
         """Take what is there now; return the silent ones, with the stage of their last heartbeat.
 
         Args:
-            beats: The last heartbeat of each process that came.
+            beats: The last heartbeat of each process that came, as it is stored.
             now: Seconds of any clock that does not go back.
         """
         for index, beat in beats.items():
@@ -57,9 +58,11 @@ class SilenceJudge:
                 self._heard[index] = beat, now
 
         return {
-            index: beat.stage for index, (beat, since) in self._heard.items() if now - since > self._limit_s
+            index: Heartbeat.decoded(beat).stage
+            for index, (beat, since) in self._heard.items()
+            if now - since > self._limit_s
         }
 
     def stage_of(self, index: int) -> str | None:
         """Return where a process was heard of last; None if it never was."""
-        return self._heard[index][0].stage if index in self._heard else None
+        return Heartbeat.decoded(self._heard[index][0]).stage if index in self._heard else None

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ("MOST_OUTCOMES", "PRIMARY", "Job")
+__all__ = ("MOST_OUTCOMES", "Job")
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
 from penstock.kernel.config.job_limits import JobLimits
 from penstock.kernel.coordination.key_value_calls import KeyValueCalls
+from penstock.kernel.coordination.operation_keys import join_key
 
-PRIMARY: Final = 0
 MOST_OUTCOMES: Final = 4
 """Of how many unread operations the outcome is kept, for those who come late."""
 
@@ -23,13 +24,28 @@ class Job:
 
     calls: KeyValueCalls
     index: int
-    count: int
+    processes: Sequence[int]  #: who takes part, ascending; `index` is one of them
+    about: str = ""  #: tells these processes from others of the same job
     limits: JobLimits = field(default_factory=JobLimits)
     open: dict[str, str] = field(default_factory=dict[str, str])
     """The operations of the primary that can still be joined, by the key that says so."""
     ended: deque[str] = field(default_factory=deque[str])  #: whose outcomes the primary still has to forget
 
     @property
+    def count(self) -> int:
+        """How many take part."""
+        return len(self.processes)
+
+    @property
+    def primary(self) -> int:
+        """Who judges, merges and publishes: the first of them."""
+        return self.processes[0]
+
+    @property
     def is_primary(self) -> bool:
-        """Whether this process judges, merges and publishes."""
-        return self.index == PRIMARY
+        """Whether this process is the primary."""
+        return self.index == self.primary
+
+    def join_key(self, path: str) -> str:
+        """Return the key that says which operation on `path` these processes are to join."""
+        return join_key(path, self.about)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 __all__ = ("JobCoordinator",)
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import final
 
 from penstock.kernel.config.job_limits import JobLimits
+from penstock.kernel.config.job_options import JobOptions
 from penstock.kernel.coordination.announcements import JobAnnouncements
 from penstock.kernel.coordination.job import Job
 from penstock.kernel.coordination.joint_operation import JointOperation
 from penstock.kernel.coordination.key_value_calls import KeyValueCalls
-from penstock.kernel.errors import ConfigError
+from penstock.kernel.coordination.neighbours import Neighbours
+from penstock.kernel.errors import ConfigError, InactiveProcessError
 from penstock.kernel.protocols.coordinator import KeyValues
 
 
@@ -22,12 +25,16 @@ class JobCoordinator:
 
     Args:
         service: The same for all of them.
-        process_index: Which one this is. The first, 0, is the primary.
-        process_count: How many there are.
+        process_index: Which one this is.
+        process_count: How many the job has.
         limits: How long they wait for each other.
+        options: Which of them take part; by default all. The first of those is the primary.
+
+    Raises:
+        ConfigError: If there is no such process.
     """
 
-    __slots__ = ("_job",)
+    __slots__ = ("_job", "_neighbours")
 
     def __init__(
         self,
@@ -35,21 +42,40 @@ class JobCoordinator:
         process_index: int,
         process_count: int,
         limits: JobLimits | None = None,
+        options: JobOptions | None = None,
     ) -> None:
         if not 0 <= process_index < process_count:
             raise ConfigError("process_index", f"must be from 0 to {process_count - 1}, not {process_index}")
 
-        self._job = Job(KeyValueCalls(service), process_index, process_count, limits or JobLimits())
+        options = options or JobOptions()
+        chosen = options.active_processes
+        if chosen is not None and chosen[-1] >= process_count:
+            problem = f"{chosen[-1]} is none of the job's, which are 0 to {process_count - 1}"
+            raise ConfigError("job.active_processes", problem)
+
+        everybody = range(process_count)
+        processes = everybody if chosen is None or len(chosen) == process_count else chosen
+        about = "" if processes is everybody else ",".join(map(str, processes))
+        about = f"{options.key_prefix}\0{about}" if options.key_prefix else about
+        self._job = Job(KeyValueCalls(service), process_index, processes, about, limits or JobLimits())
+        self._neighbours = Neighbours(service, process_index, process_count)
+
+    def nested(self) -> JobCoordinator:
+        """Return a coordinator for parts of an operation of this one, for the event loop that runs here."""
+        other = object.__new__(JobCoordinator)
+        other._job = replace(self._job, calls=self._job.calls.elsewhere())
+        other._neighbours = self._neighbours.elsewhere()
+        return other
 
     @property
     def process_index(self) -> int:
-        """Which process this is."""
+        """Which process of the job this is."""
         return self._job.index
 
     @property
-    def process_count(self) -> int:
-        """How many processes the job has."""
-        return self._job.count
+    def processes(self) -> Sequence[int]:
+        """Who takes part, ascending."""
+        return self._job.processes
 
     @property
     def is_primary(self) -> bool:
@@ -61,10 +87,33 @@ class JobCoordinator:
         """How often each call of the service was made, so far."""
         return dict(self._job.calls.counted)
 
-    def operation(self, path: str) -> JointOperation:
-        """Return an operation on `path`, to be joined with the other processes."""
-        return JointOperation(self._job, path)
+    def operation(self, path: str, *, is_local: bool = False) -> JointOperation | None:
+        """Return an operation on `path`, to be joined with the others; None if this process is alone.
 
-    def announcements(self, about: str) -> JobAnnouncements:
-        """Return what the primary decides alone about something that lasts, such as a root of steps."""
-        return JobAnnouncements(self._job, about)
+        Args:
+            path: What it is about, the same in all processes.
+            is_local: Whether each of them publishes on a disk of its own.
+
+        Raises:
+            InactiveProcessError: If this process takes no part.
+        """
+        return JointOperation(self._job, path, is_local=is_local) if self._has_others() else None
+
+    def announcements(self, about: str) -> JobAnnouncements | None:
+        """Return what the primary decides alone about something that lasts, such as a root of steps.
+
+        Raises:
+            InactiveProcessError: If this process takes no part.
+        """
+        return JobAnnouncements(self._job, about) if self._has_others() else None
+
+    async def count_neighbours(self, place: str) -> tuple[int, bool]:
+        """Say where this process is, and count who is there; see `Coordinator`. It need not take part."""
+        return await self._neighbours.count(place)
+
+    def _has_others(self) -> bool:
+        job = self._job
+        if job.index not in job.processes:
+            raise InactiveProcessError(job.index, job.processes)
+
+        return job.count > 1

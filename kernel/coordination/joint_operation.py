@@ -5,21 +5,29 @@ from __future__ import annotations
 __all__ = ("JointOperation",)
 
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import final
 
 from anyio import CancelScope, create_task_group, get_cancelled_exc_class, move_on_after, sleep, sleep_forever
 
-from penstock.kernel.coordination.job import PRIMARY, Job
-from penstock.kernel.coordination.operation_keys import OperationKeys, join_key
+from penstock.kernel.coordination.job import Job
+from penstock.kernel.coordination.operation_keys import OperationKeys
 from penstock.kernel.coordination.plan_differences import differences, joined, pieces_of
-from penstock.kernel.coordination.touch import Touch
+from penstock.kernel.coordination.touch import LATER, Touch, say
 from penstock.kernel.coordination.verdicts import Verdict
-from penstock.kernel.errors import OutcomeUnknownError, PeerSilentError, PlansDifferError
+from penstock.kernel.errors import (
+    CoordinationError,
+    OutcomeUnknownError,
+    PeerError,
+    PeerSilentError,
+    PlansDifferError,
+)
 
 GO, COMPARE = b"go ", b"compare "
 PUBLISHED = b"published"
+END = b"\0"
+"""Behind a path, which cannot contain it."""
 
 
 @final
@@ -27,8 +35,9 @@ class JointOperation:
     """How the processes of a job agree on one operation. There is no barrier: one verdict decides.
 
     Every process calls, inside `running` and in this order: `agree`; the primary `begin`, the others
-    `wait_begun`; the primary `parts`, `decide` and `tell_published`, the others `bring`, `wait_decided` and
-    `wait_published`.
+    `wait_begun`; all `meet`, if they must; the primary `parts`, `decide` and `tell_published`, the others
+    `bring`, `wait_decided` and `wait_published`. Where each publishes on its own disk, `all_published` takes
+    the place of these last two.
     Whoever fails sets the verdict. Then all the others are cancelled within `running`, which raises it:
     nobody waits for who has failed.
 
@@ -38,15 +47,27 @@ class JointOperation:
         job: What this process knows of the job.
         path: What the operation is about. Operations on one path follow each other; those on different paths
             do not meet, in whatever order the processes begin them.
+        is_local: Whether each process publishes on a disk of its own.
     """
 
-    __slots__ = ("_job", "_keys", "_path", "_touch")
+    __slots__ = ("_is_local", "_job", "_keys", "_path", "_touch")
 
-    def __init__(self, job: Job, path: str) -> None:
+    def __init__(self, job: Job, path: str, *, is_local: bool = False) -> None:
         self._job = job
         self._path = path
+        self._is_local = is_local
         self._keys = OperationKeys("")
-        self._touch = Touch(job, self._keys, path)
+        self._touch = Touch(job, self._keys, path, is_local=is_local)
+
+    @property
+    def path(self) -> str:
+        """What it is about, as all processes call it."""
+        return self._path
+
+    @property
+    def is_local(self) -> bool:
+        """Whether each process writes and publishes by itself, on a disk of its own."""
+        return self._is_local
 
     @property
     def identity(self) -> str:
@@ -59,6 +80,11 @@ class JointOperation:
         return self._job.index
 
     @property
+    def processes(self) -> Sequence[int]:
+        """Who takes part, ascending. The first is the primary."""
+        return self._job.processes
+
+    @property
     def is_primary(self) -> bool:
         """Whether this process judges, merges and publishes."""
         return self._job.is_primary
@@ -68,8 +94,12 @@ class JointOperation:
         self._touch.stage = stage
 
     @asynccontextmanager
-    async def running(self) -> AsyncGenerator[None]:
+    async def running(self, take_back: Callable[[], Awaitable[bool]] | None = None) -> AsyncGenerator[None]:
         """Join, and stay in touch with the others for as long as the body runs.
+
+        Args:
+            take_back: Called if the primary is silent; returns whether it made sure that the primary can
+                publish nothing any more. Then it is known how this ended.
 
         Raises:
             PeerError: If another process ended the operation; the body was cancelled.
@@ -100,19 +130,46 @@ class JointOperation:
 
         # Raised here, outside any `except` block, so that no exception group becomes its context.
         failure = await self._touch.end(failure or self._touch.ended_by)
+        if take_back is not None and self._touch.has_lost_primary(failure):
+            with CancelScope(shield=True), move_on_after(self._job.limits.call_s):
+                if await take_back():
+                    failure = self._touch.silence_of_primary()
+
         if failure is not None:
             try:
                 raise failure
             finally:
                 del failure  # its traceback refers to this frame
 
-    async def agree(self, plan: bytes, describe: Callable[[], Sequence[str]]) -> None:
+    async def refuse(self, error: Exception) -> None:
+        """Take no part, and tell the others why, instead of `running`. Never raises.
+
+        If the primary begins it later than within a beat, the others are not told.
+
+        Cancellation:
+            Delivered after that, and three times `JobLimits.call_s`, at most.
+        """
+        with (
+            CancelScope(shield=True),
+            move_on_after(self._job.limits.beat_s),
+            suppress(CoordinationError, PeerError),
+        ):
+            await self._join()
+            await self._touch.end(error)
+
+    async def agree(
+        self, plan: bytes, describe: Callable[[], Sequence[str]], beside: bytes = b""
+    ) -> Mapping[int, bytes]:
         """Say what this process is asked to do. The primary waits for all, and compares.
 
         Args:
-            plan: A digest of it, and of whatever else must be equal.
+            plan: A digest of it, and of whatever else must be equal. As long in all processes.
             describe: Returns it in words, called only if the plans differ: for each leaf its key path, a tab,
                 and what it is.
+            beside: What the primary is to know beside it. It need not be equal.
+
+        Returns:
+            At the primary, what the others say beside their plans, by index.
 
         Raises:
             PeerSilentError: At the primary, if not all came within `JobLimits.join_s`.
@@ -120,16 +177,17 @@ class JointOperation:
         """
         calls, keys = self._job.calls, self._keys
         if not self.is_primary:
-            await self._say("plan", plan)
-            return
+            await self._say("plan", plan + beside)
+            return {}
 
         plans = await self._others("plan", self._job.limits.join_s)
-        await calls.delete(join_key(self._path))
-        self._job.open.pop(join_key(self._path), None)
+        key = self._job.join_key(self._path)
+        await calls.delete(key)
+        self._job.open.pop(key, None)
         self._touch.is_closed = True
-        odd = [index for index, found in plans.items() if found != plan]
+        odd = [index for index, found in plans.items() if found[: len(plan)] != plan]
         if not odd:
-            return
+            return {index: found[len(plan) :] for index, found in plans.items()}
 
         for at, piece in enumerate(pieces_of(describe())):
             await calls.put(keys.each("tree", at), piece)
@@ -138,33 +196,61 @@ class JointOperation:
         await sleep(self._job.limits.silence_s)  # an odd one says what differs, and that verdict ends this
         raise PlansDifferError(odd[0], ("it does not say what differs",))
 
-    async def begin(self, place: str) -> None:
-        """Tell the others that they may write, and where. The primary's."""
-        await self._job.calls.put(self._keys.go, GO + place.encode("utf-8", "surrogateescape"))
+    async def begin(self, place: str, beside: bytes = b"") -> None:
+        """Tell the others that they may write, where, and something beside that. The primary's."""
+        self._touch.has_begun = True
+        said = place.encode("utf-8", "surrogateescape") + END + beside
+        await self._job.calls.put(self._keys.go, GO + said)
 
-    async def wait_begun(self, plan: bytes, describe: Callable[[], Sequence[str]]) -> str:
-        """Wait for the primary's `begin`, and return the place. The arguments are those of `agree`.
+    async def wait_begun(self, plan: bytes, describe: Callable[[], Sequence[str]]) -> tuple[str, bytes]:
+        """Wait for the primary's `begin`, and return what it said. The arguments are those of `agree`.
 
         Raises:
             PlansDifferError: If this process is one of those whose plan differs.
             PeerSilentError: If the primary says nothing for too long.
         """
-        limit_s = self._job.limits.patience_s
-        said = await self._job.calls.wait(self._keys.go, limit_s)
+        job, limit_s = self._job, self._job.limits.patience_s
+        said = await job.calls.wait(self._keys.go, limit_s)
         if said is None:
-            raise PeerSilentError({PRIMARY: self._touch.stage_of(PRIMARY)}, limit_s)
+            raise PeerSilentError({job.primary: self._touch.stage_of(job.primary)}, limit_s)
 
         self._touch.is_closed = True
         if said.startswith(GO):
-            return said[len(GO) :].decode("utf-8", "surrogateescape")
+            place, _, beside = said[len(GO) :].partition(END)
+            return place.decode("utf-8", "surrogateescape"), beside
         if said == COMPARE + plan:
             await sleep_forever()  # another process says what differs, and that verdict ends this
 
-        theirs = joined(await self._job.calls.under(self._keys.each("tree")))
-        raise PlansDifferError(self._job.index, differences(theirs, describe(), self._job.index))
+        theirs = joined(await job.calls.under(self._keys.each("tree")))
+        raise PlansDifferError(job.index, differences(theirs, describe(), (job.primary, job.index)))
+
+    async def meet(self, where: str) -> None:
+        """Wait until all processes are here, each in its own time as long as it lives.
+
+        For what all must do at one time, such as a collective of their devices. Between the beginning and the
+        parts.
+
+        Args:
+            where: A word of letters that tells this meeting from others of the operation.
+
+        Raises:
+            PeerSilentError: If not all are here within `JobLimits.write_s`.
+        """
+        job, calls, keys = self._job, self._job.calls, self._keys
+        limit_s = job.limits.write_s
+        if self.is_primary:
+            await self._others(f"met_{where}", limit_s)
+            await calls.put(keys.start(where), b"1")
+            return
+
+        await self._say(f"met_{where}", b"1")
+        # Longer than the primary waits for all, which then says who did not come.
+        if await calls.wait(keys.start(where), LATER * limit_s) is None:
+            raise PeerSilentError({job.primary: self._touch.stage_of(job.primary)}, LATER * limit_s)
 
     async def bring(self, part: bytes) -> None:
         """Say that this process's part is durable. From then on it writes nothing more. For the others."""
+        self._touch.has_brought = True
         await self._say("part", part)
 
     async def parts(self) -> Mapping[int, bytes]:
@@ -192,10 +278,10 @@ class JointOperation:
         if verdict.kind != "commit":
             raise verdict.error()
 
-    async def tell_published(self) -> None:
-        """Tell the others that the checkpoint is visible. The primary's, and its last word."""
+    async def tell_published(self, told: bytes = b"") -> None:
+        """Tell the others that the checkpoint is visible, and what came of it. The primary's last word."""
         with CancelScope(shield=True), move_on_after(self._job.limits.call_s):
-            await self._job.calls.put(self._keys.result, PUBLISHED)
+            await self._job.calls.put(self._keys.result, PUBLISHED + told)
 
     async def wait_decided(self) -> None:
         """Wait until the primary has decided to publish. For the others.
@@ -204,8 +290,8 @@ class JointOperation:
         """
         await self._touch.decided.wait()
 
-    async def wait_published(self) -> None:
-        """Wait until the primary has published. For the others.
+    async def wait_published(self) -> bytes:
+        """Wait until the primary has published; return what came of it. For the others.
 
         Raises:
             PeerError: If the operation was ended, or the primary could not publish.
@@ -214,13 +300,40 @@ class JointOperation:
         timeout_s = self._job.limits.write_s
         told = await self._job.calls.wait(self._keys.result, timeout_s)
         if told is None:
-            raise OutcomeUnknownError(self._path, f"the primary said nothing for {timeout_s:g} s")
-        if told != PUBLISHED:
+            problem = f"process {self._job.primary} said nothing for {timeout_s:g} s"
+            raise OutcomeUnknownError(self._path, problem, self._job.primary)
+        if not told.startswith(PUBLISHED):
             raise Verdict.decoded(told).error()
+
+        return told[len(PUBLISHED) :]
+
+    async def all_published(self) -> None:
+        """Say that this process has published on its own disk, and return once all have.
+
+        Raises:
+            PeerError: If another process could not publish, or fell silent before it had.
+            OutcomeUnknownError: If the primary says nothing any more.
+
+        Cancellation:
+            Not before the service has answered, or `JobLimits.call_s` has passed: what is published counts.
+        """
+        if not self.is_primary:
+            with CancelScope(shield=True), move_on_after(self._job.limits.call_s):
+                await self._say("done", PUBLISHED)
+
+            await self.wait_published()
+            return
+
+        done = await self._others("done", self._job.limits.write_s)
+        failed = [said for said in done.values() if said != PUBLISHED]
+        if failed:
+            raise Verdict.decoded(failed[0]).error()
+
+        await self.tell_published()
 
     async def _join(self) -> None:
         """Learn which operation this is. The primary begins one, the others find it by the path."""
-        job, key = self._job, join_key(self._path)
+        job, key = self._job, self._job.join_key(self._path)
         if job.is_primary:
             self._enter(secrets.token_hex(8))
             job.open[key] = self.identity
@@ -244,23 +357,20 @@ class JointOperation:
                 # One that failed, which this process has left: the primary has not begun the next.
                 await sleep(job.limits.beat_s)
 
-        raise PeerSilentError({PRIMARY: None}, job.limits.patience_s)
+        raise PeerSilentError({job.primary: None}, job.limits.patience_s)
 
     def _enter(self, identity: str) -> None:
         self._keys = OperationKeys(identity)
-        self._touch = Touch(self._job, self._keys, self._path)
+        self._touch = Touch(self._job, self._keys, self._path, is_local=self._is_local)
 
     async def _say(self, what: str, data: bytes) -> None:
-        calls, keys = self._job.calls, self._keys
-        await calls.put(keys.each(what, self._job.index), data)
-        if await calls.count(keys.counter(what)) == self._job.count - 1:
-            await calls.put(keys.here(what), b"1")
+        await say(self._job, self._keys, what, data)
 
     async def _others(self, what: str, timeout_s: float) -> dict[int, bytes]:
         calls, keys = self._job.calls, self._keys
         await calls.wait(keys.here(what), timeout_s)
         found = {int(index): data for index, data in (await calls.under(keys.each(what))).items()}
-        absent = [index for index in range(1, self._job.count) if index not in found]
+        absent = [index for index in self._job.processes[1:] if index not in found]
         if absent:
             raise PeerSilentError({index: self._touch.stage_of(index) for index in absent}, timeout_s)
 

@@ -36,6 +36,10 @@ class KeyValueCalls:
         self._threads = Threads(MOST_WAITS).leaving_calls(0.0)
         self.counted: Counter[str] = Counter()  #: how often each call was made
 
+    def elsewhere(self) -> KeyValueCalls:
+        """Return calls of the same service for the event loop that runs here."""
+        return KeyValueCalls(self._service)
+
     async def put(self, key: str, value: bytes, *, replace: bool = False) -> bool:
         """See `KeyValues.put`."""
         return await self._run(self._service.put, key, value, replace)

@@ -8,9 +8,14 @@
 | `penstock/<id>/go` | the primary | where to write, or that plans differ |
 | `penstock/<id>/tree/<k>` | the primary | its plan in words, in pieces, if they differ |
 | `penstock/<id>/at/<i>` | each, again and again | where process i is; whose key is there has joined already |
+| `penstock/<id>/met_<where>/<i>` | all others | process i is where all are to meet |
+| `penstock/<id>/met_<where>_here` | the last to come | all others are there |
+| `penstock/<id>/start_<where>` | the primary | so is it |
 | `penstock/<id>/part/<i>` | all others | what process i wrote, durably |
 | `penstock/<id>/part_here` | the last to come | all parts are there |
 | `penstock/<id>/verdict` | the first to fail, or the primary | how the operation ends |
+| `penstock/<id>/done/<i>` | all others | on local disks: whether process i has published |
+| `penstock/<id>/done_here` | the last to come | on local disks: all have said so |
 | `penstock/<id>/result` | the primary | whether it was published |
 | `penstock/<id>/left` | each | how many have left; the last one deletes all of these, if nobody can join |
 | `penstock/<id>/left_here` | the last of the others, after a failure | nobody but the primary is left |
@@ -27,9 +32,15 @@ from typing import final
 ROOT = "penstock"
 
 
-def join_key(path: str) -> str:
-    """Return the key that says which operation on `path` is to be joined."""
-    digest = hashlib.blake2b(path.encode("utf-8", "surrogateescape"), digest_size=12)
+def join_key(path: str, about: str = "") -> str:
+    """Return the key that says which operation on `path` is to be joined.
+
+    Args:
+        path: What the operation is about.
+        about: Tells processes that agree with each other from others; empty for all of a job.
+    """
+    named = f"{about}\0{path}" if about else path  # no path has a null character
+    digest = hashlib.blake2b(named.encode("utf-8", "surrogateescape"), digest_size=12)
     return f"{ROOT}/join/{digest.hexdigest()}"
 
 
@@ -64,6 +75,10 @@ class OperationKeys:
     def go(self) -> str:
         """Where to write."""
         return f"{self.all}go"
+
+    def start(self, where: str) -> str:
+        """All have met there."""
+        return f"{self.all}start_{where}"
 
     def each(self, what: str, index: int | None = None) -> str:
         """Return the prefix of what each process says, or the key of one."""

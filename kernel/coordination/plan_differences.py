@@ -30,18 +30,18 @@ def joined(pieces: Mapping[str, bytes]) -> list[str]:
         raise CoordinationError(f"the primary's plan cannot be read: {error}") from error
 
 
-def differences(theirs: Sequence[str], mine: Sequence[str], index: int) -> list[str]:
+def differences(theirs: Sequence[str], mine: Sequence[str], processes: tuple[int, int]) -> list[str]:
     """Return a line for each leaf that is not the same.
 
     Args:
         theirs: The primary's plan; a line begins with a leaf's key path and a tab.
         mine: That of another process.
-        index: Which one that is.
+        processes: The index of the primary, and of that other one.
     """
-    at_primary, here = _by_leaf(theirs), _by_leaf(mine)
+    (primary, index), at_primary, here = processes, _by_leaf(theirs), _by_leaf(mine)
     names = [*at_primary, *[name for name in here if name not in at_primary]]
     return [
-        f"{name}: process 0 has {at_primary.get(name, NOTHING)}, "
+        f"{name}: process {primary} has {at_primary.get(name, NOTHING)}, "
         f"process {index} has {here.get(name, NOTHING)}"
         for name in names
         if at_primary.get(name) != here.get(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Touch",)
+__all__ = ("LATER", "Touch", "say")
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -12,7 +12,7 @@ from anyio import CancelScope, Event, current_time, move_on_after, sleep
 from anyio.abc import TaskGroup
 
 from penstock.kernel.coordination.heartbeats import Heartbeat, SilenceJudge
-from penstock.kernel.coordination.job import MOST_OUTCOMES, PRIMARY, Job
+from penstock.kernel.coordination.job import MOST_OUTCOMES, Job
 from penstock.kernel.coordination.operation_keys import OperationKeys
 from penstock.kernel.coordination.verdicts import Verdict, verdict_of
 from penstock.kernel.errors import CoordinationError, OutcomeUnknownError, PeerSilentError, PenstockError
@@ -30,9 +30,11 @@ class Touch:
         job: What this process knows of the job.
         keys: Of the operation.
         path: What it is about, for errors.
+        is_local: Whether each process publishes on a disk of its own.
     """
 
     __slots__ = (
+        "_is_local",
         "_job",
         "_judge",
         "_keys",
@@ -41,12 +43,15 @@ class Touch:
         "_scope",
         "decided",
         "ended_by",
+        "has_begun",
+        "has_brought",
         "is_closed",
         "stage",
         "verdict",
     )
 
-    def __init__(self, job: Job, keys: OperationKeys, path: str) -> None:
+    def __init__(self, job: Job, keys: OperationKeys, path: str, *, is_local: bool = False) -> None:
+        self._is_local = is_local
         self._job = job
         self._keys = keys
         self._own_beat = keys.each("at", job.index)
@@ -55,6 +60,8 @@ class Touch:
         self._judge = SilenceJudge(job.limits.silence_s * (1.0 if job.is_primary else LATER))
         self.stage = "join"  #: where this process is
         self.is_closed = False  #: whether all have come, and nobody can join any more
+        self.has_begun = False  #: whether the primary has let the others write
+        self.has_brought = False  #: whether the primary may have this process's part, and so publish
         self.verdict: Verdict | None = None  #: the one that holds, once it is known here
         self.decided = Event()  #: set once it is known to be a commit
         self.ended_by: PenstockError | None = None  #: what a task beside the body has to say
@@ -75,9 +82,22 @@ class Touch:
     def start(self, tasks: TaskGroup) -> None:
         """Begin. Whatever goes wrong cancels `tasks` and is in `ended_by`."""
         self._scope = tasks.cancel_scope
-        self._judge.look({PRIMARY: Heartbeat(-1, "join")}, current_time())
+        self._judge.look({self._job.primary: Heartbeat(-1, "join").encoded()}, current_time())
         for work in (self._beat, self._watch, self._listen, self._look_around):
             tasks.start_soon(self._guarded, work)
+
+    def has_lost_primary(self, error: BaseException | None) -> bool:
+        """Whether an error of this process is that the primary is silent."""
+        if self._job.is_primary:
+            return False
+
+        is_silent = isinstance(error, PeerSilentError) and self._job.primary in error.seen
+        return is_silent or isinstance(error, OutcomeUnknownError)
+
+    def silence_of_primary(self) -> PeerSilentError:
+        """Return the error that says so, where it is known that nothing will be published."""
+        primary = self._job.primary
+        return PeerSilentError({primary: self.stage_of(primary)}, LATER * self._job.limits.silence_s)
 
     def stage_of(self, index: int) -> str | None:
         """Return where a process was heard of last; None if it never was."""
@@ -105,17 +125,18 @@ class Touch:
     async def end(self, error: BaseException | None) -> BaseException | None:
         """Leave the operation; tell the others that this process ended by `error`. Never raises.
 
-        The primary waits until all others have left what failed, since it is about to remove it.
+        The primary waits until all others have left what failed, if they all came: it is about to remove what
+        they write, and the keys.
 
         Returns:
             What is to be raised: `error`, or `OutcomeUnknownError` if the primary is silent and may still
-            publish, since the verdict against that could not be set.
+            publish: it has this process's part, and the verdict against that could not be set.
 
         Cancellation:
             Delivered after three times `JobLimits.call_s` at most.
         """
-        limits = self._job.limits
-        of_primary = isinstance(error, PeerSilentError) and PRIMARY in error.seen and self.verdict is None
+        limits, primary = self._job.limits, self._job.primary
+        of_primary = isinstance(error, PeerSilentError) and primary in error.seen and self.verdict is None
         # The service mostly lives in the primary, and is silent with it.
         is_silent = of_primary or isinstance(error, OutcomeUnknownError)
         with (
@@ -129,7 +150,7 @@ class Touch:
 
             await self._leave(standing)
 
-        if of_primary and (self.verdict is None or self.verdict.kind == "commit"):
+        if of_primary and self.has_brought and (self.verdict is None or self.verdict.kind == "commit"):
             return self._unknown("it had heard that it must not publish")
 
         return error
@@ -137,8 +158,11 @@ class Touch:
     async def _tell(self, verdict: Verdict) -> Verdict:
         """Tell how this process ended; return the verdict that holds for all."""
         standing = self.verdict or await self.claim(verdict)
-        if standing.kind == "commit" and self._job.is_primary:  # all know that it was to be published
-            await self._job.calls.put(self._keys.result, verdict.encoded())
+        if standing.kind == "commit":  # all know that it was to be published
+            if self._job.is_primary:
+                await self._job.calls.put(self._keys.result, verdict.encoded())
+            elif self._is_local:  # unless it has published
+                await say(self._job, self._keys, "done", verdict.encoded())
 
         return standing
 
@@ -146,7 +170,7 @@ class Touch:
         """Forget the keys that nobody needs any more: the last one to leave those of this operation."""
         job = self._job
         failed = ended is not None and ended.kind != "commit"
-        if failed and job.is_primary:
+        if failed and job.is_primary and (self.has_begun or await self._all_came()):
             # One that is silent will not come; those that live need no more than a moment.
             wait_s = job.limits.beat_s if ended is not None and ended.kind == "silent" else job.limits.call_s
             await job.calls.wait(self._keys.here("left"), wait_s)
@@ -160,6 +184,9 @@ class Touch:
             job.ended.append(self._keys.identity)
             if len(job.ended) > MOST_OUTCOMES:
                 await self._forget(job.ended.popleft())
+
+    async def _all_came(self) -> bool:
+        return len(await self._job.calls.under(self._keys.each("at"))) == self._job.count
 
     async def _forget(self, identity: str) -> None:
         """Delete all keys of an operation, and what says that it is to be joined, if it can be."""
@@ -207,13 +234,13 @@ class Touch:
             if self._is_over:
                 return
 
-            found: dict[int, Heartbeat] = {}
+            found: dict[int, bytes] = {}
             if job.is_primary:
                 values = await job.calls.under(self._keys.each("at"))
-                found = {int(index): Heartbeat.decoded(data) for index, data in values.items()}
+                found = {int(index): data for index, data in values.items()}
             else:
-                value = await job.calls.wait(self._keys.each("at", PRIMARY), 0.0)
-                found = {} if value is None else {PRIMARY: Heartbeat.decoded(value)}
+                value = await job.calls.wait(self._keys.each("at", job.primary), 0.0)
+                found = {} if value is None else {job.primary: value}
 
             self._judge.look(found, current_time())
 
@@ -233,16 +260,23 @@ class Touch:
     @property
     def _is_over(self) -> bool:
         """Whether the primary has decided: what remains is its own to do, and the others may have left."""
-        return self.verdict is not None and self._job.is_primary
+        return self.verdict is not None and self._job.is_primary and not self._is_local
 
     def _unknown(self, before: str) -> OutcomeUnknownError:
-        stage = self.stage_of(PRIMARY)
-        after = "after" if self.verdict is not None else "before"
-        return OutcomeUnknownError(self._path, f"process {PRIMARY} fell silent {after} {before}", stage)
+        primary, after = self._job.primary, "after" if self.verdict is not None else "before"
+        problem = f"process {primary} fell silent {after} {before}"
+        return OutcomeUnknownError(self._path, problem, primary, self.stage_of(primary))
 
     def _of_silence(self, silent: dict[int, str | None]) -> PenstockError:
         job = self._job
-        if self.verdict is not None:  # a commit, or this would have ended
+        if self.verdict is not None and not job.is_primary:  # a commit, or this would have ended
             return self._unknown("it had decided to publish")
 
         return PeerSilentError(silent, job.limits.silence_s * (1.0 if job.is_primary else LATER))
+
+
+async def say(job: Job, keys: OperationKeys, what: str, data: bytes) -> None:
+    """Say something, unless this process has said it; the last of the others says that all have."""
+    is_new = await job.calls.put(keys.each(what, job.index), data)
+    if is_new and await job.calls.count(keys.counter(what)) == job.count - 1:
+        await job.calls.put(keys.here(what), b"1")

@@ -84,6 +84,14 @@ def verdict_of(error: BaseException, process: int, stage: str) -> Verdict:
     if isinstance(error, PlansDifferError):
         lines = tuple([line[:MOST_TEXT] for line in error.differences[:MOST_DIFFERENCES]])
         return Verdict(kind="differs", process=error.processes[0], differences=lines)
+    if isinstance(error, PeerFailedError):
+        return Verdict(
+            kind="failed",
+            process=error.processes[0],
+            stage=error.peer_stage,
+            key_path=error.key_path,
+            text=error.reason,
+        )
     if not isinstance(error, Exception):
         return Verdict(kind="failed", process=process, stage=stage, text="it was cancelled")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 # One name to a line would be longer than the rest of the file.
 # fmt: off
 __all__ = (
+    "AccessDeniedError",
     "AmbiguousHandlerError",
     "ChangedLeafError",
     "ChecksumError",
@@ -25,17 +26,20 @@ __all__ = (
     "HandlerError",
     "HandlerFailedError",
     "InUseError",
+    "InactiveProcessError",
     "IncompleteCheckpointError",
     "IncompletePipelineError",
     "InsufficientMemoryError",
     "InvalidLeafError",
     "LeaseTooLargeError",
     "LinkOutsideError",
+    "MissingExtraError",
     "MissingFileError",
     "NoHandlerError",
     "NoSpaceError",
     "NotACheckpointError",
     "NotAFileError",
+    "NotOnThisDiskError",
     "OlderStepError",
     "OutcomeUnknownError",
     "PathError",
@@ -53,14 +57,22 @@ __all__ = (
     "StepExistsError",
     "StorageError",
     "StructureMismatchError",
+    "ThrottledError",
     "TreeDifference",
     "TruncatedDataError",
     "UnknownMetricError",
+    "UnreachableError",
     "UnsupportedByStoreError",
     "UnsupportedFormatError",
 )
 # fmt: on
 
+from penstock.kernel.errors.bucket_errors import (
+    AccessDeniedError,
+    MissingExtraError,
+    ThrottledError,
+    UnreachableError,
+)
 from penstock.kernel.errors.corruption_errors import (
     ChecksumError,
     ExpansionError,
@@ -86,6 +98,7 @@ from penstock.kernel.errors.handler_errors import (
 )
 from penstock.kernel.errors.process_errors import (
     CoordinationError,
+    NotOnThisDiskError,
     OutcomeUnknownError,
     PeerError,
     PeerFailedError,
@@ -104,6 +117,7 @@ from penstock.kernel.errors.spec_errors import (
     ConfigError,
     DestinationExistsError,
     ForkedError,
+    InactiveProcessError,
     LeaseTooLargeError,
     OlderStepError,
     PathError,

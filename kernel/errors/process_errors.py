@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = (
     "CoordinationError",
+    "NotOnThisDiskError",
     "OutcomeUnknownError",
     "PeerError",
     "PeerFailedError",
@@ -76,8 +77,28 @@ class PlansDifferError(PeerError, SpecError):
     def __init__(self, process: int, differences: Sequence[str]) -> None:
         shown = "; ".join(differences[:5]) or "no leaf differs"
         more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
-        super().__init__(f"process {process} does not save what the primary saves: {shown}{more}")
+        super().__init__(f"process {process} is asked for something else than the primary: {shown}{more}")
         self.processes, self.differences = (process,), tuple(differences)
+
+
+@final
+class NotOnThisDiskError(SpecError):
+    """A restore needs what another process wrote to a disk of its own.
+
+    Attributes:
+        path: The directory that holds the tree.
+        process: Who wrote what is here, by index.
+        processes: Who saved together.
+    """
+
+    def __init__(self, path: str, key_path: str, process: int, processes: Sequence[int]) -> None:
+        others = ", ".join(map(str, processes))
+        super().__init__(
+            f"{path!r} holds what process {process} wrote to its own disk, of what processes {others} saved, "
+            f"and not all that is asked for of the leaf {key_path}: restore on the same processes and devices"
+        )
+        self.path, self.key_path = path, key_path
+        self.process, self.processes = process, tuple(processes)
 
 
 @final
@@ -92,14 +113,13 @@ class OutcomeUnknownError(PenstockError):
         peer_stage: The stage in which it was heard of last; None if that is not known.
     """
 
-    processes: tuple[int, ...] = (0,)
-
-    def __init__(self, path: str, reason: str, peer_stage: str | None = None) -> None:
+    def __init__(self, path: str, reason: str, primary: int = 0, peer_stage: str | None = None) -> None:
         super().__init__(
             f"it is not known whether {path!r} was published: {reason}. "
             "If a checkpoint is there, it is whole; the next save removes what was left behind"
         )
         self.path, self.reason, self.peer_stage = path, reason, peer_stage
+        self.processes = (primary,)
 
 
 @final

@@ -7,6 +7,7 @@ __all__ = (
     "ConfigError",
     "DestinationExistsError",
     "ForkedError",
+    "InactiveProcessError",
     "LeaseTooLargeError",
     "OlderStepError",
     "PathError",
@@ -154,6 +155,22 @@ class ForkedError(SpecError, RuntimeError):
         problem = "this is a fork of it, without its event loop and threads; make another Checkpointer here"
         super().__init__(f"{what} belongs to process {pid}, and {problem}")
         self.pid = pid
+
+
+@final
+class InactiveProcessError(SpecError):
+    """This process was asked for what only some processes of its job do together, and it is none of them.
+
+    Attributes:
+        process: Its index.
+        active: Those of the others, as they were chosen.
+    """
+
+    def __init__(self, process: int, active: Sequence[int]) -> None:
+        others = ", ".join(map(str, active))
+        problem = f"process {process} takes no part: job.active_processes are {others}"
+        super().__init__(f"{problem}. Call this in those processes alone, or let {process} be one of them")
+        self.process, self.active = process, tuple(active)
 
 
 @final

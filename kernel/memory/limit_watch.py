@@ -88,7 +88,7 @@ async def _look(memory: MemoryRegulator, source: MemorySource, threads: Threads,
         return
 
     before, leased = memory.limit, memory.statistics().leased
-    limit = adjusted_limit(before, memory.whole, leased, reading)
+    limit = adjusted_limit(before, memory.whole, leased, reading.shared(memory.sharers))
     if limit != before:
         memory.resize(limit)
         events.info(

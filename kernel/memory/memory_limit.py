@@ -13,12 +13,14 @@ __all__ = (
     "auto_memory_limit",
     "check_available",
     "free_memory",
+    "memory_domain",
 )
 
 import os
+import platform
 import resource
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final, Protocol, final
 
@@ -51,6 +53,10 @@ class MemoryReading:
     limit: int  #: bytes that control groups and the machine allow in total
     free: int  #: bytes that are available without evicting anything
     pressure: float = 0.0  #: percent of the last ten seconds in which something waited for memory
+
+    def shared(self, sharers: int) -> MemoryReading:
+        """Return the part of one of so many processes that have this memory."""
+        return replace(self, limit=self.limit // sharers, free=self.free // sharers)
 
 
 class MemorySource(Protocol):
@@ -102,6 +108,30 @@ def auto_memory_limit(root: str | os.PathLike[str] = "/") -> int:
         Bytes.
     """
     return auto_limit(SystemMemory(root).read())
+
+
+def memory_domain(root: str | os.PathLike[str] = "/") -> str:
+    """Return what is the same for all processes that have their memory from one place, and nowhere else.
+
+    That is the control group with the least limit around this process, as seen in its container; or the
+    whole machine, as it was started, if none has less than the machine. Blocking: reads a few small files.
+
+    Args:
+        root: Where `proc` and `sys` are, for tests.
+    """
+    base = Path(root)
+    machine = _read(base / "proc" / "sys" / "kernel" / "random" / "boot_id").strip()
+    machine = machine or _read(base / "etc" / "machine-id").strip() or platform.node()
+    total = _field(_read(base / "proc" / "meminfo"), "MemTotal:") * 1024
+    bounds = [(group.limit, group.path) for group in _groups(base) if group.limit is not None]
+    limit, path = min(bounds, default=(0, base))
+    if not bounds or (total and limit >= total):
+        return machine
+
+    try:
+        return f"{machine} {path.stat().st_ino}"  # which every container sees alike
+    except OSError:
+        return f"{machine} {platform.node()}"
 
 
 def free_memory(root: str | os.PathLike[str] = "/") -> int:
@@ -225,7 +255,7 @@ def _stalled(text: str) -> float:
 def _field(text: str, name: str) -> int:
     for line in text.splitlines():
         words = line.split()
-        if words[:1] == [name] and len(words) == 2:
+        if words[:1] == [name] and len(words) in {2, 3}:  # the third is a unit
             return _number(words[1]) or 0
 
     return 0

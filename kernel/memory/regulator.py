@@ -18,7 +18,13 @@ from penstock.kernel.config.units import parse_bytes
 from penstock.kernel.errors import ClosedError, ConfigError
 from penstock.kernel.memory.bounded_cache import BoundedCache
 from penstock.kernel.memory.byte_account import AccountStatistics, ByteAccount, ByteLease
-from penstock.kernel.memory.memory_limit import MemorySource, SystemMemory, adjusted_limit, auto_limit
+from penstock.kernel.memory.memory_limit import (
+    MemoryReading,
+    MemorySource,
+    SystemMemory,
+    adjusted_limit,
+    auto_limit,
+)
 
 Flow: TypeAlias = Literal["save", "restore"]
 """Which way bytes go."""
@@ -68,11 +74,13 @@ class MemoryRegulator:
         "_auto",
         "_caches",
         "_entered",
+        "_first",
         "_host",
         "_in_flight",
         "_staged_limit",
         "_thread",
         "_whole",
+        "sharers",
         "watcher",
     )
 
@@ -86,10 +94,12 @@ class MemoryRegulator:
         source: MemorySource | None = None,
     ) -> None:
         self._auto: MemorySource | None = None
+        self._first: MemoryReading | None = None
+        self.sharers = 1  #: how many processes have the memory that an `"auto"` limit is a part of
         whole = limit
         if limit == "auto":
             self._auto = SystemMemory() if source is None else source
-            reading = self._auto.read()
+            self._first = reading = self._auto.read()
             whole = auto_limit(reading)
             limit = adjusted_limit(whole, whole, 0, reading)
 
@@ -120,7 +130,7 @@ class MemoryRegulator:
 
     @property
     def whole(self) -> int:
-        """What the limit was in the beginning; it never becomes more."""
+        """What the limit was in the beginning, or this process's part of it; it never becomes more."""
         return self._whole
 
     @property
@@ -134,6 +144,15 @@ class MemoryRegulator:
             self._host.bound("save", limit)
 
         self._host.resize(limit)
+
+    def share(self, sharers: int) -> None:
+        """Take the part of one of so many processes. A limit that is a number stays as it is."""
+        if self._first is None:
+            return
+
+        self.sharers, self._whole = sharers, auto_limit(self._first.shared(sharers))
+        if self.limit > self._whole:
+            self.resize(self._whole)
 
     def in_flight(self, flow: Flow) -> ByteAccount:
         """The account of bytes on their way to or from storage."""

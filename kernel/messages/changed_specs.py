@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-__all__ = ("LeafChange", "SpecChange", "place_of", "resolved_spec")
+__all__ = ("CodecChoice", "LeafChange", "SpecChange", "place_of", "resolved_spec")
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from penstock.kernel.errors import ChangedLeafError, PipelineError
+from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.leaf import LeafSpec
 
 SpecChange: TypeAlias = Callable[[LeafSpec], LeafSpec]
 """Maps a leaf's spec to the spec after a stage. Pure: called while planning, before any byte is read."""
+
+
+@runtime_checkable
+class CodecChoice(Capability, Protocol):
+    """A stage that decides which leaves with the codec `auto` get one."""
+
+    @property
+    def auto_codec(self) -> str:
+        """The codec that they get."""
+        ...
+
+    def is_worth_it(
+        self, data: memoryview, encode: Callable[[str, Sequence[memoryview]], Sequence[bytes]], /
+    ) -> bool:
+        """Return whether a leaf with such bytes gets it. Blocking.
+
+        Args:
+            data: A part of the leaf, of any length.
+            encode: As `FormattedLayout.encode`.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

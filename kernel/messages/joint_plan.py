@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("BaseLinks", "JointPlan")
+__all__ = ("ArrangedPart", "Ballot", "BaseLinks", "JointPlan")
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from penstock.kernel.protocols.layouts import ArrangedDigests, Arrangement
 
 
 @final
@@ -20,6 +23,25 @@ class BaseLinks:
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrangedPart:
+    """What this process wrote into files that all processes write together."""
+
+    arrangement: Arrangement
+    digests: ArrangedDigests
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Ballot:
+    """What this process says of leaves whose codec all processes choose together."""
+
+    places: Sequence[int]  #: of those leaves, in flatten order
+    votes: bytes  #: one for each
+    codec: str  #: of those that are encoded
+
+
+@final
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class JointPlan:
     """Who writes what, as this process sees it, and what must be the same in all."""
@@ -28,4 +50,15 @@ class JointPlan:
     digest: bytes  #: of all leaves and options, and of the bytes of leaves that each process holds whole
     describe: Callable[[], Sequence[str]] = field(repr=False)
     """Returns the same in words: for each leaf its key path, a tab, and what it is."""
+    agree: Callable[[JointPlan], Awaitable[bytes]] = field(repr=False)
+    """Waits until all processes want to save the same and there is a place to build in. Called with this
+    plan by any stage that needs the place: the first call does it. Returns for each leaf on the ballot
+    whether it is encoded.
+
+    Raises:
+        PlansDifferError: If the processes do not save the same.
+        PeerError: If another process ended the save, or does not come.
+    """
     links: BaseLinks | None = None
+    ballot: Ballot | None = None
+    handled: frozenset[int] = frozenset()  #: leaves that handlers of this process write

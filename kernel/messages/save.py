@@ -31,40 +31,19 @@ from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.messages.changed_specs import LeafChange, SpecChange, place_of, resolved_spec
 from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
 from penstock.kernel.messages.statistics import StageStatistics, stage_lines
+from penstock.kernel.messages.tree_to_save import TreeToSave
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.written import Written
 
 if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease
-    from penstock.kernel.messages.joint_plan import JointPlan
+    from penstock.kernel.messages.joint_plan import ArrangedPart, JointPlan
     from penstock.kernel.messages.written_columns import WrittenColumns
     from penstock.kernel.protocols.files_handler import FilesHandler
     from penstock.kernel.protocols.leaf_handlers import LeafHandler
 
 References: TypeAlias = Mapping[str, "ReferenceType[Any]"]
 """Stored name -> the object that was saved or restored under it, if it can never change."""
-
-
-@final
-class TreeToSave:
-    """The first message of a save: the caller's tree, until it is taken.
-
-    Taking it lets go of it: a background save must not keep arrays alive that the caller dropped.
-
-    Args:
-        tree: The caller's.
-        changes: What the stages behind the first declare that they do to leaves, in order, by stage name.
-    """
-
-    __slots__ = ("_tree", "changes")
-
-    def __init__(self, tree: object, changes: Sequence[tuple[str, SpecChange]] = ()) -> None:
-        self._tree: list[object] = [tree]
-        self.changes = tuple(changes)
-
-    def take(self) -> object:
-        """Return the tree and forget it. To be called once."""
-        return self._tree.pop()
 
 
 class Batchable(Protocol):
@@ -353,6 +332,7 @@ class WrittenBatch:
     handled: tuple[Pending, ...] = ()  #: what handlers wrote into files of their own
     plan: SavePlan | None = field(default=None, repr=False)
     columns: tuple[WrittenColumns, ...] = ()  #: what other processes wrote
+    arranged: ArrangedPart | None = None  #: what this process wrote of files that several write together
 
     @property
     def nbytes(self) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeGuard, TypeVar, f
 
 from penstock.kernel.config.option_layers import load_options
 from penstock.kernel.errors import PipelineError
+from penstock.kernel.messages.changed_specs import CodecChoice
 from penstock.kernel.pipeline.message_types import check_messages
 from penstock.kernel.pipeline.stage import ChangesLeaves, FunctionStage, Stage, workers_of
 
@@ -89,6 +90,11 @@ class Pipeline(Generic[RunT]):
         """The changes to leaves that stages declare, in order, by stage name."""
         stages = [(slot.name, _declared(slot)) for slot in self.slots]
         return tuple([(name, each.resolve_spec) for name, each in stages if isinstance(each, ChangesLeaves)])
+
+    @property
+    def codec_choice(self) -> CodecChoice | None:
+        """The first stage that decides about the codec `auto`, if there is one."""
+        return next((stage for slot in self.slots if isinstance(stage := _declared(slot), CodecChoice)), None)
 
     def check(self, first: type | None = None) -> None:
         """Refuse a pipeline that cannot work: a stage that does not take what the one before it gives.

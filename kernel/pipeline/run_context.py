@@ -84,8 +84,9 @@ class Run:
 
     @property
     def process(self) -> tuple[int, int]:
-        """The index of this process in its job, and how many processes there are."""
-        return self.coordinator.process_index, self.coordinator.process_count
+        """Which of the processes that take part this is, from 0, and how many they are; else one of one."""
+        index, processes = self.coordinator.process_index, self.coordinator.processes
+        return (processes.index(index), len(processes)) if index in processes else (0, 1)
 
     async def lease(
         self,

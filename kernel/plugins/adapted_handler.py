@@ -14,7 +14,7 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import HandlerFailedError, PenstockError, PipelineError, TreeDifference
 from penstock.kernel.protocols.files_handler import Background
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import TypeHandler, Waitable
+from penstock.kernel.protocols.leaf_handlers import EveryProcess, TypeHandler, Waitable
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
@@ -38,6 +38,11 @@ class AdaptedHandler:
         """The handler's class, for messages."""
         kind: type = getattr(self.inner, "handler_class", type(self.inner))
         return f"{kind.__module__}.{kind.__qualname__}"
+
+    @property
+    def every_process(self) -> bool:
+        """Whether `inner` says that each process writes a part of a leaf that all hold."""
+        return isinstance(self.inner, EveryProcess) and self.inner.every_process
 
     @property
     def typestr(self) -> str:

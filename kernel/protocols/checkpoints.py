@@ -192,7 +192,8 @@ class StoredCheckpoint(Protocol):
 
         Returns:
             For each leaf parts that tile every chunk, as plain bytes with known checksums, in files named
-            from `directory`; nothing if the leaf lies in any other way.
+            from `directory`; nothing if the leaf lies in any other way. Chunks that another process has on a
+            disk of its own are left out.
 
         Raises:
             CorruptCheckpointError: If a chunk is of another length than it must have, or is missing.

@@ -10,7 +10,7 @@ __all__ = (
     "SingleProcessCoordinator",
 )
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, final
 
@@ -52,27 +52,58 @@ class Operation(Protocol):
         ...
 
     @property
+    def path(self) -> str:
+        """What it is about, as all processes call it."""
+        ...
+
+    @property
+    def is_local(self) -> bool:
+        """Whether each process writes and publishes by itself, on a disk of its own."""
+        ...
+
+    @property
     def process_index(self) -> int: ...
+    @property
+    def processes(self) -> Sequence[int]:
+        """Who takes part, ascending. The first is the primary."""
+        ...
+
     @property
     def is_primary(self) -> bool: ...
     def at(self, stage: str) -> None:
         """Note where this process is, for what the others say of it if it falls silent."""
         ...
 
-    def running(self) -> AbstractAsyncContextManager[None]:
+    def running(
+        self, take_back: Callable[[], Awaitable[bool]] | None = None
+    ) -> AbstractAsyncContextManager[None]:
         """Join, and stay in touch with the others for as long as the body runs."""
         ...
 
-    async def agree(self, plan: bytes, describe: Callable[[], Sequence[str]]) -> None:
-        """Say what this process is asked to do; the primary waits for all, and compares."""
+    async def refuse(self, error: Exception) -> None:
+        """Take no part, and tell the others why."""
         ...
 
-    async def begin(self, place: str) -> None:
-        """Tell the others where to write. The primary's."""
+    async def agree(
+        self, plan: bytes, describe: Callable[[], Sequence[str]], beside: bytes = b""
+    ) -> Mapping[int, bytes]:
+        """Say what this process is asked to do; the primary waits for all, and compares.
+
+        Returns:
+            At the primary, what the others say beside that, by index.
+        """
         ...
 
-    async def wait_begun(self, plan: bytes, describe: Callable[[], Sequence[str]]) -> str:
-        """Return where to write. For the others."""
+    async def begin(self, place: str, beside: bytes = b"") -> None:
+        """Tell the others where to write, and something beside that. The primary's."""
+        ...
+
+    async def wait_begun(self, plan: bytes, describe: Callable[[], Sequence[str]]) -> tuple[str, bytes]:
+        """Return where to write, and what the primary says beside that. For the others."""
+        ...
+
+    async def meet(self, where: str) -> None:
+        """Wait until all processes are here."""
         ...
 
     async def bring(self, part: bytes) -> None:
@@ -91,12 +122,16 @@ class Operation(Protocol):
         """Wait for the verdict. For the others."""
         ...
 
-    async def tell_published(self) -> None:
-        """Tell the others that it is visible. The primary's."""
+    async def tell_published(self, told: bytes = b"") -> None:
+        """Tell the others that it is visible, and what came of it. The primary's."""
         ...
 
-    async def wait_published(self) -> None:
-        """Wait until it is visible. For the others."""
+    async def wait_published(self) -> bytes:
+        """Wait until it is visible; return what came of it. For the others."""
+        ...
+
+    async def all_published(self) -> None:
+        """Say that this process has published on its disk; return once all have."""
         ...
 
 
@@ -128,17 +163,46 @@ class Coordinator(Protocol):
     """How the processes of one job agree. Every wait has a deadline."""
 
     @property
-    def process_index(self) -> int: ...
+    def process_index(self) -> int:
+        """Which process of the job this is, as jax counts them."""
+        ...
+
     @property
-    def process_count(self) -> int: ...
+    def processes(self) -> Sequence[int]:
+        """Who takes part, ascending. The first is the primary. This process need not be one of them."""
+        ...
+
     @property
     def is_primary(self) -> bool: ...
-    def operation(self, path: str) -> Operation | None:
-        """Return an operation on `path`, to be joined with the other processes; None if there are none."""
+    def operation(self, path: str, *, is_local: bool = False) -> Operation | None:
+        """Return an operation on `path`, to be joined with the other processes; None if there are none.
+
+        Args:
+            path: What it is about, the same in all processes.
+            is_local: Whether each of them publishes on a disk of its own.
+
+        Raises:
+            InactiveProcessError: If this process takes no part.
+        """
         ...
 
     def announcements(self, about: str) -> Announcements | None:
-        """Return what the primary decides alone about something; None if there are no other processes."""
+        """Return what the primary decides alone about something; None if there are no other processes.
+
+        Raises:
+            InactiveProcessError: If this process takes no part.
+        """
+        ...
+
+    async def count_neighbours(self, place: str) -> tuple[int, bool]:
+        """Say that this process is in `place`, such as on a host; return how many of the job are.
+
+        Returns:
+            How many have said so, this one included; and whether all of the job have said where they are.
+
+        Raises:
+            CoordinationError: If the service cannot be reached.
+        """
         ...
 
 
@@ -154,19 +218,23 @@ class SingleProcessCoordinator:
         return 0
 
     @property
-    def process_count(self) -> int:
-        """Always 1."""
-        return 1
+    def processes(self) -> Sequence[int]:
+        """This one alone."""
+        return (0,)
 
     @property
     def is_primary(self) -> bool:
         """Always true."""
         return True
 
-    def operation(self, path: str) -> None:
+    def operation(self, path: str, *, is_local: bool = False) -> None:
         """None: nobody need agree."""
         return
 
     def announcements(self, about: str) -> None:
         """None: nobody else need obey."""
         return
+
+    async def count_neighbours(self, place: str) -> tuple[int, bool]:
+        """This one alone."""
+        return 1, True

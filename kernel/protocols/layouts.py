@@ -168,6 +168,18 @@ class ArrangedDigests(Protocol):
         """Return the head of a file once all of it was written, as long as that of the arrangement."""
         ...
 
+    def told(self) -> bytes:
+        """Return what was taken up so far, for a process that writes the heads."""
+        ...
+
+    def join(self, told: bytes) -> None:
+        """Take up what another process wrote, by what it `told`.
+
+        Raises:
+            ValueError: If that was about another arrangement.
+        """
+        ...
+
 
 @runtime_checkable
 class ArrangedLayout(Capability, Protocol):

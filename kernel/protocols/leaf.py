@@ -85,8 +85,9 @@ class LeafSpec:
     n_replicas: int = 1  #: of a jax.Array to be saved: devices that hold the same shard, over all processes
     n_writers: int = 1  #: of a jax.Array to be saved: replicas that write a part of each shard
     is_global: bool = False  #: of a jax.Array to be saved: whether other processes hold parts of it
-    writer: int = field(default=0, compare=False)
-    """Of a jax.Array to be saved: which replica of a shard writes it, or its first part."""
+    writer: int | None = field(default=0, compare=False)
+    """Of a jax.Array to be saved: which replica of a shard writes it, or its first part. None if each process
+    writes all that it holds, on a disk of its own; then chunks of other processes are not there."""
     shapes_recorded: bool = (
         True  #: of a jax.Array to be saved: whether its `write_shape` and key are recorded
     )

@@ -18,6 +18,7 @@ __all__ = (
 )
 
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from penstock.kernel.errors import TreeDifference
@@ -56,6 +57,10 @@ class GlobalHandler(Capability, Protocol):
             value: The leaf; `spec.is_global`.
             spec: How it is stored.
         """
+        ...
+
+    def processes_of(self, value: Any) -> AbstractSet[int]:
+        """Return the processes of the job that hold parts of the leaf. Touches no array bytes."""
         ...
 
 
@@ -137,6 +142,20 @@ class TypeHandler(Capability, Protocol):
 
     def finalize(self, directory: str) -> None:
         """Called once per save and directory, after every future is done and before the commit."""
+        ...
+
+
+@runtime_checkable
+class EveryProcess(Capability, Protocol):
+    """A `TypeHandler` or `FilesHandler` that says which processes write, where several save together.
+
+    By default process 0 alone serializes a leaf that all processes hold. `finalize` is always called in
+    process 0 alone, once all of them have written.
+    """
+
+    @property
+    def every_process(self) -> bool:
+        """Whether each process serializes such a leaf. Their files need names of their own."""
         ...
 
 

@@ -23,6 +23,7 @@ __all__ = (
     "SharedFiles",
     "SyncsFiles",
     "UntrustedFiles",
+    "WritableTogether",
 )
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from penstock.kernel.protocols.capability import Capability
-from penstock.kernel.protocols.stores import BuildToken
+from penstock.kernel.protocols.stores import BuildToken, DataFile
 
 
 @runtime_checkable
@@ -73,6 +74,21 @@ class SharedFiles(Capability, Protocol):
 
         Raises:
             StorageError: With EXDEV, EPERM, EMLINK or ENOTSUP if the store cannot do it there.
+        """
+        ...
+
+
+@runtime_checkable
+class WritableTogether(Capability, Protocol):
+    """A store with files that several processes write at once, each ranges of its own."""
+
+    def open_for_writing(self, path: str) -> DataFile:
+        """Open a data file that some process has created with `create_data_file`, and closed.
+
+        `sync` makes durable what is written through this object; `allocate` is not called.
+
+        Raises:
+            StorageError: If it is not there.
         """
         ...
 
@@ -143,6 +159,7 @@ class Placement:
     page_from_bytes: int = 2**20  #: a chunk this long is large
     line_bytes: int = 64  #: other chunks of a page or more begin at a multiple of it: jax uses them in place
     document_bytes: int = 2**20  #: a file shorter than this is written in one call, like a document
+    full_files: int = 32  #: data files that may be full before they are made durable, together
 
     def step(self, nbytes: int) -> int:
         """Return what a chunk or a pack of so many bytes begins at a multiple of."""

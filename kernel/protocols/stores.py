@@ -203,6 +203,7 @@ class Store(Protocol):
         Raises:
             InUseError: If another save is building there. A store that is a `BuildHolds` need not look: the
                 caller holds the place.
+            StorageError: With `errno.EEXIST` if something lies at `final` and nothing can be built beside it.
         """
         ...
 

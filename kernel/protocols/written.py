@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ("STAGE_RECORD", "Document", "PiecePlan", "Written")
+__all__ = ("DISK_MARK", "STAGE_RECORD", "DiskMark", "Document", "PiecePlan", "Written")
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, cast, final
+
+from penstock.kernel.errors import CorruptCheckpointError
 
 STAGE_RECORD: Final = "_PENSTOCK_STAGES"
 """The document that says what stages did to leaves: ours, beside a layout's own, and ignored by Orbax."""
+DISK_MARK: Final = "_PENSTOCK_DISK"
+"""The document that says which part of what a job saved lies on a disk of one process; ours, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +50,32 @@ class Document:
 
     path: str  #: relative to the checkpoint directory
     data: bytes
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DiskMark:
+    """What a process says of the checkpoint on its disk."""
+
+    process: int  #: who wrote it
+    processes: tuple[int, ...]  #: who saved together, ascending
+    save: str  #: the same in what all of them wrote, and in no other checkpoint
+
+    def encoded(self) -> bytes:
+        """Return the document."""
+        fields = {"version": 1, "process": self.process, "processes": self.processes, "save": self.save}
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    @classmethod
+    def decoded(cls, path: str, data: bytes) -> DiskMark:
+        """Read what `encoded` made.
+
+        Raises:
+            CorruptCheckpointError: If it is something else; `path` is where it was found.
+        """
+        try:
+            fields = cast("dict[str, Any]", json.loads(data))
+            processes = tuple([int(index) for index in fields["processes"]])
+            return cls(int(fields["process"]), processes, str(fields["save"]))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CorruptCheckpointError(path, f"does not say whose part this is: {error}") from error

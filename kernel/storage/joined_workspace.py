@@ -4,17 +4,23 @@ from __future__ import annotations
 
 __all__ = ("JoinedWorkspace",)
 
-import errno
 import os
-from typing import TYPE_CHECKING, final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, final
 
 from anyio import Lock
 
 from penstock.kernel.errors import PipelineError, StorageError
+from penstock.kernel.protocols.store_capabilities import BuildHolds, Renames
+from penstock.kernel.storage.workspace import check_place
 
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.protocols.stores import Store
+
+
+GIVEN_UP: Final = "given-up"
+"""In the place of the next save to the same path, which removes it: what was taken back."""
 
 
 @final
@@ -82,28 +88,89 @@ class JoinedWorkspace:
             PipelineError: If the processes have not agreed yet.
             StorageError: If the store refuses, or the primary has removed the place.
         """
-        path = self.path(directory)
+        self.path(directory)  # whether there is a place
         if not directory or directory in self._made:
             return
 
         async with self._lock:
             if directory not in self._made:
-                await self._threads.run(self._make, path)
+                await self._threads.run(self.make_directory, directory)
                 self._made.add(directory)
 
-    def _make(self, path: str) -> None:
-        # A process that slept through the end of the save must not bring back what the primary removed.
-        if self._store.kind(self.temporary) is None:
-            raise StorageError("mkdir", path, "the save was ended, and what it built removed", errno.ENOENT)
+    def make_directory(self, relative: str) -> None:
+        """Make a directory of the checkpoint, with those that it lies in. Blocking.
 
-        self._store.make_directory(path)
+        Raises:
+            StorageError: If the store refuses, or the primary has removed the place.
+        """
+        check_place(self._store, self.temporary)
+        self._store.make_directory(self.path(relative))
 
     async def publish(self) -> None:
         """Note that the primary has published."""
         self.identity = await self._threads.run(self._store.identity, self.final)
         self.published = True
 
+    async def take_back(self) -> bool:
+        """Take the place away from the primary, which is silent; return whether it can publish no more.
+
+        It publishes by a rename of what lies in the place. So whoever renames first decides, without a word
+        to anybody: this, or the primary when it wakes. What was taken lies where the next save removes it,
+        and the hold of the primary is on that, so it is in nobody's way.
+
+        Returns:
+            False also where the store cannot rename or hold directories.
+
+        Cancellation:
+            At once; it goes on in its thread.
+        """
+        if self._place is None:
+            return False
+
+        return await self._threads.leaving_calls(0.0).run(self._take_back, self._place)
+
+    def _take_back(self, built: str) -> bool:
+        store = self._store
+        if not isinstance(store, Renames) or not isinstance(store, BuildHolds):
+            return False
+
+        place, identity = os.path.split(built)
+        aside = f"{place}-{identity}"
+        try:
+            if store.kind(built) is not None:
+                store.rename(place, aside)
+        except StorageError:  # another process was faster, or the primary is awake
+            pass
+        else:
+            if store.kind(os.path.join(aside, identity)) is not None:
+                self._put_down(store, aside, place)
+                return True
+
+            with suppress(StorageError):  # the primary has left it just now, and somebody else has come
+                store.rename(aside, place)
+
+        taken = (aside, os.path.join(place, GIVEN_UP))
+        return any(store.kind(os.path.join(folder, identity)) is not None for folder in taken)
+
+    @staticmethod
+    def _put_down(store: Renames, aside: str, place: str) -> None:
+        """Put what was taken where the next save finds it, unless there is one already."""
+        assert isinstance(store, BuildHolds)
+        try:
+            hold = store.make_held(place)
+        except StorageError:
+            return
+
+        try:
+            with suppress(StorageError):
+                store.rename(aside, os.path.join(place, GIVEN_UP))
+        finally:
+            hold.release()
+
     async def discard(self) -> None:
+        """Leave everything to the primary."""
+
+    async def withdraw(self) -> None:
         """Leave everything to the primary."""
 
     def release(self) -> None:

@@ -1,8 +1,8 @@
-"""What callers may pass as a path, and the absolute path it stands for."""
+"""What callers may pass as a path, and the absolute path or the URL it stands for."""
 
 from __future__ import annotations
 
-__all__ = ("absolute_path",)
+__all__ = ("absolute_path", "bucket_of", "path_or_url", "path_to_save_to")
 
 import os
 import re
@@ -13,12 +13,53 @@ from penstock.kernel.errors import PathError
 
 _URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(//(?P<host>[^/]*))?(?P<path>/.*)", re.DOTALL)
 
+BUCKETS: Final = frozenset({"s3"})
+"""Schemes of object stores."""
+
+_SETTING: Final = "has a {} in it; options and credentials come from the configuration and the environment"
+
+
+def bucket_of(path: str) -> tuple[str, str] | None:
+    """Return the scheme and the bucket of what `path_or_url` returned; None for a local path."""
+    scheme, separator, rest = path.partition("://")
+    return (scheme, rest.split("/", 1)[0]) if separator and not path.startswith("/") else None
+
 
 def absolute_path(path: str | os.PathLike[str]) -> str:
     """Return the absolute local path that `path` names: relative, with `~`, or a `file://` URL.
 
     Raises:
         PathError: If it is empty, not text, has a NUL in it, or names another kind of store.
+    """
+    found = path_or_url(path)
+    if bucket_of(found) is not None:
+        raise PathError(found, "is in a bucket; here only local paths are supported yet")
+
+    return found
+
+
+def path_to_save_to(path: str | os.PathLike[str]) -> str:
+    """Return what `path_or_url` does, for a new checkpoint.
+
+    Raises:
+        PathError: As `path_or_url`; and if it is a bucket, which holds what says who saves beside it.
+    """
+    found = path_or_url(path)
+    bucket = bucket_of(found)
+    if bucket is not None and found == "://".join(bucket):
+        raise PathError(found, f"is a whole bucket; name a place in it, as in {found}/run")
+
+    return found
+
+
+def path_or_url(path: str | os.PathLike[str]) -> str:
+    """Return the absolute local path, as `absolute_path`, or the URL that `path` names in a bucket.
+
+    pathlib's `s3:/bucket/run` is taken for `s3://bucket/run`.
+
+    Raises:
+        PathError: If it is empty, not text, has a NUL in it, or names another kind of store. If a URL names
+            no bucket, or has a query or a user in it.
     """
     text = cast("object", os.fspath(path))  # the caller may have passed bytes all the same
     if not isinstance(text, str):
@@ -29,11 +70,40 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
         raise PathError(text, "has a NUL character in it")
 
     url = _URL.match(text)
+    if url is not None and url["scheme"] in BUCKETS:
+        return _in_bucket(text, url["scheme"])
     if url is not None:
         # pathlib makes `gs:/bucket` of `gs://bucket`, which must not become a folder called `gs:`.
         if url["scheme"] != "file" or (url["host"] or "") not in {"", "localhost"}:
-            raise PathError(text, f"names a {url['scheme']}:// store; only local paths are supported yet")
+            problem = f"names a {url['scheme']}:// store; local paths and s3:// are supported"
+            raise PathError(_without_secrets(text), problem)
 
         text = unquote(url["path"])
 
     return os.path.abspath(os.path.expanduser(text))
+
+
+def _in_bucket(text: str, scheme: str) -> str:
+    """Return the URL without empty parts and dots.
+
+    Raises:
+        PathError: If it names no bucket, leads out of it, or says more than a name.
+    """
+    rest = text[len(scheme) + 1 :]
+    bucket, *names = [name for name in rest.split("/") if name not in {"", "."}] or [""]
+    if not bucket or rest.startswith("///"):
+        raise PathError(text, "names no bucket, as in s3://bucket/run")
+    if ".." in (bucket, *names):
+        raise PathError(text, "has '..' in it, which means nothing in a bucket")
+    for sign in "@?#":
+        if sign in bucket or (sign != "@" and sign in text):
+            raise PathError(_without_secrets(text), _SETTING.format(repr(sign)))
+
+    return "/".join((f"{scheme}://{bucket}", *names))
+
+
+def _without_secrets(text: str) -> str:
+    """Return a URL as far as it can be shown: neither a password nor a query."""
+    before, at, after = text.partition("@")
+    shown = f"{before.split('://')[0]}://...@{after}" if at else text
+    return re.split(r"[?#]", shown)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Workspace",)
+__all__ = ("Workspace", "check_place")
 
 import errno
 import os
@@ -21,13 +21,25 @@ from penstock.kernel.errors import (
     UnsupportedByStoreError,
 )
 from penstock.kernel.protocols.store_capabilities import BuildHolds, Exchanges
-from penstock.kernel.storage.deletion import remove_abandoned
+from penstock.kernel.storage.deletion import delete_checkpoint, remove_abandoned
 from penstock.kernel.storage.holds import BRIEF_WAITS_S, hold_with_readers
 
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.protocols.store_capabilities import Hold
     from penstock.kernel.protocols.stores import BuildToken, Store
+
+
+def check_place(store: Store, place: str) -> None:
+    """Refuse to make a directory below a place that is gone, since that would bring it back.
+
+    A process that slept through the end of a save must not write where a later one builds.
+
+    Raises:
+        StorageError: If it is gone.
+    """
+    if store.kind(place) is None:
+        raise StorageError("mkdir", place, "the save was ended, and what it built removed", errno.ENOENT)
 
 
 @final
@@ -53,6 +65,7 @@ class Workspace:
         "_beside",
         "_file",
         "_folder",
+        "_has_replaced",
         "_hold",
         "_is_checked",
         "_is_ours",
@@ -100,6 +113,7 @@ class Workspace:
         self._token: BuildToken | None = None
         self._is_ours = False  # whether anything at the place is ours to remove
         self._hold: Hold | None = None
+        self._has_replaced = False
         self._replaced: Hold | None = None  # on what the checkpoint replaced, until it is removed
 
     def path(self, relative: str) -> str:
@@ -154,8 +168,19 @@ class Workspace:
                 self._made.add("")
 
             if directory not in self._made:
-                await self._threads.run(self._store.make_directory, self.path(directory))
+                await self._threads.run(self.make_directory, directory)
                 self._made.add(directory)
+
+    def make_directory(self, relative: str) -> None:
+        """Make a directory of the checkpoint, with those that it lies in. Blocking.
+
+        Raises:
+            StorageError: If the store refuses; or if other processes gave the save up and took the place.
+        """
+        if self._folder is not None:
+            check_place(self._store, self.temporary)
+
+        self._store.make_directory(self.path(relative))
 
     async def restart(self) -> None:
         """Remove everything built so far, and begin again with the next `open`."""
@@ -188,6 +213,17 @@ class Workspace:
         if self._is_ours and not self.published and self._token is not None:
             self._store.discard(self._token)
             self._token = None
+
+    async def withdraw(self) -> None:
+        """Remove what was published, unless it replaced something: then there is no way back.
+
+        Raises:
+            InUseError: If it is being read.
+            StorageError: If the medium refuses.
+        """
+        if self.published and not self._has_replaced:
+            await self._threads.run(delete_checkpoint, self._store, self.final, self._beside)
+            self.published = False
 
     def release(self) -> None:
         """Let other saves build here. Idempotent. Called when the save has ended, successfully or not."""
@@ -227,7 +263,7 @@ class Workspace:
 
         store = self._store
         if self._token is None:
-            self._token = store.begin_build(self.final, self._beside, self._file or self._folder)
+            self._token = self._begin()
 
         place = self._token.place
         if isinstance(store, BuildHolds):
@@ -241,8 +277,18 @@ class Workspace:
 
         self.temporary = place
         if self._folder is not None:
-            self.temporary = self._token.built
+            self.temporary = os.path.join(place, self._folder)
             store.make_directory(self.temporary)
+
+    def _begin(self) -> BuildToken:
+        within = "/".join([name for name in (self._folder, self._file) if name])
+        try:
+            return self._store.begin_build(self.final, self._beside, within or None)
+        except StorageError as error:
+            if error.errno == errno.EEXIST:  # it came after the check, and cannot be replaced
+                raise DestinationExistsError(self.final) from error
+
+            raise
 
     def publish_now(self) -> None:
         """Blocking form of `publish`."""
@@ -253,7 +299,7 @@ class Workspace:
             return
 
         self.identity = store.identity(token.built)
-        replaced = self._publish(token)
+        self._has_replaced = replaced = self._publish(token)
         self.published = True
         store.sync_directory(os.path.dirname(self.final))
         try:
@@ -280,6 +326,10 @@ class Workspace:
                 else:
                     self._store.publish(token)
             except StorageError as error:
+                if self._folder and error.errno == errno.ENOENT and self._store.kind(token.built) is None:
+                    problem = "the other processes gave this save up, and took away what was built"
+                    raise StorageError("publish", token.built, problem, errno.ENOENT) from error
+
                 came_or_went = error.errno == (errno.ENOENT if replacing else errno.EEXIST)
                 if not self._overwrite and came_or_went:
                     raise DestinationExistsError(self.final) from error

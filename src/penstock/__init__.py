@@ -24,6 +24,7 @@ __all__ = (
     "Composite",
     "Config",
     "HandlerRegistry",
+    "JobOptions",
     "LeafMetadata",
     "LeafStream",
     "MemoryRegulator",
@@ -44,6 +45,7 @@ __all__ = (
     "VerifyReport",
     "__version__",
     "convert",
+    "delete",
     "errors",
     "export_safetensors",
     "items",
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
     from penstock.checkpointer.streaming import LeafStream
     from penstock.handlers.formats.items.item_types import Composite
     from penstock.kernel.config.config import Config
+    from penstock.kernel.config.job_options import JobOptions
     from penstock.kernel.config.save_format import SaveArgs, SaveFormat
     from penstock.kernel.errors import PenstockError
     from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
@@ -80,6 +83,7 @@ if TYPE_CHECKING:
     from penstock.kernel.pipeline.futures import Milestone, Progress, SaveFuture
     from penstock.kernel.pipeline.pipeline import Pipeline
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
+    from penstock.removal.delete import delete
     from penstock.stages.pytree.per_process import PerProcess
     from penstock.steps.manager import CheckpointManager
     from penstock.steps.step_watch import watch
@@ -104,6 +108,7 @@ else:
             "penstock.verification.verify_report": ("VerifyReport",),
             "penstock.handlers.formats.items.item_types": ("Composite",),
             "penstock.kernel.config.config": ("Config",),
+            "penstock.kernel.config.job_options": ("JobOptions",),
             "penstock.kernel.config.save_format": ("SaveArgs", "SaveFormat"),
             "penstock.kernel.errors": ("PenstockError",),
             "penstock.kernel.memory.regulator": ("MemoryRegulator", "RegulatorStatistics"),
@@ -116,6 +121,7 @@ else:
             "penstock.steps.manager": ("CheckpointManager",),
             "penstock.steps.step_watch": ("watch",),
             "penstock.tools.convert": ("convert",),
+            "penstock.removal.delete": ("delete",),
             "penstock.tools.export": ("export_safetensors",),
             "penstock.tools.repair": ("repair",),
             "penstock.tools.repair_report": ("RepairReport",),

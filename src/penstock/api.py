@@ -108,6 +108,8 @@ async def restore(
     on_missing: Literal["raise", "keep"] = "raise",
     on_unexpected: Literal["raise", "skip"] = "raise",
     max_expansion: int | None = None,
+    replica_axis: str | None = None,
+    primary_replica: int = 0,
 ) -> Any:
     """Return the tree saved at `path`: a checkpoint, an item in it, or a directory of steps.
 
@@ -137,6 +139,8 @@ async def restore(
             on_missing=on_missing,
             on_unexpected=on_unexpected,
             max_expansion=max_expansion,
+            replica_axis=replica_axis,
+            primary_replica=primary_replica,
         )
 
 

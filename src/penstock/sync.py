@@ -15,6 +15,7 @@ __all__ = (
     "CheckpointManager",
     "Checkpointer",
     "convert",
+    "delete",
     "export_safetensors",
     "metadata",
     "repair",
@@ -41,6 +42,7 @@ from penstock.kernel.messages.restore import Only, Order
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.leaf import KeyPath
+from penstock.removal.delete import delete as _delete
 from penstock.tools.convert import convert as _convert
 from penstock.tools.export import export_safetensors as _export_safetensors
 from penstock.tools.repair import repair as _repair
@@ -143,6 +145,7 @@ restore_items = blocking(api.restore_items)
 metadata = blocking(api.metadata)
 verify = blocking(api.verify)
 convert = blocking(_convert)
+delete = blocking(_delete)
 export_safetensors = blocking(_export_safetensors)
 repair = blocking(_repair)
 seal = blocking(_seal)

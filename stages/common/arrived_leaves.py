@@ -44,6 +44,7 @@ def arrived_leaves(plan: SavePlan, batches: Sequence[WrittenBatch]) -> Leaves:
     if plan.joint is not None:
         wanted = np.array(plan.joint.shares, np.int64)
         here = (wanted > 0).astype(np.int64)
+        here[list(plan.joint.handled)] = 1
 
     _check_complete(plan, (counts == here) & (_arrived_bytes(specs, batches) == wanted))
 

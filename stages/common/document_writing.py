@@ -16,18 +16,35 @@ from penstock.kernel.protocols.written import Document
 from penstock.stages.common.stage_record import stage_record
 
 
-def write_documents(run: SaveRun, leaves: Leaves, plan: SavePlan, batches: Sequence[WrittenBatch]) -> int:
+def write_documents(
+    run: SaveRun,
+    leaves: Leaves,
+    plan: SavePlan,
+    batches: Sequence[WrittenBatch],
+    marks: Sequence[Document] = (),
+) -> int:
     """Make the index, the metadata and, last, the commit mark durable, then the directories. Blocking.
+
+    The names of files that other processes wrote are durable since these told of them.
+
+    Args:
+        run: Of the save.
+        leaves: All of them, as they were written.
+        plan: Of the save.
+        batches: What was written.
+        marks: Further documents at the root of the checkpoint.
 
     Returns:
         How many data files there are.
     """
     files = {part.file for batch in batches for part in batch.written}
     files |= {pack.file for batch in batches for pack in batch.packs}
-    files |= {file for batch in batches for columns in batch.columns for file in columns.files}
+    others = {file for batch in batches for columns in batch.columns for file in columns.files}
     directories = {"": None} | {os.path.dirname(file): None for file in sorted(files)}
     record = None if isinstance(run.layout, ArrangedLayout) else stage_record(plan)
-    beside = () if record is None else (replace(record, path=os.path.join(run.folder, record.path)),)
+    beside = list(marks)
+    if record is not None:
+        beside.append(replace(record, path=os.path.join(run.folder, record.path)))
     for document in beside:
         _write_document(run, document, directories)
 
@@ -45,13 +62,13 @@ def write_documents(run: SaveRun, leaves: Leaves, plan: SavePlan, batches: Seque
     for directory in directories:
         run.store.sync_directory(run.workspace.path(directory))
 
-    return len(files)
+    return len(files | others)
 
 
 def _write_document(run: SaveRun, document: Document, directories: dict[str, None]) -> None:
     directory = os.path.dirname(document.path)
     if directory not in directories:
-        run.store.make_directory(run.workspace.path(directory))
+        run.workspace.make_directory(directory)
         directories[directory] = None
 
     run.store.write_file(run.workspace.path(document.path), document.data)

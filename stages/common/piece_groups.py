@@ -6,7 +6,7 @@ __all__ = ("OutputRoom", "PieceGroup", "piece_groups", "plan_pieces", "take_piec
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeAlias, final
+from typing import Final, final
 
 from penstock.kernel.memory.buffers import in_memory_of_its_own
 from penstock.kernel.messages.leaves import Leaf, Leaves
@@ -15,8 +15,19 @@ from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.stages.common.codec_rules import encoding_room
 
-_Planned: TypeAlias = "tuple[Leaf, PiecePlan | None, bool]"
-"""A leaf without its value, one of its pieces (None if it has none), and whether it is the last."""
+VIEWS_TOGETHER: Final = 4
+"""How many times the bytes of a copied group may be in one of views, whose output alone is leased."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Planned:
+    """One piece of a leaf."""
+
+    leaf: Leaf  #: without its value
+    plan: PiecePlan | None  #: None if the leaf has no pieces
+    is_last: bool  #: whether it is the last one of the leaf
+    view: memoryview | None = None  #: its bytes, where they cost nothing and only their output is leased
 
 
 @final
@@ -28,29 +39,34 @@ class PieceGroup:
 
     @property
     def cost(self) -> int:
-        """Host bytes that the copies take."""
-        return sum([plan.cost for _, plan, _ in self.planned if plan is not None])
+        """Host bytes that the copies take, and the output of later stages."""
+        return sum([one.plan.cost for one in self.planned if one.plan is not None])
+
+    @property
+    def is_there(self) -> bool:
+        """Whether `take` waits for nothing and copies nothing."""
+        return all(one.plan is None or one.view is not None for one in self.planned)
 
     @property
     def key_path(self) -> str:
         """Of the first leaf."""
-        return self.planned[0][0].info.key_path
+        return self.planned[0].leaf.info.key_path
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
         """Those whose last piece is here."""
-        return tuple([leaf for leaf, _, last in self.planned if last])
+        return tuple([one.leaf for one in self.planned if one.is_last])
 
     @property
     def can_begin(self) -> bool:
         """Whether anything is gained by beginning early."""
-        return any(plan is not None and plan.begin is not None for _, plan, _ in self.planned)
+        return any(one.plan is not None and one.plan.begin is not None for one in self.planned)
 
     def begin(self) -> None:
         """Start the copies that devices make. Returns at once; called once `cost` is leased."""
-        for _, plan, _ in self.planned:
-            if plan is not None and plan.begin is not None:
-                plan.begin()
+        for one in self.planned:
+            if one.plan is not None and one.plan.begin is not None:
+                one.plan.begin()
 
     def take(self, tight: bool = False) -> tuple[Piece, ...]:
         """Wait for the copies, or make them. Blocking.
@@ -58,7 +74,7 @@ class PieceGroup:
         Args:
             tight: Whether copies move into memory that returns to the system when freed.
         """
-        return tuple([_piece(leaf, plan, tight) for leaf, plan, _ in self.planned if plan is not None])
+        return tuple([_piece(one, one.plan, tight) for one in self.planned if one.plan is not None])
 
 
 def take_pieces(group: PieceGroup, begun: bool, ahead: PieceGroup | None, tight: bool) -> tuple[Piece, ...]:
@@ -72,12 +88,16 @@ def take_pieces(group: PieceGroup, begun: bool, ahead: PieceGroup | None, tight:
 
 
 def piece_groups(planned: Iterable[_Planned], piece_bytes: int) -> Iterator[PieceGroup]:
-    """Yield groups of at most `piece_bytes`, or of one piece; pieces without cost weigh nothing."""
+    """Yield groups of at most `piece_bytes`, or of one piece; pieces without cost weigh nothing.
+
+    Of pieces that are there already there are more in a group: each message takes a turn of the loop.
+    """
     group: list[_Planned] = []
     total = 0
     for entry in planned:
-        cost = entry[1].cost if entry[1] is not None else 0
-        if group and cost and total + cost > piece_bytes:
+        cost = entry.plan.cost if entry.plan is not None else 0
+        most = piece_bytes if entry.view is None else piece_bytes * VIEWS_TOGETHER
+        if group and cost and total + cost > most:
             yield PieceGroup(tuple(group))
             group, total = [], 0
 
@@ -93,20 +113,24 @@ def plan_pieces(
 ) -> tuple[StagedBatch | None, list[_Planned]]:
     """Ask each handler for its pieces. In a worker thread: it may wait for a computation to end.
 
+    What costs nothing is taken at once, here.
+
     Returns:
-        The pieces of the leaves that cost nothing, taken at once; and what is to be leased and taken.
+        The pieces of the leaves that need no lease, and what is to be leased.
     """
     free: list[_Planned] = []
     planned: list[_Planned] = []
     for leaf in leaves:
         plans = list(_pieces(leaf, piece_bytes, room))
         staged = leaf.without_value()
-        chosen = planned if any(plan.cost for plan in plans) else free
-        for at, plan in enumerate(plans, start=1):
-            chosen.append((staged, plan, at == len(plans)))
+        chosen = planned if any(plan.cost or room_needed for plan, room_needed in plans) else free
+        for at, (plan, room_needed) in enumerate(plans, start=1):
+            view = plan.take() if room_needed and not plan.cost else None
+            both = replace(plan, cost=plan.cost + room_needed) if room_needed else plan
+            chosen.append(_Planned(staged, both, at == len(plans), view))
 
         if not plans:
-            chosen.append((staged, None, True))
+            chosen.append(_Planned(staged, None, is_last=True))
 
     if not free:
         return None, planned
@@ -162,27 +186,29 @@ class OutputRoom:
         return self._plan.specs[index].codec is not None
 
 
-def _pieces(leaf: Leaf, piece_bytes: int, room: OutputRoom) -> Iterator[PiecePlan]:
-    """Plan the pieces of a leaf. A chunk with a codec is one piece, leased together with its output.
+def _pieces(leaf: Leaf, piece_bytes: int, room: OutputRoom) -> Iterator[tuple[PiecePlan, int]]:
+    """Plan the pieces of a leaf, each with the bytes of its output in later stages.
 
-    If encoding leased its own bytes, staged pieces behind it could hold the whole budget: a deadlock.
+    A chunk with a codec is one piece, leased together with its output. If encoding leased its own bytes,
+    staged pieces behind it could hold the whole budget: a deadlock.
     """
     spec = leaf.spec
     if not room.is_coded(leaf.index, spec):
         for plan in leaf.handler.pieces(leaf, piece_bytes):
-            extra = room.of(leaf.index, spec, plan.nbytes)
-            yield replace(plan, cost=plan.cost + extra) if extra else plan
+            yield plan, room.of(leaf.index, spec, plan.nbytes)
 
         return
 
     for plan in leaf.handler.pieces(leaf, max(piece_bytes, spec.chunk_nbytes)):
         encoded = 0 if spec.codec is None else encoding_room(plan.nbytes)
-        yield replace(plan, cost=plan.cost + encoded + room.of(leaf.index, spec, plan.nbytes))
+        yield plan, encoded + room.of(leaf.index, spec, plan.nbytes)
 
 
-def _piece(leaf: Leaf, plan: PiecePlan, tight: bool) -> Piece:
-    data = plan.take()
-    if tight and plan.cost:
-        data = in_memory_of_its_own(data)
+def _piece(planned: _Planned, plan: PiecePlan, tight: bool) -> Piece:
+    data = planned.view
+    if data is None:
+        data = plan.take()
+        if tight and plan.cost:
+            data = in_memory_of_its_own(data)
 
-    return Piece(leaf, plan.chunk, plan.start, data, plan.cost)
+    return Piece(planned.leaf, plan.chunk, plan.start, data, plan.cost)

@@ -86,7 +86,7 @@ class ChunkFileWriter:
 
         path = self._run.workspace.path(name)
         with naming_leaf(leaf):
-            self._make_folder(os.path.dirname(path))
+            self._make_folder(os.path.dirname(name))
             if piece.nbytes == piece.chunk_nbytes and piece.nbytes < self._document_bytes:
                 self._run.store.write_file(path, bytes(piece.data))
             else:
@@ -117,8 +117,8 @@ class ChunkFileWriter:
         opened.file.sync()
         opened.file.close()
 
-    def _make_folder(self, path: str) -> None:
+    def _make_folder(self, folder: str) -> None:
         # Creating it twice is harmless, but no worker may go on before it exists.
-        if path not in self._folders:
-            self._run.store.make_directory(path)
-            self._folders.add(path)
+        if folder not in self._folders:
+            self._run.workspace.make_directory(folder)
+            self._folders.add(folder)

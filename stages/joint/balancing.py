@@ -1,8 +1,8 @@
-"""Chooses which replica writes what several of them hold, so that all processes write about as much. Pure."""
+"""Chooses which process writes what several of them hold. Pure."""
 
 from __future__ import annotations
 
-__all__ = ("balanced",)
+__all__ = ("balanced", "each_its_own")
 
 import heapq
 import math
@@ -42,6 +42,13 @@ def balanced(specs: Sequence[LeafSpec]) -> Sequence[LeafSpec]:
         chosen[at] = alike[key]
 
     return chosen
+
+
+def each_its_own(specs: Sequence[LeafSpec]) -> Sequence[LeafSpec]:
+    """Return the specs for local disks: each process writes all that it holds, whoever else holds it, too."""
+    known = {id(spec): spec for spec in specs}
+    alike = {number: replace(spec, writer=None) for number, spec in known.items()}
+    return [alike[id(spec)] if spec.is_global else spec for spec in specs]
 
 
 def _shard_bytes(spec: LeafSpec) -> int:

@@ -1,23 +1,31 @@
-"""Commits what several processes wrote: each tells the primary, which writes the documents for all."""
+"""Commits what several processes wrote: each tells the primary, which writes the documents for all.
+
+On local disks each writes the documents of what it has there, and tells the primary that this is durable.
+"""
 
 from __future__ import annotations
 
 __all__ = ("JointCommitter",)
 
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, final
 
 from penstock.kernel.errors import CoordinationError
-from penstock.kernel.messages.leaves import Leaves
-from penstock.kernel.messages.save import Committed, SavePlan, WrittenBatch
+from penstock.kernel.messages.joint_plan import ArrangedPart
+from penstock.kernel.messages.leaves import Leaf, Leaves
+from penstock.kernel.messages.save import Committed, Pending, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.coordinator import Operation
+from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel.protocols.written import DISK_MARK, DiskMark, Document
 from penstock.stages.common.arrived_leaves import arrived_leaves, check_all_there
 from penstock.stages.common.document_writing import write_documents
+from penstock.stages.common.files_handlers import by_folder, finalize_handlers
 from penstock.stages.common.planned_leaves import plan_of
+from penstock.stages.joint.arranged_files import complete_files
 from penstock.stages.joint.own_leaves import JoinedTrees, encoded_own, numbers_told
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, reading_part, written_by
 from penstock.stages.reuse.leaf_digests import digest_name
@@ -58,7 +66,10 @@ class JointCommitter:
         nbytes_kept = 0 if plan.kept is None else plan.kept.nbytes
         if plan.kept is not None:
             self._batches.append(plan.kept)
-        if operation.is_primary:
+        if operation.is_local:
+            n_files = await self._write_own(plan)
+            await self._wait_for_all()
+        elif operation.is_primary:
             n_files = await self._merge(plan)
         else:
             await operation.bring(await run.threads.run(self._part, plan))
@@ -67,6 +78,32 @@ class JointCommitter:
 
         operation.at("publish")
         yield Committed(len(plan.infos), nbytes, n_files, nbytes_kept, plan.references)
+
+    async def _write_own(self, plan: SavePlan) -> int:
+        """Write the documents of what this process has on its disk. Returns how many data files there are."""
+        run, operation = self._run, self._operation
+        leaves = await run.threads.run(arrived_leaves, plan, self._batches)
+        handled = [each for batch in self._batches for each in batch.handled]
+        if handled:
+            await finalize_handlers(run, handled)
+
+        plan = replace(plan, digests=_named(run, plan))
+        mark = DiskMark(operation.process_index, tuple(operation.processes), operation.identity)
+        marks = (Document(DISK_MARK, mark.encoded()),)
+        return await run.threads.run(write_documents, run, leaves, plan, self._batches, marks)
+
+    async def _wait_for_all(self) -> None:
+        """Wait until each process has all durable on its own disk, and the primary has heard of it."""
+        operation = self._operation
+        if operation.is_primary:
+            await operation.parts()
+        else:
+            await operation.bring(INLINE)
+            await operation.wait_decided()
+
+    @property
+    def _arranged(self) -> ArrangedPart | None:
+        return next((batch.arranged for batch in self._batches if batch.arranged is not None), None)
 
     def _part(self, plan: SavePlan) -> bytes:
         """Check what this process wrote, make the names of its files durable, and encode where all lies."""
@@ -78,22 +115,39 @@ class JointCommitter:
 
         own = encoded_own(plan, leaves.specs)
         data = encoded_part(
-            leaves.specs, self._batches, numbers_told(plan) if own else None, own, _named(run, plan)
+            leaves.specs,
+            self._batches,
+            numbers_told(plan) if own else None,
+            own,
+            _named(run, plan),
+            b"" if self._arranged is None else self._arranged.digests.told(),
         )
         if len(data) <= MOST_INLINE:
             return INLINE + data
 
-        run.store.make_directory(run.workspace.path(PARTS_FOLDER))
+        run.workspace.make_directory(PARTS_FOLDER)
         run.store.write_file(run.workspace.path(_part_file(self._operation.process_index)), data)
         return IN_FILE
 
     async def _merge(self, plan: SavePlan) -> int:
         """Wait for the others, and write the documents for all. Returns how many data files there are."""
-        arrived = await self._run.threads.run(arrived_leaves, plan, self._batches)
+        run = self._run
+        arrived = await run.threads.run(arrived_leaves, plan, self._batches)
         parts = await self._operation.parts()
-        return await self._run.threads.run(self._write, arrived.specs, plan, parts)
+        n_here = len(plan.infos)
+        plan, specs = await run.threads.run(self._joined, arrived.specs, plan, parts)
+        leaves = Leaves(range(len(plan.infos)), specs, None, plan.infos, plan.handlers)
+        handled = [each for batch in self._batches for each in batch.handled]
+        handled += _handled_elsewhere(run, leaves[n_here:])
+        if handled:
+            await finalize_handlers(run, handled)
 
-    def _write(self, specs: Sequence[LeafSpec], plan: SavePlan, parts: Mapping[int, bytes]) -> int:
+        return await run.threads.run(write_documents, run, leaves, plan, self._batches)
+
+    def _joined(
+        self, specs: Sequence[LeafSpec], plan: SavePlan, parts: Mapping[int, bytes]
+    ) -> tuple[SavePlan, Sequence[LeafSpec]]:
+        """Take up what the others wrote; return the plan and the specs of the leaves of all."""
         run = self._run
         told = {index: decoded_part(self._content(index, part)) for index, part in parts.items()}
         with reading_part():
@@ -105,15 +159,22 @@ class JointCommitter:
             digests.update(part.digests)
 
         plan = replace(all_leaves.plan, digests=digests)
-        self._batches += [
-            written_by(specs, part, all_leaves.places.get(index)) for index, part in told.items()
-        ]
+        self._batches.append(written_by(specs, told, all_leaves.places))
+        sums = [part.sums for part in told.values()]
+        del told
         if any(part == IN_FILE for part in parts.values()):
             run.store.remove_tree(run.workspace.path(PARTS_FOLDER))
 
         check_all_there(plan, specs, self._batches)
-        leaves = Leaves(range(len(plan.infos)), specs, None, plan.infos, plan.handlers)
-        return write_documents(run, leaves, plan, self._batches)
+        arranged = self._arranged
+        if arranged is not None:
+            with reading_part():
+                for told_sums in sums:
+                    arranged.digests.join(told_sums)
+
+            complete_files(run, arranged)
+
+        return plan, specs
 
     def _content(self, index: int, part: bytes) -> bytes:
         if part.startswith(INLINE):
@@ -122,6 +183,18 @@ class JointCommitter:
             return self._run.store.read_file(self._run.workspace.path(_part_file(index)))
 
         raise CoordinationError(f"{part[:80]!r} is no part: do all processes run one penstock?")
+
+
+def _handled_elsewhere(run: SaveRun, leaves: Sequence[Leaf]) -> Iterator[Pending]:
+    """Yield what handlers of other processes wrote of leaves that those alone have: it is to be completed."""
+    for leaf in leaves:
+        if isinstance(leaf.handler, FilesHandler):
+            for folder, there in by_folder(run, [leaf]):
+                yield Pending(there, leaf.handler, folder, _nothing)
+
+
+async def _nothing() -> None:
+    """Wait for nothing: it was written before its process told of its part."""
 
 
 def _named(run: SaveRun, plan: SavePlan) -> Mapping[str, bytes]:

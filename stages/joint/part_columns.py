@@ -21,6 +21,8 @@ from penstock.kernel.messages.written_columns import WrittenColumns
 from penstock.kernel.protocols.leaf import LeafSpec
 
 COLUMNS: Final = ("leaf", "chunk", "start", "file", "offset", "nbytes", "crc32c", "coded")
+_LEAF: Final = COLUMNS.index("leaf")
+_FILE: Final = COLUMNS.index("file")
 
 
 @final
@@ -32,6 +34,7 @@ class Part:
     table: npt.NDArray[np.int64]  #: a row for each of `COLUMNS`
     own: Sequence[Any]  #: of the leaves that it alone has; see `encoded_own`
     digests: Mapping[str, bytes]  #: of what it wrote of leaves, by the names to record them under
+    sums: bytes = b""  #: `ArrangedDigests.told`, if it wrote into files of all
 
 
 def encoded_part(
@@ -40,6 +43,7 @@ def encoded_part(
     numbers: Sequence[int] | npt.NDArray[np.int64] | None = None,
     own: Sequence[Any] = (),
     digests: Mapping[str, bytes] = MappingProxyType({}),
+    sums: bytes = b"",
 ) -> bytes:
     """Encode where everything of some batches lies.
 
@@ -51,6 +55,7 @@ def encoded_part(
         numbers: By which each leaf is told of; by default its place.
         own: Told beside it: of the leaves that this process alone has.
         digests: Told beside it: of what this process wrote of leaves, by the names to record them under.
+        sums: Told beside it: what `ArrangedDigests.told` returns, if it wrote into files of all.
     """
     grids: dict[int, tuple[int, ...]] = {}
     files: dict[str, int] = {}
@@ -76,7 +81,7 @@ def encoded_part(
 
     table = np.array(sorted(rows), np.int64).reshape(-1, len(COLUMNS))
     columns = [np.diff(column, prepend=0).astype("<i8").tobytes() for column in table.T]
-    told = {"files": list(files), "columns": columns, "own": own, "digests": dict(digests)}
+    told = {"files": list(files), "columns": columns, "own": own, "digests": dict(digests), "sums": sums}
     return zlib.compress(msgpack.packb(told, unicode_errors="surrogatepass"), 1)
 
 
@@ -88,32 +93,47 @@ def decoded_part(data: bytes) -> Part:
     """
     with reading_part():
         unpacked: Any = msgpack.unpackb(zlib.decompress(data), unicode_errors="surrogatepass")
-        table = np.array([_summed(column) for column in unpacked["columns"]])
-        return Part(list(unpacked["files"]), table, list(unpacked["own"]), dict(unpacked["digests"]))
+        columns: list[bytes] = unpacked["columns"]
+        if len(set(map(len, columns))) != 1:
+            raise ValueError("it has columns of different lengths")
+
+        table = np.cumsum(np.frombuffer(b"".join(columns), "<i8").reshape(len(COLUMNS), -1), axis=1)
+        told = dict(unpacked["digests"]), bytes(unpacked["sums"])
+        return Part(list(unpacked["files"]), table, list(unpacked["own"]), *told)
 
 
 def written_by(
-    specs: Sequence[LeafSpec], part: Part, places: npt.NDArray[np.int64] | None = None
+    specs: Sequence[LeafSpec],
+    parts: Mapping[int, Part],
+    places: Mapping[int, npt.NDArray[np.int64]] = MappingProxyType({}),
 ) -> WrittenBatch:
-    """Return what another process wrote.
+    """Return what other processes wrote, all in one table: a thousand small ones would take as many steps.
 
     Args:
         specs: Of all leaves.
-        part: What it told.
-        places: Of the leaves among all of them, by the numbers that it told; by default the same.
+        parts: What each process told.
+        places: By process: of the leaves among all of them, by the numbers that it told; by default the same.
 
     Raises:
-        CoordinationError: If it names what is not there.
+        CoordinationError: If one names what is not there.
     """
-    table = part.table
+    tables: list[npt.NDArray[np.int64]] = [np.zeros((len(COLUMNS), 0), np.int64)]
+    files: list[str] = []
     with reading_part():
-        if places is not None:
-            table = table.copy()
-            table[0] = places[_checked(table[0], len(places))]
+        for index in sorted(parts):
+            table = parts[index].table.copy()
+            leaf, file = table[_LEAF], table[_FILE]
+            file[:] = _checked(file, len(parts[index].files)) + len(files)
+            if index in places:
+                leaf[:] = places[index][_checked(leaf, len(places[index]))]
 
-        _check(table, specs, part.files)
+            tables.append(table)
+            files += parts[index].files
 
-    columns = WrittenColumns(specs=specs, files=part.files, **dict(zip(COLUMNS, table, strict=True)))
+        together = np.concatenate(tables, axis=1)
+        _check(together, specs)
+
+    columns = WrittenColumns(specs=specs, files=files, **dict(zip(COLUMNS, together, strict=True)))
     return WrittenBatch((), columns=(columns,))
 
 
@@ -129,29 +149,22 @@ def reading_part() -> Generator[None]:
 
 
 def _checked(numbers: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """Return numbers of leaves, if each is below `count`."""
+    """Return numbers, if each is below `count`."""
     if len(numbers) and not (numbers.min() >= 0 and numbers.max() < count):
         raise ValueError("it names what is not there")
 
     return numbers
 
 
-def _summed(column: bytes) -> npt.NDArray[np.int64]:
-    return np.cumsum(np.frombuffer(column, "<i8"))
-
-
-def _check(table: npt.NDArray[np.int64], specs: Sequence[LeafSpec], files: Sequence[str]) -> None:
-    """Raise `ValueError` unless every row is of a leaf, a chunk and a file that there are."""
+def _check(table: npt.NDArray[np.int64], specs: Sequence[LeafSpec]) -> None:
+    """Raise `ValueError` unless every row is of a leaf and a chunk that there are."""
     counts = {number: spec.n_chunks for number, spec in {id(spec): spec for spec in specs}.items()}
     n_chunks = np.array([counts[id(spec)] for spec in specs], np.int64)
-    leaf, chunk, start, file, offset, nbytes, _, _ = table
+    leaf, chunk, start, _, offset, nbytes, _, _ = table
+    _checked(leaf, len(specs))
     if len(leaf) and not (
-        (leaf >= 0).all()
-        and (leaf < len(specs)).all()
-        and (chunk >= 0).all()
+        (chunk >= 0).all()
         and (chunk < n_chunks[leaf]).all()
-        and (file >= 0).all()
-        and (file < len(files)).all()
         and min(start.min(), offset.min(), nbytes.min()) >= 0
     ):
         raise ValueError("it names what is not there")

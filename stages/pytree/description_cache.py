@@ -30,6 +30,7 @@ class SavedTree:
     save_args: Sequence[object] = ()  #: one for each leaf; empty if there were none
     coded: bool = False  #: whether any leaf has a codec
     signed: Signed = field(default_factory=dict[int, Mapping[object, LeafSpec]])
+    is_local: bool = False  #: whether each process writes all that it holds, on a disk of its own
 
 
 @final

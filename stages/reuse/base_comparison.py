@@ -16,7 +16,7 @@ from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout, process_folder_of
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.leaf_infos import keys_of, names_of
-from penstock.kernel.protocols.written import Written
+from penstock.kernel.protocols.written import DISK_MARK, Written
 from penstock.stages.common.codec_rules import AUTO
 from penstock.stages.common.stored_columns import key_columns, spec_column
 from penstock.stages.reuse.leaf_digests import digest_name
@@ -45,6 +45,9 @@ def compare(
     nothing = Candidates(leaves.part([]), ())
     if not run.by_digest and run.store.kind(base) is not None and not _any_known(leaves, plan, known):
         return base, nothing, {}
+
+    if run.operation is None and run.store.kind(os.path.join(base, DISK_MARK)) is not None:
+        return base, nothing, {}  # it has one process's part of what several saved
 
     checkpoint, key = _open(run, base)
     if run.by_digest:

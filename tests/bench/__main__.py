@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.bench import bars, noise, plot, table
 from tests.bench.contenders.labels import LABELS
+from tests.bench.jobs import run_together
 from tests.bench.loops import LOOPS
 from tests.bench.machine import ROOT, facts
 from tests.bench.memory import measure_memory
@@ -29,18 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
         machine = facts(place)
         for name in options.workloads:
             _one(results, options, name, place)
+            _keep(results, options, machine)  # a run that is broken off keeps what it has
 
-    verdicts = bars.judge(results)
-    sys.stdout.write(table.render(results, verdicts, machine, LABELS, quick=options.quick))
-    record: dict[str, Any] = {
-        "format": FORMAT,
-        "machine": machine,
-        "quick": options.quick,
-        "bars": [vars(verdict) for verdict in verdicts],
-        **results.as_json(),
-    }
-    write(options.json, json.dumps(record, indent=1) + "\n")
-    write(options.svg, plot.draw(results, machine, LABELS))
+    sys.stdout.write(table.render(results, bars.judge(results), machine, LABELS, quick=options.quick))
     sys.stdout.write(f"\nEvery figure is in {_shown(options.json)}, a picture in {_shown(options.svg)}.\n")
     return int(any(note.failed for note in results.notes))
 
@@ -54,6 +46,9 @@ def _one(results: Results, options: Options, name: str, place: Path) -> None:
                 results.add(run_cold(workload, options, place, loop))
 
             return
+        if workload.n_processes:
+            results.add(run_together(workload, options, place))
+            return
         if not options.only_stalls:
             results.add(run_workload(workload, options, place))
         for loop in LOOPS if workload.stalls else ():
@@ -63,6 +58,18 @@ def _one(results: Results, options: Options, name: str, place: Path) -> None:
     except Exception as error:  # a workload that fails is told, and does not end the others
         results.notes.append(Note(name, "benchmark", f"{type(error).__name__}: {error}", failed=True))
         sys.stderr.write(f"{name}: {error}\n")
+
+
+def _keep(results: Results, options: Options, machine: dict[str, Any]) -> None:
+    record: dict[str, Any] = {
+        "format": FORMAT,
+        "machine": machine,
+        "quick": options.quick,
+        "bars": [vars(verdict) for verdict in bars.judge(results)],
+        **results.as_json(),
+    }
+    write(options.json, json.dumps(record, indent=1) + "\n")
+    write(options.svg, plot.draw(results, machine, LABELS))
 
 
 def write(path: Path, text: str) -> None:

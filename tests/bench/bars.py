@@ -9,15 +9,20 @@ from tests.bench.loops import LOOPS
 from tests.bench.measures import (
     OURS,
     Measure,
+    beside_its_own,
     beside_jax,
     cpu_share,
     longest_stall_ms,
+    memory_per_leaf,
     memory_share,
+    microseconds_per_leaf,
     noise_floor_ms,
+    pairs_as_fast,
     per_leaf_growth,
     slow_down_percent,
     slowest_to_median,
     speed_of_raw,
+    staged_ms,
     staged_share,
     time_of,
     times_as_fast,
@@ -82,6 +87,7 @@ FIRST = "penstock, first save"
 ONE_SHOT = "penstock, one-shot"
 PLAIN = "Orbax uncompressed"
 BOTH = ("Orbax", "Orbax async")
+FACE, FACE_ASYNC, FACE_MANAGER = "penstock.orbax", "penstock.orbax async", "penstock.orbax manager"
 
 
 def _fast(text: str, limit: float, workload: str, operation: str, *others: str, ours: str = OURS) -> Bar:
@@ -93,8 +99,8 @@ def _most(text: str, limit: float, measure: Measure, workload: str, operation: s
     return Bar(text, "at most", limit, measure, workload, operation)
 
 
-def _least(text: str, limit: float, measure: Measure) -> Bar:
-    return Bar(text, "at least", limit, measure, "large", INTO_JAX)
+def _least(text: str, limit: float, measure: Measure, workload: str = "large") -> Bar:
+    return Bar(text, "at least", limit, measure, workload, INTO_JAX)
 
 
 def _near(text: str, limit: float, workload: str, operation: str) -> Bar:
@@ -102,8 +108,12 @@ def _near(text: str, limit: float, workload: str, operation: str) -> Bar:
     return _most(text, limit, measure, workload, operation)
 
 
-def _growth(text: str, operation: str) -> Bar:
-    return _most(text, 1.3, per_leaf_growth("many", "small", operation), "many", operation)
+def _growth(text: str, operation: str, many: str = "many", few: str = "small") -> Bar:
+    return _most(text, 1.3, per_leaf_growth(many, few, operation), many, operation)
+
+
+def _staged(text: str, most_ms: float, ours: str = OURS) -> Bar:
+    return _most(f"512 MiB staged{text}, ms", most_ms, staged_ms("half", ours), "half", SAVE)
 
 
 def _stall(text: str, workload: str, loop: str) -> Bar:
@@ -173,6 +183,67 @@ BARS = (
     ),
     _least("1 GiB restored, warm, into jax: speed of raw preadv", 0.9, speed_of_raw("large")),
     _least("1 GiB restored by a one-shot call: the same", 0.9, speed_of_raw("large", ONE_SHOT)),
+    _fast("512 MiB saved: speed of the faster raw way", 0.95, "half", SAVE, *RAW),
+    Bar(
+        "512 MiB saved: times safetensors, the median of ten pairs",
+        "at least",
+        1.0,
+        pairs_as_fast("half", SAVE, "safetensors"),
+        "half",
+        SAVE,
+    ),
+    _most(
+        "512 MiB saved: CPU seconds / raw O_DIRECT's with one copy and one crc32c",
+        1.2,
+        cpu_share("half", SAVE, "raw O_DIRECT, crc32c"),
+        "half",
+        SAVE,
+    ),
+    _least("512 MiB restored, warm, into jax: speed of raw preadv", 0.9, speed_of_raw("half"), "half"),
+    _least("512 MiB restored by a one-shot call: the same", 0.9, speed_of_raw("half", ONE_SHOT), "half"),
+    _staged("", 1.5),
+    _staged(" by penstock.orbax's AsyncCheckpointer", 5, FACE_ASYNC),
+    _staged(" by penstock.orbax's CheckpointManager", 5, FACE_MANAGER),
+    *[
+        _most(
+            f"{what} restored into jax by penstock.orbax: time / penstock's own",
+            1.1,
+            beside_its_own(workload, INTO_JAX, FACE),
+            workload,
+            INTO_JAX,
+        )
+        for workload, what in (("half", "512 MiB"), ("small", "10,000 leaves"))
+    ],
+    _most(
+        "10,000 leaves saved for the first time: µs a leaf",
+        12,
+        microseconds_per_leaf("small", SAVE, FIRST),
+        "small",
+        SAVE,
+    ),
+    _most(
+        "10,000 leaves restored into jax by a one-shot call: µs a leaf",
+        18,
+        microseconds_per_leaf("small", INTO_JAX, ONE_SHOT),
+        "small",
+        INTO_JAX,
+    ),
+    *[
+        _most(f"a million leaves {what}, s", limit, time_of("million", operation), "million", operation)
+        for what, limit, operation in (
+            ("saved", 12, SAVE),
+            ("restored", 10, INTO_NUMPY),
+            ("looked at", 4, METADATA),
+        )
+    ],
+    _growth("a million leaves saved: time a leaf / with 100,000", SAVE, "million", "many"),
+    _most(
+        "a million leaves saved: extra memory, bytes a leaf",
+        400,
+        memory_per_leaf("million", SAVE),
+        "million",
+        SAVE,
+    ),
     _fast("transformer restored into jax: times safetensors", 2.0, "transformer", INTO_JAX, "safetensors"),
     _most(
         "1 GiB saved: CPU seconds / raw O_DIRECT's with one copy and one crc32c",

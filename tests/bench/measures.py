@@ -50,6 +50,47 @@ def time_of(workload: str, operation: str) -> Measure:
     return lambda results: median(results.seconds(workload, OURS, operation))
 
 
+def microseconds_per_leaf(workload: str, operation: str, ours: str = OURS) -> Measure:
+    """Microseconds for each leaf."""
+
+    def measure(results: Results) -> float | None:
+        size, took = results.size(workload), median(results.seconds(workload, ours, operation))
+        return None if size is None or took is None else took / size.n_leaves * 1e6
+
+    return measure
+
+
+def staged_ms(workload: str, ours: str = OURS) -> Measure:
+    """Milliseconds until a save gives its caller control."""
+
+    def measure(results: Results) -> float | None:
+        took = median(results.staged(workload, ours))
+        return None if took is None else took * 1e3
+
+    return measure
+
+
+def pairs_as_fast(workload: str, operation: str, other: str) -> Measure:
+    """How many times as fast as `other`: the median over the rounds, each of which has both."""
+
+    def measure(results: Results) -> float | None:
+        theirs = results.seconds(workload, other, operation)
+        ours = results.seconds(workload, OURS, operation)
+        return median([b / a for a, b in zip(ours, theirs, strict=False)])
+
+    return measure
+
+
+def beside_its_own(workload: str, operation: str, ours: str) -> Measure:
+    """How many times the time of penstock's own call."""
+
+    def measure(results: Results) -> float | None:
+        own = median(results.seconds(workload, OURS, operation))
+        return _ratio(median(results.seconds(workload, ours, operation)), own)
+
+    return measure
+
+
 def staged_share(workload: str) -> Measure:
     """Time until staged, as a part of what Orbax's asynchronous save blocks for."""
 
@@ -150,6 +191,16 @@ def memory_share(workload: str, operation: str) -> Measure:
     def measure(results: Results) -> float | None:
         size, memory = results.size(workload), results.extra_memory(workload, OURS, operation)
         return _ratio(memory.extra_bytes, size.nbytes) if size and memory else None
+
+    return measure
+
+
+def memory_per_leaf(workload: str, operation: str) -> Measure:
+    """Bytes of peak extra memory for each leaf."""
+
+    def measure(results: Results) -> float | None:
+        size, memory = results.size(workload), results.extra_memory(workload, OURS, operation)
+        return _ratio(memory.extra_bytes, size.n_leaves) if size and memory else None
 
     return measure
 

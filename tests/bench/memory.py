@@ -26,7 +26,6 @@ from tests.bench.results import Memory, Note, Operation, Results
 from tests.bench.workloads import Workload
 
 INTERVAL_S = 0.001
-OPERATIONS = (Operation.SAVE, Operation.RESTORE_JAX)
 # The variants of penstock differ in time only; the system calls have no memory to speak of.
 WATCHED = ("penstock", "Orbax", "Orbax uncompressed", "safetensors", "numpy")
 
@@ -44,7 +43,7 @@ def measure_memory(workload: Workload, options: Options, place: Path) -> Results
         check_space(place, int(workload.nbytes * scale), 1)
         folder = Path(tempfile.mkdtemp(prefix=f"memory-{workload.name}-", dir=place))
         try:
-            for operation in OPERATIONS:
+            for operation in operations(workload):
                 sys.stderr.write(f"{workload.name} memory: {label}: {operation}\n")
                 asked = {"workload": workload.name, "scale": scale, "label": label, "operation": operation}
                 results.memory.append(_watched(workload, {**asked, "path": str(folder / "checkpoint")}))
@@ -54,6 +53,12 @@ def measure_memory(workload: Workload, options: Options, place: Path) -> Results
             shutil.rmtree(folder, ignore_errors=True)
 
     return results
+
+
+def operations(workload: Workload) -> tuple[Operation, Operation]:
+    """A save, and a restore into jax; into numpy where the workload has no other."""
+    into_jax = Operation.RESTORE_JAX in workload.operations
+    return Operation.SAVE, Operation.RESTORE_JAX if into_jax else Operation.RESTORE_NUMPY
 
 
 def _watched(workload: Workload, asked: dict[str, Any]) -> Memory:

@@ -69,8 +69,8 @@ def draw(results: Results, machine: dict[str, Any], labels: Sequence[str]) -> st
         "<title>penstock's benchmark</title>",
         f"<style>{STYLE}</style>",
         f'<rect width="{WIDTH}" height="{top:.0f}" fill="#ffffff"/>',
-        _text(LEFT, 38, "Time to save, to restore and to open: shorter is better", "title"),
-        _text(LEFT, 62, _subtitle(machine), "subtitle"),
+        text(LEFT, 38, "Time to save, to restore and to open: shorter is better", "title"),
+        text(LEFT, 62, _subtitle(machine), "subtitle"),
     ]
     return "\n".join([*head, *parts, "</svg>"]) + "\n"
 
@@ -92,7 +92,7 @@ def _subtitle(machine: dict[str, Any]) -> str:
 def _row(size: Size, panels: Sequence[tuple[Operation, list[Bar]]], top: float) -> Iterator[str]:
     title = f"{size.title} ({amounts(size)})"
     yield f'<g id="{escape(size.workload)}">'
-    yield _text(LEFT, top + 14, title, "workload")
+    yield text(LEFT, top + 14, title, "workload")
     step = (WIDTH - 2 * LEFT) / len(panels)
     for at, (operation, bars) in enumerate(panels):
         yield from _panel(operation, bars, LEFT + at * step, top + TITLE)
@@ -107,22 +107,23 @@ def _panel(operation: Operation, bars: Sequence[Bar], left: float, top: float) -
     zero = left + NAMES
     scale = (PANEL - NAMES / 2 - VALUE) / max(bar.time.high for bar in bars)
     name = "save, until durable" if operation is Operation.SAVE else str(operation)
-    yield _text(zero, top - 8, name, "small")
+    yield text(zero, top - 8, name, "small")
     for at, bar in enumerate(bars):
         y = top + at * BAR
         middle = y + BAR / 2
         end = zero + bar.time.median * scale
         family = bar.label.partition(",")[0].partition(" ")[0]
         style = "ours" if family == "penstock" else ""
-        yield _text(zero - 8, middle + 4, bar.label, style, anchor="end")
+        yield text(zero - 8, middle + 4, bar.label, style, anchor="end")
         yield (
             f'<rect x="{zero:.1f}" y="{y + 3:.1f}" width="{max(end - zero, 1):.1f}" height="{BAR - 6}" '
             f'fill="{COLOURS[family]}"/>'
         )
         low, high = zero + bar.time.low * scale, zero + bar.time.high * scale
         yield f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{middle:.1f}" y2="{middle:.1f}" stroke="#0f172a"/>'
-        yield _text(max(end, high) + 6, middle + 4, seconds(bar.time.median), "small")
+        yield text(max(end, high) + 6, middle + 4, seconds(bar.time.median), "small")
 
 
-def _text(x: float, y: float, text: str, style: str = "", *, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}" text-anchor="{anchor}">{escape(text)}</text>'
+def text(x: float, y: float, words: str, style: str = "", *, anchor: str = "start") -> str:
+    """Return a line of text as an element."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}" text-anchor="{anchor}">{escape(words)}</text>'

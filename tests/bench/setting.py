@@ -78,8 +78,10 @@ class Setting:
                 made = trees.onto_four(self.state)
             elif operation is Operation.SECOND_SAVE:
                 made = trees.changed(self.state)
+            elif operation is Operation.RESTORE_JAX:
+                made = trees.into_jax(self.state)
             else:
-                made = trees.into_jax(self.state) if operation.reads else self.state
+                made = self.state
 
             self._targets[operation] = made
 

@@ -67,6 +67,30 @@ def test_growth_is_by_leaf() -> None:
     assert measures.per_leaf_growth("many", "small", SAVE)(results) == pytest.approx(1.2)
 
 
+def test_pairs_are_of_one_round() -> None:
+    results = results_of(timed("penstock", 1, 4, 10), timed("safetensors", 2, 4, 5))
+
+    assert measures.pairs_as_fast("large", SAVE, "safetensors")(results) == 1
+    assert measures.pairs_as_fast("large", SAVE, "absent")(results) is None
+
+
+def test_the_face_is_compared_with_the_call_behind_it() -> None:
+    results = results_of(timed("penstock", 2), timed("penstock.orbax", 3))
+
+    assert measures.beside_its_own("large", SAVE, "penstock.orbax")(results) == 1.5
+
+
+def test_what_is_not_a_ratio() -> None:
+    results = results_of(timed("penstock", 2, staged_s=0.25))
+    results.sizes = [Size("large", "", 4, 1000)]
+    results.memory = [Memory("large", "penstock", SAVE, 50, 70, 9)]
+
+    assert measures.microseconds_per_leaf("large", SAVE)(results) == 500_000
+    assert measures.staged_ms("large")(results) == 250
+    assert measures.memory_per_leaf("large", SAVE)(results) == 12.5
+    assert measures.staged_ms("small")(results) is None
+
+
 def test_memory_and_bytes_are_shares() -> None:
     results = results_of(
         timed("penstock", 1, nbytes_written=200),

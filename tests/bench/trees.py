@@ -53,6 +53,8 @@ def filled(seed: int, leaf: Any) -> Any:
     numbers = (
         np.random.default_rng(seed).standard_normal(leaf.shape, np.float32).astype(leaf.dtype, copy=False)
     )
+    if isinstance(leaf, np.ndarray):
+        return numbers
     if isinstance(leaf.sharding, SingleDeviceSharding):
         return jnp.array(numbers)  # a copy that is jax's own
 
@@ -119,6 +121,11 @@ def kilobytes(n: int) -> Any:
     }
 
 
+def siblings(n: int) -> Any:
+    """NumPy arrays of 64 bytes, side by side."""
+    return {f"leaf_{at:07d}": np.empty(16, np.float32) for at in range(n)}
+
+
 def one(scale: float) -> Any:
     return {"leaf": _spec((int(512 * KIB * scale), 1024))}
 
@@ -147,10 +154,12 @@ def changing(scale: float) -> Any:
 
 SPECIFIED: dict[str, Callable[[float], Any]] = {
     "large": large,
+    "half": lambda scale: large(scale / 2),
     "transformer": transformer,
     "small": lambda scale: kilobytes(int(10_000 * scale)),
     "first": lambda scale: kilobytes(int(10_000 * scale)),
     "many": lambda scale: kilobytes(int(100_000 * scale)),
+    "million": lambda scale: siblings(int(10**6 * scale)),
     "one": one,
     "beside": lambda scale: large(scale * 3 / 16),
     "sharded": sharded,

@@ -58,8 +58,8 @@ def measured(options: dict[str, Any]) -> Results:
         state,
         rounds,
         folder,
-        ours(),
-        others(with_orbax=with_orbax, in_shards=workload.in_shards),
+        ours(all_ways=workload.all_ways),
+        others(with_orbax=with_orbax, in_shards=workload.in_shards, all_ways=workload.all_ways),
     )
     results.notes.append(Note(workload.name, "raw", raw_ways(n_threads("save"), n_threads("restore"))))
     return results

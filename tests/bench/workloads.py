@@ -25,9 +25,11 @@ class Workload:
     quick: float  #: part of the size in a quick run
     devices: int = 1
     in_shards: bool = False  #: whether each leaf is as many small shards as there are devices
+    n_processes: int = 0  #: that save and restore together, with two devices each
     n_steps: int = 0  #: in a directory of steps, which is what is worked on then
     memory: bool = False  #: whether peak memory is measured, in a process for each operation
     stalls: bool = False  #: whether the event loop is watched
+    all_ways: bool = False  #: whether managers take part, all of `penstock.orbax`, and copies of CPU memory
     cold: bool = False  #: whether each variant has a fresh process, with its loop watched from the first call
     fewer: Mapping[str, int] = field(default_factory=dict[str, int])  #: most rounds, by contender
     skipped: Mapping[str, str] = field(default_factory=dict[str, str])  #: why, by contender
@@ -43,6 +45,17 @@ WORKLOADS = (
         quick=1 / 8,
         memory=True,
         stalls=True,
+    ),
+    Workload(
+        "half",
+        "512 MiB in 8 float32 arrays, ten rounds",
+        WARM,
+        rounds=10,
+        nbytes=2**29,
+        quick=1 / 8,
+        all_ways=True,
+        fewer=dict.fromkeys(("Orbax", "Orbax async", "Orbax uncompressed", "Orbax manager"), 3),
+        skipped={"numpy": "see the workload of 1 GiB"},
     ),
     Workload(
         "transformer",
@@ -62,7 +75,8 @@ WORKLOADS = (
         quick=1 / 10,
         memory=True,
         stalls=True,
-        fewer={"Orbax": 2, "Orbax async": 2, "Orbax uncompressed": 1, "numpy": 1},
+        all_ways=True,
+        fewer={"Orbax": 2, "Orbax async": 2, "Orbax uncompressed": 1, "Orbax manager": 1, "numpy": 1},
     ),
     Workload(
         "first",
@@ -87,6 +101,21 @@ WORKLOADS = (
         rounds=3,
         nbytes=100 * 2**20,
         quick=1 / 10,
+        skipped={
+            "Orbax": MINUTES,
+            "Orbax async": MINUTES,
+            "Orbax uncompressed": MINUTES,
+            "numpy": EACH_A_FILE,
+        },
+    ),
+    Workload(
+        "million",
+        "1,000,000 NumPy leaves of 64 bytes",
+        (Operation.SAVE, Operation.RESTORE_NUMPY, Operation.METADATA),
+        rounds=1,
+        nbytes=64 * 10**6,
+        quick=1 / 100,
+        memory=True,
         skipped={
             "Orbax": MINUTES,
             "Orbax async": MINUTES,
@@ -125,6 +154,19 @@ WORKLOADS = (
             skipped={"numpy": EACH_A_FILE},
         )
         for name, n in (("shards-1000", 1000), ("shards-4000", 4000))
+    ],
+    *[
+        Workload(
+            f"processes-{n}",
+            f"4 arrays over the two devices of each of {n} processes",
+            (Operation.SAVE, Operation.RESTORE_JAX),
+            rounds=5,
+            nbytes=2**27,
+            quick=1 / 8,
+            devices=2,
+            n_processes=n,
+        )
+        for n in (1, 2, 4, 8)
     ],
     Workload(
         "changed",

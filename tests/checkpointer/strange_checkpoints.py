@@ -237,9 +237,12 @@ def numbered_manifest(path: Path) -> None:
 
 
 def gzip_of_zeros(nbytes: int) -> bytes:
-    packer = zlib.compressobj(9)
-    block = bytes(2**20)
-    return b"".join([packer.compress(block) for _ in range(nbytes // len(block))]) + packer.flush()
+    """A stream of one block, packed once, again and again: a full flush ends each, so none needs another."""
+    packer, size = zlib.compressobj(9), 2**20
+    packed = packer.compress(bytes(size)) + packer.flush(zlib.Z_FULL_FLUSH)
+    head, block = packed[:2], packed[2:]
+    adler32 = nbytes % 65521 << 16 | 1
+    return head + block * (nbytes // size) + b"\3\0" + adler32.to_bytes(4, "big")
 
 
 def record(files: Mapping[str, Sequence[tuple[int, int, int]]], documents: Mapping[str, Digest]) -> Write:

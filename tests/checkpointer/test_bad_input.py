@@ -160,6 +160,12 @@ class TestTrees:
 
 
 class TestPaths:
+    @pytest.mark.parametrize("path", ["s3://bucket", "s3://bucket/", Path("s3://bucket")])
+    async def test_a_bucket_is_no_place_for_a_checkpoint(self, path: Any) -> None:
+        async with Checkpointer() as checkpointer:
+            with pytest.raises(PathError, match=r"'s3://bucket' is a whole bucket; .* s3://bucket/run"):
+                await checkpointer.save(path, {"a": 1})
+
     @pytest.mark.parametrize(
         ("path", "words"),
         [
@@ -167,9 +173,8 @@ class TestPaths:
             ("  ", "is empty"),
             ("a\0b", "NUL"),
             (b"bytes", "is not text"),
-            ("gs://bucket/a", "names a gs:// store; only local paths"),
+            ("gs://bucket/a", "names a gs:// store; local paths and s3://"),
             (Path("gs://bucket/a"), "names a gs:// store"),
-            ("s3://bucket", "names a s3:// store"),
             ("file://elsewhere/a", "names a file:// store"),
             ("/tmp/a.orbax-checkpoint-tmp", "which marks an interrupted save"),
             ("/tmp/a.orbax-checkpoint-tmp-7", "which marks an interrupted save"),

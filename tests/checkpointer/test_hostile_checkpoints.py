@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tracemalloc
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tests.checkpointer.strange_checkpoints import STRANGE
+from tests.checkpointer.strange_checkpoints import STRANGE, gzip_of_zeros
 
 import penstock
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
@@ -377,3 +378,7 @@ async def test_a_record_names_nothing_outside(tmp_path: Path) -> None:
         "'/etc/passwd' leads out of the checkpoint"
     ]
     assert report.n_documents == 0
+
+
+def test_the_zeros_that_are_zipped_are_a_whole_stream() -> None:
+    assert zlib.decompress(gzip_of_zeros(2**22)) == bytes(2**22)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from anyio import create_task_group
+from tests import collecting
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.stores.local import LocalStore
@@ -25,6 +25,7 @@ from penstock.testing.crash_store import Crash, CrashStore
 from penstock.testing.faulty_store import FaultyStore
 
 pytestmark = pytest.mark.anyio
+unclosed_streams_and_files_are_found = collecting.unclosed_streams_and_files_are_found
 
 ASYNCIO_ONLY = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 """For sweeps in which the event loop plays no part but to run the stages."""
@@ -33,12 +34,6 @@ NEW_OR_OVERWRITE = pytest.mark.parametrize(
     "overwrite", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["new", "overwrite"]
 )
 """Overwriting is swept in tests/contract, too."""
-
-
-@pytest.fixture(autouse=True)
-def _unclosed_streams_and_files_are_found() -> Iterator[None]:
-    yield
-    gc.collect()
 
 
 def tree_of(number: int) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import pytest
 from flax.core import freeze
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from tests.byte_counting import files_of_arrays
+from tests.xla_settings import xla_flags
 
 import penstock
 from penstock.checkpointer.checkpointer import Checkpointer
@@ -483,7 +484,7 @@ def run_python(program: str, path: Path, *, n_devices: int) -> str:
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(penstock.__file__).parents[1]),
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={n_devices}",
+        "XLA_FLAGS": xla_flags(n_devices),
     }
     command = [sys.executable, "-W", "error", "-c", program, str(path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50, check=False)

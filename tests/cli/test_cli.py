@@ -213,7 +213,7 @@ def test_verify_says_what_the_medium_refused(
 ) -> None:
     store = FaultyStore(LocalStore())
     store.fail_on("file.read_at")
-    monkeypatch.setattr("penstock.checkpointer.engine.LocalStore", lambda **_: store)
+    monkeypatch.setattr("penstock.stores.store_finder.LocalStore", lambda **_: store)
 
     assert main(["verify", str(checkpoint)]) == 5
     assert "could not be read: Input/output error" in capsys.readouterr().out

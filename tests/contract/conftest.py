@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ("folder",)
-
-import gc
-from collections.abc import Iterator
+__all__ = ("folder", "unclosed_streams_and_files_are_found")
 
 import pytest
+from tests.collecting import unclosed_streams_and_files_are_found
 from tests.memory_folder import folder
 
 
@@ -16,17 +14,3 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, object
     """As everywhere, but without debug mode, which makes these saves three times as slow."""
     backend: tuple[str, dict[str, object]] = request.param
     return backend
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _nothing_old_is_collected_again() -> None:
-    # A full collection takes long with jax loaded. Here all test modules are imported.
-    gc.collect()
-    gc.freeze()
-
-
-@pytest.fixture(autouse=True)
-def _unclosed_streams_and_files_are_found() -> Iterator[None]:
-    # They warn when they are collected; collecting here blames the right test.
-    yield
-    gc.collect()

@@ -8,7 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -39,13 +39,16 @@ from penstock.testing.capability_conformance import (
     RenameConformance,
     SharingConformance,
     UntrustedFilesConformance,
+    WritingTogetherConformance,
 )
 from penstock.testing.crash_store import CrashStore
 from penstock.testing.faulty_store import FaultyStore
 from penstock.testing.handler_conformance import HandlerConformance
 from penstock.testing.memory_store import MemoryStore
 from penstock.testing.stage_conformance import StageConformance
-from penstock.testing.store_conformance import StoreConformance
+from penstock.testing.store_conformance import DirectoryConformance, StoreConformance
+
+T = TypeVar("T")
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -57,16 +60,43 @@ def tmp_path(folder: Path) -> Path:
     return folder
 
 
+def stopped_elsewhere(tests: type[T]) -> type[T]:
+    """Have `make test-slow` stop a save and a restore at each step: another class here has it done already.
+
+    Leaves of other handlers travel as NumPy's do. `TestEncode` has our other stages around its own. Each of
+    these tests puts a `FaultyStore` around the store that it is given.
+    """
+    for name in (
+        "test_a_save_that_fails_or_is_cancelled_anywhere_leaves_nothing",
+        "test_a_restore_that_is_cancelled_anywhere_holds_nothing",
+        "test_checkpoints_are_saved_and_restored_and_undone_wherever_it_fails",
+    ):
+        if hasattr(tests, name):
+            setattr(tests, name, pytest.mark.slow(_again(getattr(tests, name))))
+
+    return tests
+
+
+def _again(test: Callable[[Any, Path], None]) -> Callable[[Any, Path], None]:
+    # A function of its own: a mark on the one that is inherited would mark it for every class.
+    def again(self: Any, tmp_path: Path) -> None:
+        test(self, tmp_path)
+
+    return again
+
+
 class _EveryCapability(
     ExchangeConformance,
     RenameConformance,
     SharingConformance,
+    WritingTogetherConformance,
     MappingConformance,
     ForeignFilesConformance,
     KvStoreConformance,
     ListingConformance,
     UntrustedFilesConformance,
     HoldConformance,
+    DirectoryConformance,
 ):
     """What the local store, and a store around it, must do beyond the required part."""
 
@@ -76,6 +106,7 @@ class TestLocalStore(StoreConformance, _EveryCapability):
         return LocalStore()
 
 
+@stopped_elsewhere
 class TestFaultyStore(StoreConformance, _EveryCapability):
     def make_store(self) -> Store:
         return FaultyStore(LocalStore())
@@ -90,7 +121,7 @@ class TestCrashStoreCapabilities(_EveryCapability):
         return self.store
 
 
-class TestMemoryStore(StoreConformance, SharingConformance, FreeSpaceConformance):
+class TestMemoryStore(StoreConformance, DirectoryConformance, SharingConformance, FreeSpaceConformance):
     @pytest.fixture(autouse=True)
     def _store(self, tmp_path: Path) -> None:
         self.store = self.new_store(str(tmp_path))
@@ -104,21 +135,10 @@ class TestMemoryStore(StoreConformance, SharingConformance, FreeSpaceConformance
         return self.store
 
 
+@stopped_elsewhere
 class TestFaultyMemoryStore(TestMemoryStore):
     def make_store(self) -> Store:
         return FaultyStore(self.store)
-
-
-class _StoppedElsewhere(HandlerConformance):
-    """Its leaves travel as NumPy's do, which are stopped at each step."""
-
-    @pytest.mark.slow
-    def test_a_save_that_fails_or_is_cancelled_anywhere_leaves_nothing(self, tmp_path: Path) -> None:
-        super().test_a_save_that_fails_or_is_cancelled_anywhere_leaves_nothing(tmp_path)
-
-    @pytest.mark.slow
-    def test_a_restore_that_is_cancelled_anywhere_holds_nothing(self, tmp_path: Path) -> None:
-        super().test_a_restore_that_is_cancelled_anywhere_holds_nothing(tmp_path)
 
 
 class TestNumpy(HandlerConformance):
@@ -137,7 +157,8 @@ class TestNumpy(HandlerConformance):
         value[...] = 0
 
 
-class TestArray(_StoppedElsewhere):
+@stopped_elsewhere
+class TestArray(HandlerConformance):
     memory_limit = 20_000
 
     def make_handler(self) -> LeafHandler:
@@ -158,7 +179,8 @@ class TestArray(_StoppedElsewhere):
         value.delete()
 
 
-class TestScalar(_StoppedElsewhere):
+@stopped_elsewhere
+class TestScalar(HandlerConformance):
     def make_handler(self) -> LeafHandler:
         return ScalarHandler()
 
@@ -166,7 +188,8 @@ class TestScalar(_StoppedElsewhere):
         return [1, -(2**40), 0]
 
 
-class TestString(_StoppedElsewhere):
+@stopped_elsewhere
+class TestString(HandlerConformance):
     def make_handler(self) -> LeafHandler:
         return StringHandler()
 
@@ -188,19 +211,8 @@ class TestThirdParty(HandlerConformance):
         value.text = "another"
 
 
-class _StagesStoppedElsewhere(StageConformance):
-    """Encode is stopped at each step, with our other stages around it."""
-
-    @pytest.mark.slow
-    def test_a_save_that_fails_or_is_cancelled_anywhere_leaves_nothing(self, tmp_path: Path) -> None:
-        super().test_a_save_that_fails_or_is_cancelled_anywhere_leaves_nothing(tmp_path)
-
-    @pytest.mark.slow
-    def test_a_restore_that_is_cancelled_anywhere_holds_nothing(self, tmp_path: Path) -> None:
-        super().test_a_restore_that_is_cancelled_anywhere_holds_nothing(tmp_path)
-
-
-class TestOurStages(_StagesStoppedElsewhere):
+@stopped_elsewhere
+class TestOurStages(StageConformance):
     def pipelines(self, saving: Any, restoring: Any) -> Any:
         return saving, restoring
 
@@ -210,7 +222,8 @@ class TestEncode(StageConformance):
         return saving.insert_after("device_to_host", Encode(), called="encode"), restoring
 
 
-class TestLimitBytes(_StagesStoppedElsewhere):
+@stopped_elsewhere
+class TestLimitBytes(StageConformance):
     def pipelines(self, saving: Any, restoring: Any) -> Any:
         return saving.replace("limit_bytes", LimitBytes(in_flight_bytes=1000)), restoring
 
@@ -375,7 +388,10 @@ def test_a_store_whose_readers_hold_wrongly_is_found(
 
 @pytest.mark.parametrize(
     "make",
-    [_WithoutReadHolds, lambda: FaultyStore(cast("Store", _WithoutReadHolds()))],
+    [
+        _WithoutReadHolds,
+        pytest.param(lambda: FaultyStore(cast("Store", _WithoutReadHolds())), marks=pytest.mark.slow),
+    ],
     ids=["bare", "around it"],
 )
 def test_a_store_without_holds_for_reading_is_a_store(tmp_path: Path, make: Callable[[], Any]) -> None:
@@ -395,7 +411,7 @@ def test_a_store_around_another_has_its_capabilities_and_no_others(tmp_path: Pat
         for found in vars(store_capabilities).values()
         if getattr(found, "_is_runtime_protocol", False) and found is not Capability
     ]
-    assert len(protocols) == 14
+    assert len(protocols) == 15
     for inner in (LocalStore(), MemoryStore()):
         around = FaultyStore(inner) if kind == "faulty" else CrashStore(inner, tmp_path)
         for protocol in protocols:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ("DOCUMENTS", "EARLIER", "PENSTOCK_0_1", "unpack", "unpack_earlier", "unpack_penstock_0_1")
 
+import io
 import json
 import lzma
 import tarfile
@@ -13,18 +14,23 @@ from typing import Any, Final
 _FOLDER: Final = Path(__file__).parent
 
 
+def _opened(archive: str) -> tarfile.TarFile:
+    # In memory: to skip or go back in a file that lzma has open is to decompress all before it again.
+    return tarfile.open(fileobj=io.BytesIO(lzma.decompress((_FOLDER / archive).read_bytes())))
+
+
 def _documents(archive: str) -> dict[str, Any]:
-    with lzma.open(_FOLDER / archive) as file, tarfile.open(fileobj=file) as members:
-        found = {member.name: members.extractfile(member) for member in members if member.isfile()}
-        return {
-            name.split("/")[-2]: json.loads(content.read())
-            for name, content in found.items()
-            if name.endswith("/expected.json") and content is not None
+    with _opened(archive) as members:
+        found = {
+            member.name: members.extractfile(member)
+            for member in members
+            if member.name.endswith("/expected.json")
         }
+        return {name.split("/")[-2]: json.load(content) for name, content in found.items() if content}
 
 
 def _unpack(archive: str, folder: Path) -> None:
-    with lzma.open(_FOLDER / archive) as file, tarfile.open(fileobj=file) as members:
+    with _opened(archive) as members:
         members.extractall(folder, filter="data")
 
 

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import jax
 import numpy as np
 import pytest
+from tests.xla_settings import xla_flags
 
 import penstock
 from penstock.cli.terminal.terminal_output import CommandError
@@ -47,8 +48,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def demo_environment(**more: str) -> dict[str, str]:
     # Eight virtual devices in each of three processes would only take time.
-    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    return {**kept, "PYTHONPATH": str(SOURCE), **more}
+    return {**os.environ, "XLA_FLAGS": xla_flags(1), "PYTHONPATH": str(SOURCE), **more}
 
 
 def train(state: State, first: int, last: int) -> tuple[State, list[float]]:

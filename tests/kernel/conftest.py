@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+__all__ = ("thawed",)
+
 import functools
 import inspect
 from collections.abc import Generator
 
 import anyio
 import pytest
+from tests.collecting import thawed
 
 LIMIT_S = 5.0
 

@@ -33,8 +33,14 @@ LEAVES: Final[Section] = {
         "Whatever holds host memory holds it under the one budget. Both have defaults.",
     ),
     "type_handlers.NumpyHandler": (
-        "Two leaves of one call with the same name are an error.",
-        "Orbax writes both to one place and keeps one of them.",
+        (
+            "Two leaves of one call with the same name are an error. In a tree, `deepcopy_host_arrays` and "
+            "`ocdbt_process_id` are without effect; the latter in `ScalarHandler`, too."
+        ),
+        (
+            "Orbax writes both to one place and keeps one of them. Arrays are always copied before a save "
+            "returns, and one process has one database."
+        ),
     ),
     "type_handlers.StringHandler": (
         "A string whose name leads through another string (`a` and `a/b`) is an error when it is saved.",
@@ -52,8 +58,16 @@ LEAVES: Final[Section] = {
         ),
     ),
     "type_handlers.SingleReplicaArrayHandler": (
-        "It restores typed PRNG keys as keys, if an `array_metadata_store` says which are.",
-        "Orbax gives back their data.",
+        (
+            "It restores typed PRNG keys as keys, if an `array_metadata_store` says which are. "
+            "`broadcast_memory_limit_bytes` and `broadcast_memory_scaling_factor` have no effect, and "
+            "`single_replica_sharding` follows from the sharding. In a job of several processes it sends "
+            "nothing if it is called directly: a checkpointer of one tree does, whose registry has it."
+        ),
+        (
+            "Orbax gives back their data. The limit is that of the checkpointer, `restore_concurrent_bytes`. "
+            "What is sent has an order, which all leaves of a tree share."
+        ),
     ),
     "type_handlers.create_type_handler_registry": (
         "`add` with `override=True` for a type that is derived from a registered one puts it first.",
@@ -83,8 +97,8 @@ LEAVES: Final[Section] = {
         "That means the same as Orbax's default object, which can be changed for everybody.",
     ),
     "tree.tree_trim": (
-        "`strict=False` is refused.",
-        "Its result is of a class that is Orbax's own.",
+        "With `strict=False`, too, a sequence does not stand for a class with named fields.",
+        "Orbax takes all its fields for missing, in silence.",
     ),
     "utils.to_flat_dict": (
         "Two leaves that have one key (`{1: a, '1': b}`) are a ValueError.",
@@ -150,10 +164,10 @@ HANDLERS: Final[Section] = {
     "options.MultiprocessingOptions": (
         (
             "A `primary_host` that the job does not have is a ValueError of the call that saves; so is, if "
-            "several processes save together, another one than 0, and `active_processes` that are not all. "
-            "There are no barriers, so `barrier_sync_key_prefix` is without effect."
+            "several processes save together, another one than the first of those that take part, and a call "
+            "in a process that does not. There are no barriers: `barrier_sync_key_prefix` names saves."
         ),
-        "Orbax waits ten minutes for it. Process 0 merges and publishes what several processes save.",
+        "Orbax waits ten minutes for it. The first merges and publishes what several processes save.",
     ),
     "BasePyTreeCheckpointHandler": (
         (
@@ -171,8 +185,34 @@ HANDLERS: Final[Section] = {
         "Orbax wraps every key's data as jax's default kind, and fails for others.",
     ),
     "handlers.JsonCheckpointHandler": (
-        "What JSON does not have is a ValueError of the call that saves.",
-        "Orbax raises a TypeError in the background.",
+        (
+            "What JSON does not have is a ValueError of the call that saves. So is a value, like a message "
+            "of a `ProtoCheckpointHandler`, that differs between processes that save together."
+        ),
+        "Orbax raises a TypeError in the background. Of values that differ it keeps one, in silence.",
+    ),
+    "logging.StandardLogger": (
+        "An entry is an event of penstock's log, `orbax.step`.",
+        "Whoever reads the log finds it among the others.",
+    ),
+    "logging.AbstractLogger": (
+        "A manager's logger is told when a save began and how long it blocked, and no times of its parts.",
+        "They are those of steps of Orbax. A `SaveReport` of penstock says where the time went.",
+    ),
+    "options.AsyncOptions": (
+        (
+            "`barrier_sync_fn` is without effect; so are `save_context` of `save`, `record_event_name` of "
+            "`utils`, and what a `CommitFutureAwaitingContractedSignals` is told beside its name."
+        ),
+        "There are no barriers and no signals, and penstock tells what it does by events.",
+    ),
+    "options.FileOptions": (
+        "`skip_sync_file_validations` is without effect.",
+        "The destination is always checked.",
+    ),
+    "metadata.metadata_store": (
+        "A write has finished, or failed, when it returns, whatever `blocking_write` says.",
+        "Orbax's other store tells of a failure when somebody waits for it, or not at all.",
     ),
     "checkpointers.AbstractCheckpointer": (
         "It is an abstract base class, without `structure`.",
@@ -231,7 +271,8 @@ MANAGERS: Final[Section] = {
         ),
         (
             "Comparing with NaN is always false, so that Orbax keeps whatever its sort leaves at the end. "
-            "There are no object stores and one process; what cannot be done is not accepted in silence."
+            "There are no object stores, and each process reads for itself; what cannot be done is not "
+            "accepted in silence."
         ),
     ),
     "checkpoint_utils.wait_for_new_checkpoint": (
@@ -248,10 +289,68 @@ MANAGERS: Final[Section] = {
     ),
     "path.step": (
         (
-            "It has the two formats, `Metadata`, `NameFormat` and `step_from_checkpoint_name`; `path` has "
-            "nothing else."
+            "`find_all` and `find_step` pass over an empty directory, and `save` takes its place. In "
+            "`standard_name_format`, `single_host_load_and_broadcast` and `atomicity_options` are without "
+            "effect."
         ),
-        "The other functions there are Orbax's own.",
+        "A process that is killed before its first file leaves one. It holds no step.",
+    ),
+}
+
+# Module -> its names that are not here, and why. A test compares it with what Orbax shows.
+ABSENT: Final[dict[str, tuple[tuple[str, ...], str]]] = {
+    "checkpoint_manager": (
+        (
+            *("AbstractCheckpointer", "CheckpointArgs", "CheckpointHandler", "CheckpointHandlerRegistry"),
+            *("CheckpointInfo", "CompositeCheckpointHandler", "JsonCheckpointHandler", "METADATA_ITEM_NAME"),
+            *("ProtoCheckpointHandler", "deserialize_root_metadata", "is_async_checkpointer"),
+            *("determine_default_item_mode_from_args", "serialize_root_metadata"),
+        ),
+        "Orbax imports them there for itself; what is public of them has its place in another module.",
+    ),
+    "checkpoint_managers": (("AbstractCheckpointManager",), "It is in `abstract_checkpoint_manager`."),
+    "checkpoint_utils": (
+        ("STANDARD_ARRAY_TYPES", "get_snapshot_dir_from_step_dir"),
+        "Parts of how Orbax copies a step.",
+    ),
+    "logging.step_statistics": (("EmergencyRestoreStepStatistics",), "For Orbax's emergency checkpoints."),
+    "multihost": (
+        ("BarrierSyncFn", "get_barrier_sync_fn"),
+        "penstock has no barriers: one verdict ends what several processes do.",
+    ),
+    "path": (
+        ("atomicity", "atomicity_defaults", "atomicity_types", "deleter", "format_utils"),
+        "How Orbax builds, deletes and recognises directories; see `v1.is_orbax_checkpoint` for the last.",
+    ),
+    "path.step": (
+        (
+            *("ALLOWED_STEP_NAME_PATTERN", "MetadataT", "TMP_DIR_STEP_PATTERN", "all_temporary_paths"),
+            "single_host_load_and_broadcast_name_format",
+        ),
+        "Parts of Orbax's own functions; `tmp_checkpoints` names what is unfinished.",
+    ),
+    "serialization": (
+        ("async_deserialize", "async_serialize"),
+        "One array through TensorStore; jax has them in `jax.experimental.array_serialization`.",
+    ),
+    "test_utils": (
+        (
+            *("ErrorCheckpointHandler", "ErrorRestoreArgs", "ErrorSaveArgs", "PyTreeCheckpointHandler"),
+            *("MockDeferredWritableTemporaryPath", "TestLimitInFlightBytes", "assert_every_n_is_x_apart"),
+            *("barrier_compatible_test", "concurrent_gb_test_setup", "create_single_replica_restore_args"),
+            *("create_tmp_directory", "ensure_atomic_save", "filter_metadata_fields", "get_byte_limiter"),
+            *("get_composite_save_args", "get_expected_chunk_shape", "get_fake_global_mesh_for_slices"),
+            *("global_type_handler_registry_context", "is_compression_used", "ocdbt_checkpoint_context"),
+            *("save_fake_tmp_dir", "select_single_replica", "set_tensorstore_driver_for_test"),
+            *("swap_slices_in_mesh", "sync_global_processes"),
+        ),
+        "They are for Orbax's own tests. See `penstock.testing`.",
+    ),
+    "testing": (("local_path",), "It is for Orbax's own tests of several processes."),
+    "transform_utils": (("RestoreArgs",), "It is in `type_handlers`."),
+    "(the package)": (
+        ("experimental",),
+        "`experimental.v1` is `penstock.orbax.v1`; emergency checkpoints and the tiering service are others.",
     ),
 }
 
@@ -279,6 +378,10 @@ def render() -> str:
     for title, section in {**SECTIONS, "The newer API, `penstock.orbax.v1`": V1}.items():
         lines += ["", f"## {title}", "", "| name | difference | reason |", "| --- | --- | --- |"]
         lines += [f"| `{name}` | {what} | {why} |" for name, (what, why) in sorted(section.items())]
+
+    lines += ["", "## Names that are not there", "", "| module | names | reason |", "| --- | --- | --- |"]
+    for module, (names, why) in sorted(ABSENT.items()):
+        lines.append(f"| `{module}` | {', '.join(f'`{name}`' for name in sorted(names))} | {why} |")
 
     return "\n".join(lines) + "\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import orbax.checkpoint
@@ -100,4 +100,28 @@ def test_a_save_that_takes_too_long_fails_on_time_and_is_removed_later(tmp_path:
     assert time.monotonic() - begun < 3
     go_on.set()
     checkpointer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_handler_does_at_the_end_counts_for_the_timeout(tmp_path: Path) -> None:
+    finalized: list[str] = []
+
+    class Late(penstock.orbax.AsyncCheckpointHandler):
+        async def async_save(self, directory: Any, args: Any = None, **kwargs: Any) -> None:
+            (directory / "part").write_text("all")
+
+        def save(self, directory: Any, *args: Any, **kwargs: Any) -> None: ...
+
+        def restore(self, directory: Any, *args: Any, **kwargs: Any) -> None: ...
+
+        def finalize(self, directory: Any) -> None:
+            finalized.append(directory.name)
+
+    checkpointer = penstock.orbax.AsyncCheckpointer(Late(), timeout_secs=cast("int", 1e-9))
+    checkpointer.save(tmp_path / "late", 1)
+    with pytest.raises(TimeoutError, match="Timed out after 1e-09 seconds"):
+        checkpointer.wait_until_finished()
+
+    checkpointer.close()
+    assert len(finalized) == 1
     assert list(tmp_path.iterdir()) == []

@@ -209,6 +209,7 @@ class OneFile:
 
     async def serialize(self, params: Sequence[Any], serialization_context: Any) -> Awaitable[None]:
         limiter = serialization_context.byte_limiter
+        assert serialization_context.ts_context is not None  # what Orbax's own handlers open arrays in
         self.calls.append(("serialize", [param.keypath for param in params], limiter))
         texts = {param.name: param.value.text for param in params}
         await limiter.wait_for_bytes(len(texts))
@@ -222,6 +223,7 @@ class OneFile:
 
     async def deserialize(self, params: Sequence[Any], deserialization_context: Any) -> Awaitable[Any]:
         limiter = deserialization_context.byte_limiter
+        assert deserialization_context.ts_context is not None
         self.calls.append(("deserialize", [param.name for param in params], limiter))
 
         async def read() -> list[Note]:

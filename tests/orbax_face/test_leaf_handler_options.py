@@ -137,3 +137,23 @@ def test_without_its_handler_the_array_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is listed in _METADATA and is not there"):
         handler.restore(epath.Path(tmp_path / "one"))
     handler.close()
+
+
+@pytest.mark.parametrize("use_zarr3", [False, True], ids=["zarr2", "zarr3"])
+def test_a_name_that_ends_like_the_key_of_a_chunk_is_told_from_one(use_zarr3: bool, tmp_path: Path) -> None:
+    ocp = penstock.orbax
+
+    class Calling(ocp.type_handlers.NumpyHandler):
+        """Called as a handler of another library is, so that its own database is merged."""
+
+        async def serialize(self, *args: Any, **kwargs: Any) -> Any:
+            return await super().serialize(*args, **kwargs)
+
+    types = ocp.type_handlers.create_type_handler_registry((np.ndarray, Calling()))
+    handler = ocp.PyTreeCheckpointHandler(type_handler_registry=types, use_zarr3=use_zarr3)
+    given = {"b/c": np.arange(3), "b": {"c": {"d": np.arange(4)}}, "c": np.ones(2)}
+    with ocp.Checkpointer(handler) as checkpointer:
+        checkpointer.save(tmp_path / "one", args=ocp.args.PyTreeSave(given))
+        found = checkpointer.restore(tmp_path / "one")
+
+    assert shown(found) == shown(given)

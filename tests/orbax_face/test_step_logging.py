@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 from pathlib import Path
 from typing import Any
@@ -54,3 +55,39 @@ def test_a_store_of_documents_can_be_pickled(tmp_path: Path, ocp: Any) -> None:
 
     assert copied.read(tmp_path / "document") == {"a": 1}
     assert copied.is_blocking_writer()
+
+
+def test_a_store_that_writes_can_be_pickled_too(tmp_path: Path) -> None:
+    store = pickle.loads(pickle.dumps(penstock.orbax.metadata.metadata_store(enable_write=True)))
+
+    store.write(tmp_path / "document", {"a": 1})
+    store.update(tmp_path / "document", b=2)
+
+    assert store.read(tmp_path / "document") == {"a": 1, "b": 2}
+    assert not store.is_blocking_writer()
+
+
+@both
+@pytest.mark.parametrize("call", ["write", "update"])
+def test_a_document_has_a_directory(tmp_path: Path, monkeypatch: Any, ocp: Any, call: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = ocp.metadata.metadata_store(enable_write=True, blocking_write=True)
+
+    with pytest.raises(ValueError, match="Metadata parent name not set"):
+        store.write("document", {"a": 1}) if call == "write" else store.update("document", a=1)
+    with pytest.raises(OSError, match="No such file") as absent:
+        store.write(tmp_path / "nowhere" / "document", {"a": 1})
+    assert absent.value.errno == errno.ENOENT
+
+    assert not list(tmp_path.iterdir())
+    assert store.read("document") is None
+
+
+@both
+def test_a_store_that_only_reads_writes_nothing(tmp_path: Path, ocp: Any) -> None:
+    store = ocp.metadata.metadata_store(enable_write=False, blocking_write=True)
+
+    store.write(tmp_path / "document", {"a": 1})
+    store.update(tmp_path / "document", a=1)
+
+    assert not list(tmp_path.iterdir())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import flax.struct
+import jax
 import orbax.checkpoint
 import pytest
 from flax.core import FrozenDict
@@ -125,9 +126,86 @@ def test_trees_are_trimmed(align: bool) -> None:
         assert found[0] == found[1], (template, structure)
 
 
-def test_parts_of_trees_are_refused() -> None:
-    with pytest.raises(ValueError, match="strict"):
-        OURS.tree.tree_trim({"a": 1}, {}, strict=False)
+class Unregistered(dict[str, Any]):
+    """A mapping that jax takes for a leaf."""
+
+
+@pytest.mark.parametrize("ocp", [OURS, THEIRS], ids=["penstock", "orbax"])
+def test_a_mapping_that_jax_does_not_know_is_trimmed(ocp: Any) -> None:
+    left_out: list[Any] = []
+
+    found = ocp.tree.tree_trim(
+        [Unregistered(a=1, b={"d": 1})],
+        [Unregistered(a=1, b={"d": 2, "e": 3}, c=3)],
+        trimmed_structure_callback=lambda *entry: left_out.append(entry),
+    )
+
+    assert type(found[0]) is Unregistered
+    assert found == [{"a": 1, "b": {"d": 2}}]
+    assert sorted(left_out) == [((0, "b", "e"), 3), ((0, "c"), 3)]
+
+
+# In Orbax a sequence may stand for a class with named fields, all of which are missing then.
+SEQUENCES_FOR_STATES = [(a, b) for a, b in PAIRS if isinstance(a, State) and isinstance(b, list | tuple)]
+
+
+@pytest.mark.parametrize("align", [False, True])
+def test_trees_are_trimmed_to_what_is_there_of_them(align: bool) -> None:
+    for template, structure in PAIRS:
+        if template is None or (template, structure) in SEQUENCES_FOR_STATES:
+            continue
+        found: list[Any] = []
+        for ocp in (OURS, THEIRS):
+            options = {"strict": False, "allow_sequence_mapping_alignment": align}
+            parts = outcome(ocp.tree.tree_trim, template, structure, **options)
+            whole = outcome(getattr, parts, "full_structure")
+            found.append((parts is Exception or parts.unsafe_structure, whole))
+
+        assert found[0] == found[1], (template, structure)
+
+
+TEMPLATE = {"a": 1, "b": [2, {"c": 3}]}
+SOME: Any = {"b": [..., {"c": 30}]}
+OTHERS: Any = {"a": 10, "b": [20, {"c": ...}]}
+
+
+def both_parts(library: Any, value: Any) -> Any:
+    """Parts of a tree as a library makes them: that of penstock has no public name of its own in Orbax."""
+    made = library.tree.tree_trim(TEMPLATE, TEMPLATE, strict=False)
+    return type(made)(TEMPLATE, value)
+
+
+@pytest.mark.parametrize("ocp", [OURS, THEIRS], ids=["penstock", "orbax"])
+def test_parts_of_a_tree_are_put_together(ocp: Any) -> None:
+    some, others = both_parts(ocp, SOME), both_parts(ocp, OTHERS)
+    whole = some.overlay(others)
+
+    assert some.unsafe_structure == {"a": ..., "b": [..., {"c": 30}]}
+    assert whole.full_structure == {"a": 10, "b": [20, {"c": 30}]}
+    assert (whole - some).unsafe_structure == others.unsafe_structure
+    assert whole.intersect(some).unsafe_structure == some.unsafe_structure
+    assert type(whole).like(whole, {"a": 5}).unsafe_structure == {"a": 5, "b": [..., {"c": ...}]}
+    assert type(whole).from_structure(SOME).unsafe_structure == SOME
+    assert type(whole).empty(TEMPLATE).is_empty()
+    assert not some.is_empty()
+    assert some.structure_hash == both_parts(ocp, SOME).structure_hash != whole.structure_hash
+    assert jax.tree.map(lambda leaf: leaf + 1, some).unsafe_structure == {"a": ..., "b": [..., {"c": 31}]}
+    assert some == both_parts(ocp, SOME) != others
+    with pytest.raises(ValueError, match="complete"):
+        _ = some.full_structure
+    with pytest.raises(ValueError, match="both"):
+        whole.overlay(some, strict=True)
+    with pytest.raises(ValueError, match="tree"):
+        both_parts(ocp, {"z": 1})
+    with pytest.raises(ValueError, match=r"differ|Mismatch"):
+        some.overlay(type(some)({"a": 1}, {"a": 2}))
+
+
+def test_what_is_missing_of_a_tree_is_named() -> None:
+    with pytest.raises(ValueError, match="lacks 2 leaves, among them a, b/0") as raised:
+        _ = both_parts(OURS, SOME).full_structure
+
+    assert vars(raised.value)["missing"] == (("a",), ("b", "0"))
 
 
 @pytest.mark.parametrize("name", ["merge_trees", "tree_difference", "tree_trim"])

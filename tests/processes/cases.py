@@ -9,14 +9,34 @@ from tests.processes import (
     base_cases,
     failure_cases,
     format_cases,
+    handler_cases,
+    local_cases,
     orbax_cases,
+    orbax_items_cases,
+    orbax_steps_cases,
     own_cases,
     reading_cases,
+    replica_cases,
     saving_cases,
+    some_cases,
 )
 from tests.processes.job_case import Here
 
-FILES = (saving_cases, format_cases, reading_cases, orbax_cases, own_cases, base_cases, failure_cases)
+FILES = (
+    saving_cases,
+    format_cases,
+    handler_cases,
+    reading_cases,
+    replica_cases,
+    orbax_cases,
+    orbax_items_cases,
+    orbax_steps_cases,
+    own_cases,
+    base_cases,
+    some_cases,
+    local_cases,
+    failure_cases,
+)
 
 
 def case(name: str) -> Callable[[Here], Awaitable[Any]]:

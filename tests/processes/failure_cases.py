@@ -17,6 +17,7 @@ from penstock.errors import PeerError, PlansDifferError, StorageError
 from penstock.handlers.formats.common.integrity import decode
 from penstock.handlers.formats.orbax.documents.file_names import INTEGRITY
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.config.save_format import SaveFormat
 from penstock.testing import FaultyStore
 
 
@@ -31,11 +32,15 @@ async def trees_that_differ_are_refused(here: Here) -> Any:
             "rows": spread(np.zeros((8, 8), np.float32), P("host"), mesh),
         },
     }
-    for name, change in changed.items():
-        tree = whole(mesh)
-        async with checkpointer() as opened:
+    for name in (*changed, "format", "metadata"):
+        tree, is_odd = whole(mesh), here.rank == here.last
+        change = changed.get(name)
+        form = SaveFormat(ocdbt=not (is_odd and name == "format"))
+        metadata = {"a": 1} if is_odd and name == "metadata" else None
+        async with checkpointer(save_format=form) as opened:
             try:
-                await (await opened.save(path, change(tree) if here.rank == here.last else tree))
+                asked = change(tree) if is_odd and change is not None else tree
+                await (await opened.save(path, asked, custom_metadata=metadata))
             except PlansDifferError as error:
                 told[name] = {"who": list(error.processes), "what": list(error.differences)}
         await here.meet(name)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.xla_settings import xla_flags
 
 ROOT = Path(__file__).parents[2]
 TAIL = 6000
@@ -63,11 +64,19 @@ class Job:
 
 
 def run_once(
-    factory: pytest.TempPathFactory, count: int, cases: Sequence[str], *, backend: str = "asyncio"
+    factory: pytest.TempPathFactory,
+    count: int,
+    cases: Sequence[str],
+    *,
+    backend: str = "asyncio",
+    about: str = "",
 ) -> Job:
-    """Do what `run_job` does, once for all workers of pytest-xdist: whoever comes first runs it."""
+    """Do what `run_job` does, once for all workers of pytest-xdist: whoever comes first runs it.
+
+    There is one such job of each size, and of what it is about.
+    """
     base = factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"job of {count}"
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"job of {count}{about}"
     folder.mkdir(exist_ok=True)
     codes = folder / "exit codes"
     with (folder / "lock").open("w") as lock:
@@ -91,32 +100,7 @@ def run_job(
         backend: Of anyio.
         limit_s: For all of it; then the processes are killed.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-
-    started: list[subprocess.Popen[bytes]] = []
-    for rank in range(count):
-        environment = {
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=2 --xla_cpu_multi_thread_eigen=false",
-            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
-        }
-        arguments = [str(rank), str(count), str(port), str(folder), backend, *cases]
-        with (folder / f"log.{rank}").open("wb") as log:
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "-u", "-m", "tests.processes.member", *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    cwd=ROOT,
-                    env=environment,
-                )
-            )
-
+    started = start_members("tests.processes.member", folder, count, [backend, *cases])
     end = time.monotonic() + limit_s
     codes: list[int | None] = []
     for process in started:
@@ -130,3 +114,43 @@ def run_job(
         process.wait()
 
     return Job(folder, count, codes)
+
+
+def start_members(
+    module: str, folder: Path, count: int, arguments: Sequence[str]
+) -> list[subprocess.Popen[bytes]]:
+    """Start the processes of a job, with two devices each.
+
+    Args:
+        module: Run in each, with its rank, their number, a free port, the folder, and the arguments.
+        folder: Where each process has its log.
+        count: How many processes.
+        arguments: The same for all.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "XLA_FLAGS": xla_flags(2, "--xla_cpu_multi_thread_eigen=false"),
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+    }
+    started: list[subprocess.Popen[bytes]] = []
+    for rank in range(count):
+        told = [str(rank), str(count), str(port), str(folder), *arguments]
+        with (folder / f"log.{rank}").open("wb") as log:
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-u", "-m", module, *told],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    cwd=ROOT,
+                    env=environment,
+                )
+            )
+
+    return started

@@ -24,16 +24,16 @@ async def reads_what_its_devices_hold(here: Here) -> Any:
     async with checkpointer() as opened:
         for verify, counted in ((None, read), (False, unverified)):
             for name in tree:
-                before = _bytes_read()
+                before = bytes_read()
                 found = await opened.restore(
                     _saved(here), like={name: tree[name]}, only=[name], verify=verify
                 )
-                counted[name] = _bytes_read() - before
+                counted[name] = bytes_read() - before
                 assert differences(found[name], tree[name]) == []
 
-        document_bytes = _bytes_read()
+        document_bytes = bytes_read()
         await opened.metadata(_saved(here))
-        document_bytes = _bytes_read() - document_bytes
+        document_bytes = bytes_read() - document_bytes
 
     need = {name: distinct_bytes(tree[name]) for name in tree}
     return {"read": read, "unverified": unverified, "need": need, "documents": document_bytes}
@@ -45,6 +45,6 @@ def _saved(here: Here) -> Path:
     return given if given.exists() else here.folder.parent / "saves_large_arrays" / "step_1"
 
 
-def _bytes_read() -> int:
+def bytes_read() -> int:
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(lines[0].removeprefix("rchar: "))

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from tests.processes.launcher import Job, run_job
 from tests.processes.trees import host_leaves, values
 
@@ -50,7 +51,14 @@ def test_each_process_has_data_files_of_its_own(job: Job) -> None:
 
 @pytest.mark.parametrize(
     ("change", "leaf"),
-    [("bytes", "['numpy']"), ("leaf", "['extra']"), ("type", "['number']"), ("spec", "['rows']")],
+    [
+        ("bytes", "['numpy']"),
+        ("leaf", "['extra']"),
+        ("type", "['number']"),
+        ("spec", "['rows']"),
+        ("format", "option format"),
+        ("metadata", "option custom_metadata"),
+    ],
 )
 def test_trees_that_differ_are_refused_by_all_with_the_leaf(job: Job, change: str, leaf: str) -> None:
     for told in job.results("trees_that_differ_are_refused"):
@@ -107,6 +115,45 @@ def test_every_format_can_be_written_and_overwritten(job: Job) -> None:
     for result in job.results("every_format_can_be_written"):
         assert set(result["differs"]) == set(result["there"])
         assert all(found == [] for found in result["differs"].values()), result
+
+
+def test_one_codec_is_chosen_for_all_parts_of_a_leaf(job: Job) -> None:
+    *others, last = job.results("one_codec_is_chosen_for_all_parts_of_a_leaf")
+    for result in (*others, last):
+        assert result.pop("encoded 1") == ["all", "host", "own", "zeros"]
+        assert result.pop("encoded 3") == ["all", "host", "own", "zeros"]
+        assert all(found["differs"] == [] and found["intact"] for found in result.values()), result
+    # What is encoded is not linked; of `noise` the last one's part is zeros now, and the others link theirs.
+    for result in others:
+        assert result["auto 3"]["kept"] == result["auto 2"]["kept"] > 0
+    assert last["auto 3"]["kept"] < last["auto 2"]["kept"]
+
+
+def test_safetensors_are_written_together_into_the_same_files(job: Job) -> None:
+    results = job.results("safetensors_are_written_together")
+    folder = job.folder / "safetensors_are_written_together"
+    for result in results:
+        assert result["there"] == ["folder", "one.safetensors", "several"]
+        for name in result["there"]:
+            assert (result[name]["differs"], result[name]["intact"]) == ([], True)
+            assert result[name]["nbytes"] > 0
+            assert sum(each[name]["nbytes"] for each in results) == result["wanted"]
+
+    assert len(list((folder / "several").glob("*.safetensors"))) >= 4
+    x = np.arange(64 * 2048, dtype=np.float32).reshape(64, 2048)
+    for file in (folder / "one.safetensors", folder / "folder" / "model.safetensors"):
+        found = load_file(file)
+        for at, name in enumerate(("rows", "columns", "all", "both")):
+            np.testing.assert_array_equal(found[name], x + at)
+
+
+def test_what_safetensors_cannot_be_written_together_is_refused_or_ends_for_all(job: Job) -> None:
+    *others, last = job.results("safetensors_are_written_together")
+    assert last["failed"] == "StorageError"
+    for result in (*others, last):
+        assert "['own'].value: each process has it for itself" in result["own"]
+    for result in others:
+        assert result["failed"] == "PeerFailedError"
 
 
 def test_steps_and_items(job: Job) -> None:

@@ -70,6 +70,23 @@ def test_it_can_be_converted(job: Job, tmp_path: Path) -> None:
     assert found[f"process_1-of-{job.count}"]["position"] == 101
 
 
+def test_handlers_with_files_of_their_own_write_what_their_process_has(job: Job) -> None:
+    results = job.results("handlers_write_files_of_their_own")
+    own = [f"own.process_{rank}-of-{job.count}.note" for rank in range(job.count)]
+    for rank, result in enumerate(results):
+        assert result["called"] == [own[rank], *(["shared.0", "shared.1"] if rank == 0 else [])]
+        assert result["differs"] == []
+        assert result["bare"] == [f"by {other}" for other in range(job.count)]
+        assert result["all"] == [f"{name}.note" for name in (*own, "shared.0", "shared.1")]
+
+
+def test_a_handler_that_fails_ends_the_save_for_all_with_the_leaf(job: Job) -> None:
+    *others, last = job.results("handlers_write_files_of_their_own")
+    assert last["failed"] == ["here", "['own'].value['note']"]
+    for result in others:
+        assert result["failed"] == [[job.count - 1], "['own'].value['note']"]
+
+
 def test_what_is_of_one_process_is_checked(job: Job) -> None:
     for rank, result in enumerate(job.results("what_is_of_one_process_is_checked")):
         told = result["told"]

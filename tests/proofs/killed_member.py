@@ -1,4 +1,4 @@
-"""One process of a job that `make processes` stops or kills at a chosen point of a save."""
+"""One process of a job that `make processes` ends, or lets fail, at a chosen point of a save."""
 
 from __future__ import annotations
 
@@ -23,13 +23,18 @@ class Fate:
 
     who: int
     point: str
-    how: str  #: "KILL" or "STOP"
+    how: str  #: one of `POINTS`
     recoverable: bool
 
     @property
     def name(self) -> str:
         """What a folder and a row of the table are called by."""
         return f"{self.who} {self.point} {self.how} {'recoverable' if self.recoverable else 'default'}"
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process goes on, and saves again."""
+        return self.how not in ("KILL", "STOP")
 
 
 PRIMARY_AT: Mapping[
@@ -45,7 +50,16 @@ OTHERS_AT: Mapping[str, tuple[str, str, bool]] = {
     "commit": ("put", "/part/", False),
     "decided": ("wait", "/result", False),
 }
-POINTS = ("join", "agree", "write", "commit", "decided", "published")
+ENDED_AT = ("join", "agree", "write", "commit", "decided", "published")
+POINTS: Mapping[str, tuple[str, ...]] = {
+    "KILL": ENDED_AT,
+    "STOP": ENDED_AT,
+    "RAISE": ("call", "plan", "agree", "write", "commit", "publish"),
+    "CANCEL": ("agree", "write", "commit"),
+    "DIFFER": ("leaf", "option"),
+}
+FAILS_IN = {"write": "data.write_at", "publish": "publish"}
+ONLY_PRIMARY = ("published", "publish")
 
 
 class EndingKeyValues:
@@ -53,6 +67,7 @@ class EndingKeyValues:
 
     def __init__(self, service: Any, call: str, key: str, after: bool, end: Any) -> None:
         self._service, self._at, self._end = service, (call, key, after), end
+        self._is_over = False
 
     def put(self, key: str, value: bytes, replace: bool, /) -> bool:
         self._look("put", key, False)
@@ -78,18 +93,14 @@ class EndingKeyValues:
 
     def _look(self, call: str, key: str, after: bool) -> None:
         at, part, when = self._at
-        if (call, after) == (at, when) and part in key:
+        if (call, after) == (at, when) and part in key and not self._is_over:
+            self._is_over = True
             self._end()
 
 
 def main() -> None:
-    rank, count, port, folder, fate = (
-        int(sys.argv[1]),
-        int(sys.argv[2]),
-        sys.argv[3],
-        sys.argv[4],
-        sys.argv[5],
-    )
+    rank, count = map(int, sys.argv[1:3])
+    port, folder, fate = sys.argv[3:]
     jax: Any = import_module("jax")
     fated = Fate(**json.loads(fate))
     jax.config.update("jax_enable_recoverability", fated.recoverable)
@@ -102,7 +113,7 @@ def main() -> None:
     part.rename(part.with_suffix(""))
     if rank == 0:  # the service goes with it
         end = time.monotonic() + LEAVE_S
-        living = [other for other in range(1, count) if other != fated.who]
+        living = [other for other in range(1, count) if other != fated.who or fated.lives]
         while time.monotonic() < end and not all(
             (Path(folder) / f"told.{other}").exists() for other in living
         ):
@@ -127,52 +138,126 @@ async def _take_part(rank: int, count: int, folder: Path, fate: Fate) -> Any:
     ) as first:
         await (await first.save(run / "step_1", tree))
 
-    def end() -> None:
-        time.sleep(BEATS * HASTY.beat_s)
-        (folder / "ended").write_text(repr(time.time()))
-        os.kill(os.getpid(), getattr(signal, f"SIG{fate.how}"))
-
     told: dict[str, Any] = {}
+    own = _Own(fate, folder) if rank == fate.who else None
     service: Any = JaxKeyValues()
     store = FaultyStore(LocalStore())
-    is_own = rank == fate.who
     points = PRIMARY_AT if rank == 0 else OTHERS_AT
-    if is_own and fate.point in points:
-        service = EndingKeyValues(service, *points[fate.point], end)
+    if own is not None and fate.point in points:
+        service = EndingKeyValues(service, *points[fate.point], own.end)
+    if own is not None and fate.how == "RAISE" and fate.point in FAILS_IN:
+        store.fail_on(FAILS_IN[fate.point])
 
-    hang = store.hang_on("data.write_at") if is_own and fate.point == "write" else None
-    coordinator = JobCoordinator(service, rank, count, HASTY)
+    hangs = own is not None and fate.point == "write" and fate.how != "RAISE"
+    hang = store.hang_on("data.write_at") if hangs else None
     async with (
-        penstock.Checkpointer(coordinator=coordinator, store=store) as second,
+        penstock.Checkpointer(coordinator=JobCoordinator(service, rank, count, HASTY), store=store) as second,
         anyio.create_task_group() as tasks,
     ):
-        if is_own and fate.point == "join":
-            await anyio.to_thread.run_sync(end)
-        if hang is not None:
+        if own is not None and fate.point == "join":
+            await anyio.to_thread.run_sync(own.end)
+        if own is not None and hang is not None:
 
             async def end_in_the_write() -> None:
                 await hang.wait_reached()
-                await anyio.to_thread.run_sync(end)
+                await anyio.to_thread.run_sync(own.end)
                 hang.release()
 
             tasks.start_soon(end_in_the_write)
 
-        try:
-            await (await second.save(run / "step_2", tree))
-        except penstock.errors.PenstockError as error:
-            told = {
-                "told": type(error).__name__,
-                "processes": list(getattr(error, "processes", ())),
-                "stage": getattr(error, "peer_stage", None),
-                "text": str(error),
-            }
-        else:
-            told = {"told": "saved"}
+        told = await _told(second, run / "step_2", tree, own)
+        if fate.lives:
+            told["again"] = await _told(second, run / "step_2", tree, None)
 
         tasks.cancel_scope.cancel()
 
+    return told
+
+
+async def _told(checkpointer: Any, path: Path, tree: Any, own: _Own | None) -> dict[str, Any]:
+    """Save; return what came of it, and how long after the end of the one whose fate it is."""
+    from penstock.errors import PenstockError
+
+    folder = path.parents[1]
+    options: dict[str, Any] = {}
+    if own is not None:
+        tree, options = own.asked(tree)
+    try:
+        save = await checkpointer.save(path, tree, **options)
+        if own is not None:
+            own.save = save
+
+        await save
+    except PenstockError as error:
+        told: dict[str, Any] = {
+            "told": type(error).__name__,
+            "processes": list(getattr(error, "processes", ())),
+            "stage": getattr(error, "peer_stage", None),
+            "text": str(error),
+        }
+    else:
+        told = {"told": "saved"}
+
     ended = folder / "ended"
     return {**told, "after_s": time.time() - float(ended.read_text()) if ended.exists() else None}
+
+
+class _Own:
+    """What the process does whose fate it is."""
+
+    def __init__(self, fate: Fate, folder: Path) -> None:
+        self._fate, self._folder = fate, folder
+        self.save: Any = None
+
+    def end(self) -> None:
+        """Meet the fate. In a worker thread."""
+        from tests.proofs.process_kills import HASTY
+
+        from penstock.errors import CoordinationError
+
+        fate = self._fate
+        if not fate.lives:
+            time.sleep(BEATS * HASTY.beat_s)
+
+        self._note()
+        if fate.how == "CANCEL":
+            while self.save is None:
+                time.sleep(0.01)
+
+            self._note()
+            self.save.cancel()
+            time.sleep(HASTY.beat_s)  # until then the call does not come back
+        elif fate.how == "RAISE":
+            raise CoordinationError("the service is out of order")
+        else:
+            os.kill(os.getpid(), getattr(signal, f"SIG{fate.how}"))
+
+    def asked(self, tree: Any) -> tuple[Any, dict[str, Any]]:
+        """Return what is to be saved, and the options, if these are what is wrong."""
+        match self._fate.how, self._fate.point:
+            case "RAISE", "call":
+                self._note()
+                return tree, {"compare": "by heart"}
+            case "RAISE", "plan":
+                self._note()
+                return {**tree, "bad": object()}, {}
+            case "RAISE", ("write" | "publish"):
+                self._note()
+            case "DIFFER", "leaf":
+                self._note()
+                return {**tree, "more": 1}, {}
+            case "DIFFER", "option":
+                self._note()
+                return tree, {"custom_metadata": {"a": 1}}
+            case _:
+                pass
+
+        return tree, {}
+
+    def _note(self) -> None:
+        part = self._folder / "ended.part"
+        part.write_text(repr(time.time()))
+        part.rename(self._folder / "ended")
 
 
 if __name__ == "__main__":

@@ -11,28 +11,30 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.processes.launcher import start_members
 from tests.processes.trees import P, mesh_of, spread
-from tests.proofs.killed_member import POINTS, Fate
+from tests.proofs.killed_member import ENDED_AT, ONLY_PRIMARY, POINTS, Fate
 
 import penstock.sync
 from penstock.errors import InUseError
 from penstock.kernel.config.job_limits import JobLimits
 
-ROOT = Path(__file__).parents[2]
-MODES = [f"{how} {mode}" for how in ("KILL", "STOP") for mode in ("default", "recoverable")]
+MODES = [
+    *[f"{how} {mode}" for how in ("KILL", "STOP") for mode in ("default", "recoverable")],
+    *[f"{how} default" for how in ("RAISE", "CANCEL", "DIFFER")],
+]
 COLUMNS = (
     "who",
     "where",
@@ -49,6 +51,12 @@ PATIENT = JobLimits(join_s=60.0, write_s=60.0, silence_s=40.0, beat_s=0.5, call_
 HASTY = JobLimits(join_s=5.0, write_s=30.0, silence_s=5.0, beat_s=0.5, call_s=3.0)
 MOST_S = 90.0
 """For all of a job; one that takes longer counts as hanging."""
+
+AT_ONCE_S = 1.0
+"""Within which all hear of a failure of one that lives."""
+
+SEEN_IN = {"call": "join", "plan": "flatten", "publish": "finalize"}
+"""The stage that the error names, where it is not called as the point."""
 
 SLACK_S = 2.0
 """What the machine adds: six processes share two cores here."""
@@ -68,9 +76,14 @@ class Cell:
 
 def tree_of(count: int) -> dict[str, Any]:
     """Return what is saved: over all processes, on all of them, and on the host."""
+    values, specs = values_of(count), {"rows": P("host"), "all": P()}
+    return {**values, **spread({name: values[name] for name in specs}, specs, mesh_of(count))}
+
+
+def values_of(count: int) -> dict[str, Any]:
+    """Return the same, whole."""
     x = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)[: 60 // count * count]
-    mesh = mesh_of(count)
-    return {**spread({"rows": x, "all": x + 1}, {"rows": P("host"), "all": P()}, mesh), "host": np.arange(7)}
+    return {"rows": x, "all": x + 1, "host": np.arange(7)}
 
 
 def fates(modes: Sequence[str]) -> list[Fate]:
@@ -78,8 +91,8 @@ def fates(modes: Sequence[str]) -> list[Fate]:
     found: list[Fate] = []
     for mode in modes:
         how, jax_mode = mode.split()
-        for who in range(COUNT):
-            points = POINTS if who == 0 else POINTS[:-1]
+        for who in range(1 if how == "DIFFER" else 0, COUNT):
+            points = [point for point in POINTS[how] if who == 0 or point not in ONLY_PRIMARY]
             found += [Fate(who, point, how, jax_mode == "recoverable") for point in points]
 
     return found
@@ -89,7 +102,7 @@ def try_fate(fate: Fate, base: Path, looking: threading.Lock) -> Cell:
     """Run one job to its end, then look at what it left as the next job does."""
     cell, folder = Cell(fate), base / fate.name
     folder.mkdir()
-    started = _start(folder, fate)
+    started = start_members("tests.proofs.killed_member", folder, COUNT, [json.dumps(asdict(fate))])
     try:
         _wait(cell, started)
         cell.told = {rank: told for rank in range(COUNT) if (told := _told(folder, rank)) is not None}
@@ -107,36 +120,6 @@ def try_fate(fate: Fate, base: Path, looking: threading.Lock) -> Cell:
             cell.problems.append(f"---- process {rank}, exit code {cell.codes.get(rank)}\n{log}")
 
     return cell
-
-
-def _start(folder: Path, fate: Fate) -> list[subprocess.Popen[bytes]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2 --xla_cpu_multi_thread_eigen=false",
-        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
-    }
-    started: list[subprocess.Popen[bytes]] = []
-    for rank in range(COUNT):
-        arguments = [str(rank), str(COUNT), str(port), str(folder), json.dumps(asdict(fate))]
-        with (folder / f"log.{rank}").open("wb") as log:
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "-u", "-m", "tests.proofs.killed_member", *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    cwd=ROOT,
-                    env=environment,
-                )
-            )
-
-    return started
 
 
 def _wait(cell: Cell, started: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -158,8 +141,8 @@ def _told(folder: Path, rank: int) -> Any:
 
 
 def is_published(fate: Fate) -> bool:
-    """Whether the save stands although somebody is gone."""
-    return fate.point == ("published" if fate.who == 0 else "decided")
+    """Whether the save stands although somebody is gone; who fails alone saves again."""
+    return fate.lives or fate.point == ("published" if fate.who == 0 else "decided")
 
 
 def _check_told(cell: Cell) -> None:
@@ -167,11 +150,15 @@ def _check_told(cell: Cell) -> None:
     fate, limits = cell.fate, HASTY
     for rank in range(COUNT):
         told = cell.told.get(rank)
-        if rank == fate.who:
+        if rank == fate.who and not fate.lives:
             continue
         if told is None:
             if not (fate.who == 0 and fate.how == "KILL" and cell.codes.get(rank) == -signal.SIGABRT):
                 cell.problems.append(f"process {rank} said nothing, and jax did not end it")
+            continue
+
+        if fate.lives:
+            cell.problems += _problems_of_living(fate, rank, told)
             continue
 
         wanted, seen = _wanted(fate)
@@ -188,24 +175,42 @@ def _check_told(cell: Cell) -> None:
             cell.problems.append(f"process {rank} took {told['after_s']:.1f} s")
 
 
+def _problems_of_living(fate: Fate, rank: int, told: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with what a process said of a failure, which all hear of at once."""
+    differs, stage = fate.how == "DIFFER", SEEN_IN.get(fate.point, fate.point)
+    own = {"CANCEL": "SaveCancelledError", "DIFFER": "PlansDifferError"}.get(fate.how)
+    if rank == fate.who and not differs:
+        if own is not None and told["told"] != own:
+            yield f"process {rank} said {told}, not {own}"
+    elif told["told"] != ("PlansDifferError" if differs else "PeerFailedError"):
+        yield f"process {rank} said {told}"
+    elif told["processes"] != [fate.who] or not (differs or told["stage"] == stage):
+        yield f"process {rank} blamed {told}"
+    if told["after_s"] > AT_ONCE_S + SLACK_S:
+        yield f"process {rank} took {told['after_s']:.1f} s"
+    if told["again"]["told"] != "saved":
+        yield f"process {rank} could not save again: {told['again']}"
+
+
 def _wanted(fate: Fate) -> tuple[set[str], set[str | None]]:
     """Return which errors are right, and which stages they may name."""
     if fate.who != 0:
         seen = None if fate.point == "join" else fate.point
         return ({"saved"}, set()) if fate.point == "decided" else ({"PeerSilentError"}, {seen})
     if fate.how == "KILL":  # whoever hears of it before jax ends it
-        return {"PeerSilentError", "OutcomeUnknownError", "CoordinationError"}, {*POINTS, None}
+        return {"PeerSilentError", "OutcomeUnknownError", "CoordinationError"}, {*ENDED_AT, None}
     if fate.point == "join":
         return {"PeerSilentError"}, {None}
+    if fate.point == "published":
+        return {"OutcomeUnknownError"}, {"publish"}
 
-    seen_at = {"decided": "publish", "published": "publish"}.get(fate.point, fate.point)
-    return {"OutcomeUnknownError"}, {seen_at}
+    return {"PeerSilentError"}, {"publish" if fate.point == "decided" else fate.point}
 
 
 def _look(cell: Cell, run: Path, started: Sequence[subprocess.Popen[bytes]]) -> None:
     """Do what the next job does: read the earlier step, save the other one, and find nothing else."""
     fate = cell.fate
-    values = {name: np.asarray(value) for name, value in _values().items()}
+    values = values_of(COUNT)
     with penstock.sync.Checkpointer() as checkpointer:
         _compare(cell, checkpointer.restore(run / "step_1"), values)
         if (run / "step_2").exists() != is_published(fate):
@@ -216,15 +221,11 @@ def _look(cell: Cell, run: Path, started: Sequence[subprocess.Popen[bytes]]) -> 
         try:
             checkpointer.save(run / "step_2", values, overwrite=True).result(30.0)
             cell.next_job = "saves"
-        except InUseError:  # who is stopped still holds the directory that it builds in
-            cell.next_job = "is refused while the stopped process lives"
-            if not (fate.how == "STOP" and fate.who == 0 and fate.point in ("write", "commit", "decided")):
-                cell.problems.append("the directory is still held")
+        except InUseError:
+            cell.problems.append("the directory is still held")
 
         if fate.how == "STOP":
             _wake(cell, run, started[fate.who])
-        if cell.next_job != "saves":
-            checkpointer.save(run / "step_2", values, overwrite=True).result(30.0)
 
     if sorted(os.listdir(run)) != ["step_1", "step_2"]:
         cell.problems.append(f"left: {sorted(os.listdir(run))}")
@@ -240,9 +241,6 @@ def _wake(cell: Cell, run: Path, process: subprocess.Popen[bytes]) -> None:
 
     cell.woken = _told(run.parent, cell.fate.who)
     after = digests(run, ("step_1", "step_2"))
-    published = {path for path in after if path not in before and path.startswith("step_2")}
-    if published and cell.fate.point == "decided":  # the outcome was said to be unknown
-        after = {path: digest for path, digest in after.items() if path not in published}
     if after != before:
         changed = sorted({path for path, _ in set(before.items()) ^ set(after.items())})
         cell.problems.append(f"the one that woke changed {changed}")
@@ -258,11 +256,6 @@ def digests(run: Path, names: Iterable[str]) -> Mapping[str, str]:
     }
 
 
-def _values() -> dict[str, Any]:
-    x = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)[: 60 // COUNT * COUNT]
-    return {"rows": x, "all": x + 1, "host": np.arange(7)}
-
-
 def _compare(cell: Cell, found: Any, values: Mapping[str, Any]) -> None:
     cell.problems += [
         f"{name} is not what was saved" for name in values if not np.array_equal(found[name], values[name])
@@ -274,7 +267,7 @@ def row_of(cell: Cell) -> str:
     fate, said = cell.fate, []
     for rank in range(COUNT):
         told = cell.told.get(rank)
-        if rank == fate.who:
+        if rank == fate.who and not fate.lives:
             continue
         if told is None:
             said.append("ended by jax")
@@ -285,7 +278,7 @@ def row_of(cell: Cell) -> str:
                 f"{told['told']} {told['processes']} {told['stage'] or 'never'} {told['after_s']:.1f} s"
             )
 
-    woken = "" if fate.how == "KILL" else "ended by jax"
+    woken = "ended by jax" if fate.how == "STOP" else ""
     if cell.woken is not None:
         woken = f"{cell.woken['told']} {cell.woken.get('processes', '')}".strip()
 

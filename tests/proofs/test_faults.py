@@ -19,7 +19,6 @@ SAMPLE = {
     ("new", "zarr3"),
     ("overwrite the base", "items"),
     ("step", "third party"),
-    ("seal the first time", "items"),
     ("overwrite", "safetensors"),
 }
 

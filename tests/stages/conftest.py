@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import AsyncIterator, Iterator
+__all__ = ("unclosed_streams_and_files_are_found",)
+
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.collecting import unclosed_streams_and_files_are_found
 from tests.stages.stage_rig import Rig
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _nothing_old_is_collected_again() -> None:
-    # With jax loaded, a full collection after each test would take longer than the test.
-    # Here all test modules are imported.
-    gc.collect()
-    gc.freeze()
-
-
-@pytest.fixture(autouse=True)
-def _unclosed_streams_and_files_are_found() -> Iterator[None]:
-    # They warn when they are collected unclosed. Collecting here blames the right test.
-    yield
-    gc.collect()
 
 
 @pytest.fixture

@@ -8,12 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore as ts
-from tests.stages.stage_rig import Rig, cancel_in, run_one, run_stages, save_stages
+from tests.stages.stage_rig import Rig, Scripted, cancel_in, run_one, run_stages, save_stages
 
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+from penstock.handlers.leaves.array import ArrayHandler
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.messages.save import Leaf, Piece, StagedBatch, TreeToSave
@@ -121,6 +124,35 @@ async def test_each_chunk_becomes_one_piece_that_a_zarr_driver_decodes(rig: Rig)
         )
     assert [pack.leaves[0].index for batch in batches for pack in batch.packs] == [2]
     assert leaves_of(batches).keys() == {0, 1, 2}
+
+
+class FollowingSpecs(Scripted):
+    """A scripted handler that cuts leaves as the layout asks."""
+
+    @property
+    def follows_spec(self) -> bool:
+        return True
+
+
+async def test_chunks_in_host_memory_are_taken_together_and_passed_on_four_at_once(rig: Rig) -> None:
+    use(rig, SaveFormat(codec="zstd", chunk_byte_size=20_000))
+    rig.limits = replace(rig.limits, piece_bytes=encoding_room(20_000))
+    handler = FollowingSpecs(ArrayHandler())
+    rig.registry = rig.registry.copy()
+    rig.registry.register(jax.Array, handler, override=True)
+    seen: list[tuple[int, int]] = []
+
+    async def note(batch: StagedBatch) -> StagedBatch:
+        leased = batch.staged.nbytes if batch.staged is not None else 0
+        seen.append((len(handler.names("take")), leased))
+        return batch
+
+    tree = [jnp.arange(100_000, dtype=jnp.uint8)]
+    stages = (Flatten(), DeviceToHost(), FunctionStage(note), Encode())
+    batches = await save_stages(rig.save_run(), tree, *stages)
+
+    assert seen == [(5, 4 * encoding_room(20_000)), (5, encoding_room(20_000))]
+    assert sorted(pieces_of(batches)) == [(0, (at,)) for at in range(5)]
 
 
 async def test_without_a_codec_batches_pass_as_they_are(rig: Rig) -> None:

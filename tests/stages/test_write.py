@@ -28,7 +28,9 @@ from penstock.kernel.protocols.written import Written
 from penstock.stages.device_to_host import DeviceToHost
 from penstock.stages.flatten import Flatten
 from penstock.stages.limit_bytes import LimitBytes
-from penstock.stages.write import MOST_FULL, Write
+from penstock.stages.write import Write
+
+MOST_FULL = DEFAULT_PLACEMENT.full_files
 
 ALIGNED_FROM, PAGE = DEFAULT_PLACEMENT.page_from_bytes, DEFAULT_PLACEMENT.page_bytes
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from anyio import create_task_group
+from tests.steps.job_of_managers import COUNT, LIMITS, each, offer, opened, state
 
-from penstock import CheckpointManager
-from penstock.kernel.config.job_limits import JobLimits
+from penstock import Checkpointer, CheckpointManager, JobOptions
+from penstock.errors import InactiveProcessError, PeerFailedError, PenstockError, StorageError
+from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.steps import (
     Always,
@@ -22,67 +21,13 @@ from penstock.steps import (
     OnPreemption,
     OnSteps,
     SaveMoment,
+    StepNames,
 )
 from penstock.steps.save_policies import follows_from_step
+from penstock.testing import FaultyStore
 from penstock.testing.memory_key_values import MemoryKeyValues
 
-LIMITS = JobLimits(join_s=30.0, write_s=30.0, silence_s=30.0, beat_s=0.2, call_s=5.0)
-COUNT = 3
-
 pytestmark = pytest.mark.anyio
-
-Managers = list[CheckpointManager]
-
-
-def state(step: int) -> dict[str, Any]:
-    return {"x": np.full(5, step)}
-
-
-@asynccontextmanager
-async def opened(root: Path, options: Callable[[int], dict[str, Any]]) -> AsyncGenerator[Managers]:
-    """Open the manager of each process with options of its own."""
-    service, managers = MemoryKeyValues(), Managers()
-    async with AsyncExitStack() as stack:
-        for index in range(COUNT):
-            coordinator = JobCoordinator(service, index, COUNT, LIMITS)
-            manager = CheckpointManager(root, coordinator=coordinator, **options(index))
-            managers.append(await stack.enter_async_context(manager))
-
-        yield managers
-
-    assert [key for key in service.keys if "/join/" not in key and "/at/" not in key] == []
-
-
-async def each(managers: Managers, do: Callable[[CheckpointManager], Awaitable[Any]]) -> list[Any]:
-    """Let all of them do something at once; return what each of them got."""
-    found: list[Any] = [None] * len(managers)
-
-    async def one(index: int) -> None:
-        found[index] = await do(managers[index])
-
-    async with create_task_group() as tasks:
-        for index in range(len(managers)):
-            tasks.start_soon(one, index)
-
-    return found
-
-
-async def offer(managers: Managers, *steps: int) -> list[int]:
-    """Offer steps to all; return those that were saved, which must be the same for all."""
-
-    async def one(manager: CheckpointManager) -> list[int]:
-        saved: list[int] = []
-        for step in steps:
-            save = await manager.save(step, state(step))
-            if save is not None:
-                await save
-                saved.append(step)
-
-        return saved
-
-    first, *others = await each(managers, one)
-    assert all(found == first for found in others)
-    return list(first)
 
 
 class Says:
@@ -121,7 +66,7 @@ async def test_a_preemption_of_one_is_seen_by_all_after_the_same_step(tmp_path: 
         assert await offer(managers, 0, 1) == [0]
         managers[who].preempt()
         assert not any(manager.preempted for manager in managers)  # the others would not know
-        saved = await offer(managers, *range(2, 6))
+        saved = [step for offered in range(2, 6) for step in await offer(managers, offered)]
         assert saved in ([2], [3])  # process 0 may have decided on step 2 before it heard
         assert all(manager.preempted for manager in managers)
 
@@ -153,3 +98,78 @@ async def test_a_policy_that_fails_in_process_0_keeps_nobody_waiting(tmp_path: P
             await manager.wait()
         with pytest.raises(RuntimeError, match="no"):
             await managers[0].wait()
+
+
+class Blind:
+    """Names of steps of which none is found, as in a directory that the network shows late."""
+
+    def name(self, step: int, /) -> str:
+        return StepNames().name(step)
+
+    def step(self, name: str, /) -> int | None:
+        return None
+
+
+async def save_elsewhere(root: Path, *steps: int) -> None:
+    """Save steps by a process that is not of this job."""
+    async with Checkpointer() as checkpointer:
+        for step in steps:
+            await (await checkpointer.save(root / str(step), state(step)))
+
+
+async def test_all_know_the_steps_that_process_0_finds(tmp_path: Path) -> None:
+    await save_elsewhere(tmp_path, 1, 2, 5)
+    async with opened(tmp_path, lambda index: {"names": Blind()} if index else {}) as managers:
+        assert [list(manager.all_steps()) for manager in managers] == [[1, 2, 5]] * COUNT
+        await save_elsewhere(tmp_path, 7)
+        assert [manager.latest_step() for manager in managers] == [5] * COUNT
+        await each(managers, lambda manager: manager.reload())
+        assert [list(manager.all_steps()) for manager in managers] == [[1, 2, 5, 7]] * COUNT
+        for manager in managers:
+            assert (await manager.restore())["x"][0] == 7
+
+
+@pytest.mark.parametrize("who", [0, 2])
+async def test_a_root_that_one_process_cannot_open_is_opened_by_none(tmp_path: Path, who: int) -> None:
+    service, told = MemoryKeyValues(), dict[int, BaseException]()
+
+    async def open_once(index: int) -> None:
+        store = FaultyStore(LocalStore())
+        if index == who:
+            store.fail_on("make_directory")
+
+        coordinator = JobCoordinator(service, index, COUNT, LIMITS)
+        try:
+            async with CheckpointManager(tmp_path / "run", coordinator=coordinator, store=store):
+                pass
+        except PenstockError as error:
+            told[index] = error
+
+    async with create_task_group() as tasks:
+        for index in range(COUNT):
+            tasks.start_soon(open_once, index)
+
+    assert isinstance(told.pop(who), StorageError)
+    assert len(told) == COUNT - 1
+    for error in told.values():
+        assert isinstance(error, PeerFailedError)
+        assert (error.processes, error.peer_stage) == ((who,), "open")
+
+
+async def test_who_only_reads_waits_for_nobody(tmp_path: Path) -> None:
+    await save_elsewhere(tmp_path, 3)
+    coordinator = JobCoordinator(MemoryKeyValues(), 1, COUNT, LIMITS)
+    async with CheckpointManager(tmp_path, coordinator=coordinator, read_only=True) as manager:
+        assert manager.latest_step() == 3
+
+
+async def test_who_takes_no_part_may_only_read(tmp_path: Path) -> None:
+    options = JobOptions(active_processes=(0, 2))
+    coordinator = JobCoordinator(MemoryKeyValues(), 1, COUNT, LIMITS, options)
+    with pytest.raises(InactiveProcessError):
+        async with CheckpointManager(tmp_path / "run", coordinator=coordinator):
+            pass
+
+    assert not (tmp_path / "run").exists()
+    async with CheckpointManager(tmp_path / "run", coordinator=coordinator, read_only=True) as manager:
+        assert manager.latest_step() is None

@@ -177,9 +177,10 @@ def _columns_of(batches: Iterable[WrittenLeaves]) -> dict[str, dict[str, bytes]]
             checksums.extend(pack.crc32cs)
 
         for columns in batch.columns:
-            numbers: list[int] = np.unique(columns.file).tolist()
-            for number in numbers:
-                rows = columns.file == number
+            order = np.argsort(columns.file, kind="stable")
+            numbers, starts = np.unique(columns.file[order], return_index=True)
+            groups = np.split(order, starts[1:]) if len(order) else []
+            for number, rows in zip(map(int, numbers), groups, strict=True):
                 found = columns.offset[rows], columns.nbytes[rows], columns.crc32c[rows]
                 many.setdefault(columns.files[number], []).append(found)
 

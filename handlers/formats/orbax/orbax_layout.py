@@ -42,24 +42,26 @@ class OrbaxLayout:
         form: How arrays are written.
         coded_chunk: Bytes of a chunk with a codec, about, if `form` does not say it: such a chunk is
             held in memory as a whole, before and after encoding.
+        plain_chunk: Bytes of any other chunk, about, if `form` does not say it; None: a shard is one chunk.
         tree_custom_metadata: Any JSON that is stored with the tree of each flat checkpoint, beside what is
             stored with the checkpoint.
     """
 
-    __slots__ = ("_as_described", "_coded_chunk", "_custom", "_form", "_remembered", "_trees")
+    __slots__ = ("_as_described", "_coded_chunk", "_custom", "_form", "_plain_chunk", "_remembered", "_trees")
 
     def __init__(
         self,
         form: SaveFormat | None = None,
         coded_chunk: int = CODED_CHUNK,
         *,
+        plain_chunk: int | None = None,
         tree_custom_metadata: Any = None,
     ) -> None:
         self._custom = tree_custom_metadata
-        self._coded_chunk = coded_chunk
+        self._coded_chunk, self._plain_chunk = coded_chunk, plain_chunk
         self._form = form = SaveFormat() if form is None else form
         plain = SaveFormat(ocdbt=form.ocdbt, zarr=form.zarr, replica_parallel=form.replica_parallel)
-        self._as_described = form == plain and not form.replica_parallel
+        self._as_described = form == plain and not form.replica_parallel and plain_chunk is None
         self._remembered = RememberedDocuments()
         self._trees = EncodedTrees(form=form)
 
@@ -100,7 +102,7 @@ class OrbaxLayout:
         if spec.shape is None or (args is None and self._as_described):
             return spec
 
-        return fitted(spec, info.key_path, self._form, args, self._coded_chunk)
+        return fitted(spec, info.key_path, self._form, args, self._coded_chunk, self._plain_chunk)
 
     def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
         # Here, because it imports tensorstore, which plain chunks never need.

@@ -60,6 +60,15 @@ class TreeLayout:
     def data_file(self) -> str:
         return self._layout.data_file()
 
+    def process_folder(self, process_index: int) -> str:
+        """See `OrbaxLayout.process_folder`."""
+        return self._layout.process_folder(process_index)
+
+    @property
+    def single(self) -> bool:
+        """Whether the tree is one array."""
+        return self._single
+
     @property
     def save_format(self) -> SaveFormat:
         """How arrays are written."""
@@ -69,7 +78,10 @@ class TreeLayout:
         return self._layout.chunk_file(leaf, chunk)
 
     def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
-        return self._layout.fit(split_among_replicas(spec), info, args)
+        if not self._form.replica_parallel:  # then the inner layout gives each replica its part
+            spec = split_among_replicas(spec)
+
+        return self._layout.fit(spec, info, args)
 
     def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
         return self._layout.encode(codec, chunks)

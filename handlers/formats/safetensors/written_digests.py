@@ -71,6 +71,21 @@ class WrittenDigests:
         data = self._heads[file]
         return data[:_LENGTH_BYTES] + filled(data[_LENGTH_BYTES:], self._files[file].crc32cs)
 
+    def told(self) -> bytes:
+        with self._lock:
+            return b"".join([blocks.crc32cs.astype("<u4").tobytes() for blocks in self._files.values()])
+
+    def join(self, told: bytes) -> None:
+        theirs = np.frombuffer(told, "<u4")
+        if len(theirs) != sum([len(blocks.crc32cs) for blocks in self._files.values()]):
+            raise ValueError("checksums of other blocks")
+
+        at = 0
+        with self._lock:
+            for blocks in self._files.values():
+                blocks.crc32cs[:] ^= theirs[at : at + len(blocks.crc32cs)]
+                at += len(blocks.crc32cs)
+
 
 def _blocks(tensors: Sequence[tuple[int, int]]) -> _Blocks:
     offsets, nbytes = np.array(tensors, np.int64).reshape(-1, 2).T

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("canvas_parts", "join_parts", "place_part")
+__all__ = ("as_bits", "blank_shard", "canvas_parts", "join_parts", "paste", "place_part")
 
 import math
 from collections import defaultdict
@@ -20,7 +20,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from penstock.handlers.leaves.common.contiguous_blocks import Box, boxes
 from penstock.handlers.leaves.common.host_buffers import HostRegion
-from penstock.handlers.leaves.jax_arrays.devices import Device, device_indices, devices_of
+from penstock.handlers.leaves.jax_arrays.devices import Device, device_indices, devices_of, is_subtype
 from penstock.handlers.leaves.jax_arrays.placement import Bounds, Placement, bounds_of
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.reads import Target
@@ -99,9 +99,10 @@ class _Canvas:
                 for device in self._homes[bounds]:
                     shard = self._shards.pop(device, None)
                     if shard is None:
-                        shard = _blank(bounds, self._dtype, device)
+                        shape = tuple([stop - start for start, stop in bounds])
+                        shard = blank_shard(shape, self._dtype, device)
 
-                    self._shards[device] = _paste(shard, _put(region.array(), device), starts)
+                    self._shards[device] = paste(shard, _put(region.array(), device), starts)
 
             # Until then the regions' memory may be read: by a copy to a device, or by an update on the host.
             cast("Any", jax).block_until_ready(list(self._shards.values()))
@@ -156,8 +157,8 @@ def _in_main_memory(sharding: Sharding | None) -> bool:
     return all(cast("Any", device).default_memory().kind == kind for device in devices_of(sharding))
 
 
-def _blank(bounds: Bounds, dtype: np.dtype[Any], device: Device | None) -> jax.Array:
-    shape = tuple([stop - start for start, stop in bounds])
+def blank_shard(shape: tuple[int, ...], dtype: np.dtype[Any], device: Device | None) -> jax.Array:
+    """Return zeros on a device, to be filled by `paste`; None is the default device."""
     place = None if device is None else SingleDeviceSharding(cast("Any", device))
     zeros: Callable[..., jax.Array] = cast("Any", jnp).zeros
     return zeros(shape, dtype, device=place)
@@ -168,10 +169,21 @@ def _put(host: npt.NDArray[Any], device: Device | None) -> jax.Array:
     return put(host) if device is None else put(host, device)
 
 
+def as_bits(array: jax.Array) -> jax.Array:
+    """Return floats as integers of their bits: XLA changes some NaNs of narrow floats that it moves."""
+    if not is_subtype(array.dtype, jnp.floating):
+        return array
+
+    bits: int = cast("Any", jnp).finfo(array.dtype).bits
+    return jax.lax.bitcast_convert_type(array, f"uint{bits}")
+
+
 def _update(shard: jax.Array, part: jax.Array, starts: tuple[np.uint32, ...]) -> jax.Array:
-    return jax.lax.dynamic_update_slice(shard, part, starts)
+    pasted = jax.lax.dynamic_update_slice(as_bits(shard), as_bits(part), starts)
+    return pasted if pasted.dtype == shard.dtype else jax.lax.bitcast_convert_type(pasted, shard.dtype)
 
 
 # The shard is donated, so it is updated in place. The start is an operand, so that one compilation serves
 # all parts of one size.
-_paste: Callable[..., jax.Array] = cast("Any", jax).jit(_update, donate_argnums=0)
+paste: Callable[..., jax.Array] = cast("Any", jax).jit(_update, donate_argnums=0)
+"""Returns a shard with a part put in at some place, all on one device. The shard given is gone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("Bounds", "Placement", "bounds_of", "make_arrays", "split")
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from penstock.handlers.leaves.common.host_buffers import HostRegion
+from penstock.handlers.leaves.common.mismatches import stored_dtype
 from penstock.handlers.leaves.jax_arrays.devices import Slices, default_device, device_indices, on_host
 from penstock.kernel.protocols.views import FilledLeaf
 
@@ -116,6 +117,10 @@ def _value(
 def _sharded(leaf: FilledLeaf, plan: Placement, sharding: Sharding) -> jax.Array:
     """Make an array on several devices; its shards alias their regions where possible."""
     shape = leaf.stored.spec.shape or ()
+    if not leaf.target.regions:  # it lies on devices of other processes alone
+        make: Callable[..., jax.Array] = jax.make_array_from_single_device_arrays
+        return make(shape, sharding, [], dtype=stored_dtype(leaf.stored))
+
     parts = {region.bounds: cast("HostRegion", region).array() for region in leaf.target.regions}
 
     def part(index: Slices | None) -> npt.NDArray[Any]:

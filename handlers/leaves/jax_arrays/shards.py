@@ -148,7 +148,7 @@ class _Source:
 
 
 def _sources(
-    value: jax.Array, shape: tuple[int, ...], part: tuple[int, ...], writer: int
+    value: jax.Array, shape: tuple[int, ...], part: tuple[int, ...], writer: int | None
 ) -> Iterator[_Source]:
     """Yield what each device of this process writes, shard by shard in C order.
 
@@ -157,7 +157,8 @@ def _sources(
         shape: The shape of its shards.
         part: The shape of the part that one replica writes; replica k writes the k-th part. If it is the
             shape of a shard, the first replica writes the whole shard.
-        writer: Which replica counts as the first, if other processes hold parts of the array.
+        writer: Which replica counts as the first, if other processes hold parts of the array; None if each
+            process writes all that it holds.
     """
     nowhere = (0,) * len(shape)
     if not value.is_fully_addressable:
@@ -184,7 +185,7 @@ def _sources(
 
 
 def _sources_here(
-    value: jax.Array, shape: tuple[int, ...], part: tuple[int, ...], writer: int
+    value: jax.Array, shape: tuple[int, ...], part: tuple[int, ...], writer: int | None
 ) -> Iterator[_Source]:
     """Do the same for an array of which other processes hold parts."""
     from penstock.handlers.leaves.jax_arrays.process_shards import parts_here  # one process needs none of it

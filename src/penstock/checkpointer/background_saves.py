@@ -98,7 +98,8 @@ class BackgroundSaves:
             chosen.check(TreeToSave)
 
         undo_s = engine.config.stopping.undo_s
-        return SaveTask(chosen, run, TreeToSave(tree, chosen.spec_changes), self.turn(path), undo_s)
+        message = TreeToSave(tree, chosen.spec_changes, chosen.codec_choice)
+        return SaveTask(chosen, run, message, self.turn(path), undo_s)
 
     def add(self, save: SaveTask) -> None:
         """Add a save, and drop ended saves whose failure, if any, was seen."""

@@ -7,6 +7,7 @@ __all__ = ("Checkpointer", "Staging")
 import copy
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, Unpack, final, overload
@@ -15,6 +16,7 @@ from penstock.checkpointer.memory_budget import MemoryKeywords, config_and_regul
 from penstock.kernel.concurrency.entered_once import EnteredOnce
 from penstock.kernel.concurrency.imports import Homes, load
 from penstock.kernel.config.config import Config
+from penstock.kernel.config.job_options import JobOptions
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
 
@@ -74,6 +76,7 @@ class Checkpointer:
             that penstock knows is read.
         coordinator: How the processes of a job agree; by default by the service of `jax.distributed`, if it
             has joined several.
+        job: Which of them save together, and on which disks; overrides that of the config.
         memory_limit: Host bytes that all saves and restores together may hold, or `"auto"`. This and the
             next three are numbers or texts such as `"2GiB"`; each overrides the config.
         save_device_host_concurrent_bytes: Of these, how many saves may hold staged; by default all.
@@ -97,6 +100,7 @@ class Checkpointer:
         save_format: SaveFormat | None = None,
         layout: Layout | None = None,
         coordinator: Coordinator | None = None,
+        job: JobOptions | None = None,
         memory_limit: int | str | None = None,
         save_device_host_concurrent_bytes: int | str | None = None,
         save_concurrent_bytes: int | str | None = None,
@@ -110,7 +114,8 @@ class Checkpointer:
             restore_concurrent_bytes=restore_concurrent_bytes,
             memory=memory,
         )
-        self._options, self._memory = config_and_regulator(config, budget)
+        options, self._memory = config_and_regulator(config, budget)
+        self._options = options if job is None else replace(options, job=job)
         self._parts = (registry, save_pipeline, restore_pipeline, store, save_format, layout, coordinator)
         self._made: Operations | None = None
         self._entered = EnteredOnce("Checkpointer")
@@ -227,6 +232,8 @@ class Checkpointer:
         on_missing: Literal["raise", "keep"] = "raise",
         on_unexpected: Literal["raise", "skip"] = "raise",
         max_expansion: int | None = None,
+        replica_axis: str | None = None,
+        primary_replica: int = 0,
     ) -> Any:
         """Return the tree saved at `path`.
 
@@ -245,8 +252,7 @@ class Checkpointer:
                 jax.Arrays on CPU devices, in time that does not depend on size. The files must not change.
             verify: Whether bytes are compared with their recorded checksums: by default all that are
                 read, as whole pieces; with True, those that are mapped, too; with False none.
-            split: For safetensors: what separates the keys in names, as in `"."`; the result is then made of
-                nested dicts. By default it is one flat dict. `like` does not need it.
+            split: For safetensors: what separates keys in names, as in `"."`, for a result of nested dicts.
             item: Which item of the checkpoint, by its name; by default the one that holds the tree.
             prioritise: Says which leaves are read first, by stored key path.
             pipeline: Stages for this restore alone.
@@ -260,6 +266,8 @@ class Checkpointer:
             on_missing: `"keep"` keeps leaves of `like` that the checkpoint does not have.
             on_unexpected: `"skip"` leaves out what the checkpoint has and `like` has not.
             max_expansion: How many times the bytes stored a result without `like` may take; by default 1,000.
+            replica_axis: Of meshes, along which replicas lie: one reads, and the others receive.
+            primary_replica: Which one reads.
 
         Raises:
             SpecError: If the options contradict each other, or need a `like`.
@@ -293,6 +301,8 @@ class Checkpointer:
             on_missing=on_missing,
             on_unexpected=on_unexpected,
             max_expansion=max_expansion,
+            replica_axis=replica_axis,
+            primary_replica=primary_replica,
         )
 
     async def restore_items(
@@ -307,13 +317,12 @@ class Checkpointer:
         restore = partial(self.restore, mmap=mmap)
         return await self._operations.restore_items(restore, path, like, items)
 
-    def with_handlers(self, registry: HandlerLookup, layout: Layout | None = None) -> Checkpointer:
-        """Return this Checkpointer with other leaf handlers, or another layout: the same budget and life.
-
-        It needs no context of its own: it is open as long as this one is.
-        """
+    def with_handlers(
+        self, registry: HandlerLookup, layout: Layout | None = None, coordinator: Coordinator | None = None
+    ) -> Checkpointer:
+        """Return this Checkpointer with other parts, which has its budget, and is open as long as it is."""
         other = copy.copy(self)
-        other._made = self._operations.with_handlers(registry, layout)
+        other._made = self._operations.with_handlers(registry, layout, coordinator)
         return other
 
     def stream(

@@ -19,25 +19,26 @@ from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK
 from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.imports import Homes
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config, FlowOptions
 from penstock.kernel.config.job_limits import JobLimits
+from penstock.kernel.config.job_options import JobOptions
 from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import PenstockError, SpecError, StorageError
+from penstock.kernel.errors import ConfigError, PenstockError, SpecError, StorageError
 from penstock.kernel.events import get_logger
 from penstock.kernel.memory.bounded_cache import BoundedCache, Caching
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
 from penstock.kernel.pipeline.shared_objects import Shared
-from penstock.kernel.protocols.coordinator import Coordinator, SingleProcessCoordinator
+from penstock.kernel.protocols.coordinator import Coordinator, Operation, SingleProcessCoordinator
 from penstock.kernel.protocols.layouts import ArrangedLayout, ItemsLayout, Layout
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import hold_for_reading
-from penstock.kernel.storage.paths import absolute_path
+from penstock.kernel.storage.paths import bucket_of, path_or_url
 from penstock.kernel.storage.workspace import Workspace
+from penstock.stores.store_finder import StoreFinder
 
 if TYPE_CHECKING:
     from penstock.kernel.storage.joined_workspace import JoinedWorkspace
@@ -58,12 +59,16 @@ MOST_READS: Final = 10
 NEEDED_TOGETHER: Final[Homes] = {
     "penstock.handlers.coordinators.jax_key_values": "JaxKeyValues",
     "penstock.handlers.leaves.jax_arrays.process_shards": "parts_here",
+    "penstock.handlers.leaves.jax_arrays.single_replica": "broadcast_together",
+    "penstock.handlers.coordinators.recorded_answers": "AnsweredStore",
     "penstock.kernel.coordination.job_coordinator": "JobCoordinator",
     "penstock.kernel.storage.joined_workspace": "JoinedWorkspace",
     "penstock.stages.agree": "Agree",
+    "penstock.stages.joint.active_processes": "check_active",
     "penstock.stages.joint.balancing": "balanced",
     "penstock.stages.joint.division": "divided",
     "penstock.stages.joint.joint_commit": "JointCommitter",
+    "penstock.stages.locate_once": "LocateOnce",
 }
 """What only a job of several processes needs."""
 
@@ -80,17 +85,43 @@ class Engine:
     layout: Layout
     coordinator: Coordinator
     events: BoundLogger
+    stores: StoreFinder
+    bucket_layout: Layout
+    """Of what is saved to buckets: as `layout`, but large arrays are cut to the size of a data file."""
     shared: Shared = field(default_factory=Shared)
+
+    def at(self, path: str) -> Engine:
+        """Return the engine for what lies at an absolute path or a URL: with the store that it lies in."""
+        store = self.stores.at(path)
+        return self if store is self.store else replace(self, store=store, layout=self.bucket_layout)
 
     @property
     def is_joint(self) -> bool:
         """Whether several processes save together."""
-        return self.coordinator.process_count > 1
+        return len(self.coordinator.processes) > 1
+
+    def operation(self, path: str) -> Operation | None:
+        """Return what the processes agree by in a save to `path`; None if there is one process.
+
+        Raises:
+            InactiveProcessError: If this process takes no part.
+        """
+        return self.coordinator.operation(self.agreed_name(path), is_local=self.is_local(path))
+
+    def is_local(self, path: str) -> bool:
+        """Whether several processes save to `path`, each on a disk of its own."""
+        return self.is_joint and self.config.job.local_name(path) is not None
+
+    def agreed_name(self, path: str) -> str:
+        """Return what all processes call `path`, which may be on local disks."""
+        local = self.config.job.local_name(path)
+        return path if local is None else f"on local disks: {local}"
 
     def caches(self) -> Callable[[], Sequence[BoundedCache[Any, Any]]]:
         """Return what tells the caches of the layout and of the shared objects that there are by then."""
-        layout, shared = self.layout, self.shared
-        own = layout.caches if isinstance(layout, Caching) else ()
+        shared = self.shared
+        layouts = {id(layout): layout for layout in (self.layout, self.bucket_layout)}.values()
+        own = [cache for layout in layouts if isinstance(layout, Caching) for cache in layout.caches]
         return lambda: [*own, *shared.caches]
 
     def save_run(
@@ -107,14 +138,22 @@ class Engine:
         """Make the context of one save; the arguments are those of `Checkpointer.save`.
 
         Raises:
-            SpecError: If `custom_metadata` cannot be written as JSON, or there is no such `compare`.
+            SpecError: If `custom_metadata` cannot be written as JSON, or there is no such `compare`. If
+                `base` lies in another store. If several processes save to a bucket, or another layout than
+                Orbax's is to be written to one.
         """
         if compare not in ("identity", "digest"):
             raise SpecError(f"compare must be 'identity' or 'digest', not {compare!r}")
 
-        operation = self.coordinator.operation(path)
+        base = None if base is None else path_or_url(base)
+        if base is not None and self.stores.at(base) is not self.store:
+            raise SpecError(f"base {base!r} is not in the store that {path!r} is in")
+        if bucket_of(path) is not None:
+            self._check_fit_for_buckets(path)
+
+        operation = self.operation(path)
         workspace: Workspace | JoinedWorkspace
-        if operation is not None and not operation.is_primary:
+        if operation is not None and not (operation.is_primary or operation.is_local):
             from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 
             workspace = JoinedWorkspace(self.store, threads, path)
@@ -133,13 +172,20 @@ class Engine:
             **self._shared(path, threads, self.config.save, self.memory.limit_of("save")),
             workspace=workspace,
             operation=operation,
-            base=None if base is None else absolute_path(base),
+            base=base,
             folder=(self.layout.only_folder or "") if isinstance(self.layout, ItemsLayout) else "",
             save_args=save_args,
             by_digest=compare == "digest",
             started_ns=time.time_ns(),
             custom_metadata=_as_json(custom_metadata),
         )
+
+    def _check_fit_for_buckets(self, path: str) -> None:
+        if self.is_joint:
+            raise SpecError(f"{path!r}: several processes cannot save to a bucket together yet")
+        if isinstance(self.layout, ArrangedLayout):  # its files are as long as it likes, and held in memory
+            name = type(self.layout).__name__
+            raise SpecError(f"{path!r}: a {name} cannot be written to a bucket yet; write Orbax's layout")
 
     def restore_run(self, path: str, threads: Threads) -> RestoreRun:
         """Make the context of one restore."""
@@ -211,22 +257,32 @@ def make_engine(
         CoordinationError: If the processes of this job cannot agree by the service of this jax.
     """
     if coordinator is None:
-        coordinator = _coordinator_of_jax(options.processes)
+        coordinator = _coordinator_of_jax(options.processes, options.job)
+    elif options.job.active_processes is not None or options.job.key_prefix:
+        raise ConfigError("job", "a coordinator that is given knows which processes take part")
+
+    stores = StoreFinder(store, options.store)
+    bucket_layout = layout
     if layout is None:
         form = options.format if save_format is None else save_format
         if form.replica_parallel is None:
-            form = replace(form, replica_parallel=coordinator.process_count > 1)
+            shares_disk = options.job.local_root is None
+            form = replace(form, replica_parallel=len(coordinator.processes) > 1 and shares_disk)
 
-        layout = AutoLayout(OrbaxLayout(form, min(CODED_CHUNK, regulator.limit // 4)))
+        coded_chunk = min(CODED_CHUNK, regulator.limit // 4)
+        layout = AutoLayout(OrbaxLayout(form, coded_chunk))
+        bucket_layout = AutoLayout(OrbaxLayout(form, coded_chunk, plain_chunk=options.store.s3.file_bytes))
 
     return Engine(
         options,
         regulator,
         default_handlers() if registry is None else registry,
-        LocalStore(io=options.store.io, links=options.store.links) if store is None else store,
+        stores.default,
         layout,
         coordinator,
         get_logger(),
+        stores,
+        layout if bucket_layout is None else bucket_layout,
     )
 
 
@@ -235,17 +291,25 @@ def needed_together() -> Homes:
     return NEEDED_TOGETHER if processes_of_jax()[1] > 1 else {}
 
 
-def _coordinator_of_jax(limits: JobLimits) -> Coordinator:
-    """Return how the processes that `jax.distributed` has joined agree; one alone need not."""
+def _coordinator_of_jax(limits: JobLimits, chosen: JobOptions) -> Coordinator:
+    """Return how the processes that `jax.distributed` has joined agree; one alone need not.
+
+    Raises:
+        ConfigError: If a process was chosen that there is not.
+    """
     index, count = processes_of_jax()
     if count == 1:
+        if chosen.active_processes not in (None, (0,)):
+            problem = f"are {list(chosen.active_processes or ())}, and this job has process 0 alone"
+            raise ConfigError("job.active_processes", f"{problem}: call jax.distributed.initialize() first")
+
         return SingleProcessCoordinator()
 
     # Here, because one process needs nothing of it.
     from penstock.handlers.coordinators.jax_key_values import JaxKeyValues
     from penstock.kernel.coordination.job_coordinator import JobCoordinator
 
-    return JobCoordinator(JaxKeyValues(), index, count, limits)
+    return JobCoordinator(JaxKeyValues(), index, count, limits, chosen)
 
 
 def _as_json(custom_metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ("Lifetime",)
 
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar, final
@@ -21,13 +22,19 @@ from penstock.kernel.concurrency.entered_once import own_tasks
 from penstock.kernel.concurrency.interpreter_settings import calm_interpreter
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ClosedError
+from penstock.kernel.memory.buffers import give_back_freed_memory
+from penstock.kernel.memory.limit_sharing import LimitSharing
 from penstock.kernel.memory.limit_watch import watching_memory
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture
+from penstock.kernel.protocols.coordinator import SingleProcessCoordinator
 
 T = TypeVar("T")
 
 TURNS: Final = 3
 """Turns of the loop in which a save comes to its first call in a worker thread."""
+
+LONG_S: Final = 1.0
+"""For how long one works with many leaves, or much data. A million leaves leave 500 MB with the allocator."""
 
 
 @final
@@ -51,13 +58,19 @@ class Lifetime:
     @asynccontextmanager
     async def live(self) -> AsyncGenerator[None, None]:
         """Open it. Leaving waits for the saves under way; leaving on an error cancels them."""
+        memory, events = self._engine.memory, self._engine.events
+        coordinator = self._engine.coordinator
+        is_alone = isinstance(coordinator, SingleProcessCoordinator)
+        sharing = LimitSharing(memory, None if is_alone else coordinator.count_neighbours, events)
+        await sharing.look()
         try:
             async with own_tasks(self.background.raise_on_leaving) as tasks:
                 self._tasks, self._threads = tasks, Threads()
                 with (
                     self.stopping.watching(tasks),
-                    watching_memory(tasks, self._engine.memory, self._engine.events),
-                    self._engine.memory.counting(self._engine.caches()),
+                    watching_memory(tasks, memory, events),
+                    sharing.going_on(tasks),
+                    memory.counting(self._engine.caches()),
                 ):
                     yield
                     self.streams.stop()
@@ -88,13 +101,22 @@ class Lifetime:
         return threads.leaving_calls(self._engine.config.stopping.read_s)
 
     async def calmly(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Await `work()` with the interpreter settings that the configuration asks for."""
-        tasks, _ = self.running()
+        """Await `work()` with the interpreter settings that the configuration asks for.
+
+        After long work a thread has the allocator return to the system what was freed.
+        """
+        tasks, threads = self.running()
+        since = time.monotonic()
         with calm_interpreter(tasks, self._engine.config.loop):
             try:
-                return await work()
+                result = await work()
             finally:
                 self._engine.memory.free_caches()  # which may have grown
+
+        if time.monotonic() - since > LONG_S and self._tasks is tasks:
+            tasks.start_soon(threads.run, give_back_freed_memory)
+
+        return result
 
     async def start(self, task: SaveTask, until: Milestone) -> None:
         """Start a save in the background; return when it has passed `milestone`.

@@ -5,7 +5,8 @@ from __future__ import annotations
 __all__ = ("Operations",)
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, final
@@ -17,12 +18,14 @@ from penstock.checkpointer.engine import Compare, make_engine
 from penstock.checkpointer.lifetime import Lifetime
 from penstock.checkpointer.pipelines import First
 from penstock.checkpointer.restore_items import restore_items
-from penstock.checkpointer.restore_keywords import asked_for, result_check, with_derive
-from penstock.checkpointer.restore_task import RestoreTask
+from penstock.checkpointer.restore_keywords import asked_for, check_single_replica, result_check, with_derive
+from penstock.checkpointer.restore_task import RestoreTask, SingleReplicaTask
 from penstock.checkpointer.streaming import LeafStream
 from penstock.handlers.formats.items.protobuf_targets import message_target
+from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+from penstock.kernel.errors import PenstockError
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.messages.restore import Only, Order, RestoreRequest
 from penstock.kernel.messages.restore_options import Rename, RestoreOptions, RestoreReport, Transform
@@ -35,7 +38,7 @@ from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.paths import absolute_path
+from penstock.kernel.storage.paths import bucket_of, path_or_url, path_to_save_to
 from penstock.verification.verify import Verification
 from penstock.verification.verify_report import VerifyReport
 
@@ -50,7 +53,7 @@ class Operations:
         ConfigError, PipelineError: If an option of a stage, of the format or of the store does not fit.
     """
 
-    __slots__ = ("_restore_pipeline", "_save_pipeline", "engine", "life")
+    __slots__ = ("_bucket_pipelines", "_pipelines", "engine", "life")
 
     def __init__(
         self,
@@ -65,21 +68,48 @@ class Operations:
         coordinator: Coordinator | None,
     ) -> None:
         self.engine = make_engine(options, memory, registry, store, save_format, layout, coordinator)
-        layout = self.engine.layout
+        layout, at_once = self.engine.layout, options.store.s3.concurrency
         saving = pipelines.save_pipeline(layout) if save_pipeline is None else save_pipeline
         restoring = pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline
-        saving = pipelines.fitting_pipeline(saving, layout, joint=self.engine.is_joint)
-        self._save_pipeline = pipelines.configured_pipeline(saving, options.save)
-        self._restore_pipeline = pipelines.configured_pipeline(restoring, options.restore)
-        self._save_pipeline.check(TreeToSave)
-        self._restore_pipeline.check(RestoreRequest)
+        self._pipelines = self._fitted(saving, restoring)
+        # What waits for a network needs more threads than what waits for a disk.
+        if save_pipeline is None:
+            saving = saving.configure("write", concurrency=at_once)
+        if restore_pipeline is None:
+            restoring = restoring.configure("read", concurrency=at_once)
+
+        self._bucket_pipelines = self._fitted(saving, restoring)
         self.life = Lifetime(self.engine)
 
-    def with_handlers(self, registry: HandlerLookup, layout: Layout | None) -> Operations:
-        """Return the same, with other handlers and perhaps another layout."""
+    def _fitted(
+        self, saving: Pipeline[SaveRun], restoring: Pipeline[RestoreRun]
+    ) -> tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]:
+        """Return the pipelines as the layout needs them, with the options that the configuration has."""
+        options, layout = self.engine.config, self.engine.layout
+        saving = pipelines.fitting_pipeline(saving, layout, joint=self.engine.is_joint)
+        saving = pipelines.configured_pipeline(saving, options.save)
+        restoring = pipelines.configured_pipeline(restoring, options.restore)
+        saving.check(TreeToSave)
+        restoring.check(RestoreRequest)
+        return saving, restoring
+
+    def _pipelines_at(self, path: str) -> tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]:
+        return self._pipelines if bucket_of(path) is None else self._bucket_pipelines
+
+    def with_handlers(
+        self, registry: HandlerLookup, layout: Layout | None, coordinator: Coordinator | None
+    ) -> Operations:
+        """Return the same, with other handlers, and perhaps another layout and another coordinator."""
         other = object.__new__(Operations)
-        other._save_pipeline, other._restore_pipeline = self._save_pipeline, self._restore_pipeline
-        other.engine = replace(self.engine, registry=registry, layout=layout or self.engine.layout)
+        other._pipelines, other._bucket_pipelines = self._pipelines, self._bucket_pipelines
+        engine = self.engine
+        other.engine = replace(
+            engine,
+            registry=registry,
+            layout=layout or engine.layout,
+            bucket_layout=layout or engine.bucket_layout,
+            coordinator=coordinator or engine.coordinator,
+        )
         other.life = self.life
         return other
 
@@ -98,9 +128,19 @@ class Operations:
     ) -> SaveFuture:
         """Begin a save; return when it is staged, or only planned."""
         options = SaveOptions(overwrite, prioritise, custom_metadata, pipeline, save_args, base, compare)
-        life, final = self.life, absolute_path(path)
-        threads, engine = life.running()[1], self.engine
-        task = await life.background.make(threads, engine, self._save_pipeline, final, tree, options)
+        life, final = self.life, path_to_save_to(path)
+        threads, engine = life.running()[1], self.engine.at(final)
+        ours = self._pipelines_at(final)[0]
+        try:
+            task = await life.background.make(threads, engine, ours, final, tree, options)
+        except PenstockError as error:
+            with suppress(PenstockError):  # of a process that is no part of the job
+                operation = engine.operation(final)
+                if operation is not None:  # otherwise the others would wait for this process
+                    await operation.refuse(error)
+
+            raise
+
         del tree  # a save in the background must not keep arrays that the caller dropped
         await life.start(task, Milestone.STAGED if until_staged else Milestone.PLANNED)
         return task.future
@@ -127,10 +167,12 @@ class Operations:
         on_missing: Literal["raise", "keep"],
         on_unexpected: Literal["raise", "skip"],
         max_expansion: int | None,
+        replica_axis: str | None,
+        primary_replica: int,
     ) -> Any:
         """Restore a tree."""
         threads = self.life.reading()
-        final, has_like = absolute_path(path), like is not ...
+        final, has_like = path_or_url(path), like is not ...
         check = result_check(final, as_type)
         target, finish = message_target(like, final)
         options = RestoreOptions(
@@ -143,13 +185,14 @@ class Operations:
             on_unexpected=on_unexpected,
         )
         asked, wanted = asked_for(options, has_like=has_like), target if has_like else None
-        given = self._restore_pipeline if pipeline is None else pipeline
+        given = self._pipelines_at(final)[1] if pipeline is None else pipeline
         given = pipelines.prioritised(given, prioritise)
         given = pipelines.expanding(given, max_expansion)
         chosen, compared = pipelines.verifying(given, verify)
         request = RestoreRequest(final, wanted, has_like, asked, mmap, split, item, only, compared)
         chosen.check(RestoreRequest)
-        task = RestoreTask(self.engine, threads, with_derive(chosen, asked), request)
+        pipeline = with_derive(chosen, asked)
+        task = self._restore_task(threads, pipeline, request, replica_axis, primary_replica)
         tree, report = await self.life.calmly(task)
         result = finish(tree)
         check(result)
@@ -157,6 +200,23 @@ class Operations:
             on_report(report)
 
         return result
+
+    def _restore_task(
+        self,
+        threads: Threads,
+        pipeline: Pipeline[RestoreRun],
+        request: RestoreRequest,
+        axis: str | None,
+        primary: int,
+    ) -> Callable[[], Awaitable[tuple[Any, RestoreReport]]]:
+        engine = self.engine.at(request.path)
+        if axis is not None:
+            check_single_replica(request)
+        # One process reads each shard once anyway, and on local disks each has its own to read.
+        if axis is None or not engine.is_joint or engine.is_local(request.path):
+            return RestoreTask(engine, threads, pipeline, request)
+
+        return SingleReplicaTask(engine, threads, pipeline, request, axis, primary)
 
     async def restore_items(
         self,
@@ -167,7 +227,8 @@ class Operations:
     ) -> dict[str, Any]:
         """Restore items by name; `restore` restores one of them."""
         threads = self.life.reading()
-        return await restore_items(self.engine, threads, restore, absolute_path(path), like, items)
+        final = path_or_url(path)
+        return await restore_items(self.engine.at(final), threads, restore, final, like, items)
 
     def stream(
         self,
@@ -181,19 +242,22 @@ class Operations:
         """Restore leaf by leaf."""
         (tasks, _), threads = self.life.running(), self.life.reading()
         target, has_like = (None, False) if like is ... else (like, True)
-        request = RestoreRequest(absolute_path(path), target, has_like, item=item, only=only)
-        chosen = self._restore_pipeline if pipeline is None else pipeline
-        return self.life.streams.open(self.engine, tasks, threads, chosen, request, order)
+        final = path_or_url(path)
+        request = RestoreRequest(final, target, has_like, item=item, only=only)
+        chosen = self._pipelines_at(final)[1] if pipeline is None else pipeline
+        return self.life.streams.open(self.engine.at(final), tasks, threads, chosen, request, order)
 
     async def metadata(self, path: Path, item: str | None) -> CheckpointMetadata:
         """Describe a checkpoint."""
         threads = self.life.reading()
-        final, engine = absolute_path(path), self.engine
+        final = path_or_url(path)
+        engine = self.engine.at(final)
         describe = partial(describe_checkpoint, engine.restore_run(final, threads), final, item)
         return await self.life.calmly(partial(engine.read_unchanged, final, threads, describe))
 
     async def verify(self, path: Path, item: str | None) -> VerifyReport:
         """Compare what lies below `path` with its checksums."""
-        threads, engine = self.life.reading(), self.engine
+        threads, final = self.life.reading(), path_or_url(path)
+        engine = self.engine.at(final)
         verification = Verification(engine.store, threads, engine.memory, engine.read_unchanged)
-        return await self.life.calmly(partial(verification.verify, absolute_path(path), item))
+        return await self.life.calmly(partial(verification.verify, final, item))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("RestoreKeywords", "asked_for", "result_check", "with_derive")
+__all__ = ("RestoreKeywords", "asked_for", "check_single_replica", "result_check", "with_derive")
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict, cast, get_origin, is_typeddict
 
 from penstock.checkpointer.pipelines import First
 from penstock.kernel.errors import ResultTypeError, SpecError
-from penstock.kernel.messages.restore import Only
+from penstock.kernel.messages.restore import Only, RestoreRequest
 from penstock.kernel.messages.restore_options import Rename, RestoreOptions, RestoreReport, Transform
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
@@ -53,6 +53,11 @@ class RestoreKeywords(TypedDict, total=False):
         on_unexpected: `"skip"` leaves out, unread, what the checkpoint has and `like` has not.
         max_expansion: How many times the bytes stored the result may take if there is no `like`; by default
             what the stage `plan` is configured to, which is 1,000. Results of up to 64 MiB are not compared.
+        replica_axis: In a job of several processes: the axis of meshes along which replicas lie. Of leaves
+            of `like` with such a sharding one replica is read, by the processes that hold it, and
+            sent to all others, in rounds within the memory budget. All processes call it at one time, and
+            none runs other collectives meanwhile. Other leaves, and PRNG keys, each process reads itself.
+        primary_replica: Which replica is read: its place along that axis.
     """
 
     mmap: bool
@@ -71,6 +76,8 @@ class RestoreKeywords(TypedDict, total=False):
     on_missing: Literal["raise", "keep"]
     on_unexpected: Literal["raise", "skip"]
     max_expansion: int | None
+    replica_axis: str | None
+    primary_replica: int
 
 
 def asked_for(options: RestoreOptions, *, has_like: bool) -> RestoreOptions | None:
@@ -84,6 +91,22 @@ def asked_for(options: RestoreOptions, *, has_like: bool) -> RestoreOptions | No
 
     options.check_target(has_like=has_like)
     return options
+
+
+def check_single_replica(request: RestoreRequest) -> None:
+    """Raise `SpecError` if what is wanted of a restore with `replica_axis` is not what `like` says."""
+    options = request.options or RestoreOptions()
+    problems = {
+        "it needs a `like`, whose shardings say what lies where": not request.has_like,
+        "arrays that are mapped are read by none": request.mmap,
+        "`like` must have the dtypes and shapes of the result": options.dtype is not None
+        or not options.strict,
+        "the leaves of `like` are replaced, so none can be kept": options.on_missing == "keep",
+        "functions have no replicas": options.transforms is not None,
+    }
+    for problem, is_asked in problems.items():
+        if is_asked:
+            raise SpecError(f"replica_axis: {problem}")
 
 
 def result_check(path: str, as_type: object) -> Callable[[object], None]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ("RestoreTask",)
+__all__ = ("RestoreTask", "SingleReplicaTask")
 
 import time
-from typing import Any, final
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, final
 
 from penstock.checkpointer.engine import Engine
 from penstock.kernel.concurrency.threads import Threads
@@ -17,6 +19,11 @@ from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
 from penstock.stages.reuse.value_cache import KnownValues
+
+if TYPE_CHECKING:
+    import jax
+
+    from penstock.handlers.leaves.jax_arrays.single_replica import Share
 
 
 @final
@@ -75,3 +82,61 @@ class RestoreTask:
             memory_wait_s=waited_for_memory_s(result.stages),
         )
         return result, run, identity
+
+
+@final
+class SingleReplicaTask:
+    """Restores one tree together with all processes of the job: one replica reads, the others receive.
+
+    Args:
+        engine: Of the Checkpointer.
+        threads: Of the Checkpointer.
+        pipeline: The stages.
+        request: What is wanted, with a target.
+        axis: Of meshes, along which replicas lie.
+        primary: The place along it of the replica that reads.
+    """
+
+    __slots__ = ("_axis", "_engine", "_pipeline", "_primary", "_request", "_threads")
+
+    def __init__(
+        self,
+        engine: Engine,
+        threads: Threads,
+        pipeline: Pipeline[RestoreRun],
+        request: RestoreRequest,
+        axis: str,
+        primary: int,
+    ) -> None:
+        self._engine = engine
+        self._threads = threads
+        self._pipeline = pipeline
+        self._request = request
+        self._axis = axis
+        self._primary = primary
+
+    async def __call__(self) -> tuple[Any, RestoreReport]:
+        """Return the tree, and the report of what this process read of it."""
+        from penstock.handlers.coordinators.recorded_answers import AnsweredStore, RecordingStore
+        from penstock.handlers.leaves.jax_arrays.replica_axis import (
+            ReplicaAxis,
+        )  # one process needs none of it
+        from penstock.handlers.leaves.jax_arrays.single_replica import SingleReplica, broadcast_together
+        from penstock.stages.locate_once import LocateOnce
+
+        engine, threads, request = self._engine, self._threads, self._request
+        axis = ReplicaAxis(self._axis, self._primary)
+        operation = engine.coordinator.operation(f"restore of {request.path} {request.item or ''}")
+        assert operation is not None, "there is no other process"
+        single = await threads.run(SingleReplica.of, request.like, axis, operation.processes)
+
+        async def read(share: Share) -> tuple[tuple[Any, RestoreReport], Sequence[jax.Array]]:
+            once = LocateOnce(share, RecordingStore, AnsweredStore)
+            pipeline = self._pipeline.replace("locate", once)
+            found = await RestoreTask(engine, threads, pipeline, replace(request, like=single.like))()
+            return found, await threads.run(single.sources, found[0])
+
+        (tree, report), arrays = await broadcast_together(
+            operation, single.arrays, axis, read, engine.config.processes, engine.memory, threads
+        )
+        return await threads.run(single.together, tree, arrays), report

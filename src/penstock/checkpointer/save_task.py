@@ -15,7 +15,13 @@ from typing import Final, final
 from anyio import CancelScope, Event, Lock, create_task_group, get_cancelled_exc_class, move_on_after
 
 from penstock.kernel.concurrency.threads import LoopHandle
-from penstock.kernel.errors import HandlerFailedError, NoSpaceError, SaveCancelledError, StorageError
+from penstock.kernel.errors import (
+    HandlerFailedError,
+    NoSpaceError,
+    PeerError,
+    SaveCancelledError,
+    StorageError,
+)
 from penstock.kernel.messages.save import SaveReport, TreeToSave
 from penstock.kernel.messages.statistics import waited_for_memory_s
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture, SavePromise
@@ -160,7 +166,11 @@ class SaveTask:
         if run.operation is None:
             return await run_pipeline(self._pipeline, run, self._tree, on_milestone=self._reach)
 
-        async with run.operation.running():
+        # One process needs nothing of it.
+        from penstock.kernel.storage.joined_workspace import JoinedWorkspace
+
+        joined = run.workspace if isinstance(run.workspace, JoinedWorkspace) else None
+        async with run.operation.running(None if joined is None else joined.take_back):
             result = await run_pipeline(self._pipeline, run, self._tree, on_milestone=self._reach)
 
         assert result is not None, "what ends an operation is raised"
@@ -210,6 +220,8 @@ class SaveTask:
         try:
             with move_on_after(CLEANING_S):
                 await run.workspace.discard()
+                if isinstance(because, PeerError):  # on local disks it counts only if all have published
+                    await run.workspace.withdraw()
         except StorageError as error:
             run.events.warning("save.left_behind", path=run.workspace.temporary, error=repr(error))
             because.add_note(f"what was written could not be removed: {error}")

@@ -49,6 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     inspect = commands.add_parser("inspect", help="say what a checkpoint holds")
     inspect.add_argument("path", metavar="PATH", help="the directory of a checkpoint")
     inspect.add_argument("--json", action="store_true", help="as one JSON document")
+    delete = commands.add_parser("delete", help="delete one checkpoint")
+    delete.description = "Delete the checkpoint at PATH, on a disk or in a bucket. Nothing else is deleted."
+    delete.add_argument("path", metavar="PATH", help="a checkpoint, or one step")
     _add_convert(commands.add_parser("convert", help="write a checkpoint in another format"))
     _add_repair(commands.add_parser("repair", help="write what is intact of a damaged checkpoint anew"))
     seal = commands.add_parser("seal", help="record digests of a checkpoint that has none")
@@ -147,6 +150,12 @@ def _convert(options: argparse.Namespace) -> int:
     return convert(options, open_output())
 
 
+def _delete(options: argparse.Namespace) -> int:
+    from penstock.cli.delete_command import delete
+
+    return delete(options.path, open_output())
+
+
 def _repair(options: argparse.Namespace) -> int:
     from penstock.cli.repair_command import repair
 
@@ -167,6 +176,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 _COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
     "convert": _convert,
+    "delete": _delete,
     "inspect": _inspect,
     "repair": _repair,
     "seal": _seal,

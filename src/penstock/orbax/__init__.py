@@ -6,7 +6,9 @@ module loads neither jax nor tensorstore: each name is fetched from its own modu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from penstock.orbax.version import __version__
 
 __all__ = (
     "PLACEHOLDER",
@@ -41,9 +43,11 @@ __all__ = (
     "Transform",
     "__version__",
     "abstract_checkpoint_manager",
+    "aggregate_handlers",
     "apply_transformations",
     "args",
     "arrays",
+    "checkpoint_args",
     "checkpoint_manager",
     "checkpoint_managers",
     "checkpoint_utils",
@@ -54,9 +58,12 @@ __all__ = (
     "logging",
     "merge_trees",
     "metadata",
+    "msgpack_utils",
     "multihost",
     "options",
     "path",
+    "pathways",
+    "serialization",
     "step",
     "test_utils",
     "transform_utils",
@@ -64,16 +71,16 @@ __all__ = (
     "type_handlers",
     "utils",
     "v1",
+    "version",
 )
-
-__version__: Final = "0.12.8"
-"""The version of Orbax whose API this is, for code that compares it."""
 
 if TYPE_CHECKING:
     from penstock.orbax import (
         abstract_checkpoint_manager,
+        aggregate_handlers,
         args,
         arrays,
+        checkpoint_args,
         checkpoint_manager,
         checkpoint_managers,
         checkpoint_utils,
@@ -82,9 +89,12 @@ if TYPE_CHECKING:
         handlers,
         logging,
         metadata,
+        msgpack_utils,
         multihost,
         options,
         path,
+        pathways,
+        serialization,
         step,
         test_utils,
         transform_utils,
@@ -92,6 +102,7 @@ if TYPE_CHECKING:
         type_handlers,
         utils,
         v1,
+        version,
     )
     from penstock.orbax.abstract_checkpoint_manager import AbstractCheckpointManager
     from penstock.orbax.checkpoint_manager import CheckpointManager
@@ -130,8 +141,10 @@ else:
         {
             "penstock.orbax": (
                 "abstract_checkpoint_manager",
+                "aggregate_handlers",
                 "args",
                 "arrays",
+                "checkpoint_args",
                 "checkpoint_manager",
                 "checkpoint_managers",
                 "checkpoint_utils",
@@ -140,9 +153,12 @@ else:
                 "handlers",
                 "logging",
                 "metadata",
+                "msgpack_utils",
                 "multihost",
                 "options",
                 "path",
+                "pathways",
+                "serialization",
                 "step",
                 "test_utils",
                 "transform_utils",
@@ -150,6 +166,7 @@ else:
                 "type_handlers",
                 "utils",
                 "v1",
+                "version",
             ),
             "penstock.orbax.abstract_checkpoint_manager": ("AbstractCheckpointManager",),
             "penstock.orbax.checkpoint_manager": ("CheckpointManager",),

@@ -24,7 +24,6 @@ __all__ = (
 )
 
 from penstock.orbax.common.array_structs import to_shape_dtype_struct
-from penstock.orbax.common.tree_operations import merge_trees, tree_difference, tree_trim
 from penstock.orbax.v0.common.tree_utils import (
     deserialize_tree,
     from_flat_dict,
@@ -41,3 +40,4 @@ from penstock.orbax.v0.common.tree_utils import (
     to_flat_dict,
     tuple_path_from_keypath,
 )
+from penstock.orbax.v0.trees.tree_operations import merge_trees, tree_difference, tree_trim

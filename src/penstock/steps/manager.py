@@ -24,9 +24,9 @@ from penstock.checkpointer.checkpointer import NEEDED_TO_OPERATE, Checkpointer
 from penstock.kernel.concurrency.entered_once import EnteredOnce
 from penstock.kernel.concurrency.imports import Homes, load
 from penstock.kernel.errors import NotACheckpointError, SpecError
-from penstock.kernel.storage.paths import absolute_path
+from penstock.kernel.storage.paths import path_or_url
 from penstock.steps.keep_policies import KeepAll, KeepPolicy, Metric, Mode, ranking_of
-from penstock.steps.manager_opening import Opening, own_or_given
+from penstock.steps.manager_opening import Opening, check_trash, own_or_given
 from penstock.steps.save_policies import Always, SavePolicy, awaits_preemption
 from penstock.steps.step_names import NameFormat, StepNames, step_number
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.checkpointer.pipelines import First
     from penstock.checkpointer.restore_keywords import RestoreKeywords
     from penstock.kernel.config.config import Config
+    from penstock.kernel.config.job_options import JobOptions
     from penstock.kernel.config.save_format import SaveArgs, SaveFormat
     from penstock.kernel.memory.regulator import MemoryRegulator
     from penstock.kernel.messages.restore import Only
@@ -60,7 +61,7 @@ Step: TypeAlias = SupportsIndex | None
 """Its number; None for the latest."""
 
 NEEDED_TO_MANAGE: Final[Homes] = {
-    "penstock.handlers.stores.local": "LocalStore",
+    "penstock.stores.store_finder": "StoreFinder",
     "penstock.steps.save_queue": "StepSaves",
     "penstock.steps.step_watch": "Watch",
 }
@@ -134,6 +135,7 @@ class CheckpointManager:
         save_format: SaveFormat | None = None,
         layout: Layout | None = None,
         coordinator: Coordinator | None = None,
+        job: JobOptions | None = None,
         memory_limit: int | str | None = None,
         save_device_host_concurrent_bytes: int | str | None = None,
         save_concurrent_bytes: int | str | None = None,
@@ -149,6 +151,7 @@ class CheckpointManager:
             "save_format": save_format,
             "layout": layout,
             "coordinator": coordinator,
+            "job": job,
             "memory_limit": memory_limit,
             "save_device_host_concurrent_bytes": save_device_host_concurrent_bytes,
             "save_concurrent_bytes": save_concurrent_bytes,
@@ -156,17 +159,14 @@ class CheckpointManager:
             "memory": memory,
         }
         save_when, keep = Always() if save_when is None else save_when, KeepAll() if keep is None else keep
-        self._root, self._read_only = absolute_path(root), read_only
+        self._root, self._read_only = path_or_url(root), read_only
         self._names: NameFormat = StepNames() if names is None else names
         self._ranking = ranking_of(keep) if metric is None else (metric, mode)
         self.awaits_preemption = awaits_preemption(save_when)  #: whether `save_when` has `OnPreemption`
-        self._checkpointer = own_or_given(checkpointer, options)
-        if trash is not None and (not trash or "/" in trash or self._names.step(trash) is not None):
-            raise SpecError(f"a folder for deleted steps cannot be called {trash!r}")
-
+        self._checkpointer, owned = own_or_given(checkpointer, options)
+        check_trash(trash, self._names)
         self._policies, self._trash, self._link = (save_when, keep), trash, link
         self._made: StepSaves | None = None
-        owned = self._checkpointer if checkpointer is None else None
         sigterm = self.awaits_preemption if sigterm is None else sigterm
         self._opening = Opening(owned, metadata, writes=not read_only, clean=clean, sigterm=sigterm)
         self._entered = EnteredOnce("CheckpointManager")
@@ -319,6 +319,8 @@ class CheckpointManager:
         on_missing: Literal["raise", "keep"] = "raise",
         on_unexpected: Literal["raise", "skip"] = "raise",
         max_expansion: int | None = None,
+        replica_axis: str | None = None,
+        primary_replica: int = 0,
     ) -> Any:
         """Return what was saved as a step. While it is read, no penstock on this machine deletes it.
 
@@ -351,6 +353,8 @@ class CheckpointManager:
             on_missing=on_missing,
             on_unexpected=on_unexpected,
             max_expansion=max_expansion,
+            replica_axis=replica_axis,
+            primary_replica=primary_replica,
         )
         found = await self._restore(number, restore, like, item, as_type)
         self._saves.note_base(number)
@@ -394,7 +398,7 @@ class CheckpointManager:
 
         number = self._chosen(step)
         path = self._saves.catalogue.path(number)
-        engine, threads = self._checkpointer.engine, self._saves.reading
+        engine, threads = self._checkpointer.engine.at(path), self._saves.reading
         describe = partial(describe_step, engine.restore_run(path, threads), path, number)
         return await engine.read_unchanged(path, threads, describe)
 
@@ -403,7 +407,7 @@ class CheckpointManager:
         from penstock.steps import step_directory as on_disk
 
         self._saves.check_open()
-        store = self._checkpointer.engine.store
+        store = self._checkpointer.engine.at(self._root).store
         return await self._saves.reading.run(on_disk.read_root_metadata, store, self._root)
 
     async def delete(self, step: SupportsIndex) -> None:
@@ -431,7 +435,10 @@ class CheckpointManager:
         self._saves.retention.pins.discard(step_number(step))
 
     async def reload(self) -> None:
-        """List the root again, which others may have changed."""
+        """List the root again, which others may have changed.
+
+        In a job of several processes all call it, and get what process 0 finds.
+        """
         self._saves.check_open()
         await self._saves.load()
 
@@ -449,7 +456,7 @@ class CheckpointManager:
 
         self._saves.check_open()
         return watch_steps(
-            self._checkpointer.engine.store,
+            self._checkpointer.engine.at(self._root).store,
             self._saves.reading,
             self._root,
             self._names,
@@ -490,6 +497,7 @@ class CheckpointManager:
                 keep,
                 trash=self._trash,
                 link=self._link,
+                writes=not self._read_only,
             )
 
         return self._made
@@ -500,7 +508,7 @@ class CheckpointManager:
         from penstock.steps.step_contents import restore_step
 
         path = self._saves.catalogue.path(number)
-        engine, threads = self._checkpointer.engine, self._saves.reading
+        engine, threads = self._checkpointer.engine.at(path), self._saves.reading
         return await restore_step(engine, threads, restore, path, like, item, as_type)
 
     def _chosen(self, step: Step) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, final
 
-from anyio import Event, move_on_after
+from anyio import Event
 from anyio.abc import TaskGroup
 
 from penstock.checkpointer.checkpointer import Checkpointer
@@ -31,20 +31,18 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.pipeline.futures import SaveFuture
 from penstock.kernel.protocols.store_capabilities import Renames
-from penstock.kernel.storage.writer_hold import WriterHold
-from penstock.steps import step_directory as on_disk
 from penstock.steps.catalogue import Catalogue
 from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, StepInfo, best_of
 from penstock.steps.manager_opening import Opening
+from penstock.steps.opened_root import OpenedRoot
 from penstock.steps.retention import Retention
 from penstock.steps.save_decisions import SaveDecisions, hear_sigterm
 from penstock.steps.save_policies import SavePolicy
 from penstock.steps.step_contents import step_items
-from penstock.steps.step_deletion import Deleter, prepare_root
+from penstock.steps.step_deletion import Deleter
 from penstock.steps.step_metrics import RankedMetrics
 from penstock.steps.step_names import NameFormat
 
-CLOSING_S: Final = 5.0
 BUSY_THREADS: Final = 2  # a long deletion must not delay a listing
 
 
@@ -71,6 +69,7 @@ class StepSaves:
         keep: Which steps stay.
         trash: A folder for steps that do not stay.
         link: Whether arrays are linked to an earlier step that holds them.
+        writes: Whether anything is saved. Who only reads agrees with no other process.
     """
 
     def __init__(
@@ -83,8 +82,9 @@ class StepSaves:
         *,
         trash: str | None,
         link: bool,
+        writes: bool,
     ) -> None:
-        engine = checkpointer.engine
+        engine = checkpointer.engine.at(root)
         self._checkpointer = checkpointer
         self._store = engine.store
         if trash is not None and not isinstance(self._store, Renames):
@@ -93,27 +93,24 @@ class StepSaves:
         self._events = engine.events
         self._root = root
         self._names = names
-        self._writing = WriterHold(self._store, root)
         self._link = link
         self._pending: dict[int, _Pending] = {}
         self._followed: list[_Pending] = []  # ended, and the deletions that follow are being decided
         self._bases: list[int] = []  # steps whose values are known here, the latest last
         self._tasks: TaskGroup | None = None
         self._failure: BaseException | None = None
-        is_primary = engine.coordinator.is_primary
-        self._announcements = engine.coordinator.announcements(root)
-        self.decisions = SaveDecisions(
-            save_when, self._there, self._announcements, is_primary=is_primary
-        )  #: which steps are saved
         self.threads = Threads(BUSY_THREADS)
         stopping = engine.config.stopping
         self.reading = self.threads.leaving_calls(stopping.read_s)  #: for what only reads
+        self._opened = OpenedRoot(engine, root, names, self.threads, self.reading, writes=writes)
+        told, is_primary = self._opened.announcements, self._opened.is_primary
+        self.decisions = SaveDecisions(
+            save_when, self._there, told, is_primary=is_primary
+        )  #: which steps are saved
         self._delete_s = stopping.delete_s
         self.catalogue = Catalogue(self._store, root, names, self._events)
         self._ranked = RankedMetrics(keep, self._infos_with_metrics, self._events)
-        self.retention = Retention(
-            self.catalogue, keep, self.reading, self._announcements, is_primary=is_primary
-        )
+        self.retention = Retention(self.catalogue, keep, self.reading, told, is_primary=is_primary)
         self.retention.deleter = Deleter(
             self._store,
             self.threads.leaving_calls(stopping.read_s),
@@ -121,7 +118,7 @@ class StepSaves:
             trash=trash,
             events=self._events,
             on_outcome=self.retention.note_outcome,
-            deletes=is_primary,
+            deletes=self._opened.holds,
         )
 
     @property
@@ -134,7 +131,7 @@ class StepSaves:
         """Open it. Leaving waits for saves and deletions; leaving on an error cancels the saves."""
         async with nullcontext() if opening.owned is None else opening.owned:
             try:
-                await self.load(await self.threads.run(self._prepare, opening))
+                await self.load(opening)
                 async with own_tasks(self._raise_on_leaving) as tasks:
                     tasks.start_soon(self.retention.deleter.run)
                     if opening.sigterm:
@@ -147,10 +144,10 @@ class StepSaves:
             finally:
                 self._tasks = None
                 self.retention.end()
-                if self._announcements is not None:
-                    await self._announcements.leave()
+                if self._opened.announcements is not None:
+                    await self._opened.announcements.leave()
 
-                await self._end_writing()
+                await self._opened.give_back()
 
     def check_open(self) -> None:
         """Raise `ClosedError` unless the manager is open."""
@@ -160,11 +157,12 @@ class StepSaves:
         """Take no more calls."""
         self._tasks = None
 
-    async def load(self, listed: Sequence[str] | None = None) -> None:
-        """List the steps in the root, unless that was just done, except those that are to be deleted."""
-        found = await self.reading.run(on_disk.find_steps, self._store, self._root, self._names, listed)
-        waiting = self.retention.deleter.waiting
-        self.catalogue.replace({step: name for step, name in found.items() if step not in waiting})
+    async def load(self, opening: Opening | None = None) -> None:
+        """List the steps in the root, which is opened first if an `opening` is given.
+
+        In a job of several processes all of them call this.
+        """
+        self.catalogue.replace(await self._opened.steps(opening, self.retention.deleter.waiting))
 
     def should_save(self, step: int) -> bool:
         """Whether `step` is newer than any other and the policy wants it, as this process asks it."""
@@ -321,6 +319,8 @@ class StepSaves:
         if future.status != "failed":
             self.catalogue.add(step, pending.name)
             self.note_base(step)
+        elif self._opened.is_local:
+            self.catalogue.remove([step])  # if it was to be overwritten, it may be on some disks
 
         pending.done.set()
 
@@ -362,24 +362,3 @@ class StepSaves:
     def _newest(self) -> int:
         latest = self.catalogue.latest
         return max([-1 if latest is None else latest, *self._pending])
-
-    def _prepare(self, opening: Opening) -> Sequence[str] | None:
-        """Make the root ready; return what was listed in it, if it was."""
-        on_disk.check_root(self._store, self._root)
-        if not opening.writes:
-            return None
-
-        self._store.make_directory(self._root)
-        if not self._checkpointer.engine.coordinator.is_primary:
-            return None
-
-        self._writing.take()
-        return prepare_root(self._store, self._root, self._names, self._events, opening)
-
-    async def _end_writing(self) -> None:
-        # Left to its thread if the medium hangs: the hold ends when it goes on, or with the process.
-        with move_on_after(CLOSING_S, shield=True):
-            try:
-                await self.reading.run(self._writing.release)
-            except StorageError as error:
-                self._events.warning("step.left_behind", path=error.path, error=repr(error))

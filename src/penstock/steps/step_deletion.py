@@ -1,13 +1,13 @@
-"""Deletion of steps in the background, never while they are read here; and of what crashed saves left."""
+"""Deletion of steps in the background, never while they are read here."""
 
 from __future__ import annotations
 
-__all__ = ("Deleter", "delete_step", "prepare_root")
+__all__ = ("Deleter", "delete_step")
 
 import errno
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, final
 
@@ -16,13 +16,10 @@ from structlog.stdlib import BoundLogger
 
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import InUseError, StorageError
+from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.deletion import delete_checkpoint, move_checkpoint, remove_abandoned
-from penstock.steps import step_directory as on_disk
-from penstock.steps.manager_opening import Opening
+from penstock.kernel.storage.deletion import delete_checkpoint, move_checkpoint
 from penstock.steps.step_directory import DELETED
-from penstock.steps.step_names import NameFormat
 
 RETRY_S: Final = 1.0
 """Seconds until the deletion of a step that was being read is tried again."""
@@ -176,33 +173,3 @@ def delete_step(
 
     hidden = os.path.join(root, f"{DELETED}{name}{TEMPORARY_SUFFIX}")
     return delete_checkpoint(store, path, hidden, is_wanted=is_wanted)
-
-
-def prepare_root(
-    store: Store, root: str, names: NameFormat, events: BoundLogger, opening: Opening
-) -> Sequence[str]:
-    """Write the metadata of a root that is held, and remove what crashed saves left there. Blocking.
-
-    Returns:
-        What was listed in it. With 20,000 steps, listing is most of the work.
-    """
-    if opening.metadata is not None:
-        on_disk.write_root_metadata(store, root, opening.metadata)
-
-    listed = on_disk.list_root(store, root)
-    if opening.clean:
-        for name in on_disk.leftovers(listed, names):
-            _clean_up(store, os.path.join(root, name), events)
-
-    return listed
-
-
-def _clean_up(store: Store, path: str, events: BoundLogger) -> None:
-    try:
-        remove_abandoned(store, path)
-    except InUseError:
-        return  # a live save holds the directory it builds in
-    except StorageError as error:
-        events.warning("step.left_behind", path=path, error=repr(error))
-    else:
-        events.info("step.cleaned_up", path=path)

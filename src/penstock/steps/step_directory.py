@@ -49,7 +49,7 @@ from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDoc
 from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, PathError, SpecError, StorageError
 from penstock.kernel.protocols.store_capabilities import FolderListing, ManyFiles
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.protocols.written import Document
+from penstock.kernel.protocols.written import DISK_MARK, DiskMark, Document
 from penstock.steps.keep_policies import Needs, StepInfo
 from penstock.steps.step_names import NameFormat
 
@@ -190,6 +190,22 @@ class StepReader:
             self._check_deleted(path)
 
         return None
+
+    def disk_mark(self, path: str) -> DiskMark | None:
+        """Read whose part the step at `path` is; None if it is a whole one. Opens two or three files.
+
+        Raises:
+            CorruptCheckpointError: If it is malformed, or not as it was written.
+        """
+        data, expected = self._with_digest(path, DISK_MARK)
+        if data is None and expected is None:
+            return None
+
+        file = os.path.join(path, DISK_MARK)
+        if data is None or expected is None or digest_of(data) != expected:
+            raise ChecksumError(file, "differs from what was written")
+
+        return DiskMark.decoded(file, data)
 
     def _about(self, path: str) -> CheckpointMetadata:
         """Read what the step at `path` says of itself. Opens two or three files.

@@ -13,6 +13,7 @@ from typing import Final, final
 from anyio import Event, create_task_group, move_on_after
 from anyio.lowlevel import checkpoint
 
+from penstock.handlers.stores.system_calls.directory_changes import set_at_change, tells_changes
 from penstock.kernel.concurrency.imports import Homes, load
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import LoopOptions
@@ -21,12 +22,11 @@ from penstock.kernel.errors import SpecError
 from penstock.kernel.protocols.store_capabilities import Hold
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import NoHold, take_hold
-from penstock.kernel.storage.paths import absolute_path
-from penstock.steps.directory_changes import set_at_change, tells_changes
+from penstock.kernel.storage.paths import bucket_of, path_or_url
 from penstock.steps.step_names import NameFormat, StepNames
 
 NEEDED_TO_WATCH: Final[Homes] = {
-    "penstock.handlers.stores.local": "LocalStore",
+    "penstock.stores.store_finder": "StoreFinder",
     "penstock.steps.step_directory": "check_root",
 }
 
@@ -72,7 +72,7 @@ def watch(
     return watch_steps(
         None,
         Threads(1).leaving_calls(READ_S),
-        absolute_path(root),
+        path_or_url(root),
         StepNames() if names is None else names,
         after=after,
         latest_only=latest_only,
@@ -97,7 +97,7 @@ def watch_steps(
 ) -> Watch:
     """Watch a root in any store, as `watch` does; `on_step` is called with each step and its name first.
 
-    Without a store it is the local file system.
+    Without a store it is the one that the root lies in, with the options of the process's configuration.
     """
     if not interval_s > 0:
         raise SpecError(f"interval_s must be positive, not {interval_s}")
@@ -204,7 +204,7 @@ class _Watcher:
         """Return when the root may have changed, or after `most_s`."""
         changed = Event()
         with move_on_after(max(0.0, most_s)):
-            if not tells_changes():
+            if bucket_of(self._root) is not None or not tells_changes():
                 await changed.wait()
 
             async with create_task_group() as tasks:
@@ -219,9 +219,10 @@ class _Watcher:
     @property
     def _store(self) -> Store:
         if self._given is None:
-            from penstock.handlers.stores.local import LocalStore
+            from penstock.kernel.config.config import Config
+            from penstock.stores.store_finder import StoreFinder
 
-            self._given = LocalStore()
+            self._given = StoreFinder(None, Config.load().store).at(self._root)
 
         return self._given
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 __all__ = (
     "Crash",
     "CrashStore",
+    "DirectoryConformance",
     "ExchangeConformance",
     "FaultyStore",
     "ForeignFilesConformance",
@@ -43,6 +44,7 @@ __all__ = (
     "StageConformance",
     "StoreConformance",
     "UntrustedFilesConformance",
+    "WritingTogetherConformance",
     "lockless_store",
 )
 
@@ -57,6 +59,7 @@ from penstock.testing.capability_conformance import (
     RenameConformance,
     SharingConformance,
     UntrustedFilesConformance,
+    WritingTogetherConformance,
 )
 from penstock.testing.crash_store import Crash, CrashStore
 from penstock.testing.faulty_store import FaultyStore
@@ -65,5 +68,5 @@ from penstock.testing.hang_points import Hang, Operation
 from penstock.testing.lockless_store import lockless_store
 from penstock.testing.memory_store import MemoryStore
 from penstock.testing.stage_conformance import StageConformance
-from penstock.testing.store_conformance import StoreConformance
+from penstock.testing.store_conformance import DirectoryConformance, StoreConformance
 from penstock.testing.volatile_disk import PowerLoss

@@ -13,6 +13,7 @@ __all__ = (
     "RenameConformance",
     "SharingConformance",
     "UntrustedFilesConformance",
+    "WritingTogetherConformance",
 )
 
 import errno
@@ -42,6 +43,7 @@ from penstock.kernel.protocols.store_capabilities import (
     SharedFiles,
     SyncsFiles,
     UntrustedFiles,
+    WritableTogether,
 )
 from penstock.testing.operation_faults import backends, demand, refuses
 from penstock.testing.store_conformance import StoreCase
@@ -121,6 +123,24 @@ class SharingConformance(StoreCase):
             store.read_file(f"{root}/b") == b"bytes",
             "shared content must outlive the first file",
         )
+
+
+class WritingTogetherConformance(StoreCase):
+    """Tests of `WritableTogether`: files that several processes write."""
+
+    def test_what_each_writes_is_there(self, tmp_path: Path) -> None:
+        store, root = self.make_store(), self.root(tmp_path)
+        assert isinstance(store, WritableTogether), "the store must be a WritableTogether"
+        store.make_directory(root)
+        with closing(store.create_data_file(f"{root}/file")) as file:
+            file.write_at(7, [memoryview(b"\0")])
+        for offset, data in ((4, b"5678"), (0, b"1234")):
+            with closing(store.open_for_writing(f"{root}/file")) as file:
+                file.write_at(offset, [memoryview(data)])
+                file.sync()
+
+        demand(store.read_file(f"{root}/file") == b"12345678", "each must leave what the others wrote")
+        refuses(partial(store.open_for_writing, f"{root}/absent"), StorageError, "opening an absent file")
 
 
 class MappingConformance(StoreCase):

@@ -29,6 +29,7 @@ from penstock.kernel.protocols.store_capabilities import (
     SharedFiles,
     SyncsFiles,
     UntrustedFiles,
+    WritableTogether,
 )
 from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
 from penstock.kernel.protocols.transfers import Transfers
@@ -73,6 +74,7 @@ class CrashStore:
     rename: Callable[[str, str], None]
     share: Callable[[str, str], Literal["link", "copy"]]
     map_file: Callable[[str], memoryview]
+    open_for_writing: Callable[[str], DataFile]
     sync_file: Callable[[str], None]
     sync_tree: Callable[[str], None]
     kvstore_spec: Callable[[str], dict[str, Any]]
@@ -109,6 +111,8 @@ class CrashStore:
             self.rename = partial(self._rename, inner)
         if isinstance(inner, SharedFiles):
             self.share = partial(self._share, inner)
+        if isinstance(inner, WritableTogether):
+            self.open_for_writing = partial(self._open_for_writing, inner)
         if isinstance(inner, SyncsFiles):
             self.sync_file = partial(self._sync_file, inner)
         if isinstance(inner, ForeignFiles):
@@ -259,6 +263,10 @@ class CrashStore:
             return self._disk.linked(source, destination)
 
         return self.change("share", source, partial(inner.share, source, destination), effects)
+
+    def _open_for_writing(self, inner: WritableTogether, path: str) -> DataFile:
+        file = self._look("open_for_writing", path, inner.open_for_writing)
+        return _CrashDataFile(self, path, file, self._disk.there(path))
 
     def _sync_file(self, inner: SyncsFiles, path: str) -> None:
         sync = partial(inner.sync_file, path)

@@ -30,6 +30,7 @@ from penstock.kernel.protocols.store_capabilities import (
     SharedFiles,
     SyncsFiles,
     UntrustedFiles,
+    WritableTogether,
 )
 from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
 from penstock.kernel.protocols.transfers import Transfers
@@ -60,6 +61,7 @@ class FaultyStore:
     rename: Callable[[str, str], None]
     share: Callable[[str, str], Literal["link", "copy"]]
     map_file: Callable[[str], memoryview]
+    open_for_writing: Callable[[str], DataFile]
     sync_file: Callable[[str], None]
     sync_tree: Callable[[str], None]
     kvstore_spec: Callable[[str], dict[str, Any]]
@@ -101,6 +103,11 @@ class FaultyStore:
         if isinstance(inner, SharedFiles):
             share = inner.share
             self.share = lambda source, to: self.perform("share", source, lambda: share(source, to))
+        if isinstance(inner, WritableTogether):
+            open_ = inner.open_for_writing
+            self.open_for_writing = lambda path: self.perform(
+                "open_for_writing", path, lambda: self._wrap_data(path, open_)
+            )
         if isinstance(inner, SyncsFiles):
             self.sync_file = self._counted("sync_file", inner.sync_file)
         if isinstance(inner, MappedFiles):
@@ -208,7 +215,9 @@ class FaultyStore:
         return self.perform("write_file", path, write, torn)
 
     def create_data_file(self, path: str) -> DataFile:
-        return self.perform("create_data_file", path, lambda: self._wrap_data(path))
+        return self.perform(
+            "create_data_file", path, lambda: self._wrap_data(path, self._inner.create_data_file)
+        )
 
     def open_data_file(self, path: str) -> ReadableFile:
         return self.perform("open_data_file", path, lambda: self._wrap_readable(path))
@@ -256,8 +265,8 @@ class FaultyStore:
         with self._lock:
             self._open_files -= 1
 
-    def _wrap_data(self, path: str) -> _FaultyDataFile:
-        file = _FaultyDataFile(self, path, self._inner.create_data_file(path))
+    def _wrap_data(self, path: str, open_file: Callable[[str], DataFile]) -> _FaultyDataFile:
+        file = _FaultyDataFile(self, path, open_file(path))
         self._opened()
         return file
 

@@ -159,7 +159,7 @@ class HandlerConformance(ABC):
         def same(found: Any, expected: Any) -> bool:
             return found["step"] == 7 and self._all_same(found["values"], expected["values"])
 
-        return Trial(tmp_path, tree, tree, same, self._options)
+        return Trial(str(tmp_path), tree, tree, same, self._options)
 
     def _all_same(self, found: Sequence[Any], expected: Sequence[Any]) -> bool:
         return len(found) == len(expected) and all(map(self.same, found, expected))

@@ -7,8 +7,7 @@ __all__ = ("Trial", "backends", "demand", "refuses")
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
 import anyio
 from anyio import create_task_group
@@ -45,6 +44,9 @@ def refuses(call: Callable[[], object], kind: type[BaseException], what: str) ->
     raise AssertionError(f"{what} must raise {kind.__name__}")
 
 
+NAME: Final = "checkpoint"
+
+
 @final
 @dataclass(frozen=True)
 class Trial:
@@ -60,7 +62,7 @@ class Trial:
         begins_empty: Whether each save begins with nothing there.
     """
 
-    folder: Path
+    folder: str
     tree: Any
     expected: Any
     same: Callable[[Any, Any], bool]
@@ -69,9 +71,9 @@ class Trial:
     begins_empty: bool = True
 
     @property
-    def path(self) -> Path:
+    def path(self) -> str:
         """The checkpoint."""
-        return self.folder / "checkpoint"
+        return f"{self.folder}/{NAME}"
 
     def run(self, work: Callable[[], Any]) -> None:
         """Run a coroutine function on every event loop."""
@@ -93,7 +95,7 @@ class Trial:
         await self._save(store)
         found = await self._restore(store)
         demand(self.same(found, self.expected), f"restored is {found!r}, and expected {self.expected!r}")
-        demand(self._names() == [self.path.name], "a save must leave nothing beside the checkpoint")
+        demand(self._names() == [NAME], "a save must leave nothing beside the checkpoint")
 
     async def save_fails_everywhere(self) -> None:
         """Have each operation of a save fail in turn: the error is raised, and nothing is left behind."""
@@ -110,7 +112,7 @@ class Trial:
 
             if k > len(store.operations):
                 demand(raised is None, f"the save failed without a fault: {raised!r}")
-                self.make_store().remove_tree(str(self.path))
+                self.make_store().remove_tree(self.path)
                 return
             where = f"operation {k}, {store.operations[k - 1].name}, failed"
             await self._after(store, raised is None, where, again=k % EACH == 0)
@@ -122,7 +124,7 @@ class Trial:
         while await self._cancelled_at(k, self._save):
             k += 1
 
-        self.make_store().remove_tree(str(self.path))
+        self.make_store().remove_tree(self.path)
 
     async def restore_is_cancelled_everywhere(self) -> None:
         """Cancel a restore in each of its operations: it ends, and holds nothing."""
@@ -159,8 +161,8 @@ class Trial:
         """Check what is left: a whole checkpoint or nothing. If `again`, also that the next save works."""
         demand(store.open_files == 0, f"{where}, and a file is open")
         names = self._names()
-        demand(set(names) <= {self.path.name}, f"{where}, but these files are left: {names}")
-        there = self.path.name in names
+        demand(set(names) <= {NAME}, f"{where}, but these files are left: {names}")
+        there = NAME in names
         demand(saved is not True or there, f"{where}, the save succeeded, but there is no checkpoint")
         good = FaultyStore(self.make_store())
         if there:
@@ -172,19 +174,19 @@ class Trial:
         if again:
             await self._save(good)
         if self.begins_empty:
-            good.remove_tree(str(self.path))
+            good.remove_tree(self.path)
 
     async def _save(self, store: FaultyStore) -> None:
         plain = self.make_store()
         if not isinstance(plain, Exchanges):
-            plain.remove_tree(str(self.path))
+            plain.remove_tree(self.path)
 
         async with Checkpointer(store=store, **self.options()) as checkpointer:
             await (await checkpointer.save(self.path, self.tree, overwrite=True))
             self._nothing_held(checkpointer, store)
 
     def _names(self) -> list[str]:
-        return list(self.make_store().list_directory(str(self.folder)))
+        return list(self.make_store().list_directory(self.folder))
 
     async def _restore(self, store: FaultyStore) -> Any:
         async with Checkpointer(store=store, **self.options()) as checkpointer:

@@ -61,7 +61,7 @@ class StageConformance(ABC):
         trial.run(trial.there_and_back)
 
     def test_a_tree_without_leaves_is_saved_and_restored(self, tmp_path: Path) -> None:
-        trial = Trial(tmp_path, {}, {}, self.same, self._options)
+        trial = Trial(str(tmp_path), {}, {}, self.same, self._options)
         trial.run(trial.there_and_back)
 
     def test_one_stage_serves_several_saves_at_once(self, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ class StageConformance(ABC):
 
     def _trial(self, tmp_path: Path) -> Trial:
         tree = self.tree()
-        return Trial(tmp_path, tree, self.expected(tree), self.same, self._options)
+        return Trial(str(tmp_path), tree, self.expected(tree), self.same, self._options)
 
     def _options(self) -> Mapping[str, Any]:
         saving, restoring = self.pipelines(save_pipeline(), restore_pipeline())

@@ -15,7 +15,6 @@ from penstock.handlers.formats.orbax.documents.file_names import MARKS
 from penstock.handlers.formats.safetensors.file_set import SUFFIX
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.leaves.stored_value import SourceFiles
-from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.save_format import SaveFormat
@@ -27,8 +26,9 @@ from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.paths import absolute_path
+from penstock.kernel.storage.paths import path_or_url, path_to_save_to
 from penstock.steps.step_directory import write_root_metadata
+from penstock.stores.store_finder import StoreFinder
 from penstock.tools.rewriting import Rewriting, Unchanged, budget, check_apart
 from penstock.tools.stored_items import ItemsReader, StoredItems, stored_value
 from penstock.tools.stored_steps import StoredSteps, find_stored_steps
@@ -75,7 +75,7 @@ async def convert(
         save_format: How arrays are stored in Orbax's layout, whatever the format of the source was; by
             default in one OCDBT database, without a codec.
         config: As for `Checkpointer`, and so are all that follow.
-        store: Where both lie.
+        store: Where both lie; by default each where its path says, on a disk or in a bucket.
         coordinator: How the processes of a job agree.
         memory_limit: Host bytes that may be held.
         save_device_host_concurrent_bytes: Of these, how many may be staged.
@@ -98,13 +98,17 @@ async def convert(
         restore_concurrent_bytes,
     )
     options, regulator = budget(config, limits, memory)
-    rewriting = Rewriting(store or LocalStore(), options, regulator, coordinator, overwrite, save_format)
-    target = _Target.of(format, absolute_path(destination), max_shard_bytes)
+    stores, start = StoreFinder(store, options.store), path_or_url(source)
+    final = path_to_save_to(destination)
+    rewriting = Rewriting(
+        stores.at(final), options, regulator, coordinator, overwrite, save_format, stores.at(start)
+    )
+    target = _Target.of(format, final, max_shard_bytes)
     if target.tensors is not None and save_format is not None:
         raise SpecError("save_format is for Orbax's layout, and the destination is safetensors")
 
     reading = _Reading(split, item, max_expansion)
-    return await _Conversion(rewriting, Threads(), target, reading, custom_metadata).run(source)
+    return await _Conversion(rewriting, Threads(), target, reading, custom_metadata).run(start)
 
 
 @final
@@ -179,10 +183,10 @@ class _Conversion:
     reading: _Reading
     custom_metadata: Mapping[str, Any] | None
 
-    async def run(self, source: Path) -> SaveReport:
-        start, final, store = absolute_path(source), self.target.path, self.rewriting.store
+    async def run(self, start: str) -> SaveReport:
+        final, store = self.target.path, self.rewriting.store
         check_apart(start, final)
-        steps = await self.threads.run(find_stored_steps, store, start)
+        steps = await self.threads.run(find_stored_steps, self.rewriting.origin, start)
         if steps is None:
             return await self._convert(start, final)
         if self.target.tensors is not None:
@@ -198,7 +202,7 @@ class _Conversion:
         return _together(final, reports)
 
     async def _convert(self, start: str, final: str) -> SaveReport:
-        store, threads = self.rewriting.store, self.threads
+        store, threads = self.rewriting.origin, self.threads
         unchanged = await Unchanged.watch(store, threads, start)
         async with self.rewriting.source_files(threads) as files:
             asked = self.reading

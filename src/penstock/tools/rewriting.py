@@ -29,6 +29,7 @@ from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.paths import bucket_of
 from penstock.stages.files.file_closing import closing
 from penstock.tools.stored_items import StoredItems
 
@@ -89,13 +90,14 @@ class Rewriting:
     """Saves what was taken apart, from file to file.
 
     Args:
-        store: Where source and destination lie.
+        store: Where the destination lies.
         config: Options of the save.
         memory: The budget.
         coordinator: How the processes of a job agree.
         overwrite: Replace what is at the destination.
         save_format: How arrays are stored in Orbax's layout; by default in one OCDBT database, without a
             codec.
+        source: Where the source lies; None if in the same store.
     """
 
     store: Store
@@ -104,11 +106,17 @@ class Rewriting:
     coordinator: Coordinator | None = None
     overwrite: bool = False
     save_format: SaveFormat | None = None
+    source: Store | None = None
+
+    @property
+    def origin(self) -> Store:
+        """Where the source lies."""
+        return self.store if self.source is None else self.source
 
     @asynccontextmanager
     async def source_files(self, threads: Threads) -> AsyncGenerator[SourceFiles]:
         """Yield what opens the source's files, and close them at the end."""
-        files = SourceFiles(self.store)
+        files = SourceFiles(self.origin)
         async with closing(threads, lambda: [files]):
             yield files
 
@@ -136,7 +144,12 @@ class Rewriting:
             Nothing is left at `final`.
         """
         if layout is None:
-            layout = OrbaxLayout(self.save_format, tree_custom_metadata=items.tree_custom_metadata)
+            file_bytes = self.config.store.s3.file_bytes
+            layout = OrbaxLayout(
+                self.save_format,
+                plain_chunk=None if bucket_of(final) is None else file_bytes,
+                tree_custom_metadata=items.tree_custom_metadata,
+            )
         if items.parts is not None:
             layout = CompositeLayout(layout, items.parts)
 

@@ -36,9 +36,11 @@ from penstock.handlers.formats.orbax.reading.verification import Finding, Record
 from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.protocols.written import STAGE_RECORD
+from penstock.kernel.protocols.written import DISK_MARK, STAGE_RECORD
 
-_MARKS: Final = frozenset({CHECKPOINT_METADATA, COMMIT_MARK, DELETION, INTEGRITY, STAGE_RECORD, V1_MARK})
+_MARKS: Final = frozenset(
+    {CHECKPOINT_METADATA, COMMIT_MARK, DELETION, DISK_MARK, INTEGRITY, STAGE_RECORD, V1_MARK}
+)
 """Documents that a checkpoint may have whatever its items are."""
 
 

@@ -34,7 +34,8 @@ class JaxAlone:
         n_devices = len(state.leaves[0].sharding.device_set)
         data = [b"".join(leaf.addressable_data(at) for at in range(n_devices)) for leaf in state.leaves]
         path.mkdir(exist_ok=True)
-        if not self._shards:
+        if len(self._shards) != len(state.leaves):  # not those of the round before
+            self._shards, self._avals = [], []
             for leaf, whole in zip(state.leaves, data, strict=True):
                 rows = np.frombuffer(whole, leaf.dtype).reshape(n_devices, -1, *leaf.shape[1:])
                 self._shards.append(list(rows))

@@ -1,4 +1,4 @@
-"""Orbax as its documentation shows it: a Checkpointer with a PyTreeCheckpointHandler."""
+"""Orbax as its documentation shows it, and penstock under the same names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, final
 
 import jax
 import orbax.checkpoint as ocp
-from tests.bench.contenders.protocol import Saved
+from tests.bench.contenders.protocol import Blocking, Saved
 from tests.bench.results import Operation
 from tests.bench.trees import State, ready
 
@@ -29,20 +29,21 @@ SAVES = frozenset({Operation.SAVE, Operation.SECOND_SAVE})
 
 @final
 class Orbax:
-    """The blocking Checkpointer, which the timed restores use, too."""
+    """The blocking Checkpointer with a PyTreeCheckpointHandler, which the timed restores use, too."""
 
-    def __init__(self, label: str = "Orbax", **options: Any) -> None:
+    def __init__(self, label: str = "Orbax", module: Any = ocp, **options: Any) -> None:
         self.label = self.checkpoint = label
         self.operations = SAVES | RESTORES
-        self._checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**options))
+        self._module = module
+        self._checkpointer = module.Checkpointer(module.PyTreeCheckpointHandler(**options))
 
     def save(self, path: Path, state: State) -> Saved:
-        self._checkpointer.save(path, args=ocp.args.PyTreeSave(state.tree))
+        self._checkpointer.save(path, args=self._module.args.PyTreeSave(state.tree))
         return Saved()
 
     def restore(self, path: Path, target: State) -> Any:
-        restore_args = ocp.checkpoint_utils.construct_restore_args(target.tree)
-        arguments = ocp.args.PyTreeRestore(target.tree, restore_args=restore_args)
+        restore_args = self._module.checkpoint_utils.construct_restore_args(target.tree)
+        arguments = self._module.args.PyTreeRestore(target.tree, restore_args=restore_args)
         return ready(self._checkpointer.restore(path, args=arguments))
 
     def metadata(self, path: Path) -> object:
@@ -86,7 +87,41 @@ class OrbaxAsync:
         raise NotImplementedError
 
 
-def variants() -> list[Orbax | OrbaxAsync]:
+@final
+class Manager:
+    """A CheckpointManager with its defaults, made for the first step of a new directory: only saves."""
+
+    operations = frozenset({Operation.SAVE})
+
+    def __init__(self, label: str = "Orbax manager", module: Any = ocp) -> None:
+        self.label = self.checkpoint = label
+        self._module = module
+
+    def save(self, path: Path, state: State) -> Saved:
+        with self._module.CheckpointManager(path) as manager:
+            since = time.perf_counter()
+            manager.save(0, args=self._module.args.PyTreeSave(state.tree))
+            staged_s = time.perf_counter() - since
+            manager.wait_until_finished()
+            return Saved(staged_s)
+
+    def restore(self, path: Path, target: State) -> Any:
+        raise NotImplementedError
+
+    def metadata(self, path: Path) -> object:
+        raise NotImplementedError
+
+    def leaves(self, restored: Any, state: State) -> Iterator[Any]:
+        raise NotImplementedError
+
+
+def variants() -> list[Blocking]:
     """With its defaults, in the background, and without compression; and penstock under its name."""
     own = OrbaxAsync("penstock.orbax async", penstock.orbax)
     return [Orbax(), OrbaxAsync(), Orbax("Orbax uncompressed", use_compression=False), own]
+
+
+def more_variants() -> list[Blocking]:
+    """Its manager, and what else there is of penstock under its names."""
+    blocking = Orbax("penstock.orbax", penstock.orbax)
+    return [Manager(), Manager("penstock.orbax manager", penstock.orbax), blocking]

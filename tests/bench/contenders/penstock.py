@@ -14,7 +14,10 @@ from tests.bench.results import Operation, StageTime
 from tests.bench.trees import State, ready
 
 import penstock
+from penstock.handlers.leaves.array import ArrayHandler
+from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.kernel.messages.statistics import StageStatistics
+from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.pipelines import restore_pipeline, save_pipeline
 
 ALL = frozenset(Operation)
@@ -35,6 +38,7 @@ class Penstock:
         fresh: bool = False,
         one_shot: bool = False,
         verify: bool = True,
+        copied: bool = False,
         ready_in_loop: bool = True,
     ) -> None:
         self.label = label
@@ -45,14 +49,16 @@ class Penstock:
         self._options: dict[str, Any] = {}
         if not verify:
             self._options["pipeline"] = restore_pipeline().configure("read", verify=False)
-        if fresh:
+        if fresh or copied:
             self.checkpoint = label
+
+        self._registry = _copying() if copied else None
 
         self._checkpointer: penstock.Checkpointer | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        async with penstock.Checkpointer() as self._checkpointer:
+        async with penstock.Checkpointer(registry=self._registry) as self._checkpointer:
             yield
 
     async def save(self, path: Path, state: State, base: Path | None = None) -> Saved:
@@ -97,11 +103,26 @@ def n_threads(pipeline: str = "save") -> int:
     return int(getattr(stage, "concurrency", 2))
 
 
-def variants() -> list[Penstock]:
-    """It, its first save of a structure, and its restores by one-shot calls and without verification."""
+def variants(*, all_ways: bool = False) -> list[Penstock]:
+    """It, its first save of a structure, and its restores by one-shot calls and without verification.
+
+    Args:
+        all_ways: Whether there is one, too, for which memory of CPU devices is that of an accelerator.
+    """
+    copied = Penstock("penstock, copied", frozenset({Operation.SAVE, Operation.RESTORE_JAX}), copied=True)
     return [
         Penstock(),
         Penstock("penstock, first save", frozenset({Operation.SAVE}), fresh=True),
         Penstock("penstock, one-shot", WARM, one_shot=True),
         Penstock("penstock, unverified", WARM, verify=False),
+        *([copied] if all_ways else []),
     ]
+
+
+def _copying() -> HandlerRegistry:
+    """Handlers that copy from and to CPU devices, as they do with any other."""
+    registry = default_handlers()
+    for type_ in (jax.Array, jax.ShapeDtypeStruct):
+        registry.register(type_, ArrayHandler(alias_host=False), override=True)
+
+    return registry

@@ -3,53 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from anyio import create_task_group
-from jax._src import lib
 from tests.key_values_conformance import KeyValuesConformance
+from tests.real_service import real_service
 
 from penstock.errors import CoordinationError, PeerFailedError, StorageError
 from penstock.handlers.coordinators.jax_key_values import JaxKeyValues
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.kernel.coordination.joint_operation import JointOperation
 from penstock.kernel.protocols.coordinator import KeyValues
-
-native: Any = getattr(lib, "_jax")  # noqa: B009 - private, and untyped
-
-
-@contextlib.contextmanager
-def real_service(count: int) -> Generator[list[JaxKeyValues]]:
-    """Start the service for `count` processes, and connect a client for each."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-
-    service = native.get_distributed_runtime_service(address, count)
-    clients = [
-        native.get_distributed_runtime_client(address, index, init_timeout=30, shutdown_on_destruction=False)
-        for index in range(count)
-    ]
-    with contextlib.ExitStack() as connecting:
-        for client in clients:
-            connecting.callback(client.shutdown)
-        _all_at_once([client.connect for client in clients])
-        yield [JaxKeyValues(client) for client in clients]
-        connecting.pop_all()
-
-    _all_at_once([client.shutdown for client in clients])
-    service.shutdown()
-
-
-def _all_at_once(calls: list[Any]) -> None:
-    """Each of them waits for all the others."""
-    with ThreadPoolExecutor(len(calls)) as threads:
-        for future in [threads.submit(call) for call in calls]:
-            future.result()
 
 
 class TestConformance(KeyValuesConformance):
@@ -74,7 +39,7 @@ async def test_processes_agree_by_it_and_learn_who_failed() -> None:
             await operation.decide()
             await operation.tell_published()
         else:
-            assert await operation.wait_begun(b"plan", list) == "place"
+            assert await operation.wait_begun(b"plan", list) == ("place", b"")
             await operation.bring(bytes([index]))
             await operation.wait_published()
 
@@ -87,6 +52,7 @@ async def test_processes_agree_by_it_and_learn_who_failed() -> None:
 
         async def take_part(index: int, path: str, fails: bool) -> None:
             operation = jobs[index].operation(path)
+            assert operation is not None
             try:
                 async with operation.running():
                     await operation.agree(b"plan", list)

@@ -272,6 +272,7 @@ INLINE = Inline(b"")
         [(b"k", Indirect("d/x", -1, 1))],
         [(b"k", Indirect("d/x", 1, -1))],
         [(b"k", Indirect("d/x", MAX_OFFSET, 1))],
+        [(b"j", Indirect("d/x", 0, MAX_OFFSET)), (b"k", Indirect("d/y", 0, MAX_OFFSET))],
         [(b"k", Indirect("", 0, 1))],
         [(b"k", Indirect("/d/x", 0, 1))],
         [(b"k", Indirect("d/../../x", 0, 1))],

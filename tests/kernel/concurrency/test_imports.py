@@ -3,7 +3,6 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Iterator
 from weakref import ref
 
 import pytest
@@ -18,14 +17,6 @@ from penstock.kernel.concurrency.interpreter_settings import (
 from penstock.kernel.config.config import LoopOptions
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def thawed() -> Iterator[None]:
-    """Let nothing be frozen: where something is, the collector is not touched."""
-    gc.unfreeze()
-    yield
-    gc.unfreeze()
 
 
 def is_old(thing: object) -> bool:
@@ -88,6 +79,22 @@ def test_what_the_application_froze_stays_frozen(thawed: None) -> None:
     count_as_old()
 
     assert not is_old(thing)  # it would be, had it thawed
+
+
+def test_frozen_objects_are_counted_once(thawed: None) -> None:
+    counts = [0, 0, 7]
+    ageing = Ageing(count_frozen=lambda: counts.pop(0))
+    for _ in range(4):
+        ageing()
+    assert counts == []  # and neither was the fourth time, which would be an IndexError
+
+    thing: list[object] = [[]]
+    ageing()
+    assert not is_old(thing)
+    counts.append(0)
+    ageing.ask_again()
+    ageing()
+    assert is_old(thing)
 
 
 def test_a_collector_that_the_application_disabled_is_left_alone() -> None:

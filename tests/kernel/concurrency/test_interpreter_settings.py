@@ -137,6 +137,7 @@ def collected() -> Iterator[list[int]]:
     gc.callbacks.remove(note)
 
 
+@pytest.mark.usefixtures("thawed")
 async def test_only_young_collections_run_however_much_is_made(collected: list[int]) -> None:
     made: list[object] = []
     young, counts = -1, (-1, -1, -1)

@@ -29,7 +29,8 @@ class Members:
         self.heard: dict[int, list[str]] = {}
 
     def new(self) -> list[JobAnnouncements]:
-        return [coordinator.announcements("/run") for coordinator in self.coordinators]
+        found = [coordinator.announcements("/run") for coordinator in self.coordinators]
+        return [each for each in found if each is not None]
 
     async def hear(self, index: int, one: JobAnnouncements, names: Sequence[str]) -> None:
         self.heard[index] = [await one.hear(name) for name in names]

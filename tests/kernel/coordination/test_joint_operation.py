@@ -30,6 +30,7 @@ LONG = JobLimits(join_s=50.0, silence_s=50.0, beat_s=5.0, call_s=5.0)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
+BESIDE = b"\0beside\0"
 Body = Callable[[JointOperation], Awaitable[None]]
 
 
@@ -44,6 +45,7 @@ class Processes:
         ]
         self.errors: dict[int, BaseException] = {}
         self.published: list[bytes] = []
+        self.said: dict[int, bytes] = {}  #: to the primary by index, and to the others by the negative one
         self._error_came = Event()
 
     async def run(self, bodies: Mapping[int, Body] | None = None, *, path: str = PATH) -> None:
@@ -57,11 +59,14 @@ class Processes:
         self, operation: JointOperation, *, plan: bytes = b"plan", leaf: str = "x\tfloat32"
     ) -> None:
         """Do what a save does."""
-        await operation.agree(plan, lambda: [leaf])
+        index = operation.process_index
+        said = await operation.agree(plan, lambda: [leaf], bytes([index]))
         if operation.is_primary:
-            await operation.begin("/run/place")
+            self.said.update(said)
+            await operation.begin("/run/place", BESIDE)
         else:
-            assert await operation.wait_begun(plan, lambda: [leaf]) == "/run/place"
+            place, self.said[-index] = await operation.wait_begun(plan, lambda: [leaf])
+            assert place == "/run/place"
 
         operation.at("write")
         await self.end(operation, b"part")
@@ -81,6 +86,7 @@ class Processes:
 
     async def take_part(self, index: int, path: str, body: Body) -> None:
         operation = self.coordinators[index].operation(path)
+        assert operation is not None
         try:
             async with operation.running():
                 await body(operation)
@@ -122,6 +128,15 @@ async def test_alltake_part_and_the_primary_publishes(processes: Processes) -> N
 
     assert processes.errors == {}
     assert processes.published == [b"part" * (len(processes.views) - 1)]
+
+
+async def test_what_is_said_beside_plans_and_place_is_heard(processes: Processes) -> None:
+    await processes.run()
+
+    others = range(1, len(processes.views))
+    assert processes.said == {index: bytes([index]) for index in others} | {
+        -index: BESIDE for index in others
+    }
 
 
 async def test_nothing_is_left_in_the_service(processes: Processes) -> None:
@@ -202,7 +217,9 @@ async def test_after_a_failure_the_same_path_can_be_saved(processes: Processes) 
 async def test_who_is_cancelled_ends_it_for_all(processes: Processes) -> None:
     async def alone() -> None:
         with CancelScope() as scope:
-            async with processes.coordinators[1].operation(PATH).running():
+            operation = processes.coordinators[1].operation(PATH)
+            assert operation is not None
+            async with operation.running():
                 scope.cancel()
                 await Event().wait()
 
@@ -234,6 +251,41 @@ async def test_plans_that_differ_are_told_leaf_by_leaf(processes: Processes) -> 
             f"x: process 0 has float32, process {odd} has nothing",
             f"y: process 0 has nothing, process {odd} has int8",
         )
+
+
+async def test_nobody_passes_before_all_have_met(processes: Processes) -> None:
+    here: list[int] = []
+
+    async def meet(index: int, operation: JointOperation) -> None:
+        await operation.agree(b"plan", list)
+        await (operation.begin("/run/place") if index == 0 else operation.wait_begun(b"plan", list))
+        here.append(index)
+        await operation.meet("here")
+        assert len(here) == len(processes.views)
+        await operation.meet("there")
+        await processes.end(operation, b"part")
+
+    await processes.run({index: partial(meet, index) for index in range(len(processes.views))})
+
+    assert processes.errors == {}
+
+
+async def test_who_fails_before_all_have_met_ends_it_for_all(processes: Processes) -> None:
+    async def meet(index: int, operation: JointOperation) -> None:
+        await operation.agree(b"plan", list)
+        await (operation.begin("/run/place") if index == 0 else operation.wait_begun(b"plan", list))
+        if index == 1:
+            raise StorageError("read", "/run/d/1", "Input/output error")
+
+        await operation.meet("here")
+        raise AssertionError("it went on without process 1")
+
+    await processes.run({index: partial(meet, index) for index in range(len(processes.views))})
+
+    assert isinstance(processes.errors.pop(1), StorageError)
+    for error in processes.errors.values():
+        assert isinstance(error, PeerFailedError)
+        assert error.processes == (1,)
 
 
 async def test_operations_begun_in_opposite_order_do_not_cross() -> None:
@@ -392,6 +444,98 @@ async def test_a_primary_that_cannot_publish_after_the_verdict_says_so(processes
         assert (error.processes, error.peer_stage) == ((0,), "finalize")
 
 
+@pytest.mark.slow  # silence takes its time
+async def test_who_has_not_brought_its_part_knows_that_nothing_is_published() -> None:
+    job = Processes(3, SHORT)
+
+    async def stop(operation: JointOperation) -> None:
+        await operation.agree(b"plan", list)
+        for view in job.views:
+            view.stop()
+
+        await operation.begin("/run/place")
+
+    await job.run_and_wake({0: stop})
+
+    for index in (1, 2):
+        error = job.errors[index]
+        assert isinstance(error, PeerSilentError)
+        assert error.processes == (0,)
+
+
+@pytest.mark.slow  # silence takes its time
+@pytest.mark.parametrize("can", [True, False])
+async def test_what_was_taken_back_from_a_silent_primary_is_known_to_be_unpublished(can: bool) -> None:
+    job = Processes(3, SHORT)
+    asked: list[int] = []
+
+    async def stop(operation: JointOperation) -> None:
+        await operation.agree(b"plan", list)
+        await operation.begin("/run/place")
+        await operation.parts()
+        await operation.decide()
+        job.views[0].stop()
+        await operation.tell_published()
+
+    async def other(index: int) -> None:
+        async def take_back() -> bool:
+            asked.append(index)
+            return can
+
+        operation = job.coordinators[index].operation(PATH)
+        assert operation is not None
+        with pytest.raises((PeerSilentError, OutcomeUnknownError)) as raised:
+            async with operation.running(take_back):
+                await job.save(operation)
+
+        error = raised.value
+        assert isinstance(error, PeerSilentError) is can
+        assert isinstance(error, PeerSilentError | OutcomeUnknownError)
+        assert error.processes == (0,)
+        if len(asked) == 2:
+            job.go_on()
+
+    async with create_task_group() as tasks:
+        for index in (1, 2):
+            tasks.start_soon(other, index)
+        tasks.start_soon(job.take_part, 0, PATH, stop)
+
+    assert sorted(asked) == [1, 2]
+
+
+async def test_a_primary_that_fails_waits_for_nobody_who_has_not_come() -> None:
+    job = Processes(3, JobLimits(join_s=500.0, silence_s=500.0, beat_s=5.0, call_s=500.0))
+
+    async def fail(operation: JointOperation) -> None:
+        raise StorageError("write", PATH, "Input/output error")
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(job.take_part, 0, PATH, fail)
+        tasks.start_soon(job.take_part, 1, PATH, job.save)
+
+    assert isinstance(job.errors[0], StorageError)
+    assert isinstance(job.errors[1], PeerFailedError)
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+async def test_who_refuses_to_take_part_tells_the_others_why(who: int) -> None:
+    job = Processes(3, LONG)
+    operation = job.coordinators[who].operation(PATH)
+    assert operation is not None
+    async with create_task_group() as tasks:
+        for index in {0, 1, 2} - {who}:
+            tasks.start_soon(job.take_part, index, PATH, job.save)
+
+        await operation.refuse(StorageError("write", PATH, "Input/output error"))
+
+    assert job.published == []
+    assert set(job.errors) == {0, 1, 2} - {who}
+    for error in job.errors.values():
+        assert isinstance(error, PeerFailedError)
+        assert error.processes == (who,)
+        assert "Input/output error" in str(error)
+
+
 class Watched:
     """A service that says when somebody waits for a key, for the first time or for a later one."""
 
@@ -486,6 +630,9 @@ async def test_who_comes_to_one_that_all_have_left_waits_for_the_next(processes:
     """The primary takes back what says which to join, once nobody need hear how it ended."""
 
     async def fail(operation: JointOperation) -> None:
+        while len(processes.service.under(f"penstock/{operation.identity}/at/")) < len(processes.views):
+            await checkpoint()
+
         raise StorageError("write", PATH, "Input/output error")
 
     await processes.run({0: fail})

@@ -12,7 +12,7 @@ def coordinator() -> Coordinator:
 
 def test_one_process_is_the_first_the_primary_and_all_there_are(coordinator: Coordinator) -> None:
     assert coordinator.process_index == 0
-    assert coordinator.process_count == 1
+    assert coordinator.processes == (0,)
     assert coordinator.is_primary
 
 

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import StorageError
+from penstock.kernel.errors import InUseError, StorageError
 from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 from penstock.kernel.storage.workspace import Workspace
 
 pytestmark = pytest.mark.anyio
+
+
+class WakingStore:
+    """A local store that calls something before its first rename."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake: Callable[[], None] | None = wake
+        self._inner = LocalStore()
+        self.kind, self.hold, self.make_held = self._inner.kind, self._inner.hold, self._inner.make_held
+
+    def rename(self, source: str, destination: str) -> None:
+        wake, self._wake = self._wake, None
+        if wake is not None:
+            wake()
+
+        self._inner.rename(source, destination)
 
 
 async def opened(root: Path, name: str, *, overwrite: bool = False) -> Workspace:
@@ -49,6 +67,23 @@ async def test_what_all_have_built_is_published_and_nothing_else_is_left(tmp_pat
 
     assert os.listdir(tmp_path) == ["step_1"]
     assert (tmp_path / "step_1/ocdbt.process_1/d/x").read_bytes() == b"new"
+
+
+async def test_one_file_of_what_all_have_built_becomes_the_checkpoint(tmp_path: Path) -> None:
+    final = tmp_path / "x.safetensors"
+    for content in (b"old", b"new"):
+        primary = Workspace(
+            LocalStore(), Threads(), str(final), f"{final}.tmp", overwrite=True, file="model.safetensors"
+        )
+        primary.build_below(content.decode())
+        await primary.open()
+        write(joined(primary), "model.safetensors", content)
+        await primary.publish()
+        primary.release()
+        assert primary.left_behind is None
+
+    assert os.listdir(tmp_path) == ["x.safetensors"]
+    assert final.read_bytes() == b"new"
 
 
 async def test_what_was_built_is_discarded_with_its_name(tmp_path: Path) -> None:
@@ -96,3 +131,87 @@ async def test_who_wakes_writes_nothing_into_what_is_built_or_published_since(tm
         "step_1",
         "step_1/ocdbt.process_1",
     ]
+
+
+async def alone(root: Path) -> Workspace:
+    """Begin a save of one process to the same path, which builds in the place itself."""
+    final = str(root / "step_1")
+    workspace = Workspace(LocalStore(), Threads(), final, f"{final}.tmp", overwrite=False)
+    await workspace.open()
+    return workspace
+
+
+async def test_a_place_is_taken_back_once_and_all_hear_of_it(tmp_path: Path) -> None:
+    stopped = await opened(tmp_path, "a")
+    write(stopped, "x", b"1")
+    others = [joined(stopped), joined(stopped)]
+    with pytest.raises(InUseError):
+        await alone(tmp_path)
+
+    assert [await other.take_back() for other in others] == [True, True]
+    again = await alone(tmp_path)
+    await again.publish()
+    again.release()
+
+    assert os.listdir(tmp_path) == ["step_1"]
+    assert os.listdir(tmp_path / "step_1") == []
+    stopped.release()
+
+
+async def test_a_primary_whose_place_was_taken_changes_nothing_when_it_wakes(tmp_path: Path) -> None:
+    stopped = await opened(tmp_path, "a")
+    await joined(stopped).take_back()
+    again = await alone(tmp_path)
+    write(again, "new", b"2")
+
+    for directory in ("ocdbt.process_0/d", "d"):
+        with pytest.raises(StorageError, match="the save was ended"):
+            await stopped.open(directory)
+    with pytest.raises(StorageError, match="No such file"):
+        write(stopped, "x", b"late")
+    with pytest.raises(StorageError, match="the other processes gave this save up"):
+        await stopped.publish()
+    await stopped.discard()
+    stopped.release()
+
+    await again.publish()
+    again.release()
+    assert os.listdir(tmp_path) == ["step_1"]
+    assert os.listdir(tmp_path / "step_1") == ["new"]
+
+
+async def test_what_the_primary_published_is_not_taken_back(tmp_path: Path) -> None:
+    primary = await opened(tmp_path, "a")
+    other = joined(primary)
+    write(primary, "x", b"1")
+    await primary.publish()
+    primary.release()
+    assert not await other.take_back()
+
+    later = await opened(tmp_path, "b", overwrite=True)  # in the place of the same name
+    assert not await other.take_back()
+    await later.publish()
+    later.release()
+    assert os.listdir(tmp_path) == ["step_1"]
+
+
+async def test_what_somebody_else_has_built_since_is_put_back(tmp_path: Path) -> None:
+    """The primary wakes between the look and the rename."""
+    primary = await opened(tmp_path, "a")
+    later: list[Workspace] = []
+
+    def wake() -> None:
+        primary.discard_now()
+        primary.release()
+        final = str(tmp_path / "step_1")
+        later.append(Workspace(LocalStore(), Threads(), final, f"{final}.tmp", overwrite=False))
+        later[0].open_now()
+
+    other = JoinedWorkspace(cast("Any", WakingStore(wake)), Threads(), primary.final)
+    other.enter(primary.path(""))
+
+    assert not await other.take_back()
+    write(later[0], "new", b"2")
+    await later[0].publish()
+    later[0].release()
+    assert os.listdir(tmp_path) == ["step_1"]

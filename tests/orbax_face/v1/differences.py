@@ -51,8 +51,12 @@ DIFFERENCES: Final[dict[str, tuple[str, str]]] = {
         "All bytes are copied once. Files of others among the parts are not taken along.",
         "The result is one checkpoint with one index and checksums. Orbax refuses such files.",
     ),
+    "partial.save": (
+        "Several processes that save together are refused.",
+        "Nobody has asked for it yet. With a `primary_host` of None each process saves parts by itself.",
+    ),
     "options.ArrayOptions.Saving.use_compression": (
-        "Arrays below 16 KiB, and those that zstd does not make smaller, are stored as they are.",
+        "Shards below 16 KiB, and arrays that zstd does not make smaller, are stored as they are.",
         "Noise costs three times the time for nothing. Orbax reads both.",
     ),
     "options.ArrayOptions.Saving.enable_replica_parallel_separate_folder": (
@@ -64,7 +68,11 @@ DIFFERENCES: Final[dict[str, tuple[str, str]]] = {
         "Broadcasting is not built yet. Orbax demands shardings with it.",
     ),
     "options.MemoryOptions": (
-        "`write_concurrent_bytes` and `transfer_concurrent_bytes` are one budget; None is the machine's.",
+        (
+            "`write_concurrent_bytes` and `transfer_concurrent_bytes` are one budget; None is the machine's. "
+            "`regulator_options`, `expected_surge_bytes` and `serialization_status_callback` are without "
+            "effect."
+        ),
         "Bytes on the host are bytes on the host. A limit admits a request of its own size.",
     ),
     "options.MemoryOptions.deepcopy_host_arrays": (
@@ -94,6 +102,10 @@ DIFFERENCES: Final[dict[str, tuple[str, str]]] = {
     "handlers.PyTreeHandler": (
         "The default validator is not asked. No part of `ocdbt.process_0` is written.",
         "Every byte is counted before it is published. One process needs no merging.",
+    ),
+    "metadata": (
+        "A tree that lacks its description, or whose description is damaged, is an error.",
+        "Orbax returns None in its place, and an error when it is loaded.",
     ),
     "delete": (
         "The checkpoint, or the item, is renamed before it is removed.",

@@ -329,11 +329,10 @@ def test_the_context_of_the_checkpointer_counts_unless_another_is_in_force(tmp_p
     assert zarr3 == [False, True]
 
 
-def test_what_only_object_stores_have_is_refused(tmp_path: Path) -> None:
+def test_what_only_object_stores_have_is_refused() -> None:
     context = penstock_v1.Context()
-    context.deletion.gcs_deletion_options.todelete_full_path = "trash"
     with pytest.raises(ConfigError, match="todelete_full_path"):
-        penstock_v1.training.Checkpointer(tmp_path, context=context)
+        context.deletion.gcs_deletion_options.todelete_full_path = "trash"
 
 
 def test_a_crashed_save_is_removed_if_asked(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 """Orbax's own test files, with penstock's classes in the place of Orbax's. `make orbax-tests SOURCE=...`.
 
     python -m tests.proofs.orbax_tests SOURCE [--library orbax] [--results FOLDER] [--only PART]
-    python -m tests.proofs.orbax_tests --table FOLDER [FOLDER ...]
+    python -m tests.proofs.orbax_tests --page PAGE --results FOLDER --against FOLDER
 
 `SOURCE` is a checkout of Orbax, whose tests are not in its wheel. Each file runs in a process of its own. Run
-it with `--library orbax`, too: tests that the installed Orbax fails do not count. A table compares two or
-more folders of results; the first is Orbax's.
+it with `--library orbax`, too, for what failed: tests that the installed Orbax fails do not count. A page is
+made of both results.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from tests.proofs.orbax_tests.reasons import reason_of
 
 _LEFT_OUT = ("emergency", "tiering_service", "benchmarks", "testing/oss", "gcs_")
 _STARTS = 4
@@ -51,6 +53,10 @@ def _uses(path: Path) -> set[str]:
     return {name for line in _lines(path) if line["status"] == "uses" for name in line["why"]}
 
 
+def _failed(path: Path) -> set[str]:
+    return {test for test, (status, _) in results_of(path).items() if status not in ("passed", "skipped")}
+
+
 def _say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
@@ -75,6 +81,8 @@ def _run(options: argparse.Namespace, source: Path, file: Path) -> None:
         "--limit-s",
         str(options.limit_s),
     ]
+    if options.failed_in is not None:
+        command += ["--failed-in", str((options.failed_in / f"{name}.jsonl").absolute())]
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
@@ -99,27 +107,64 @@ def _run(options: argparse.Namespace, source: Path, file: Path) -> None:
     _say(f"{time.monotonic() - began:6.1f} s  {name}  {dict(counts)}")
 
 
-def _table(folders: list[Path]) -> None:
-    """Print how many of the tests that Orbax passes each other folder passes, and which it does not."""
-    totals: Counter[Path] = Counter()
-    n_counted = 0
-    _say("| file | Orbax | " + " | ".join(folder.name for folder in folders[1:]) + " |")
-    _say("| --- |" + " --- |" * len(folders))
-    for path in sorted(folders[0].glob("*.jsonl")):
-        uses = _uses(folders[-1] / path.name)
-        passed = {test for test, (status, _) in results_of(path).items() if status == "passed"}
-        if not uses or not passed:
-            continue
-        cells: list[str] = []
-        n_counted += len(passed)
-        for folder in folders[1:]:
-            here = {
-                test for test, (status, _) in results_of(folder / path.name).items() if status == "passed"
-            }
-            totals[folder] += len(here & passed)
-            cells.append(str(len(here & passed)))
-        _say(f"| {path.stem} | {len(passed)} | " + " | ".join(cells) + " |")
-    _say(f"| all | {n_counted} | " + " | ".join(str(totals[folder]) for folder in folders[1:]) + " |")
+def _counted(orbax: Path, penstock: Path) -> dict[str, tuple[str, str]]:
+    """Return what came of the tests on penstock that pass with one of the libraries."""
+    theirs, ours = results_of(orbax), results_of(penstock)
+    known = {test: found for test, found in ours.items() if found[0] != "skipped"}
+    return {
+        test: found
+        for test, found in known.items()
+        if found[0] == "passed" or theirs.get(test, ("passed",))[0] == "passed"
+    }
+
+
+def page(orbax: Path, penstock: Path) -> str:
+    """Return the page of the documentation: a row for each file, and what fails.
+
+    Args:
+        orbax: The folder of results with Orbax, of the tests at least that fail on penstock.
+        penstock: That of results with penstock.
+    """
+    totals: Counter[str] = Counter()
+    rows, failed, left_out = list[str](), list[str](), Counter[str]()
+    for path in sorted(penstock.glob("*.jsonl")):
+        counted = _counted(orbax / path.name, path) if _uses(path) else {}
+        reasons = {
+            test: reason_of(path.stem, test, why)
+            for test, (status, why) in counted.items()
+            if status != "passed"
+        }
+        mine = [test for test, reason in reasons.items() if reason is None]
+        n_passed = len(counted) - len(reasons)
+        if counted:
+            cells = n_passed, len(mine), len(reasons) - len(mine)
+            totals.update(dict(zip(("passed", "failed", "out"), cells, strict=True)))
+            rows.append(f"| {path.stem.replace('_src.', '')} | " + " | ".join(map(str, cells)) + " |")
+        left_out.update(reason for reason in reasons.values() if reason is not None)
+        failed += [f"| `{test}` | {' '.join(counted[test][1].split())[:160]} |" for test in sorted(mine)]
+
+    in_scope = totals["passed"] + totals["failed"]
+    share = 100 * totals["passed"] / max(in_scope, 1)
+    return "\n".join(
+        (
+            *_HEAD,
+            f"{totals['passed']} of {in_scope} tests in scope pass ({share:.1f} %); {totals['out']} are not.",
+            *("", "| file | pass | fail | out of scope |", "| --- | --- | --- | --- |", *rows),
+            *("", "## What fails", "", "| test | why |", "| --- | --- |", *failed),
+            *("", "## What is out of scope, and why", "", "| tests | reason |", "| --- | --- |"),
+            *(f"| {n} | {reason} |" for reason, n in left_out.most_common()),
+            "",
+        )
+    )
+
+
+_HEAD = (
+    "# Orbax's own tests on penstock.orbax",
+    "",
+    "`make orbax-tests SOURCE=...` wrote this page.",
+    "[How they are run, and what counts](../design/2026-11-22-orbaxs-own-tests.md).",
+    "",
+)
 
 
 def main() -> None:
@@ -136,17 +181,18 @@ def main() -> None:
     )
     parser.add_argument("--limit-s", type=int, default=30, help="seconds for one test")
     parser.add_argument("--file-limit-s", type=int, default=900, help="seconds for one file")
-    parser.add_argument("--used-in", type=Path, help="only files that used penstock in these results")
-    parser.add_argument("--table", type=Path, nargs="+", help="folders of results to compare")
+    parser.add_argument("--failed-in", type=Path, help="only tests that did not pass in these results")
+    parser.add_argument("--page", type=Path, help="write the page of these results, and run nothing")
+    parser.add_argument("--against", type=Path, help="the folder of results with Orbax, for the page")
     options = parser.parse_args()
-    if options.table:
-        _table(options.table)
+    if options.page:
+        options.page.write_text(page(options.against, options.results))
         return
 
     source = options.source if (options.source / "orbax").exists() else options.source / "checkpoint"
     options.results.mkdir(parents=True, exist_ok=True)
     for file in _files(source, options.only):
-        if options.used_in is None or _uses(options.used_in / f"{_stem(file)}.jsonl"):
+        if options.failed_in is None or _failed(options.failed_in / f"{_stem(file)}.jsonl"):
             _run(options, source, file)
 
 

@@ -163,6 +163,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=int, default=30)
     parser.add_argument("--sample", type=int, default=0)
     parser.add_argument("--test", default="")
+    parser.add_argument("--failed-in", type=Path, help="only tests that did not pass in this file of results")
     options = parser.parse_args()
     options.source, options.results = options.source.absolute(), options.results.absolute()
     os.chdir(options.source)  # where tests look for files that lie beside them
@@ -171,6 +172,9 @@ def main() -> None:
     done: Counter[str] = Counter()
     if options.results.exists():
         done.update(json.loads(line)["test"] for line in options.results.read_text().splitlines())
+    if options.failed_in is not None:
+        lines = [json.loads(line) for line in options.failed_in.read_text().splitlines()]
+        done.update(line["test"] for line in lines if line["status"] in ("passed", "skipped"))
 
     signal.signal(signal.SIGALRM, _too_long)
     substitution = Substitution(options.source, active=options.library == "penstock")

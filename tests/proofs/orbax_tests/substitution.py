@@ -19,13 +19,20 @@ from typing import Any
 
 _ROOT = "orbax.checkpoint"
 _FACES = ((_ROOT, "penstock.orbax"), (f"{_ROOT}.experimental.v1", "penstock.orbax.v1"))
+_V1 = f"{_ROOT}.experimental.v1._src"
 _ALSO = {
     f"{_ROOT}._src.metadata.sharding": (
-        "DeviceMetadata",
-        "DeviceMetadataMesh",
-        "from_jax_sharding",
-        "from_serialized_string",
+        "penstock.orbax.common.sharding_metadata",
+        ("DeviceMetadata", "DeviceMetadataMesh", "from_jax_sharding", "from_serialized_string"),
     ),
+    f"{_V1}.serialization.array_leaf_handler": ("penstock.orbax.v1.trees.leaf_metadata", ("ArrayMetadata",)),
+    f"{_V1}.serialization.numpy_leaf_handler": ("penstock.orbax.v1.trees.leaf_metadata", ("NumpyMetadata",)),
+    f"{_V1}.context.context": ("penstock.orbax.v1.context.context", ("get_context",)),
+    f"{_V1}.handlers.pytree_handler": (
+        "penstock.orbax.v1.common.v1_errors",
+        ("PartialSaveReplacementError",),
+    ),
+    f"{_V1}.handlers.registration": ("penstock.orbax.v1.common.handler_registration", ("NoEntryError",)),
 }
 """What tests reach by a private name, and penstock has under the same one: without it they mix the two."""
 
@@ -45,14 +52,6 @@ def _public_pairs(
         inner, other = getattr(ours, name), getattr(theirs, name, None)
         if isinstance(inner, ModuleType) and isinstance(other, ModuleType):
             yield from _public_pairs(other, inner, seen)
-
-
-def _of_penstock(name: str) -> Any:
-    for module in [module for key, module in sys.modules.items() if key.startswith("penstock.orbax.")]:
-        if name in getattr(module, "__all__", ()):
-            return getattr(module, name)
-
-    raise LookupError(name)
 
 
 def _is_installed(name: str) -> bool:
@@ -90,9 +89,10 @@ class Substitution:
                 for name in getattr(other, "__all__", ()):
                     self._pair(module, name, getattr(other, name))
 
-        for private, names in _ALSO.items():
+        for private, (own, names) in _ALSO.items():
             for name in names:
-                self._pair(importlib.import_module(private), name, _of_penstock(name))
+                ours = getattr(importlib.import_module(own), name)
+                self._pair(importlib.import_module(private), name, ours)
 
     def _pair(self, module: ModuleType, name: str, ours: Any) -> None:
         if isinstance(ours, ModuleType) or module.__name__.endswith("test_utils"):

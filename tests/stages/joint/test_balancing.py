@@ -30,6 +30,7 @@ def spec(n: int, n_replicas: int = 4, *, is_global: bool = True, n_writers: int 
 def written(specs: Sequence[LeafSpec], replicas_of_a_process: int) -> Counter[int]:
     nbytes: Counter[int] = Counter()
     for found in balanced(specs):
+        assert found.writer is not None
         nbytes[found.writer // replicas_of_a_process] += found.nbytes
 
     return nbytes

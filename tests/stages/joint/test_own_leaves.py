@@ -59,7 +59,7 @@ def test_leaves_of_one_process_stand_behind_those_of_all() -> None:
         *[f"it.process_1-of-2.x{at}" for at in range(3)],
     ]
     assert found.specs[3:] == list(SPECS)
-    written = [(one.leaf, one.nbytes) for one in written_by(found.specs, part, found.places[1]).parts()]
+    written = [(one.leaf, one.nbytes) for one in written_by(found.specs, {1: part}, found.places).parts()]
     assert written == [(2, 16), (3, 12)]
 
 
@@ -108,4 +108,4 @@ def test_a_number_beyond_the_leaves_is_refused() -> None:
     plan = plan_of(0, SPECS[:1])
     part = decoded_part(encoded_part(plan.specs, [WrittenBatch((), (Written(2, (0,), 0, "a", 0, 16, 1),))]))
     with pytest.raises(CoordinationError, match="not there"):
-        written_by(plan.specs, part, np.arange(2))
+        written_by(plan.specs, {1: part}, {1: np.arange(2)})

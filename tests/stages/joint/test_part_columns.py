@@ -62,7 +62,7 @@ def plan_of(specs: Sequence[LeafSpec]) -> tuple[SavePlan, TreeColumns]:
 
 
 def decoded(specs: Sequence[LeafSpec], data: bytes) -> WrittenBatch:
-    return written_by(specs, decoded_part(data))
+    return written_by(specs, {1: decoded_part(data)})
 
 
 def as_row(part: Written) -> tuple[object, ...]:
@@ -85,7 +85,8 @@ def test_documents_made_of_columns_are_those_made_of_objects(tree: Tree) -> None
     # As of two processes, each of which has whole chunks.
     halves = [[part for part in written if hash((part.leaf, part.chunk)) % 2 == half] for half in (0, 1)]
     objects = [WrittenBatch((), tuple(written))]
-    parts = [decoded(specs, encoded_part(specs, [WrittenBatch((), tuple(half))])) for half in halves]
+    told = [decoded_part(encoded_part(specs, [WrittenBatch((), tuple(half))])) for half in halves]
+    parts = [written_by(specs, dict(enumerate(told, 1)))]
 
     check_all_there(plan, specs, parts)
     fixed = {"node_file": "d/nodes", "uuid": bytes(16), "commit_time_ns": 1}
@@ -94,6 +95,19 @@ def test_documents_made_of_columns_are_those_made_of_objects(tree: Tree) -> None
     # Data files are named in another order, which means nothing.
     record = [msgpack.unpackb(integrity.encode(batches, {})) for batches in (parts, objects)]
     assert record[0] == record[1]
+
+
+def test_what_two_processes_say_of_files_is_told_apart() -> None:
+    specs = [LeafSpec("jax.Array", (4,), "float32", 4, (2,), (2,))]
+    parts = {
+        process: decoded_part(
+            encoded_part(specs, [WrittenBatch((), (Written(0, (chunk,), 0, f"d/{process}", 0, 8, chunk),))])
+        )
+        for process, chunk in ((2, 0), (7, 1))
+    }
+    together = written_by(specs, parts)
+    assert [(part.chunk, part.file) for part in together.parts()] == [((0,), "d/2"), ((1,), "d/7")]
+    assert set(msgpack.unpackb(integrity.encode([together], {}))["files"]) == {"d/2", "d/7"}
 
 
 @given(trees())

@@ -26,13 +26,8 @@ WIDTH, BATCH = 256, 32
 
 def main() -> None:
     """Take the arguments that `start` gives: which process this is, of how many, and what it is to do."""
-    rank, count, port, root, killed = (
-        int(sys.argv[1]),
-        int(sys.argv[2]),
-        sys.argv[3],
-        sys.argv[4],
-        sys.argv[5],
-    )
+    rank, count = map(int, sys.argv[1:3])
+    port, root, killed = sys.argv[3:]
     jax: Any = import_module("jax")
     jax.config.update("jax_enable_recoverability", True)  # else jax ends the others
     address = f"127.0.0.1:{port}"

@@ -31,7 +31,8 @@ class ChunkIndex:
     """The index of a tree's arrays: made once for a tree, encoded for every checkpoint of it.
 
     A slot is a value that lies in a data file: first every chunk of every array, by name, then metadata
-    that is too long to lie in the index (of arrays with some sixty axes).
+    that is too long to lie in the index (of arrays with some sixty axes). A chunk that another process has on
+    its own disk has no entry (`LeafSpec.writer`).
 
     Args:
         arrays: The leaves with a shape, in order.
@@ -43,6 +44,7 @@ class ChunkIndex:
         "_chunk_nbytes",
         "_coded",
         "_counts",
+        "_elsewhere",
         "_grids",
         "_order",
         "_places",
@@ -67,6 +69,7 @@ class ChunkIndex:
         self._starts = np.cumsum(self._counts) - self._counts  #: first slot of each array
         self._chunk_nbytes = _column([spec.chunk_nbytes for spec in specs])
         self._coded = np.array([spec.codec is not None for spec in specs], np.bool_)
+        self._elsewhere = np.array([spec.writer is None for spec in specs], np.bool_)
 
         entries = _Entries()
         kinds = {number: _Kind.of(spec, version) for number, spec in known.items()}
@@ -80,10 +83,10 @@ class ChunkIndex:
             if spilling.get(id(spec))
         ]
         self._spilled = entries.spill(chosen, METADATA_KEYS[version - 2].encode())
-        # The encoded length of a chunk differs from save to save.
-        coded = any(spec.codec is not None for spec in known.values())
-        self._unplanned = entries if coded else None
-        self._plan = None if coded else IndexPlan(entries.keys, entries.inline, entries.lengths)
+        # The encoded length of a chunk differs from save to save, and which are elsewhere is known by then.
+        unknown = any(spec.codec is not None or spec.writer is None for spec in known.values())
+        self._unplanned = entries if unknown else None
+        self._plan = None if unknown else IndexPlan(entries.keys, entries.inline, entries.lengths)
 
     def encode(
         self, batches: Iterable[WrittenLeaves], *, node_file: str, uuid: bytes, commit_time_ns: int
@@ -107,7 +110,8 @@ class ChunkIndex:
         chunk_lengths = np.repeat(self._chunk_nbytes, self._counts)
         located = _Located(np.concatenate([chunk_lengths, _column(list(map(len, self._spilled)))]))
         self._locate(batches, located)
-        missing = np.flatnonzero(located.file_ids[:n_chunks] < 0)
+        elsewhere = np.repeat(self._elsewhere, self._counts)
+        missing = np.flatnonzero((located.file_ids[:n_chunks] < 0) & ~elsewhere)
         if missing.size:
             place, index = self._chunk_at(int(missing[0]))
             at = self._order[place]
@@ -119,7 +123,7 @@ class ChunkIndex:
         plan = self._plan
         if plan is None:
             assert self._unplanned is not None
-            plan = self._unplanned.plan(located.lengths)
+            plan = self._unplanned.plan(located)
 
         encoded = plan.encode(
             located.places(),
@@ -177,11 +181,7 @@ class ChunkIndex:
         rows = np.flatnonzero(whole)
         slots = self._starts[ats[rows]] + columns.chunk[rows]
         located.lengths[slots] = length[rows]
-        numbers: list[int] = np.unique(columns.file[rows]).tolist()
-        for number in numbers:
-            of_file = columns.file[rows] == number
-            located.put(slots[of_file], columns.offset[rows[of_file]], columns.files[number])
-
+        located.put_many(slots, columns.offset[rows], columns.file[rows], columns.files)
         return columns.parts(np.flatnonzero(~whole))
 
     def _slot(self, part: Written) -> int:
@@ -257,11 +257,21 @@ class _Entries:
         self.lengths += map(len, spilled)
         return spilled
 
-    def plan(self, lengths: npt.NDArray[np.int64]) -> IndexPlan:
-        """Plan the index with these lengths of the values in data files, in order."""
-        found = _column(self.lengths)
-        found[[value is None for value in self.inline]] = lengths
-        return IndexPlan(self.keys, self.inline, found.tolist())
+    def plan(self, located: _Located) -> IndexPlan:
+        """Plan the index with what was found of the values in data files, in order; others get no entry."""
+        lengths, in_files = (
+            _column(self.lengths),
+            np.array([value is None for value in self.inline], np.bool_),
+        )
+        lengths[in_files] = located.lengths
+        if (located.file_ids >= 0).all():
+            return IndexPlan(self.keys, self.inline, lengths.tolist())
+
+        there = np.ones(len(self.keys), np.bool_)
+        there[in_files] = located.file_ids >= 0
+        kept: list[int] = np.flatnonzero(there).tolist()
+        keys, inline = [self.keys[at] for at in kept], [self.inline[at] for at in kept]
+        return IndexPlan(keys, inline, lengths[there].tolist())
 
 
 @final
@@ -287,9 +297,24 @@ class _Located:
             self.file_ids[slots] = self._files.setdefault(file, len(self._files))
             self.offsets[slots] = offsets
 
+    def put_many(
+        self,
+        slots: npt.NDArray[np.int64],
+        offsets: npt.NDArray[np.int64],
+        numbers: npt.NDArray[np.int64],
+        files: Sequence[str],
+    ) -> None:
+        """Do the same for values in many files, by the number of each one's."""
+        used: list[int] = np.unique(numbers).tolist()
+        ids = np.full(len(files), -1, np.int64)
+        ids[used] = [self._files.setdefault(files[number], len(self._files)) for number in used]
+        self.file_ids[slots] = ids[numbers]
+        self.offsets[slots] = offsets
+
     def places(self) -> Places:
-        """All of it, as the encoder takes it."""
-        return Places(tuple(self._files), self.file_ids, self.offsets)
+        """All that was found, as the encoder takes it."""
+        there = self.file_ids >= 0
+        return Places(tuple(self._files), self.file_ids[there], self.offsets[there])
 
 
 def _column(numbers: Sequence[int]) -> npt.NDArray[np.int64]:

@@ -43,6 +43,7 @@ from penstock.kernel.errors import (
     UnsupportedFormatError,
 )
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.paths import path_or_url
 
 
 @final
@@ -114,7 +115,7 @@ def check_there(store: Store, path: str) -> None:
         IncompleteCheckpointError: If its name, or that of its parent, says that a save was interrupted.
         UnsupportedFormatError: If it is a safetensors file.
     """
-    parent, name = os.path.split(os.path.abspath(path))
+    parent, name = os.path.split(path_or_url(path))
     if TEMPORARY_SUFFIX in name:
         raise IncompleteCheckpointError(path, "a save was interrupted here; its name says so")
     if PARTIAL_SUFFIX in name:
@@ -124,7 +125,7 @@ def check_there(store: Store, path: str) -> None:
 
     kind = store.kind(path)
     if kind == "directory":
-        check_not_deleted(store, os.path.abspath(path))
+        check_not_deleted(store, path_or_url(path))
         return
     if kind == "file":
         if name.endswith(".safetensors"):

@@ -42,7 +42,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     V1_MARK,
 )
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.protocols.written import STAGE_RECORD
+from penstock.kernel.protocols.written import DISK_MARK, STAGE_RECORD
 
 _JSON_FILES: Final = ("data.json", "metadata", "metrics")  # of v1, of v0, and of both for metrics
 PROTO_FILE: Final = "proto.pbtxt"
@@ -54,7 +54,9 @@ USUAL_ITEMS: Final = ("default", "state", "pytree")
 
 
 _BESIDE_METADATA: Final = frozenset({MANIFEST, SHARDING, STRINGS, ARRAY_METADATAS})
-_BESIDE_TREES: Final = frozenset({COMMIT_MARK, CHECKPOINT_METADATA, V1_MARK, INTEGRITY, STAGE_RECORD})
+_BESIDE_TREES: Final = frozenset(
+    {COMMIT_MARK, CHECKPOINT_METADATA, DISK_MARK, V1_MARK, INTEGRITY, STAGE_RECORD}
+)
 
 
 class ItemKind(Enum):

@@ -29,6 +29,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     SHARDING,
     STRINGS,
 )
+from penstock.handlers.formats.orbax.documents.own_disk import disk_mark
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.reading.verification import Finding, RecordedRange, finding_of
@@ -107,11 +108,13 @@ def _everything(_: str) -> bool:
 def _opened(checkpoint: OrbaxCheckpoint) -> Survey:
     extents: dict[str, list[_Extent]] = defaultdict(list)
     findings: list[Finding] = []
+    # Of what several processes saved to disks of their own, the others have the rest.
+    is_whole = checkpoint.all_chunks_written and disk_mark(checkpoint.store, checkpoint.directory) is None
     for leaf in checkpoint.leaves:
         if leaf.spec.shape is None and leaf.spec.text is None and not leaf.spec.is_empty_marker:
             problem = f"a {leaf.spec.typestr} lies in files of its own handler, which have no checksum here"
             findings.append(Finding("unchecked", checkpoint.directory, problem, (leaf.info.key_path,)))
-        for found in _extents(checkpoint, leaf):
+        for found in _extents(checkpoint, leaf, is_whole=is_whole):
             if isinstance(found, Finding):
                 findings.append(found)
             else:
@@ -177,7 +180,9 @@ def _ranges(
             yield RecordedRange(path, checksum, tuple(dict.fromkeys([name for _, _, name in there])))
 
 
-def _extents(checkpoint: OrbaxCheckpoint, leaf: StoredLeaf) -> Iterator[tuple[str, _Extent] | Finding]:
+def _extents(
+    checkpoint: OrbaxCheckpoint, leaf: StoredLeaf, *, is_whole: bool
+) -> Iterator[tuple[str, _Extent] | Finding]:
     """Yield where each chunk of a leaf lies. One in the index itself was checked when that was read."""
     array, key_path = leaf.detail, leaf.info.key_path
     if not isinstance(array, StoredArray) or not leaf.spec.nbytes:
@@ -192,7 +197,7 @@ def _extents(checkpoint: OrbaxCheckpoint, leaf: StoredLeaf) -> Iterator[tuple[st
                 path = os.path.join(checkpoint.directory, value.file)
                 yield Finding("damaged", path, problem, (key_path,), value.offset, max(value.length, 0))
             yield value.file, (value.offset, value.offset + value.length, key_path)
-        elif not isinstance(value, Inline) and checkpoint.all_chunks_written:
+        elif not isinstance(value, Inline) and is_whole:
             others = math.prod(found.shape) - 1
             problem = f"chunk {key!r} is missing" + (f", and {others} behind it" if others else "")
             yield Finding("damaged", checkpoint.directory, problem, (key_path,))

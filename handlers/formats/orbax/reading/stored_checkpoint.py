@@ -35,11 +35,12 @@ from penstock.handlers.formats.orbax.chunks.chunk_lookup import Found, found_chu
 from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray, packed_reads
 from penstock.handlers.formats.orbax.chunks.written_parts import parts_of
 from penstock.handlers.formats.orbax.documents.file_names import MANIFEST
+from penstock.handlers.formats.orbax.documents.own_disk import disk_mark
 from penstock.handlers.formats.orbax.reading.storage_details import leaf_codec, leaf_nbytes
 from penstock.handlers.formats.orbax.reading.whole_chunks import whole_chunks, whole_parts
 from penstock.handlers.ocdbt.index_entries import Index
 from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
-from penstock.kernel.errors import CorruptCheckpointError
+from penstock.kernel.errors import CorruptCheckpointError, NotOnThisDiskError
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.reads import (
     Destination,
@@ -51,7 +52,7 @@ from penstock.kernel.protocols.reads import (
     WholeChunks,
 )
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.protocols.written import Written
+from penstock.kernel.protocols.written import DiskMark, Written
 
 if TYPE_CHECKING:
     from penstock.handlers.formats.orbax.chunks.tensorstore_reads import ArrayDriver
@@ -130,7 +131,7 @@ class OrbaxCheckpoint:
 
     def _grid(self, stored: StoredLeaf, array: StoredArray) -> Iterator[tuple[tuple[int, ...], Value | None]]:
         grid = tuple([(0, n) for n in array.format.grid_shape])
-        for found in self._chunks(stored, array, grid, stored.spec.chunk_nbytes):
+        for found in self._chunks(stored, array, grid, stored.spec.chunk_nbytes, only_here=True):
             yield found.start, found.value
 
     def reads(self, index: int, stored: StoredLeaf, region: Destination, piece_bytes: int) -> Iterator[Read]:
@@ -288,18 +289,32 @@ class OrbaxCheckpoint:
         return DriverRead(leaf, nbytes, perform, decoded)
 
     def _chunks(
-        self, stored: StoredLeaf, array: StoredArray, grid: Bounds, nbytes: int | None
+        self,
+        stored: StoredLeaf,
+        array: StoredArray,
+        grid: Bounds,
+        nbytes: int | None,
+        *,
+        only_here: bool = False,
     ) -> Iterator[Found]:
         """Look up the chunks of a part of the grid, which must be of `nbytes` if that is given.
 
+        With `only_here`, those that another process has on its own disk are left out.
+
         Raises:
             CorruptCheckpointError: If one is of another size, or missing where all were written.
+            NotOnThisDiskError: If one is missing because another process has it on its own disk.
         """
         for found in found_chunks(self.index, array, grid):
             value, problem = found.value, ""
-            if value is None:
-                problem = "is missing" if self.all_chunks_written else ""
-            else:
+            if value is None and self.all_chunks_written:
+                problem, mark = "is missing", self._mark
+                if mark is not None and only_here:
+                    continue
+                if mark is not None:
+                    key_path = stored.info.key_path
+                    raise NotOnThisDiskError(self.directory, key_path, mark.process, mark.processes)
+            elif value is not None:
                 size = len(value.value) if isinstance(value, Inline) else value.length
                 if size < 0:
                     problem = "is not a file"
@@ -311,6 +326,11 @@ class OrbaxCheckpoint:
                 raise CorruptCheckpointError(self.directory, problem, key_path=stored.info.key_path)
 
             yield found
+
+    @cached_property
+    def _mark(self) -> DiskMark | None:
+        """Whose part it is, if each process saved to a disk of its own."""
+        return disk_mark(self.store, self.directory)
 
     @cached_property
     def _recorded(self) -> Mapping[str, Checksums]:

@@ -11,6 +11,7 @@ __all__ = ("EncodedTree", "EncodedTrees", "check_names")
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from typing import Any, Final, final
 
 from penstock.handlers.formats.common import integrity
@@ -207,7 +208,9 @@ def _tree(tree: TreeColumns, form: SaveFormat, custom_metadata: Mapping[str, Any
 
 
 def _joined(path: str, slices: Iterable[bytes]) -> Document:
-    return Document(path, b"".join(slices))
+    content = BytesIO()  # to join the slices would need all of them beside the whole
+    content.writelines(slices)
+    return Document(path, content.getvalue())
 
 
 def check_names(tree: TreeColumns, form: SaveFormat | None = None, *, single: bool = False) -> None:

@@ -29,13 +29,14 @@ from penstock.handlers.formats.orbax.documents.file_names import (
 )
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
-from penstock.kernel.protocols.written import STAGE_RECORD
+from penstock.kernel.protocols.written import DISK_MARK, STAGE_RECORD
 
 _RESERVED: Final = frozenset(
     {
         ARRAY_METADATAS,
         CHECKPOINT_METADATA,
         COMMIT_MARK,
+        DISK_MARK,
         INTEGRITY,
         MANIFEST,
         METADATA,

@@ -21,7 +21,7 @@ from penstock.kernel.errors import InvalidLeafError
 from penstock.kernel.protocols.leaf import LeafSpec
 
 CODED_FROM: Final = 16 * 1024
-"""Leaves below this many bytes get no codec: it would cost more than it saves, and keep them out of packs."""
+"""Smaller shards get no codec: it would cost more than it saves, and keep them out of packs."""
 
 CODED_CHUNK: Final = 16 * 2**20
 """Default bytes of a chunk with a codec. Chunks are encoded whole, several at once."""
@@ -35,6 +35,7 @@ def fitted(
     form: SaveFormat,
     args: SaveArgs | None,
     coded_chunk: int = CODED_CHUNK,
+    plain_chunk: int | None = None,
 ) -> LeafSpec:
     """Return `spec`, of an array, with the dtype, the chunk shape and the codec that it is stored with.
 
@@ -44,6 +45,7 @@ def fitted(
         form: What is asked for all leaves.
         args: What is asked for this one, if anything is.
         coded_chunk: Bytes of a chunk with a codec, about, if nobody asks for any.
+        plain_chunk: Bytes of any other chunk, about, if nobody asks for any; None for no limit.
 
     Raises:
         InvalidLeafError: If `args` do not fit the leaf.
@@ -52,11 +54,12 @@ def fitted(
     if args.dtype is not None:
         spec = _cast(spec, key_path, args.dtype)
 
-    codec = form.leaf_codec if spec.nbytes >= CODED_FROM else None
     spec = _divided(spec, form)
+    codec = form.leaf_codec if spec.chunk_nbytes >= CODED_FROM else None
     chunk_shape = _chunk_shape(spec, key_path, form, args)
-    if codec and args.chunk_byte_size is None and form.chunk_byte_size is None:
-        chunk_shape = roughly_equal_chunks(chunk_shape, spec.itemsize, coded_chunk)
+    chunk_bytes = coded_chunk if codec else plain_chunk
+    if chunk_bytes is not None and args.chunk_byte_size is None and form.chunk_byte_size is None:
+        chunk_shape = roughly_equal_chunks(chunk_shape, spec.itemsize, chunk_bytes)
     if chunk_shape == spec.chunk_shape and codec == spec.codec:
         return spec  # the same object, because specs are compared by identity
 

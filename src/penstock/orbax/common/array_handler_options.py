@@ -49,12 +49,21 @@ class Described:
             problem = f"replica_id is {self.replica_id}, but its shards have {spec.n_replicas} replicas"
             raise InvalidLeafError(key_path, problem)
 
-        return replace(
+        spec = replace(
             spec,
             n_replicas=n_parts,
             sharding=spec.sharding if self.shardings else None,
             shapes_recorded=self.shapes,
         )
+        return self._divided(spec, n_parts) if spec.is_global else spec
+
+    def _divided(self, spec: LeafSpec, n_parts: int) -> LeafSpec:
+        """Say which replicas write what, of an array of several processes. Nobody else then divides it."""
+        part = None if n_parts == 1 or not spec.nbytes else replica_shape(spec.write_shape or (), n_parts)
+        if part is None:
+            return replace(spec, n_replicas=1, writer=self.replica_id or 0)
+
+        return replace(spec, n_replicas=1, n_writers=n_parts, write_shape=part, chunk_shape=part)
 
     def _n_parts(self, spec: LeafSpec) -> int:
         wanted = spec.n_replicas if self.max_replicas is None else min(spec.n_replicas, self.max_replicas)

@@ -18,7 +18,7 @@ from penstock.orbax.common.background_work import in_thread
 from penstock.orbax.common.item_files import check_document, rewrite_document
 
 RANDOM_KEY_IMPL: Final = "random_key_impl"
-_PREFIX: Final = "process_"
+PROCESS_PREFIX: Final = "process_"
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Validator:
 
 
 def _write(directory: Path, found: Sequence[Any], process_index: int) -> None:
-    path = directory / ARRAY_METADATAS / f"{_PREFIX}{process_index}"
+    path = directory / ARRAY_METADATAS / f"{PROCESS_PREFIX}{process_index}"
     store = LocalStore()
     store.make_directory(str(path.parent))
     if TEMPORARY_SUFFIX not in str(
@@ -141,13 +141,13 @@ def _read(directory: Path, process_index: int | None) -> Any:
 
     folder = directory / ARRAY_METADATAS
     if process_index is not None:
-        path = folder / f"{_PREFIX}{process_index}"
+        path = folder / f"{PROCESS_PREFIX}{process_index}"
         return _entries(path) if path.exists() else None
 
-    paths = sorted(folder.glob(f"{_PREFIX}*")) if folder.exists() else []
+    paths = sorted(folder.glob(f"{PROCESS_PREFIX}*")) if folder.exists() else []
     found: dict[int, list[SerializedArrayMetadata]] = {}
     for path in paths:
-        number = path.name.removeprefix(_PREFIX)
+        number = path.name.removeprefix(PROCESS_PREFIX)
         if not number.isdigit():
             raise ValueError(f"the document does not exist: {path}")
         found[int(number)] = _entries(path)

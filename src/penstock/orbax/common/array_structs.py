@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("is_narrowed", "jax_dtype", "key_data", "placement_of", "to_shape_dtype_struct")
+__all__ = (
+    "asked_placement",
+    "is_narrowed",
+    "jax_dtype",
+    "key_data",
+    "placement_of",
+    "to_shape_dtype_struct",
+)
 
 from typing import Any, cast
 
@@ -11,7 +18,7 @@ import numpy as np
 
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
-from penstock.orbax.common.sharding_metadata import ShardingMetadata
+from penstock.orbax.common.sharding_metadata import ShardingMetadata, to_sharding
 
 _jax: Any = jax
 
@@ -68,6 +75,18 @@ def is_narrowed(dtype: Any) -> bool:
 
 def _numpy(dtype: Any) -> np.dtype[Any]:
     return numpy_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+
+
+def asked_placement(args: Any) -> Any:
+    """Return the sharding, or the `Format`, that `RestoreArgs` ask for; None if they leave it open.
+
+    `mesh` with `mesh_axes` counts before `sharding`, as in Orbax; one of the two alone does not count.
+    """
+    mesh, axes = getattr(args, "mesh", None), getattr(args, "mesh_axes", None)
+    if mesh is not None and axes is not None:
+        return jax.sharding.NamedSharding(mesh, axes)
+
+    return to_sharding(getattr(args, "sharding", None))
 
 
 def placement_of(value: Any, layout: bool) -> Any:

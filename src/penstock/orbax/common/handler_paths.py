@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("handler_path", "path_text")
+__all__ = ("handler_path", "path_as_given", "path_text")
 
 import os
 from importlib import import_module
@@ -21,13 +21,17 @@ def handler_path(path: str | os.PathLike[str]) -> Any:
     Raises:
         PathError: If it names no local path.
     """
-    text = absolute_path(path)
+    return path_as_given(absolute_path(path))
+
+
+def path_as_given(path: str | os.PathLike[str]) -> Any:
+    """Return a path of the same kind as `handler_path`, which stays relative if it is."""
     try:
         etils: Any = import_module("etils.epath")
     except ImportError:
-        return Path(text)
+        return Path(path)
 
-    return etils.Path(text)
+    return etils.Path(path)
 
 
 def path_text(path: Any) -> str:

@@ -8,6 +8,7 @@ __all__ = (
     "replace_file",
     "rewrite_document",
     "sealed_documents",
+    "write_bytes",
     "write_text",
 )
 
@@ -42,8 +43,16 @@ async def write_text(directory: Any, name: str, text: str) -> None:
     Raises:
         StorageError: If the medium refuses.
     """
-    file = os.path.join(directory, name)
-    await Threads(1).run(rewrite_document, LocalStore(), file, text.encode())
+    await write_bytes(os.path.join(directory, name), text.encode())
+
+
+async def write_bytes(file: str, data: bytes) -> None:
+    """Write a file durably, in a worker thread; see `rewrite_document`.
+
+    Raises:
+        StorageError: If the medium refuses.
+    """
+    await Threads(1).run(rewrite_document, LocalStore(), file, data)
 
 
 def find_text(directory: Any, names: Sequence[str]) -> str | None:

@@ -207,10 +207,10 @@ class ArrayRestoreArgs(RestoreArgs):
     Attributes:
         restore_type: See `RestoreArgs`.
         dtype: See `RestoreArgs`.
-        mesh: With `mesh_axes`, the sharding of the result.
+        mesh: With `mesh_axes`, the sharding of the result, whatever `sharding` is. Alone it does not count.
         mesh_axes: A `PartitionSpec` over the axes of `mesh`.
-        sharding: The sharding of the result; overrides `mesh` and `mesh_axes`. One of jax, a
-            `ShardingMetadata`, or a jax `Format` (a sharding with a memory layout).
+        sharding: The sharding of the result. One of jax, a `ShardingMetadata`, or a jax `Format` (a sharding
+            with a memory layout).
         global_shape: The shape of the result; by default the stored one.
         shape: Another name of `global_shape`; both must agree.
         strict: Whether a shape other than the stored one is an error. If not, the array is padded

@@ -16,7 +16,7 @@ __all__ = (
     "merge",
 )
 
-from penstock.orbax.common.tree_operations import merge_trees as merge
+from penstock.orbax.v0.trees.tree_operations import merge_trees as merge
 from penstock.orbax.v1.common.tree_types import (
     PLACEHOLDER,
     AbstractLeaf,

@@ -78,6 +78,18 @@ def test_every_dtype_comes_back_bit_for_bit(dtype: str) -> None:
     assert len(parts) >= 4
     assert max(part.target.staging_bytes for part in parts) <= max(16, array.dtype.itemsize * 5)
     assert same_bits(found, array)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_every_bit_pattern_of_narrow_floats_comes_back(dtype: str) -> None:
+    size = jnp.dtype(dtype).itemsize
+    bits = np.arange(256**size, dtype=f"uint{8 * size}").reshape(4, -1)
+    array = jnp.asarray(bits.view(jnp.dtype(dtype)))
+    saved = save(HANDLER, array)
+
+    found = restored(saved, parts_of(saved, array, bits.nbytes // 4))
+
+    assert np.array_equal(np.asarray(found).view(bits.dtype), bits)
     assert found.dtype == array.dtype
 
 

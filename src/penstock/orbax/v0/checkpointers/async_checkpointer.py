@@ -9,17 +9,25 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as ThreadFuture
-from contextlib import suppress
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from penstock.blocking.background import run_sync, start_thread
 from penstock.kernel.errors import ConfigError, SpecError
+from penstock.orbax.common.handler_paths import handler_path, path_text
+from penstock.orbax.common.job_processes import is_primary_host
 from penstock.orbax.v0.checkpointers.checkpointer import Checkpointer, SaveContext
 from penstock.orbax.v0.common.checkpoint_args import construct_checkpoint_args
 from penstock.orbax.v0.common.joint_directory import JointDirectory
 from penstock.orbax.v0.common.monitoring import WRITE, WRITE_ASYNC, tell_of_async_save, timed
-from penstock.orbax.v0.common.save_future import ChainedFuture, Future
+from penstock.orbax.v0.common.save_future import (
+    ChainedFuture,
+    Future,
+    all_futures,
+    cancel_all,
+    remaining_secs,
+    stopped,
+)
 from penstock.orbax.v0.common.temporary_directory import TemporaryDirectory
 from penstock.orbax.v0.common.v0_options import (
     AsyncOptions,
@@ -28,9 +36,6 @@ from penstock.orbax.v0.common.v0_options import (
     MultiprocessingOptions,
 )
 from penstock.orbax.v0.handlers.checkpoint_handler import AsyncCheckpointHandler
-
-GRACE_S = 5.0
-"""How long the removal of a save that failed waits for work that it cancelled."""
 
 
 class AsyncCheckpointer(Checkpointer):
@@ -86,6 +91,7 @@ class AsyncCheckpointer(Checkpointer):
         self._callback: Callable[[], None] | None = async_options.post_finalization_callback
         self._pending: ThreadFuture[None] | None = None
         self._cleaning: ThreadFuture[bool] | None = None
+        self._waiting_since: float | None = None  # of a save that this process makes by itself
         self._futures: Sequence[Future] = ()
         self._cancelled = False
 
@@ -126,10 +132,10 @@ class AsyncCheckpointer(Checkpointer):
             self.wait_until_finished()
 
         with timed(*[f"{prefix}blocking_duration_secs" for prefix in WRITE_ASYNC]):
-            joint = self._joint(directory, custom_metadata, force=force)
-            if joint is not None:
+            if self._is_joint():
                 ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
-                self._begin_joint(joint, ckpt_args, begun)
+                finish = self._staged_jointly(directory, ckpt_args, custom_metadata, force)
+                self._pending = start_thread(self._await_joint, finish, begun, name="penstock.orbax.save")
                 return
 
             building = self._building(directory, force=force)
@@ -154,7 +160,7 @@ class AsyncCheckpointer(Checkpointer):
                 building.discard()
                 raise
 
-            self._cancelled, self._futures, self._pending = False, _flat(found), pending
+            self._cancelled, self._futures, self._pending = False, all_futures(found), pending
             staged.set_result(self._futures)
 
     def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
@@ -227,6 +233,7 @@ class AsyncCheckpointer(Checkpointer):
         except CancelledError:
             return
 
+        self._waiting_since = time.monotonic()
         try:
             with timed(f"{WRITE}background_duration_secs"):
                 self._begin(building, begun_ns)
@@ -245,63 +252,57 @@ class AsyncCheckpointer(Checkpointer):
 
         tell_of_async_save(begun_s)
 
-    def _begin_joint(self, joint: JointDirectory, ckpt_args: Any, begun_s: float) -> None:
-        """Start to save together with the other processes; return when the tree has been copied."""
-        found = run_sync(partial(self._handler.async_save, joint, args=ckpt_args))
-        self._cancelled, self._futures = False, _flat(found)
-        self._pending = start_thread(self._await_joint, self._futures, begun_s, name="penstock.orbax.save")
+    def _staged_jointly(
+        self,
+        directory: str | os.PathLike[str],
+        ckpt_args: Any,
+        custom_metadata: dict[str, Any] | None,
+        force: bool,
+    ) -> Callable[[], None]:
+        """Start to save together with the other processes. Returns what waits for it, once all is copied."""
+        self._cancelled = False
+        if not self._hands_on_whole():
+            save = self._begin_jointly(directory, ckpt_args, custom_metadata, force)
+            self._futures = save.call(self._handler, ckpt_args)
+            return partial(save.finish, self._futures, self._timeout_s, self._complete_part)
 
-    def _await_joint(self, futures: Sequence[Future], begun_s: float) -> None:
+        joint = JointDirectory(path_text(handler_path(directory)), force, custom_metadata)
+        self._futures = all_futures(run_sync(partial(self._handler.async_save, joint, args=ckpt_args)))
+        then = self._before_publishing if is_primary_host(0) else _nothing
+        return partial(_await_all, self._futures, self._timeout_s, then)
+
+    def _await_joint(self, finish: Callable[[], None], begun_s: float) -> None:
         """Wait until all processes have saved, and the checkpoint is visible. Runs in a thread of its own."""
-        try:
-            with timed(f"{WRITE}background_duration_secs"):
-                ChainedFuture(futures, self._before_publishing).result(self._timeout_s)
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
+        with timed(f"{WRITE}background_duration_secs"):
+            finish()
 
         tell_of_async_save(begun_s)
 
     def _before_publishing(self) -> None:
+        if self._waiting_since is not None:
+            remaining_secs(self._waiting_since, self._timeout_s)  # what the handler completed took time, too
         if self._callback is not None:
             self._callback()
 
 
 def _clean_up(building: TemporaryDirectory, futures: Sequence[Future]) -> bool:
     """Ask all work to stop, and remove what it wrote; return whether it stopped, and that was done."""
-    stopped = _stopped(futures)
-    if stopped:
+    has_stopped = stopped(futures)
+    if has_stopped:
         building.discard()
     else:
         building.release()
 
-    return stopped
+    return has_stopped
 
 
-def _stopped(futures: Sequence[Future]) -> bool:
-    """Ask all work to stop; return whether it has."""
-    for future in futures:
-        with suppress(Exception):
-            future.cancel()
-
-    deadline = time.monotonic() + GRACE_S
-    for future in futures:
-        try:
-            future.result(timeout=max(0.0, deadline - time.monotonic()))
-        except TimeoutError:
-            return False
-        except BaseException:  # it is over, and the reason of the failure is known
-            continue
-
-    return True
+def _nothing() -> None:
+    """Do what processes other than the primary do when all is written."""
 
 
-def _flat(found: Any) -> list[Future]:
-    """The futures in what `async_save` returned: perhaps None, perhaps lists in lists."""
-    if found is None:
-        return []
-    if isinstance(found, list | tuple):
-        return [future for some in cast("list[Any]", found) for future in _flat(some)]
-
-    return [found]
+def _await_all(futures: Sequence[Future], timeout_s: float, then: Callable[[], None]) -> None:
+    try:
+        ChainedFuture(futures, then).result(timeout_s)
+    except BaseException:
+        cancel_all(futures)
+        raise

@@ -9,15 +9,22 @@ import os
 import time
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError
 from penstock.orbax.common.handler_paths import handler_path, path_text
+from penstock.orbax.joint.shared_directory import SharedDirectory
+from penstock.orbax.v0.checkpointers.joint_saving import JointSave, JointSaves, described_call
 from penstock.orbax.v0.common.checkpoint_args import construct_checkpoint_args, has_registered_args
-from penstock.orbax.v0.common.joint_directory import JointDirectory, check_processes, is_joint
+from penstock.orbax.v0.common.joint_directory import (
+    JointDirectory,
+    check_processes,
+    check_publishing,
+    is_joint,
+)
 from penstock.orbax.v0.common.monitoring import READ, WRITE, recorded
 from penstock.orbax.v0.common.step_metadata import (
     MetadataStore,
@@ -37,6 +44,8 @@ from penstock.orbax.v0.common.v0_options import (
 from penstock.orbax.v0.handlers.checkpoint_handler import CheckpointHandler, is_durable, saves_together
 from penstock.orbax.v0.handlers.composite_handler import CompositeCheckpointHandler
 from penstock.orbax.v0.handlers.legacy_handler import get_legacy_handler_wrapper
+
+Building: TypeAlias = TemporaryDirectory | SharedDirectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +114,7 @@ class Checkpointer(AbstractCheckpointer):
         self._file_options = file_options
         self._atomicity_options = atomicity_options
         self._store = LocalStore()
+        self._joint_saves = JointSaves(multiprocessing_options)
         self._metadata_store = checkpoint_metadata_store or MetadataStore(enable_write=True)
         self._check_metadata_store()
 
@@ -141,10 +151,9 @@ class Checkpointer(AbstractCheckpointer):
             Exception: What the handler raises.
         """
         with recorded(WRITE):
-            joint = self._joint(directory, custom_metadata, force=force)
-            if joint is not None:
+            if self._is_joint():
                 ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
-                self._handler.save(joint, args=ckpt_args)
+                self._save_jointly(directory, ckpt_args, custom_metadata, force)
                 return
 
             building = self._building(directory, force=force)
@@ -198,6 +207,7 @@ class Checkpointer(AbstractCheckpointer):
 
     def close(self) -> None:
         """Close the handler. Idempotent if the handler is."""
+        self._joint_saves.close()
         self._handler.close()
         self._metadata_store.close()
 
@@ -222,36 +232,69 @@ class Checkpointer(AbstractCheckpointer):
             links=links_in_force(),
         )
 
-    def _joint(
-        self,
-        directory: str | os.PathLike[str],
-        custom_metadata: dict[str, Any] | None,
-        *,
-        force: bool,
-    ) -> JointDirectory | None:
-        """Return where all processes of the job save together; None if this one saves by itself.
+    def _is_joint(self) -> bool:
+        """Return whether all processes of the job save together; False if this one saves by itself.
 
         Raises:
             ConfigError: If it is to be published in a way that several processes cannot.
         """
         check_processes(self._processes)
-        if not is_joint(self._processes) or not saves_together(self._handler):
-            return None
+        if not is_joint(self._processes):
+            return False
 
-        atomicity = self._atomicity_options
-        if atomicity is not None and atomicity.mode is AtomicityMode.COMMIT_FILE:
-            raise ConfigError("atomicity_options", "several processes publish by a rename, not by a file")
-        if self._file_options.path_permission_mode is not None:
-            raise ConfigError("file_options", "several processes save with the permissions of the job")
+        check_publishing(self._atomicity_options, self._file_options)
+        return True
 
-        return JointDirectory(path_text(handler_path(directory)), force, custom_metadata)
+    def _save_jointly(
+        self,
+        directory: str | os.PathLike[str],
+        ckpt_args: Any,
+        custom_metadata: dict[str, Any] | None,
+        force: bool,
+    ) -> None:
+        if self._hands_on_whole():
+            joint = JointDirectory(path_text(handler_path(directory)), force, custom_metadata)
+            self._handler.save(joint, args=ckpt_args)
+            return
 
-    def _begin(self, building: TemporaryDirectory, begun_ns: int) -> None:
+        save = self._begin_jointly(directory, ckpt_args, custom_metadata, force)
+        save.finish(save.call(self._handler, ckpt_args), None, self._complete_part)
+
+    def _hands_on_whole(self) -> bool:
+        """Whether the handler publishes the checkpoint, too, as those of one tree do for a whole job."""
+        return not self._processes.active_processes and saves_together(self._handler)
+
+    def _begin_jointly(
+        self,
+        directory: str | os.PathLike[str],
+        ckpt_args: Any,
+        custom_metadata: dict[str, Any] | None,
+        force: bool,
+    ) -> JointSave:
+        """Begin to save together with the other processes, by a handler that writes files."""
+        begun_ns = time.time_ns()
+
+        def complete(place: Any) -> None:
+            building = SharedDirectory(self._store, path_text(place))
+            self._begin(building, begun_ns)
+            self._complete(building, custom_metadata)
+
+        asked = described_call(ckpt_args, custom_metadata)
+        return self._joint_saves.begin(path_text(handler_path(directory)), asked, complete, overwrite=force)
+
+    def _complete_part(self, place: Any) -> None:
+        """Make durable what this process wrote beside others."""
+        if isinstance(self._handler, CompositeCheckpointHandler):
+            self._handler.complete_part()
+        elif not self._durable:
+            SharedDirectory(self._store, path_text(place)).sync()
+
+    def _begin(self, building: Building, begun_ns: int) -> None:
         """Record in what is built when its save began."""
         about = encode_step_metadata(StepMetadata(init_timestamp_nsecs=begun_ns))
         self._metadata_store.write(step_metadata_file_path(building.get()), about)
 
-    def _complete(self, building: TemporaryDirectory, custom_metadata: dict[str, Any] | None) -> None:
+    def _complete(self, building: Building, custom_metadata: dict[str, Any] | None) -> None:
         """Let the handler complete what it wrote, write the metadata, and publish."""
         path = building.get()
         known = StepMetadata(custom_metadata=custom_metadata or {}, item_handlers=self._item_handlers(path))

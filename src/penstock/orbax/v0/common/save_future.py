@@ -8,14 +8,21 @@ __all__ = (
     "Future",
     "NoopFuture",
     "PipelineFuture",
+    "all_futures",
+    "cancel_all",
     "remaining_secs",
+    "stopped",
 )
 
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from contextlib import suppress
+from typing import Any, Protocol, cast
 
 from penstock.blocking.background import start_loop
+
+GRACE_S = 5.0
+"""How long the removal of a save that failed waits for work that it cancelled."""
 
 
 class Future(Protocol):
@@ -55,7 +62,7 @@ class ChainedFuture:
         cb: Called by `result`, in the thread that waits.
     """
 
-    def __init__(self, futures: Sequence[Future], cb: Callable[[], None]) -> None:
+    def __init__(self, futures: Sequence[Future], cb: Callable[[], object]) -> None:
         self._futures = tuple(futures)
         self._callback = cb
 
@@ -141,7 +148,14 @@ class PipelineFuture:
             TimeoutError: If it is not by then.
             PenstockError: If the save failed.
         """
-        self._save.result(timeout)
+        try:
+            self._save.result(timeout)
+        except TimeoutError:
+            raise
+        except BaseException:
+            self._keep = None  # the error's traceback refers to this frame
+            raise
+
         self._keep = None
 
     def cancel(self) -> None:
@@ -163,3 +177,35 @@ def remaining_secs(started: float, timeout: float | None) -> float | None:
         raise TimeoutError(f"Timed out after {timeout} seconds")
 
     return left
+
+
+def all_futures(found: Any) -> list[Future]:
+    """Return the futures in what `async_save` returned: perhaps None, perhaps lists in lists."""
+    if found is None:
+        return []
+    if isinstance(found, list | tuple):
+        return [future for some in cast("list[Any]", found) for future in all_futures(some)]
+
+    return [found]
+
+
+def cancel_all(futures: Sequence[Future]) -> None:
+    """Ask all work to stop. Does not wait."""
+    for future in futures:
+        with suppress(Exception):
+            future.cancel()
+
+
+def stopped(futures: Sequence[Future]) -> bool:
+    """Ask all work to stop; return whether it has, within a few seconds."""
+    cancel_all(futures)
+    deadline = time.monotonic() + GRACE_S
+    for future in futures:
+        try:
+            future.result(timeout=max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            return False
+        except BaseException:  # it is over, and the reason of the failure is known
+            continue
+
+    return True

@@ -23,12 +23,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
+from pathlib import Path
 from threading import RLock
 from typing import Any, cast
 
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import CorruptCheckpointError, StorageError
+from penstock.kernel.errors import CorruptCheckpointError, SpecError, StorageError
 from penstock.orbax.common.handler_paths import handler_path
 from penstock.orbax.common.item_files import rewrite_document, sealed_documents
 from penstock.orbax.v0.common.named_items import Composite
@@ -95,8 +96,20 @@ class MetadataStore:
         return self._blocking
 
     def write(self, file_path: str | os.PathLike[str], metadata: Mapping[str, Any]) -> None:
-        """Write or replace a document. A digest that was recorded of it is recorded anew."""
+        """Write or replace a document. A digest that was recorded of it is recorded anew.
+
+        Args:
+            file_path: The document, in a directory that is named and exists.
+            metadata: JSON.
+
+        Raises:
+            ValueError: If the path names no directory.
+            StorageError: If the medium refuses. It is an OSError.
+        """
         if self.enable_write:
+            if not Path(file_path).parent.name:
+                raise SpecError(f"Metadata parent name not set: {file_path} names no directory")
+
             with self._lock:
                 rewrite_document(self._store, os.fspath(file_path), json.dumps(dict(metadata)).encode())
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ("TreeMetadata", "build_default_tree_metadata")
+__all__ = ("TreeMetadata", "ValueMetadataEntry", "build_default_tree_metadata")
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
 from jax import tree_util
@@ -12,6 +13,21 @@ from jax import tree_util
 from penstock.orbax.v0.common.tree_utils import PyTree, get_key_name
 
 _jax: Any = tree_util
+
+
+@dataclass
+class ValueMetadataEntry:
+    """What is recorded of a leaf; what a `legacy_transform_fn` gets of each.
+
+    Attributes:
+        value_type: What `_METADATA` calls its type.
+        skip_deserialize: Whether there is nothing to read.
+        write_shape: The shape of the part that one replica wrote, if that was recorded.
+    """
+
+    value_type: str
+    skip_deserialize: bool = False
+    write_shape: tuple[int, ...] | None = None
 
 
 @runtime_checkable

@@ -48,9 +48,9 @@ class MultiprocessingOptions:
 
     Attributes:
         primary_host: The process that publishes; None: every process saves by itself. If several save
-            together, it is 0.
-        active_processes: The processes that take part; None for all of the job, and others are refused.
-        barrier_sync_key_prefix: Without effect: there are no barriers, and saves are told apart by paths.
+            together, it is the first of them.
+        active_processes: The processes that take part; None for all of the job. The others may not save.
+        barrier_sync_key_prefix: Tells these saves from others to the same paths. There are no barriers.
     """
 
     primary_host: int | None = 0

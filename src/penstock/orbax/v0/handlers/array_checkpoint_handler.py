@@ -84,7 +84,7 @@ class ArrayCheckpointHandler(AsyncCheckpointHandler):
 
         Args:
             directory: That was saved to.
-            item: Has no effect.
+            item: An array or struct like the result, if there are no `args`.
             restore_args: How it is restored, if there are no `args`.
             args: How it is restored.
 
@@ -92,9 +92,13 @@ class ArrayCheckpointHandler(AsyncCheckpointHandler):
             FileNotFoundError: If there is none.
             ValueError: If it cannot be restored as requested, or is damaged.
         """
-        asked = restore_args if args is None else args.restore_args
+        if args is not None:
+            item, restore_args = args.item, args.restore_args
+
         name = self._checkpoint_name
-        wanted = BasePyTreeRestoreArgs(restore_args=None if asked is None else {name: asked})
+        wanted = BasePyTreeRestoreArgs(
+            None if item is None else {name: item}, None if restore_args is None else {name: restore_args}
+        )
         return self._tree_handler.restore(directory, wanted)[name]
 
     def finalize(self, directory: Any) -> None:
@@ -126,7 +130,7 @@ class ArrayRestoreArgs(CheckpointArgs):
     """How to restore.
 
     Attributes:
-        item: Has no effect.
+        item: An array or struct like the result, whose dtype and shape count with `ArrayRestoreArgs`.
         restore_args: How it is restored; by default as it was saved.
     """
 

@@ -6,7 +6,7 @@ __all__ = ("BasePyTreeCheckpointHandler", "BasePyTreeRestoreArgs", "BasePyTreeSa
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -15,6 +15,7 @@ from jax import tree_util
 
 from penstock.blocking.loop_thread import LoopThread
 from penstock.checkpointer import pipelines
+from penstock.checkpointer.description import CheckpointMetadata
 from penstock.handlers.formats.orbax.tree_layout import CUSTOM, TreeLayout
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import NotACheckpointError
@@ -25,6 +26,7 @@ from penstock.orbax.common.array_metadata_store import Store
 from penstock.orbax.common.handler_paths import handler_path, path_text
 from penstock.orbax.common.leaf_args import PathAwaitingCreation, RestoreArgs, SaveArgs, TransferPriority
 from penstock.orbax.common.metadata_recording import recorded_by, store_of, validate
+from penstock.orbax.joint.joint_place import joint_build_around
 from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs, register_with_handler
 from penstock.orbax.v0.common.joint_directory import JointDirectory, check_processes
 from penstock.orbax.v0.common.lazy_mapping import LazyMapping
@@ -40,16 +42,19 @@ from penstock.orbax.v0.common.v0_options import (
 from penstock.orbax.v0.handlers.checkpoint_handler import DeferredPathAsyncCheckpointHandler, wait_for_all
 from penstock.orbax.v0.handlers.pytree_calls import (
     Serving,
+    Within,
     describe,
     note_moved,
     open_checkpointers,
     restore_value,
+    save_limit,
     start_joint_save,
     start_save,
     with_type_handlers,
 )
 from penstock.orbax.v0.leaf_handlers.database_merging import MergeProcessFiles
 from penstock.orbax.v0.leaf_handlers.default_registry import default_registry
+from penstock.orbax.v0.leaf_handlers.single_replica_handler import single_replica_keywords
 from penstock.orbax.v0.leaf_handlers.stage_workers import StageRegistry, StageWorkers, UnknownTypeError
 from penstock.orbax.v0.trees.empty_node_leaves import with_markers
 from penstock.orbax.v0.trees.leaf_formats import leaf_formats
@@ -124,15 +129,13 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         self._validator = array_metadata_validator
         self._is_first = is_prioritized_key_fn
         limits = (
-            _save_limit(save_concurrent_bytes, save_device_host_concurrent_bytes, memory_limit_options),
+            save_limit(save_concurrent_bytes, save_device_host_concurrent_bytes, memory_limit_options),
             restore_concurrent_bytes,
         )
         self._layout = TreeLayout(self._form, single=self._single)
         self._type_handler_registry = type_handler_registry
-        # By its own chunks, each process would decide on its own whether a leaf is worth a codec.
-        self._joint_form = replace(self._form, codec="zstd:1" if use_compression else "none")
         self._loop = LoopThread(
-            partial(open_checkpointers, self._layout, limits, self._joint_form), name="penstock.orbax"
+            partial(open_checkpointers, self._layout, limits, self._form), name="penstock.orbax"
         )
 
     def get_param_names(self, item: Any) -> Any:
@@ -156,10 +159,14 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         item = args.item
         if not jax.tree.leaves(item) and not item:
             raise ValueError("Found empty item.")
-        if isinstance(directory, JointDirectory):
-            return [await self._save_jointly(directory, args)]
         if not isinstance(directory, os.PathLike | str) and isinstance(directory, PathAwaitingCreation):
             directory = await directory.await_creation()
+        if isinstance(directory, JointDirectory):
+            return [await self._save_jointly(directory, args)]
+
+        build = joint_build_around(directory)
+        if build is not None:
+            return [await self._save_jointly(Within(path_text(directory), build), args)]
 
         with timed(f"{WRITE}blocking_tree_map_duration_secs"):
             keywords: dict[str, Any] = {
@@ -187,34 +194,32 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
         return [PipelineFuture(save, keep=self._loop)]
 
-    async def _save_jointly(self, directory: JointDirectory, args: BasePyTreeSaveArgs) -> Future:
-        """Begin to save a tree as a whole checkpoint, together with the other processes.
+    async def _save_jointly(self, place: JointDirectory | Within, args: BasePyTreeSaveArgs) -> Future:
+        """Begin to save a tree together with the other processes, as a whole checkpoint or within one.
 
         Raises:
-            ValueError: If there is custom metadata of the tree, or a leaf cannot be saved.
+            ValueError: If there is custom metadata of the tree of a whole checkpoint, or a leaf cannot be
+                saved.
         """
-        if args.custom_metadata is not None:
+        if isinstance(place, JointDirectory) and args.custom_metadata is not None:
             raise ValueError("Several processes save the custom metadata of a checkpoint, not of a tree.")
 
-        form, most = self._joint_form, args.ocdbt_target_data_file_size
+        form, most = self._form, args.ocdbt_target_data_file_size
         keywords: dict[str, Any] = {
             "save_args": leaf_formats(args.item, args.save_args, form, most),
             "prioritise": self._prioritise(args.item),
         }
-        if most is not None and form.ocdbt:
-            files = pipelines.save_pipeline(self._layout).configure(
-                "write", file_bytes=most or pipelines.UNLIMITED
-            )
-            keywords["pipeline"] = files
+        if args.custom_metadata is not None:
+            keywords["custom_metadata"] = {CUSTOM: args.custom_metadata}
+        if most is not None or self._own_store is not None:
+            keywords["pipeline"] = self._recording_pipeline(most)
 
         workers = self._workers(
             ocdbt_target_data_file_size=most, save_args=_by_name(args.save_args, SaveArgs)
         )
-        call = partial(
-            self._loop.acall, start_joint_save, self._registry, workers, directory, with_markers(args.item)
-        )
+        start = partial(self._loop.acall, start_joint_save, self._registry, workers)
         try:
-            return PipelineFuture(await call(keywords), keep=self._loop)
+            return PipelineFuture(await start(place, with_markers(args.item), keywords), keep=self._loop)
         except UnknownTypeError as error:
             raise ValueError(f"TypeHandler lookup failed for: type={error.type_}, {error}") from error
 
@@ -254,9 +259,12 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             FileNotFoundError: If there is no tree.
             ValueError: If it is damaged.
         """
-        serves = partial(with_type_handlers, self._registry, self._workers(use_ocdbt=None), self._layout)
-        about = self._loop.call(describe, serves, path_text(directory))
+        about = self._about(directory)
         return describe_tree(about, handler_path(directory), self._registry, rich=self._form.rich_types)
+
+    def kinds(self, directory: Any) -> dict[str, str]:
+        """Return what `_METADATA` calls the type of each leaf, by its stored name; see `metadata`."""
+        return {leaf.name: leaf.kind for leaf in self._about(directory).leaves}
 
     def finalize(self, directory: Any) -> None:
         """Validate the recorded array metadata. What was written was merged when it was committed.
@@ -272,8 +280,13 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         """End the thread. Using the handler again starts another one."""
         self._loop.close()
 
+    def _about(self, directory: Any) -> CheckpointMetadata:
+        serves = partial(with_type_handlers, self._registry, self._workers(use_ocdbt=None), self._layout)
+        return self._loop.call(describe, serves, path_text(directory))
+
     def _restore(self, serves: Serving, path: str, **keywords: Any) -> Any:
-        return self._loop.call(restore_value, serves, path, keywords)
+        asked = {**keywords, **single_replica_keywords(self._registry, keywords)}
+        return self._loop.call(restore_value, serves, path, asked)
 
     @property
     def _registry(self) -> Any:
@@ -288,17 +301,29 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         }
         return StageWorkers(**(form | options))
 
-    def _pipeline(self, data_file_size: int | None) -> Pipeline[SaveRun]:
-        pipeline = pipelines.save_pipeline(self._layout)
+    @property
+    def has_own_records(self) -> bool:
+        """Whether something of the caller's records the arrays, or looks at what is recorded of them."""
+        return self._validator is not None or self._own_store is not None
+
+    @property
+    def _own_store(self) -> Any:
         store = store_of(self._registry)
-        if store is not None and type(store) is not Store:
-            pipeline = recorded_by(store, self._form, pipeline)
+        return None if type(store) is Store else store
+
+    def _pipeline(self, data_file_size: int | None) -> Pipeline[SaveRun]:
+        pipeline = self._recording_pipeline(data_file_size)
         if not self._form.ocdbt:
             return pipeline
 
         # For type handlers that write databases of their own.
-        pipeline = pipeline.insert_after("commit", MergeProcessFiles(), called="merge")
-        if data_file_size is None:
+        return pipeline.insert_after("commit", MergeProcessFiles(), called="merge")
+
+    def _recording_pipeline(self, data_file_size: int | None) -> Pipeline[SaveRun]:
+        pipeline = pipelines.save_pipeline(self._layout)
+        if self._own_store is not None:
+            pipeline = recorded_by(self._own_store, self._form, pipeline)
+        if data_file_size is None or not self._form.ocdbt:
             return pipeline
 
         return pipeline.configure("write", file_bytes=data_file_size or pipelines.UNLIMITED)
@@ -350,29 +375,6 @@ class BasePyTreeRestoreArgs(CheckpointArgs):
     item: Any = None
     restore_args: Any = None
     partial_restore: bool = False
-
-
-def _save_limit(
-    concurrent: int | None, device_host: int | Literal["auto"] | None, options: MemoryLimitOptions | None
-) -> int | None:
-    most = (
-        None
-        if options is None or options.max_transfer_concurrent_gb is None
-        else options.max_transfer_concurrent_gb
-    )
-    if device_host == "auto":
-        if most is None:
-            raise ValueError(
-                "memory_limit_options with max_transfer_concurrent_gb must be provided if the limit of "
-                'transfers from devices is "auto"'
-            )
-        device_host = None
-
-    given = [limit for limit in (concurrent, device_host) if limit is not None]
-    if most is not None:
-        given.append(int(most * 10**9))
-
-    return min(given) if given else None
 
 
 def _by_name(args: Any, kind: type[T]) -> Mapping[str, T]:

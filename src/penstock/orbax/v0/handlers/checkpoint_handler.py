@@ -13,11 +13,16 @@ __all__ = (
 
 import abc
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, cast
 
 from penstock.blocking.background import run_sync
 from penstock.orbax.substitution.counterparts import Counterpart
 from penstock.orbax.v0.common.save_future import Future
+
+
+class _Trees(Protocol):
+    @property
+    def has_own_records(self) -> bool: ...
 
 
 class CheckpointHandler(Counterpart):
@@ -79,8 +84,11 @@ def is_durable(handler: object) -> bool:
 
 
 def saves_together(handler: object) -> bool:
-    """Whether a handler takes a `JointDirectory`, for what several processes save together."""
-    return bool(vars(type(handler)).get("_SAVES_TOGETHER", False))
+    """Whether a handler takes a `JointDirectory`, to save a whole checkpoint together with others."""
+    if not vars(type(handler)).get("_SAVES_TOGETHER", False):
+        return False
+
+    return not cast("_Trees", handler).has_own_records
 
 
 def wait_for_all(handler: Any, directory: Any, *args: Any, **kwargs: Any) -> None:

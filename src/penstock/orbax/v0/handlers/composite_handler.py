@@ -9,21 +9,25 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from anyio import to_thread
+from anyio import CancelScope, to_thread
 
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.errors import ConfigError
 from penstock.orbax.common.background_work import together
 from penstock.orbax.common.handler_paths import handler_path, path_text
+from penstock.orbax.joint.joint_place import joint_build_around
+from penstock.orbax.joint.shared_directory import SharedDirectory
 from penstock.orbax.v0.common.checkpoint_args import (
     CheckpointArgs,
     get_registered_args_cls,
     register_with_handler,
 )
 from penstock.orbax.v0.common.handler_types import get_handler_type
+from penstock.orbax.v0.common.joint_directory import check_publishing
 from penstock.orbax.v0.common.monitoring import WRITE, timed
 from penstock.orbax.v0.common.named_items import Composite
-from penstock.orbax.v0.common.save_future import Future
+from penstock.orbax.v0.common.save_future import Future, stopped
 from penstock.orbax.v0.common.step_metadata import (
     CompositeItemMetadata,
     MetadataStore,
@@ -58,6 +62,9 @@ class CompositeOptions:
         file_options: The permissions of item directories.
         atomicity_options: How an item becomes visible in its checkpoint.
         async_options: How saves go on in the background.
+
+    Raises:
+        ConfigError: If there is a `temporary_path_class`. It is a ValueError.
     """
 
     multiprocessing_options: MultiprocessingOptions = field(default_factory=MultiprocessingOptions)
@@ -65,6 +72,10 @@ class CompositeOptions:
     file_options: FileOptions | None = None
     atomicity_options: AtomicityOptions | None = None
     async_options: AsyncOptions | None = None
+
+    def __post_init__(self) -> None:
+        if self.temporary_path_class is not None:
+            raise ConfigError("temporary_path_class", "is not supported; use atomicity_options")
 
 
 class CompositeCheckpointHandler(AsyncCheckpointHandler):
@@ -98,9 +109,10 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         self._handlers = ItemHandlers(item_names, items_and_handlers, handler_registry)
         self._options = composite_options
         self._primary_host = composite_options.multiprocessing_options.primary_host
+        self._completes = True  # or else another process does
         self._store = LocalStore()
         self._metadata_store = MetadataStore(enable_write=False)
-        self._current_temporary_paths: dict[str, TemporaryDirectory] = {}
+        self._current_temporary_paths: dict[str, TemporaryDirectory | SharedDirectory] = {}
 
     @property
     def _handler_registry(self) -> CheckpointHandlerRegistry:
@@ -134,9 +146,9 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         await to_thread.run_sync(_create_all, tuple(building.values()))
         try:
             await together([partial(save, name, handler, arg) for name, (handler, arg) in items.items()])
-        except Exception:
-            for future in _all(futures.values()):
-                future.cancel()
+        except BaseException:  # a cancellation, too, if another process ended the save
+            with CancelScope(shield=True):  # bounded
+                await to_thread.run_sync(stopped, _all(futures.values()))
             raise
 
         return _all(futures[name] for name in items if name in futures)
@@ -217,6 +229,16 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
 
                 del self._current_temporary_paths[name]
 
+    def complete_part(self) -> None:
+        """Make durable what this process wrote beside others. The primary's `finalize` completes the rest."""
+        for name, handler in self._handlers.unique():
+            place = self._current_temporary_paths.get(name)
+            if isinstance(place, SharedDirectory) and not is_durable(handler):
+                place.sync()
+
+        if not self._completes:
+            self._current_temporary_paths.clear()
+
     def close(self) -> None:
         """Close every handler."""
         for _, handler in self._handlers.unique():
@@ -230,19 +252,27 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
 
     def _get_item_temporary_paths(
         self, directory: Any, args: Mapping[str, Any]
-    ) -> dict[str, TemporaryDirectory]:
-        options = self._options
-        return {
-            name: TemporaryDirectory(
+    ) -> dict[str, TemporaryDirectory | SharedDirectory]:
+        options, build = self._options, joint_build_around(directory)
+        self._completes = build is None or build.is_primary
+        if build is not None:
+            check_publishing(options.atomicity_options, options.file_options)
+
+        def place_of(name: str) -> TemporaryDirectory | SharedDirectory:
+            path = path_text(self._get_item_directory(directory, name))
+            if build is not None:
+                return SharedDirectory(self._store, path, whole=False)
+
+            return TemporaryDirectory(
                 self._store,
-                path_text(self._get_item_directory(directory, name)),
+                path,
                 overwrite=False,
                 atomicity=options.atomicity_options,
                 files=options.file_options,
                 whole=False,
             )
-            for name in sorted(args)
-        }
+
+        return {name: place_of(name) for name in sorted(args)}
 
     def _existing_items(self, directory: Any) -> list[str]:
         return [path.name for path in handler_path(directory).iterdir() if path.is_dir()]
@@ -317,7 +347,7 @@ class CompositeArgs(Composite, CheckpointArgs):
 CompositeResults = CompositeArgs
 
 
-def _create_all(building: Sequence[TemporaryDirectory]) -> None:
+def _create_all(building: Sequence[TemporaryDirectory | SharedDirectory]) -> None:
     for one in building:
         one.create()
 

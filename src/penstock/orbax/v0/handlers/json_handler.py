@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.kernel.errors import SpecError
 from penstock.orbax.common.item_files import find_text, write_text
+from penstock.orbax.joint.joint_place import writes_what_is_whole
 from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs, register_with_handler
 from penstock.orbax.v0.common.save_future import CommitFutureAwaitingContractedSignals, Future
 from penstock.orbax.v0.common.v0_options import MultiprocessingOptions
@@ -51,6 +52,9 @@ class JsonCheckpointHandler(AsyncCheckpointHandler):
             copied = json.loads(json.dumps(value))  # the caller may change the item from here on
         except (TypeError, ValueError, RecursionError) as error:
             raise SpecError(f"the item cannot be written as JSON: {error}") from error
+
+        if not writes_what_is_whole(directory):
+            return []
 
         return [CommitFutureAwaitingContractedSignals(self._save_fn(copied, directory), name="json_save")]
 

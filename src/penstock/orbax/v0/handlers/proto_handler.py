@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.orbax.common.item_files import find_text, write_text
+from penstock.orbax.joint.joint_place import writes_what_is_whole
 from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs, register_with_handler
 from penstock.orbax.v0.common.save_future import CommitFutureAwaitingContractedSignals, Future
 from penstock.orbax.v0.common.v0_options import MultiprocessingOptions
@@ -43,6 +44,9 @@ class ProtoCheckpointHandler(AsyncCheckpointHandler):
         from google.protobuf import text_format
 
         message: Any = item if args is None else args.item
+        if not writes_what_is_whole(directory):
+            return []
+
         writing = write_text(directory, self._filename, text_format.MessageToString(message))
         return [CommitFutureAwaitingContractedSignals(writing, name="proto_save")]
 

@@ -6,10 +6,12 @@ __all__ = (
     "Limit",
     "Resources",
     "Serving",
+    "Within",
     "describe",
     "note_moved",
     "open_checkpointers",
     "restore_value",
+    "save_limit",
     "start_joint_save",
     "start_save",
     "with_type_handlers",
@@ -18,7 +20,8 @@ __all__ = (
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.checkpointer.description import CheckpointMetadata
@@ -32,8 +35,12 @@ from penstock.kernel.pipeline.futures import SaveFuture
 from penstock.kernel.protocols.coordinator import SingleProcessCoordinator
 from penstock.orbax.common.byte_limiters import Limiters
 from penstock.orbax.v0.common.joint_directory import JointDirectory
+from penstock.orbax.v0.common.v0_options import MemoryLimitOptions
 from penstock.orbax.v0.leaf_handlers.stage_workers import StageRegistry, StageWorkers
 from penstock.stages.reuse.value_cache import KnownValues
+
+if TYPE_CHECKING:  # one process needs nothing of it
+    from penstock.orbax.joint.joint_build import JointBuild
 
 Limit: TypeAlias = int | None
 Serving: TypeAlias = Callable[[Checkpointer, Flow], Checkpointer]
@@ -47,6 +54,44 @@ class Resources:
     save: Checkpointer
     restore: Checkpointer
     together: Checkpointer | None  #: saves with the other processes of the job, if there are any
+    within: Checkpointer | None  #: likewise, into a directory of a checkpoint that they build
+    receiving: Checkpointer | None = None  #: restores with them what one replica reads
+
+
+def save_limit(
+    concurrent: int | None, device_host: int | Literal["auto"] | None, options: MemoryLimitOptions | None
+) -> int | None:
+    """Return the host bytes that saves may hold, as three options say; None if none does.
+
+    Raises:
+        ValueError: If `"auto"` is given without its upper limit.
+    """
+    most = (
+        None
+        if options is None or options.max_transfer_concurrent_gb is None
+        else options.max_transfer_concurrent_gb
+    )
+    if device_host == "auto":
+        if most is None:
+            raise ValueError(
+                "memory_limit_options with max_transfer_concurrent_gb must be provided if the limit of "
+                'transfers from devices is "auto"'
+            )
+        device_host = None
+
+    given = [limit for limit in (concurrent, device_host) if limit is not None]
+    if most is not None:
+        given.append(int(most * 10**9))
+
+    return min(given) if given else None
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """A directory of a checkpoint that all processes build."""
+
+    path: str
+    build: JointBuild
 
 
 @asynccontextmanager
@@ -69,11 +114,18 @@ async def open_checkpointers(
             opened.append(await stack.enter_async_context(checkpointer))
 
         together: Checkpointer | None = None
+        within: Checkpointer | None = None
+        receiving: Checkpointer | None = None
         if processes_of_jax()[1] > 1:
-            joint = Checkpointer(save_format=form, memory_limit=limits[0])
+            memory = opened[0].engine.memory
+            joint = Checkpointer(save_format=form, memory=memory)
             together = await stack.enter_async_context(joint)
+            parallel = TreeLayout(replace(form, replica_parallel=True), single=layout.single)
+            item = Checkpointer(layout=AutoLayout(parallel), memory=memory)
+            within = await stack.enter_async_context(item)
+            receiving = await stack.enter_async_context(Checkpointer(layout=chosen, memory_limit=limits[1]))
 
-        yield Resources(opened[0], opened[-1], together)
+        yield Resources(opened[0], opened[-1], together, within, receiving)
 
 
 async def start_save(
@@ -96,28 +148,32 @@ async def start_joint_save(
     resources: Resources,
     registry: Any,
     workers: StageWorkers,
-    directory: JointDirectory,
+    place: JointDirectory | Within,
     item: Any,
     keywords: dict[str, Any],
 ) -> SaveFuture:
-    """Begin to save a whole checkpoint together with the other processes.
+    """Begin to save together with the other processes: a whole checkpoint, or into a directory of one.
 
     Raises:
         ConfigError: If there were none yet when this handler was first used.
     """
-    if resources.together is None:
+    if resources.together is None or resources.within is None:
         problem = "must be initialised before the first save of a checkpointer"
         raise ConfigError("jax.distributed", problem)
 
-    limiters = Limiters.of(resources.together.engine.memory, "save")
+    chosen = resources.within if isinstance(place, Within) else resources.together
+    limiters = Limiters.of(chosen.engine.memory, "save")
     handlers = StageRegistry(registry, replace(workers, limiters=limiters))
-    return await resources.together.with_handlers(handlers).save(
-        directory.path,
-        item,
-        overwrite=directory.overwrite,
-        custom_metadata=directory.custom_metadata,
-        **keywords,
-    )
+    if isinstance(place, Within):
+        chosen = chosen.with_handlers(handlers, coordinator=place.build.nested_coordinator())
+        begin = partial(chosen.save, place.path, item, overwrite=True, **keywords)
+        save = await place.build.unless_ended(begin)
+        place.build.when_ended(save.cancel)
+        return save
+
+    chosen = chosen.with_handlers(handlers)
+    about: dict[str, Any] = {"overwrite": place.overwrite, "custom_metadata": place.custom_metadata}
+    return await chosen.save(place.path, item, **about, **keywords)
 
 
 async def note_moved(resources: Resources, path: str, built: str, to: str) -> None:
@@ -127,8 +183,9 @@ async def note_moved(resources: Resources, path: str, built: str, to: str) -> No
 
 
 async def restore_value(resources: Resources, serves: Serving, path: str, keywords: dict[str, Any]) -> Any:
-    """Return the tree at `path`."""
-    return await serves(resources.restore, "restore").restore(path, **keywords)
+    """Return the tree at `path`; with `replica_axis`, together with the other processes of the job."""
+    together = resources.receiving if "replica_axis" in keywords else None
+    return await serves(together or resources.restore, "restore").restore(path, **keywords)
 
 
 def with_type_handlers(

@@ -7,10 +7,11 @@ __all__ = ("PyTreeCheckpointHandler", "PyTreeRestoreArgs", "PyTreeSaveArgs")
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, final
 
-from penstock.kernel.errors import NotACheckpointError
-from penstock.orbax.common.handler_paths import path_text
+from penstock.handlers.formats.orbax.documents.file_names import LEGACY_MSGPACK
+from penstock.kernel.errors import NotACheckpointError, UnsupportedFormatError
+from penstock.orbax.common.handler_paths import handler_path, path_text
 from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs, register_with_handler
 from penstock.orbax.v0.common.save_future import Future
 from penstock.orbax.v0.common.stored_tree_metadata import TreeMetadata
@@ -34,8 +35,8 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
     """Saves and restores trees. Use it through a `Checkpointer`, which makes saves atomic.
 
     Args:
-        aggregate_filename: Has no effect. The file of values that Orbax wrote before 0.5.16 is found
-            when such a checkpoint is read, and is no longer written.
+        aggregate_filename: Of the file of values that Orbax wrote before 0.5.16. It is no longer written. It
+            is read if it is called `checkpoint`, as by default; a tree with one of another name is refused.
         save_concurrent_gb: Gigabytes of host memory that saves may hold; by default as much as the
             machine can spare.
         restore_concurrent_gb: Likewise for restores.
@@ -90,7 +91,7 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             save_concurrent_gb = save_concurrent_gb or concurrent_gb
             restore_concurrent_gb = restore_concurrent_gb or concurrent_gb
 
-        self._aggregate_filename = aggregate_filename or "checkpoint"
+        self._aggregate_filename = aggregate_filename
         self._primary_host = multiprocessing_options.primary_host
         self._handler_impl = handler_impl or BasePyTreeCheckpointHandler(
             save_concurrent_bytes=_bytes(save_concurrent_gb),
@@ -176,20 +177,17 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         if not os.path.isdir(path):
             raise NotACheckpointError(path, "Requested directory for restore does not exist")
 
+        self._refuse_other_name(path)
         if args is None:
             args = PyTreeRestoreArgs(
                 item, restore_args, transforms, transforms_default_to_original, legacy_transform_fn
             )
 
-        def restore(item: Any, restore_args: Any, partial_restore: bool) -> Any:
-            return self._handler_impl.restore(
-                directory, args=BasePyTreeRestoreArgs(item, restore_args, partial_restore)
-            )
-
         if args.transforms is None and args.legacy_transform_fn is None:
-            return restore(args.item, args.restore_args, args.partial_restore)
+            plain = BasePyTreeRestoreArgs(args.item, args.restore_args, args.partial_restore)
+            return self._handler_impl.restore(directory, args=plain)
 
-        return restore_transformed(args, restore, lambda: self._handler_impl.metadata(directory).tree)
+        return restore_transformed(args, _Reader(self._handler_impl), handler_path(directory))
 
     def metadata(self, directory: Any) -> TreeMetadata:
         """Return what is known of each leaf, in a tree of dicts and lists.
@@ -198,6 +196,7 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             FileNotFoundError: If there is no tree.
             ValueError: If it is damaged.
         """
+        self._refuse_other_name(path_text(directory))
         found: TreeMetadata = self._handler_impl.metadata(directory)
         return found
 
@@ -205,9 +204,36 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         """Complete a tree that several processes wrote."""
         self._handler_impl.finalize(directory)
 
+    @property
+    def has_own_records(self) -> bool:
+        """See `BasePyTreeCheckpointHandler.has_own_records`."""
+        return self._handler_impl.has_own_records
+
     def close(self) -> None:
         """Release the handler's resources. Using the handler again reacquires them."""
         self._handler_impl.close()
+
+    def _refuse_other_name(self, directory: str) -> None:
+        """Refuse a tree that has a file of values which penstock would not find, and so not read."""
+        name = self._aggregate_filename
+        if name is not None and name != LEGACY_MSGPACK and os.path.isfile(os.path.join(directory, name)):
+            problem = f"its values lie in {name!r}: rename that file to {LEGACY_MSGPACK!r}"
+            raise UnsupportedFormatError(directory, problem)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    handler: BasePyTreeCheckpointHandler
+
+    def part(self, directory: Any, item: Any, restore_args: Any) -> Any:
+        return self.handler.restore(directory, args=BasePyTreeRestoreArgs(item, restore_args, True))
+
+    def metadata(self, directory: Any) -> Any:
+        return self.handler.metadata(directory)
+
+    def kinds(self, directory: Any) -> dict[str, str]:
+        return self.handler.kinds(directory)
 
 
 @register_with_handler(PyTreeCheckpointHandler, for_save=True)

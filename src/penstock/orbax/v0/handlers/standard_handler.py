@@ -126,6 +126,11 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         """Complete a tree that several processes wrote."""
         self._impl.finalize(directory)
 
+    @property
+    def has_own_records(self) -> bool:
+        """See `BasePyTreeCheckpointHandler.has_own_records`."""
+        return self._impl.has_own_records
+
     def close(self) -> None:
         """Release the handler's resources. Using the handler again reacquires them."""
         self._impl.close()

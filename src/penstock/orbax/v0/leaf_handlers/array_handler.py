@@ -9,23 +9,21 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any, Final, cast
 
-import jax
-
 from penstock.blocking.background import run_sync, start_thread
 from penstock.handlers.formats.orbax.documents.file_names import SHARDING
 from penstock.handlers.leaves import array
 from penstock.kernel.protocols.leaf_handlers import Waitable
 from penstock.orbax.common.array_handler_options import Described, replicas_share_by_default
 from penstock.orbax.common.array_metadata_store import RANDOM_KEY_IMPL
+from penstock.orbax.common.array_structs import asked_placement
 from penstock.orbax.common.background_work import in_thread, together
 from penstock.orbax.common.leaf_args import (
-    ArrayRestoreArgs,
     ParamInfo,
     RestoreArgs,
     SaveArgs,
     check_input_arguments,
 )
-from penstock.orbax.common.sharding_metadata import from_serialized_string, to_sharding
+from penstock.orbax.common.sharding_metadata import from_serialized_string
 from penstock.orbax.v0.leaf_handlers.array_io import (
     check_infos,
     open_arrays,
@@ -238,7 +236,7 @@ class ArrayHandler(TypeHandler):
 
 async def _shardings(infos: Sequence[ParamInfo], args: Sequence[RestoreArgs]) -> list[Any]:
     """Find the requested or else the recorded sharding of each leaf."""
-    shardings = [_asked(arg) for arg in args]
+    shardings = [asked_placement(arg) for arg in args]
     absent = [at for at, sharding in enumerate(shardings) if sharding is None]
     for at, text in zip(absent, await _recorded(infos, absent), strict=True):
         if text is None:
@@ -249,15 +247,6 @@ async def _shardings(infos: Sequence[ParamInfo], args: Sequence[RestoreArgs]) ->
         shardings[at] = from_serialized_string(text).to_jax_sharding()
 
     return shardings
-
-
-def _asked(arg: RestoreArgs) -> Any:
-    if not isinstance(arg, ArrayRestoreArgs):
-        return getattr(arg, "sharding", None)
-    if arg.mesh is not None and arg.mesh_axes is not None:
-        return jax.sharding.NamedSharding(arg.mesh, arg.mesh_axes)
-
-    return to_sharding(arg.sharding)
 
 
 async def _recorded(infos: Sequence[ParamInfo], which: Sequence[int]) -> list[str | None]:

@@ -27,7 +27,8 @@ from penstock.orbax.v0.leaf_handlers.tensorstore_specs import OcdbtWriteOptions,
 _ts = cast("Any", ts)
 _PROCESSES: Final = "ocdbt.process_*"
 _METADATA: Final = re.compile(r"(?:^|/)(?:\.zarray|zarr\.json)$")
-_CHUNK: Final = re.compile(r"(?:^|/)(?:\d+(?:\.\d+)*|c(?:/\d+)*)$")
+_CHUNKS: Final = (re.compile(r"(?:^|/)\d+(?:\.\d+)*$"), re.compile(r"(?:^|/)c(?:/\d+)*$"))
+"""What follows the name of an array in the keys of its chunks: in zarr version 2, and in 3."""
 
 
 def is_ocdbt_checkpoint(path: Any) -> bool:
@@ -113,14 +114,19 @@ async def _open(spec: dict[str, Any], context: Any) -> Any:
 
 
 def _validate(keys: list[str]) -> None:
-    chunks = [key for key in keys if _CHUNK.search(key)]
+    chunks = {key: names for key in keys if (names := _arrays_of(key))}
     # A handler may have a name of its own for the metadata of arrays.
-    named = [key.rpartition("/")[0] for key in keys if not _METADATA.search(key) and not _CHUNK.search(key)]
+    named = [key.rpartition("/")[0] for key in keys if not _METADATA.search(key) and key not in chunks]
     described = {_METADATA.sub("", key) for key in keys if _METADATA.search(key)}.union(named)
-    written = {_CHUNK.sub("", key) for key in chunks}
+    written = {next((name for name in names if name in described), names[-1]) for names in chunks.values()}
     if described != written:
         lacking = sorted(described - written)
         unknown = sorted(written - described)
         raise ValueError(
             f"arrays without a chunk: {lacking}; chunks without the metadata of an array: {unknown}"
         )
+
+
+def _arrays_of(key: str) -> list[str]:
+    """Name the arrays that a key may be a chunk of: `b/c/0` is one of `b/c`, or in zarr version 3 of `b`."""
+    return [pattern.sub("", key) for pattern in _CHUNKS if pattern.search(key)]

@@ -122,6 +122,11 @@ class StageTypeHandler:
         self.workers = workers
 
     @property
+    def every_process(self) -> bool:
+        """Orbax calls `serialize` in every process, and handlers look which one they are in."""
+        return True
+
+    @property
     def handler_class(self) -> type:
         """The class that errors name."""
         return type(self.inner)  # pyright: ignore[reportUnknownVariableType]  # anybody's

@@ -10,12 +10,12 @@ __all__ = (
     "StepMetadata",
 )
 
-import datetime
 import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast, overload
 
@@ -27,6 +27,7 @@ from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs
 from penstock.orbax.v0.common.step_metadata import RootMetadata, StepMetadata
 from penstock.orbax.v0.common.step_statistics import log_restore, log_save
 from penstock.orbax.v0.handlers.composite_handler import CompositeArgs
+from penstock.orbax.v0.manager.job_decisions import JobDecisions
 from penstock.orbax.v0.manager.manager_items import (
     DEFAULT_ITEM,
     args_to_save,
@@ -36,7 +37,7 @@ from penstock.orbax.v0.manager.manager_items import (
     named,
 )
 from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions, policies_of
-from penstock.orbax.v0.manager.manager_root import CheckpointInfo, Root, divided
+from penstock.orbax.v0.manager.manager_root import CheckpointInfo, Root, new_info
 from penstock.orbax.v0.manager.own_policies import check_metrics, needs_metrics
 from penstock.orbax.v0.manager.preservation_policy import best_of
 from penstock.orbax.v0.manager.save_decision_policy import DecisionContext
@@ -49,8 +50,8 @@ StepAlreadyExistsError = StepExistsError
 class CheckpointManager:
     """Saves steps into one directory, keeps the ones worth keeping, and restores them.
 
-    A context manager that also works inside a running event loop. It serves one thread, and only one process
-    may save.
+    A context manager that also works inside a running event loop. It serves one thread. In a job of several
+    processes each has one, and all call it alike: process 0 decides what is saved and deleted.
 
     A step is one object, or several named ones. The names and handlers given here decide which; without
     them the arguments of the first save or restore do.
@@ -88,11 +89,11 @@ class CheckpointManager:
         wants_metrics = self._options.best_fn is not None or needs_metrics(self._preserving)
         self._writes_metrics = wants_metrics and not self._options.prevent_write_metrics
         self._logger = logger
-        self._root = Root(directory, self._options)
-        self._root.prepare(metadata)
-        self._infos = self._root.infos()
+        self._job = JobDecisions(directory, self._options)
+        self._root = Root(directory, self._options, is_primary=self._job.is_primary)
+        self._infos = self._job.opened(self._root, metadata)
         self._finishing: Future[None] | None = None
-        self._saving: tuple[int, Sequence[CheckpointInfo]] | None = None
+        self._saving: tuple[int, Sequence[CheckpointInfo]] | None = None  # and what is deleted after it
 
     @property
     def directory(self) -> Any:
@@ -145,7 +146,7 @@ class CheckpointManager:
             reached_preemption=self.reached_preemption(step),
             multiprocessing_options=self._options.multiprocessing_options,
         )
-        return self._deciding.should_save(CheckpointInfo(step, _now()), list(self._infos), context=context)
+        return self._deciding.should_save(new_info(step), list(self._infos), context=context)
 
     def save(
         self,
@@ -183,7 +184,8 @@ class CheckpointManager:
 
         number = step_number(step)
         check_args(items, args, single := self._is_single(not isinstance(args, CompositeArgs)))
-        if self._options.read_only or (not force and not self.should_save(number)):
+        wanted = force or self._job.wanted(number, self._deciding, self.should_save)
+        if self._options.read_only or not wanted:
             return False
 
         self.wait_until_finished()
@@ -196,10 +198,13 @@ class CheckpointManager:
         begun, written = time.time(), metrics if self._writes_metrics else None
         self._root.forget(number)
         ckpt_args = args_to_save(self._checkpointer, items, save_kwargs, args, written, single=single)
-        with self._root.saving(number, self.latest_step()) as path:
+        new = new_info(number, metrics)
+        doomed, failure = self._job.doomed(self._preserving, number, [*self._infos, new])
+        base = self.latest_step() if self._job.is_alone else None  # several processes link nothing yet
+        with self._root.saving(number, base) as path:
             self._checkpointer.save(path, args=ckpt_args, custom_metadata=custom_metadata, force=True)
-        self._infos.append(CheckpointInfo(number, _now(), metrics))
-        self._begin_finishing(number)
+        self._infos.append(new)
+        self._begin_finishing(number, doomed, failure)
         synchronous = not isinstance(self._checkpointer, AsyncCheckpointer)
         log_save(self._logger, number, self.directory, begun, synchronous=synchronous)
         return True
@@ -306,7 +311,7 @@ class CheckpointManager:
         if self._saving is not None and self._saving[0] == number:
             self.wait_until_finished()
 
-        self._root.delete(number)
+        self._job.decided(f"delete {number}", partial(self._root.delete, number))
         self._infos = [info for info in self._infos if info.step != number]
 
     def is_saving_in_progress(self) -> bool:
@@ -323,8 +328,7 @@ class CheckpointManager:
             finishing.result()
         except BaseException:
             if finishing.done():  # and not interrupted
-                number, doomed = saving  # which are still there
-                kept = [info for info in (*self._infos, *doomed) if info.step != number]
+                kept = [info for info in (*self._infos, *saving[1]) if info.step != saving[0]]
                 self._infos = sorted(kept, key=lambda info: info.step)
             raise
         finally:
@@ -343,6 +347,7 @@ class CheckpointManager:
         finally:
             self._checkpointer.close()
             self._root.close()
+            self._job.close()
 
     def __enter__(self) -> Self:
         return self
@@ -366,32 +371,25 @@ class CheckpointManager:
         if not self._single:
             return found
         if DEFAULT_ITEM not in found:
-            raise SpecError(
-                f"no handler of the item {DEFAULT_ITEM!r} is known; pass a handler_registry or args"
-            )
+            raise SpecError(f"no handler of {DEFAULT_ITEM!r} is known; pass a handler_registry or args")
 
         return found[DEFAULT_ITEM]
 
-    def _begin_finishing(self, number: int) -> None:
-        """Decide which steps to delete once this one is durable; wait for that here or in the background."""
-        doomed: list[CheckpointInfo] = []
-        try:
-            self._infos, doomed = divided(self._preserving, self._infos)
-        finally:
-            steps = [info.step for info in doomed]
-            if isinstance(self._checkpointer, AsyncCheckpointer):
-                # Not a daemon: old steps are deleted even if the program ends without waiting.
-                self._finishing = start_thread(self._finish, steps, name="penstock.orbax.manager")
-                self._saving = (number, doomed)
-            else:
-                self._finish(steps)
+    def _begin_finishing(self, number: int, doomed: Sequence[int], failure: Exception | None) -> None:
+        """Have a step be completed, and others deleted, here or in the background; then raise a failure."""
+        gone = [info for info in self._infos if info.step in doomed]
+        self._infos = [info for info in self._infos if info.step not in doomed]
+        if isinstance(self._checkpointer, AsyncCheckpointer):
+            # Not a daemon: old steps are deleted even if the program ends without waiting.
+            self._finishing = start_thread(self._finish, number, doomed, name="penstock.orbax.manager")
+            self._saving = (number, gone)
+        else:
+            self._finish(number, doomed)
+        if failure is not None:
+            raise failure
 
-    def _finish(self, doomed: Sequence[int]) -> None:
+    def _finish(self, number: int, doomed: Sequence[int]) -> None:
         if isinstance(self._checkpointer, AsyncCheckpointer):
             self._checkpointer.wait_until_finished()
 
-        self._root.delete_all(doomed)
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(tz=datetime.UTC)
+        self._job.delete_after(number, self._root, doomed)

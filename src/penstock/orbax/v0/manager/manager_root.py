@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("CheckpointInfo", "Root", "divided")
+__all__ = ("CheckpointInfo", "Root", "divided", "new_info")
 
 import datetime
 import errno
@@ -64,6 +64,11 @@ class CheckpointInfo:
         self.step = operator.index(self.step)
 
 
+def new_info(step: int, metrics: Any = None) -> CheckpointInfo:
+    """Return what policies see of a step that is about to be saved."""
+    return CheckpointInfo(step, datetime.datetime.now(tz=datetime.UTC), metrics)
+
+
 def divided(
     policy: PreservationPolicy, infos: Sequence[CheckpointInfo]
 ) -> tuple[list[CheckpointInfo], list[CheckpointInfo]]:
@@ -85,18 +90,22 @@ class Root:
     Args:
         directory: The directory of the steps.
         options: Those of the manager.
+        is_primary: Whether this process writes and deletes, beside the steps; of several one does.
 
     Raises:
         ValueError: If steps cannot be named as the options say.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], options: CheckpointManagerOptions) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], options: CheckpointManagerOptions, *, is_primary: bool
+    ) -> None:
         if options.todelete_full_path is not None:
             raise ConfigError("todelete_full_path", "is for object stores; use todelete_subdir")
 
         self.directory: Any = handler_path(directory)
         self._path = path_text(self.directory)
         self._options = options
+        self._is_primary = is_primary
         self._store = LocalStore()
         self._reader = on_disk.StepReader(self._store)
         self._given = options.step_name_format is not None
@@ -121,12 +130,12 @@ class Root:
             self._store.make_directory(self._path)
             if options.file_options.path_permission_mode is not None:
                 os.chmod(self._path, options.file_options.path_permission_mode)
-        if options.cleanup_tmp_directories:
+        if options.cleanup_tmp_directories and self._is_primary:
             self._clean_up()
         if options.read_only:
             folder = os.path.join(self._path, "metadata")
             self._unwritten = metadata if self._store.kind(folder) is None else None
-        elif metadata is not None and options.save_root_metadata:
+        elif self._is_primary and metadata is not None and options.save_root_metadata:
             on_disk.write_root_metadata(self._store, self._path, metadata)
 
     def infos(self) -> list[CheckpointInfo]:
@@ -203,8 +212,10 @@ class Root:
     def delete_all(self, steps: Sequence[int]) -> None:
         """Delete steps, in the background if the options say so, and retry those that were being read before.
 
-        Steps that could not be deleted are logged.
+        Steps that could not be deleted are logged. Only the primary of several processes deletes.
         """
+        if not self._is_primary:
+            return
         if not self._options.enable_background_delete:
             self._delete_all(steps)
             return
@@ -234,7 +245,7 @@ class Root:
 
     def begin_writing(self) -> None:
         """Hold the directory from the first save on. Log once that another manager saves, as Orbax allows."""
-        if _IN_USE in self._said:
+        if not self._is_primary or _IN_USE in self._said:
             return
 
         try:
@@ -265,7 +276,7 @@ class Root:
         try:
             time, metrics = found.commit_timestamp, self._reader.metrics(path)
             return CheckpointInfo(found.step, time or _LONG_AGO, metrics, found.path, time is not None)
-        except (FileNotFoundError, CorruptCheckpointError) as error:
+        except (FileNotFoundError, StorageError, CorruptCheckpointError) as error:
             if self._store.kind(path) is None:
                 return None
             if not isinstance(error, CorruptCheckpointError):

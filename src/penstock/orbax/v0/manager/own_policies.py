@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("as_decision_policy", "as_preservation_policy", "check_metrics", "needs_metrics")
+__all__ = ("as_decision_policy", "as_preservation_policy", "check_metrics", "needs_metrics", "own_policy_of")
 
 import datetime
 import inspect
@@ -33,6 +33,11 @@ def as_decision_policy(policy: SaveDecisionPolicy | SavePolicy) -> SaveDecisionP
         return cast("SaveDecisionPolicy", policy)
 
     return _Deciding(cast("SavePolicy", policy))
+
+
+def own_policy_of(policy: SaveDecisionPolicy) -> SavePolicy | None:
+    """Return the policy of penstock's kind that one of Orbax's kind stands for; None if it is no such."""
+    return policy.policy if isinstance(policy, _Deciding) else None
 
 
 def as_preservation_policy(policy: PreservationPolicy | KeepPolicy) -> PreservationPolicy:

@@ -8,6 +8,7 @@ __all__ = (
     "as_name_format",
     "composite_name_format",
     "get_save_directory",
+    "has_standard_names",
     "standard_name_format",
 )
 
@@ -19,7 +20,7 @@ from typing import Any, Protocol, TypeVar, final
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ConfigError, CorruptCheckpointError, NotACheckpointError, SpecError
-from penstock.orbax.common.handler_paths import handler_path, path_text
+from penstock.orbax.common.handler_paths import handler_path, path_as_given, path_text
 from penstock.orbax.v0.common.step_metadata import StepMetadata, get_step_metadata
 from penstock.orbax.v0.common.v0_options import AtomicityOptions
 from penstock.steps import step_names as own
@@ -95,7 +96,7 @@ class _Format(NameFormat[Metadata]):
     single_host_load_and_broadcast: bool = False
 
     def __str__(self) -> str:
-        return f'NameFormat("{self.build_name(1234)}")'
+        return f'StandardNameFormat("{self.build_name(1234)}")'
 
     def build_name(self, step: int) -> str:
         return self.names.name(step)
@@ -119,6 +120,9 @@ class _Composite(NameFormat[Any]):
     writing: NameFormat[Any]
     reading: Sequence[NameFormat[Any]]
     single_host_load_and_broadcast: bool = False
+
+    def __str__(self) -> str:
+        return f"Composite([{','.join(map(str, self.reading))}])"
 
     def build_name(self, step: int) -> str:
         return self.writing.build_name(step)
@@ -209,14 +213,19 @@ def get_save_directory(
         raise ValueError("Directory cannot be None.")
 
     if override_directory is not None:
-        path = handler_path(override_directory)
+        path = path_as_given(override_directory)
     else:
         names = step_name_format or standard_name_format(
             step_prefix=step_prefix, step_format_fixed_length=step_format_fixed_length
         )
-        path = handler_path(directory) / names.build_name(step)
+        path = path_as_given(directory) / names.build_name(step)
 
     return path if name is None else path / name
+
+
+def has_standard_names(name_format: Any) -> bool:
+    """Whether `standard_name_format` made it."""
+    return isinstance(name_format, _Format)
 
 
 def as_name_format(given: Any) -> NameFormat[Any]:

@@ -11,15 +11,13 @@ from typing import Any, Final, cast
 import jax
 import numpy as np
 from jax.experimental.layout import Format
-from jax.sharding import NamedSharding
 
 from penstock.checkpointer.description import LeafMetadata
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.leaves.empty import EmptyNamedTuple
 from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
-from penstock.orbax.common.array_structs import is_narrowed, jax_dtype
+from penstock.orbax.common.array_structs import asked_placement, is_narrowed, jax_dtype
 from penstock.orbax.common.leaf_args import ArrayRestoreArgs, RestoreArgs
-from penstock.orbax.common.sharding_metadata import to_sharding
 from penstock.orbax.v0.leaf_handlers.stage_workers import as_stored
 
 EMPTY: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
@@ -121,7 +119,7 @@ def _is_stored_as(leaf: LeafMetadata, dtype: Any) -> bool:
 def _want_array(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
     shape, dtype, strict, place = None, args.dtype, True, None
     if isinstance(args, ArrayRestoreArgs):
-        shape, strict, place = args.global_shape, args.strict, _placement(args)
+        shape, strict, place = args.global_shape, args.strict, asked_placement(args)
         if strict and _is_array(in_item):
             shape = in_item.shape if shape is None else shape
             dtype = in_item.dtype if dtype is None else dtype
@@ -156,15 +154,6 @@ def _want_keys(leaf: LeafMetadata, place: Any) -> Wanted:
     return Wanted(jax.Array, None, lambda value: _put(value, place))
 
 
-def _placement(args: ArrayRestoreArgs) -> Any:
-    if args.sharding is not None:
-        return to_sharding(args.sharding)
-    if args.mesh is not None:
-        return NamedSharding(args.mesh, args.mesh_axes or _everywhere())
-
-    return None
-
-
 def _is_array(value: Any) -> bool:
     """Whether a value has a numeric dtype and a shape with at least one axis."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
@@ -176,8 +165,3 @@ def _is_array(value: Any) -> bool:
 
 def _put(value: Any, place: Any) -> Any:
     return cast("Any", jax).device_put(value, place)
-
-
-def _everywhere() -> Any:
-    make: Any = jax.sharding.PartitionSpec  # whose constructor has no types
-    return make()

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.kernel.errors import ConfigError
+from penstock.orbax.common.checkpointing_impl import check_supported
 from penstock.orbax.v1.common.handler_registration import CheckpointableHandlerRegistry, default_registry
 from penstock.orbax.v1.common.path_types import Path
 from penstock.orbax.v1.context.array_options import ArrayOptions
@@ -65,10 +66,20 @@ class AsyncOptions(Guarded):
 
 @dataclass(kw_only=True)
 class AtomicityOptions(Guarded):
-    """How a checkpoint becomes visible. Accepted."""
+    """How a checkpoint becomes visible. penstock always renames it, and writes the commit mark, too.
+
+    Attributes:
+        mode: With `COMMIT_FILE`, what has no commit mark is not loaded.
+        allow_legacy_atomic_rename: Whether it is, with that mode.
+    """
 
     mode: AtomicityMode = AtomicityMode.AUTO
     allow_legacy_atomic_rename: bool = False
+
+    @property
+    def needs_mark(self) -> bool:
+        """Whether only what has a commit mark is loaded."""
+        return self.mode is AtomicityMode.COMMIT_FILE and not self.allow_legacy_atomic_rename
 
 
 @dataclass(kw_only=True)
@@ -150,9 +161,20 @@ class CheckpointablesOptions(Guarded):
 
 @dataclass(kw_only=True)
 class PathwaysOptions(Guarded):
-    """Options of a backend that penstock does not support. Accepted."""
+    """Options of a backend that penstock does not support.
+
+    Attributes:
+        checkpointing_impl: None, or `NO_DISPATCHER` of `penstock.orbax.pathways.CheckpointingImpl`.
+
+    Raises:
+        ConfigError: If it is another one. It is a ValueError.
+    """
 
     checkpointing_impl: Any = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        check_supported(value)
+        super().__setattr__(name, value)
 
 
 @dataclass(kw_only=True)
@@ -161,9 +183,22 @@ class DeletionOptions(Guarded):
 
     @dataclass(kw_only=True)
     class GcsDeletionOptions(Guarded):
-        """Options of a store that penstock does not support. Accepted, but without effect."""
+        """Options of a store that penstock does not support.
+
+        Attributes:
+            todelete_full_path: Must be None.
+
+        Raises:
+            ConfigError: If it is not. It is a ValueError.
+        """
 
         todelete_full_path: str | None = None
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if value is not None:
+                raise ConfigError(name, "must be None: it is for a store that penstock does not support")
+
+            super().__setattr__(name, value)
 
     gcs_deletion_options: GcsDeletionOptions = field(default_factory=GcsDeletionOptions)
 

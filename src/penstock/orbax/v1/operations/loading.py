@@ -121,7 +121,7 @@ def metadata(path: PathLike, checkpointable_name: str | None = AUTO) -> Checkpoi
     check_one_name(checkpointable_name)
 
     async def describe(operation: Operation[Any]) -> CheckpointMetadata[Any]:
-        found = await to_thread.run_sync(find, path, get_context().checkpoint_layout)
+        found = await to_thread.run_sync(_find, path, get_context())
         if found.kind is Kind.SAFETENSORS:
             return await safetensors_metadata(found, _path(found))
 
@@ -180,7 +180,7 @@ def _begin_load(path: PathLike, abstract_state: Any, checkpointable_name: str | 
     absolute_path(path)
 
     async def load_tree(operation: Operation[Any]) -> Any:
-        found = await to_thread.run_sync(find, path, get_context().checkpoint_layout)
+        found = await to_thread.run_sync(_find, path, get_context())
         if found.kind is Kind.SAFETENSORS:
             return await load_safetensors(found, abstract)
 
@@ -236,8 +236,12 @@ async def _load_each(found: Found, asked: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
+def _find(path: PathLike, context: Context) -> Found:
+    return find(path, context.checkpoint_layout, marked=context.atomicity.needs_mark)
+
+
 def _find_items(path: PathLike, context: Context) -> tuple[Found, list[str]]:
-    found = find(path, context.checkpoint_layout)
+    found = _find(path, context)
     if found.kind is Kind.SAFETENSORS:
         raise NotImplementedError("safetensors hold one tree and no named checkpointables: use `load`")
     if found.kind is Kind.V0 and (isinstance(found.about.item_handlers, str) or found.is_tree(None)):

@@ -11,7 +11,12 @@ from typing import Final, final
 
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, METADATA, V1_MARK
+from penstock.handlers.formats.orbax.documents.file_names import (
+    CHECKPOINT_METADATA,
+    COMMIT_MARK,
+    METADATA,
+    V1_MARK,
+)
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ChecksumError, MissingFileError
@@ -68,8 +73,13 @@ def is_orbax_checkpoint(path: PathLike) -> bool:
     return True
 
 
-def find(path: PathLike, layout: CheckpointLayout) -> Found:
+def find(path: PathLike, layout: CheckpointLayout, *, marked: bool = False) -> Found:
     """Look at the checkpoint at a path.
+
+    Args:
+        path: Of the checkpoint.
+        layout: What it is to be.
+        marked: Whether it is only finished with its commit mark; safetensors have none.
 
     Raises:
         InvalidLayoutError: If it is not a finished checkpoint of the layout.
@@ -78,7 +88,7 @@ def find(path: PathLike, layout: CheckpointLayout) -> Found:
     """
     place = absolute_path(path)
     try:
-        return _find(place, layout)
+        found = _find(place, layout)
     except (ChecksumError, MissingFileError):
         raise  # it is of this layout, and damaged
     except (OSError, ValueError) as error:
@@ -86,6 +96,11 @@ def find(path: PathLike, layout: CheckpointLayout) -> Found:
             f"Could not recognize the checkpoint at {place} as a valid {layout.value.capitalize()} "
             "checkpoint. If it is of another layout, say so with `ctx.checkpoint_layout = ...`."
         ) from error
+
+    if marked and found.kind is not Kind.SAFETENSORS and COMMIT_MARK not in found.names:
+        raise InvalidLayoutError(f"Found incomplete checkpoint at {place}: it has no {COMMIT_MARK}.")
+
+    return found
 
 
 def tree_name(found: Found, name: str | None) -> str | None:

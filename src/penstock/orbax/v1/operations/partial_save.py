@@ -21,18 +21,19 @@ from penstock.handlers.formats.orbax.documents.file_names import METADATA
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.errors import ConfigError
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.storage.holds import hold_alone, hold_with_readers
 from penstock.kernel.storage.paths import absolute_path
 from penstock.orbax.common.item_files import sealed_documents
-from penstock.orbax.common.tree_operations import merge_trees
+from penstock.orbax.v0.trees.tree_operations import merge_trees
 from penstock.orbax.v1.common.item_names import STATE
 from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished
 from penstock.orbax.v1.common.path_types import PathLike
 from penstock.orbax.v1.common.tree_types import JsonType, PyTreeOf
 from penstock.orbax.v1.common.v1_errors import PartialSaveReplacementError
 from penstock.orbax.v1.context.context import Context, get_context
-from penstock.orbax.v1.operations.saving import Saving, check_state, prepare_save, staged
+from penstock.orbax.v1.operations.saving import Saving, check_state, prepare_save, saves_jointly, staged
 from penstock.orbax.v1.trees.pytree_handler import PyTreeHandler
 from penstock.orbax.v1.trees.tree_files import read_tree
 from penstock.stages.pytree.flattening import flatten_tree, is_empty
@@ -58,7 +59,7 @@ def save_async(
     Raises:
         FileExistsError: If something exists at `path`.
         PartialSaveReplacementError: If a leaf is in an earlier part.
-        ValueError: If the part cannot be saved.
+        ValueError: If the part cannot be saved, or several processes are to save it together.
     """
     return staged(_begin(path, state, custom_metadata))
 
@@ -81,6 +82,8 @@ def finalize(path: PathLike) -> None:
 
 def _begin(path: PathLike, state: PyTreeOf, custom_metadata: JsonType | None) -> Operation[None]:
     place = absolute_path(path)
+    if saves_jointly(get_context()):
+        raise ConfigError("primary_host", "is not None, and several processes cannot save parts together")
     if os.path.exists(place):
         raise FileExistsError(f"Finalized checkpoint already exists at {place}.")
 

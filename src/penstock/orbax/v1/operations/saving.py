@@ -13,19 +13,21 @@ __all__ = (
     "save_checkpointables_async",
     "save_pytree",
     "save_pytree_async",
+    "saves_jointly",
     "staged",
 )
 
 import os
 import time
 import warnings
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, final
 
 from anyio import fail_after, move_on_after
 from jax import tree_util
 
+from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, V1_MARK
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
@@ -35,6 +37,11 @@ from penstock.kernel.storage.paths import absolute_path
 from penstock.kernel.storage.workspace import Workspace
 from penstock.orbax.common.background_work import together
 from penstock.orbax.common.commit_mark import mark_complete
+from penstock.orbax.joint.joint_place import joint_place
+from penstock.orbax.joint.plain_values import described_json
+from penstock.orbax.joint.shared_directory import SharedDirectory
+from penstock.orbax.v0.common.joint_directory import check_processes, check_publishing, is_joint, job_options
+from penstock.orbax.v0.common.v0_options import FileOptions, MultiprocessingOptions
 from penstock.orbax.v1.common.handler_directories import Building
 from penstock.orbax.v1.common.handler_registration import resolve_handler_for_save
 from penstock.orbax.v1.common.handler_types import Checkpointable, typestr
@@ -43,8 +50,10 @@ from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, 
 from penstock.orbax.v1.common.path_types import PathLike
 from penstock.orbax.v1.common.tree_types import JsonType, Leaf, PyTreeOf, is_supported_leaf
 from penstock.orbax.v1.context.context import Context, get_context
+from penstock.orbax.v1.trees.plain_handlers import JsonHandler, MetricsHandler
 
 CLEANING_S = 60.0
+_PLAIN = (JsonHandler, MetricsHandler)
 
 
 def save(
@@ -192,6 +201,26 @@ def check_state(state: Any) -> None:
         )
 
 
+def saves_jointly(context: Context) -> bool:
+    """Whether all processes of the job save together.
+
+    Raises:
+        ConfigError: If that is asked for in a way that they cannot. It is a ValueError.
+    """
+    processes = _processes(context)
+    check_processes(processes)
+    if not is_joint(processes):
+        return False
+
+    check_publishing(None, FileOptions(context.file.path_permission_mode))
+    return True
+
+
+def _processes(context: Context) -> MultiprocessingOptions:
+    asked = context.multiprocessing
+    return MultiprocessingOptions(asked.primary_host, asked.active_processes, asked.barrier_sync_key_prefix)
+
+
 @final
 class Saving:
     """One save: creates the directory, lets the handlers fill it, completes and publishes it.
@@ -220,43 +249,100 @@ class Saving:
         self._context = context
         self._overwrite = overwrite
         self._custom_metadata = custom_metadata
+        self._jointly = saves_jointly(context)
         self._started_ns = time.time_ns()
         self._store = LocalStore()
         self._layout = OrbaxLayout()
         self._layout.temporary_name(path)  # refuses names that cannot be read again
 
     async def __call__(self, operation: Operation[None]) -> None:
-        # Created in the loop of the operation: locks and limiters belong to one loop.
-        self._threads = Threads()
-        self._workspace = Workspace(
-            self._store,
-            self._threads,
-            self.path,
-            self._layout.temporary_name(self.path),
-            overwrite=self._overwrite,
-            recognises=partial(self._layout.recognises, self._store),
-        )
-        try:
-            with fail_after(self._context.asynchronous.timeout_secs):
-                await self._workspace.check()
-                await self._fill(operation)
-                await self._threads.run(self._complete)
-                await self._workspace.publish()
-        except BaseException:
-            with move_on_after(CLEANING_S, shield=True):
-                await self._workspace.discard()
-
-            raise
-        finally:
-            self._workspace.release()
+        with fail_after(self._context.asynchronous.timeout_secs):
+            if self._jointly:
+                await self._save_jointly(operation)
+            else:
+                await self._save_alone(operation)
 
         callback = self._context.asynchronous.post_finalization_callback
         if callback is not None:
             callback()
 
-    async def _fill(self, operation: Operation[None]) -> None:
-        path = self._context.file.path_class(self._workspace.temporary)
-        directory = Building(path, self._make)
+    async def _save_alone(self, operation: Operation[None]) -> None:
+        # Created in the loop of the operation: locks and limiters belong to one loop.
+        threads = Threads()
+        workspace = Workspace(
+            self._store,
+            threads,
+            self.path,
+            self._layout.temporary_name(self.path),
+            overwrite=self._overwrite,
+            recognises=partial(self._layout.recognises, self._store),
+        )
+
+        async def make() -> None:
+            await workspace.open()
+            for name in self._handlers:
+                await workspace.open(name)
+
+        try:
+            await workspace.check()
+            await self._fill(operation, workspace.temporary, make)
+            await threads.run(self._complete, workspace.temporary)
+            await workspace.publish()
+        except BaseException:
+            with move_on_after(CLEANING_S, shield=True):
+                await workspace.discard()
+
+            raise
+        finally:
+            workspace.release()
+
+    async def _save_jointly(self, operation: Operation[None]) -> None:
+        """Save together with the other processes: each has its handlers fill one place, and one publishes."""
+        from penstock.orbax.joint.joint_build import JointBuild  # one process needs nothing of it
+
+        threads, asked = Threads(), self._asked()
+
+        def complete(build: JointBuild) -> None:
+            self._complete(build.place)
+
+        async with Checkpointer(job=job_options(_processes(self._context))) as checkpointer:
+            build = await JointBuild.begin(
+                checkpointer, self.path, asked, complete, overwrite=self._overwrite
+            )
+            place = SharedDirectory(self._store, build.place)
+
+            async def make() -> None:
+                for name in self._handlers:
+                    await threads.run(SharedDirectory(self._store, os.path.join(build.place, name)).create)
+
+            try:
+                with joint_place(build):
+                    await build.unless_ended(partial(self._fill, operation, build.place, make))
+
+                await threads.run(place.sync)
+            except BaseException as error:
+                build.fail(error)
+                if isinstance(error, Exception):
+                    await build.save  # which says what ended it
+
+                raise
+
+            build.complete()
+            await build.save
+
+    def _asked(self) -> list[str]:
+        """Return what must be the same in all processes."""
+        items = [
+            f"item {name}\t{typestr(handler.__class__)}"
+            + (f" {described_json(self._items[name])}" if isinstance(handler, _PLAIN) else "")
+            for name, handler in sorted(self._handlers.items())
+        ]
+        return [*items, f"option custom_metadata\t{described_json(self._custom_metadata)}"]
+
+    async def _fill(
+        self, operation: Operation[None], place: str, make: Callable[[], Awaitable[None]]
+    ) -> None:
+        directory = Building(self._context.file.path_class(place), make)
         async with hosting(len(self._items)):
             writing: dict[str, Awaitable[None]] = {}
 
@@ -272,28 +358,23 @@ class Saving:
             finally:
                 give_up(writing.values())
 
-    async def _make(self) -> None:
-        await self._workspace.open()
-        for name in self._handlers:
-            await self._workspace.open(name)
-
-    def _complete(self) -> None:
+    def _complete(self, place: str) -> None:
         """Make the files of the handlers durable, and write the documents of the checkpoint."""
         mode = self._context.file.path_permission_mode
         if mode is not None:
             for name in ("", *self._handlers):
-                os.chmod(self._workspace.path(name), mode)
+                os.chmod(os.path.join(place, name), mode)
 
-        self._store.sync_tree(self._workspace.temporary)
+        self._store.sync_tree(place)
         about = checkpoint_metadata.encode(
             started_ns=self._started_ns,
             committed_ns=time.time_ns(),
             custom_metadata=self._custom_metadata,
             item_handlers={name: typestr(handler.__class__) for name, handler in self._handlers.items()},
         )
-        self._store.write_file(self._workspace.path(V1_MARK), b"")
-        self._store.write_file(self._workspace.path(CHECKPOINT_METADATA), about)
-        mark_complete(self._store, self._workspace.temporary, whole=True)
+        self._store.write_file(os.path.join(place, V1_MARK), b"")
+        self._store.write_file(os.path.join(place, CHECKPOINT_METADATA), about)
+        mark_complete(self._store, place, whole=True)
 
 
 def staged(operation: Operation[None]) -> Operation[None]:

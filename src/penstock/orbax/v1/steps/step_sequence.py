@@ -4,19 +4,21 @@ from __future__ import annotations
 
 __all__ = ("NewStep", "Step", "StepSequence", "often", "options_of")
 
-import datetime
+
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias, cast, final
 
 from penstock.kernel.concurrency.threads import Threads
 from penstock.orbax.common.job_processes import reached_preemption
 from penstock.orbax.v0.common.step_statistics import log_restore, log_save
 from penstock.orbax.v0.common.v0_options import FileOptions, MultiprocessingOptions
+from penstock.orbax.v0.manager.job_decisions import JobDecisions
 from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions, policies_of
-from penstock.orbax.v0.manager.manager_root import CheckpointInfo, Root, divided
+from penstock.orbax.v0.manager.manager_root import CheckpointInfo, Root, new_info
 from penstock.orbax.v0.manager.own_policies import check_metrics
 from penstock.orbax.v0.manager.preservation_policy import PreservationPolicy
 from penstock.orbax.v0.manager.save_decision_policy import (
@@ -71,10 +73,11 @@ class StepSequence:
         self, directory: Any, options: CheckpointManagerOptions, logger: Any, custom_metadata: JsonType | None
     ) -> None:
         self._deciding, self._preserving = policies_of(options)
-        self._root = Root(directory, options)
-        self._root.prepare(cast("Mapping[str, Any] | None", custom_metadata))
+        self._processes = options.multiprocessing_options
+        self._job = JobDecisions(directory, options)
+        self._root = Root(directory, options, is_primary=self._job.is_primary)
         self._logger = logger
-        self._steps = self._root.infos()
+        self._steps = self._job.opened(self._root, cast("Mapping[str, Any] | None", custom_metadata))
         self._saving: StepSave | None = None
         self._deleting: Operation[bool] | None = None
 
@@ -146,11 +149,13 @@ class StepSequence:
         others = [info for info in self._steps if info.step != number]
         if len(others) < len(self._steps) and not new.overwrite:
             raise StepAlreadyExistsError(number)
-        if not new.force and not self._should_save(number, others):
+        says = partial(self._should_save, steps=others)
+        if not new.force and not self._job.wanted(number, self._deciding, says):
             return None
 
         self._wait_for_save()
         check_metrics(self._preserving, new.metrics, self._steps)
+        steps, doomed = self._with(number, new.metrics)
         self._root.forget(number)
         self._root.begin_writing()
         saving = staged(
@@ -162,9 +167,9 @@ class StepSequence:
                 metrics=new.metrics,
             )
         )
-        self._saving = StepSave(
-            number, saving, self._added(number, new.metrics), self._root.delete_all, self._ended
-        )
+        self._steps = [info for info in steps if info.step not in doomed]
+        delete = partial(self._job.delete_after, number, self._root)
+        self._saving = StepSave(number, saving, doomed, delete, self._ended)
         log_save(self._logger, number, self.directory, begun, synchronous=synchronous)
         return self._saving
 
@@ -210,8 +215,10 @@ class StepSequence:
                 return delete(self._root.path(number), checkpointable_name=name, missing_ok=missing_ok)
             return known
 
+        once = partial(self._job.decided, f"delete {name or 'all'} of {number}", remove)
+
         async def run(operation: Operation[bool]) -> bool:
-            return await Threads(1).run(remove)
+            return await Threads(1).run(once)
 
         self._deleting = begin(f"deletion of step {number}", run)
         return self._deleting
@@ -249,6 +256,7 @@ class StepSequence:
             self.wait()
         finally:
             self._root.close()
+            self._job.close()
 
     def _should_save(self, number: int, steps: Sequence[CheckpointInfo]) -> bool:
         if steps and steps[-1].step >= number:
@@ -257,17 +265,24 @@ class StepSequence:
         context = DecisionContext(
             is_saving_in_progress=self.is_saving(),
             reached_preemption=reached_preemption(number),
-            multiprocessing_options=MultiprocessingOptions(),
+            multiprocessing_options=self._processes,
         )
-        return self._deciding.should_save(CheckpointInfo(number, _now()), list(steps), context=context)
+        return self._deciding.should_save(new_info(number), list(steps), context=context)
 
-    def _added(self, number: int, metrics: Any) -> list[int]:
-        """Add the step that is being saved; return those that are deleted once it is durable."""
+    def _with(self, number: int, metrics: Any) -> tuple[list[CheckpointInfo], list[int]]:
+        """Return all steps with one that is about to be saved, and those that are deleted once it is durable.
+
+        Raises:
+            Exception: What a policy raises.
+        """
         others = [info for info in self._steps if info.step != number]
-        added = CheckpointInfo(number, _now(), metrics, self._root.new_path(number))
+        added = replace(new_info(number, metrics), path=self._root.new_path(number))
         steps = sorted([*others, added], key=lambda info: info.step)
-        self._steps, gone = divided(self._preserving, steps)
-        return [info.step for info in gone]
+        doomed, failure = self._job.doomed(self._preserving, number, steps)
+        if failure is not None:
+            raise failure
+
+        return steps, doomed
 
     def _wait_for_save(self) -> None:
         if self._saving is not None:
@@ -299,6 +314,9 @@ def options_of(
         single_host_load_and_broadcast=bool(getattr(names, "single_host_load_and_broadcast", False)),
         todelete_full_path=context.deletion.gcs_deletion_options.todelete_full_path,
         file_options=FileOptions(path_permission_mode=context.file.path_permission_mode),
+        multiprocessing_options=MultiprocessingOptions(
+            context.multiprocessing.primary_host, context.multiprocessing.active_processes
+        ),
     )
 
 
@@ -311,7 +329,3 @@ def often() -> SaveDecisionPolicy:
 
 def _number(step: Step) -> int:
     return step_number(step.step if isinstance(step, CheckpointMetadata) else step)
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(tz=datetime.UTC)

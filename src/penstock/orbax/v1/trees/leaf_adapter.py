@@ -16,6 +16,7 @@ from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import Waitable
 from penstock.orbax.common.byte_limiters import Limiters, leaf_size
 from penstock.orbax.common.key_entries import key_entries
+from penstock.orbax.v0.leaf_handlers.tensorstore_specs import get_ts_context
 from penstock.orbax.v1.common.handler_directories import Existing
 from penstock.orbax.v1.common.handler_types import typestr
 from penstock.orbax.v1.common.path_types import Path
@@ -120,7 +121,7 @@ class _AdaptedLeafHandler:
         ]
         directory = Existing(self._path(infos[0]))
         limiters = self.call.limiters
-        context = SerializationContext(directory)
+        context = SerializationContext(directory, ts_context=get_ts_context())
         if limiters is not None:
             context.byte_limiter = limiters.in_flight
             context.device_host_byte_limiter = limiters.device_host
@@ -154,5 +155,9 @@ class _AdaptedLeafHandler:
         saving, limiters = self.call.context.array.saving, self.call.limiters
         byte_limiter = None if limiters is None else limiters.in_flight
         return DeserializationContext(
-            self._path(info), saving.use_ocdbt, saving.use_zarr3, byte_limiter=byte_limiter
+            self._path(info),
+            saving.use_ocdbt,
+            saving.use_zarr3,
+            ts_context=get_ts_context(),
+            byte_limiter=byte_limiter,
         )

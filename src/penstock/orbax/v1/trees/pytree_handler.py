@@ -24,6 +24,7 @@ from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
 from penstock.orbax.common.array_metadata_store import Store
 from penstock.orbax.common.byte_limiters import Limiters
 from penstock.orbax.common.metadata_recording import recorded_by, validate
+from penstock.orbax.joint.joint_place import joint_build_around
 from penstock.orbax.v1.common.operation import Operation, begin, budget
 from penstock.orbax.v1.common.path_types import Path, PathAwaitingCreation
 from penstock.orbax.v1.common.tree_types import PyTree
@@ -144,7 +145,9 @@ class PyTreeHandler:
 
     async def _save(self, directory: PathAwaitingCreation, tree: PyTree, operation: Operation[None]) -> None:
         options = self._context.array.saving
-        layout = TreeLayout(save_format_of(options))
+        path = await directory.await_creation()
+        build = joint_build_around(path)
+        layout = TreeLayout(save_format_of(options, jointly=build is not None))
         pipeline = save_pipeline(layout)
         store = options.array_metadata_store
         if store is not None and not isinstance(store, ArrayMetadataStore):
@@ -153,12 +156,12 @@ class PyTreeHandler:
         save_args = _save_args(options, tree)
         limit = budget(self._context.memory.save_limit)
         custom = CustomLeaves(self._leaves, self._context)
-        path = await directory.await_creation()
         await to_thread.run_sync(LocalStore().make_directory, str(path))
         registry = custom.registry()
-        alone = SingleProcessCoordinator()  # a save of several processes needs the whole of it
+        # By itself, this process cannot save what is spread over others.
+        coordinator = SingleProcessCoordinator() if build is None else build.nested_coordinator()
         async with Checkpointer(
-            memory_limit=limit, layout=layout, registry=registry, coordinator=alone
+            memory_limit=limit, layout=layout, registry=registry, coordinator=coordinator
         ) as checkpointer:
             custom.limiters = Limiters.of(checkpointer.engine.memory, "save")
             first = _first(self._context, tree)

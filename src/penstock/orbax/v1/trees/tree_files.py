@@ -6,7 +6,7 @@ __all__ = ("StoredTree", "read_tree", "save_format_of")
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from penstock.handlers.formats.orbax.documents.file_names import METADATA
@@ -42,11 +42,27 @@ def read_tree(directory: str) -> StoredTree:
     return StoredTree(leaves.keys, leaves.kinds, leaves.specs)
 
 
-def save_format_of(saving: ArrayOptions.Saving) -> SaveFormat:
-    """Return the save format that the options of a tree describe."""
-    return SaveFormat(
+def save_format_of(saving: ArrayOptions.Saving, *, jointly: bool = False) -> SaveFormat:
+    """Return the save format that the options of a tree describe.
+
+    Args:
+        saving: The options.
+        jointly: Whether several processes save it together.
+    """
+    parallel = saving.use_replica_parallel
+    least, most = saving.min_slice_bytes_for_replica_parallel, saving.max_replicas_for_replica_parallel
+    form = SaveFormat(
         ocdbt=saving.use_ocdbt,
         zarr=3 if saving.use_zarr3 else 2,
         codec="auto" if saving.use_compression else "none",
         ocdbt_target_data_file_size=saving.ocdbt_target_data_file_size if saving.use_ocdbt else None,
+    )
+    if not jointly:
+        return form
+
+    return replace(
+        form,
+        replica_parallel=parallel is not False,
+        replica_parallel_min_bytes=form.replica_parallel_min_bytes if least is None else least,
+        replica_parallel_max_replicas=most,
     )

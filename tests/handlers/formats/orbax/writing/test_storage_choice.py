@@ -41,6 +41,11 @@ def test_small_leaves_have_no_codec(nbytes: int, codec: str | None) -> None:
     assert fit(spec_of(nbytes), codec="zstd:4").codec == codec
 
 
+@pytest.mark.parametrize(("nbytes", "codec"), [(CODED_FROM, "zstd:4"), (CODED_FROM // 2, None)])
+def test_leaves_in_small_shards_have_no_codec(nbytes: int, codec: str | None) -> None:
+    assert fit(spec_of(8 * nbytes, shard=(nbytes,)), codec="zstd:4").codec == codec
+
+
 def test_chunks_with_a_codec_are_of_about_a_size() -> None:
     assert fit(spec_of(8 << 20), codec="zstd").chunk_shape == (1 << 20,)
     assert fit(spec_of(8 << 20), coded_chunk=1 << 21, codec="auto").chunk_shape == (1 << 21,)

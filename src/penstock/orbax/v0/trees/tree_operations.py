@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from jax import tree_util
 
-from penstock.kernel.errors import ConfigError
+from penstock.orbax.v0.trees.tree_parts import MISSING, PartsOf
 
 PyTree: TypeAlias = Any
 IsLeaf: TypeAlias = Callable[[Any], bool]
@@ -101,38 +101,39 @@ def tree_trim(
 ) -> PyTree:
     """Return the part of `structure` that has the shape of `template`, in its types.
 
-    Only entries of mappings and of nodes with names are left out. Sequences must have the same length.
+    Only entries of mappings and of nodes with names are left out. Sequences must have the same length. Unless
+    it is strict, such entries may be missing, too, and the result is a `PartsOf` the tree.
 
     Args:
         template: The shape. None in it leaves out a leaf, or all below a node.
         structure: The tree to be cut.
         trimmed_structure_callback: Called with the keys and the value of each node that is left out.
-        strict: Must be True: what `template` has must be in `structure`.
+        strict: Whether all that `template` has must be in `structure`.
         allow_sequence_mapping_alignment: Whether a mapping in `template` may stand for a sequence, by index.
 
     Raises:
         TypeError: If two nodes do not fit.
-        ValueError: If a key is missing, or two sequences differ in length.
-        ConfigError: If `strict` is off.
+        ValueError: If a key is missing although it is strict, or two sequences differ in length.
     """
-    if not strict:
-        raise ConfigError("strict", "must be True: a tree in parts is a type of Orbax's own")
-
-    trim = _Trim(trimmed_structure_callback, allow_sequence_mapping_alignment)
-    return trim(template, structure, ())
+    trim = _Trim(trimmed_structure_callback, strict, allow_sequence_mapping_alignment)
+    trimmed = trim(template, structure, ())
+    return trimmed if strict else PartsOf(template, trimmed)
 
 
 @dataclass(frozen=True, slots=True)
 class _Trim:
     callback: Callable[[tuple[Any, ...], PyTree], None] | None
+    strict: bool
     align: bool
 
     def __call__(self, template: Any, structure: Any, at: tuple[Any, ...]) -> Any:
         if template is None:
             self._none(structure, at)
             return None
-        if _is_leaf(template):
-            if not _is_leaf(structure):
+        if _is_trimmed_whole(template):
+            if structure is None and not self.strict:
+                return MISSING
+            if not _is_trimmed_whole(structure):
                 raise _misfit(template, structure, at)
             return structure
         if _is_sequence(template):
@@ -141,11 +142,11 @@ class _Trim:
         wanted = _children(template) if isinstance(template, Mapping) else _by_text(template)
         found = self._named(template, structure, at)
         missing = [key for key in wanted if key not in found]
-        if missing:
+        if missing and self.strict:
             raise ValueError(f"Missing {len(missing)} keys in structure path {at}, including: {missing[:10]}")
 
         by_index = isinstance(template, tuple) and not isinstance(structure, Mapping)
-        kept: dict[Any, Any] = {}
+        kept = {key: _jax.tree_map(_missing, wanted[key]) for key in missing}
         for n, (key, child) in enumerate(found.items()):
             below = (*at, n if by_index else _shown(structure, key))
             if key in wanted:
@@ -158,7 +159,7 @@ class _Trim:
         return _rebuilt(template, kept)
 
     def _none(self, structure: Any, at: tuple[Any, ...]) -> None:
-        if structure is None or not _is_leaf(structure):
+        if structure is None or not _is_trimmed_whole(structure):
             self({}, structure, at)
         else:
             self._left_out(at, structure)
@@ -180,10 +181,10 @@ class _Trim:
 
     def _named(self, template: Any, structure: Any, at: tuple[Any, ...]) -> dict[Any, Any]:
         """The children of a node by name, where that node may stand for the template's."""
-        if structure is None:
+        if structure is None and not isinstance(template, tuple):
             return {}
-        if isinstance(template, tuple) and isinstance(structure, list | tuple):
-            names, items = list(_by_text(template)), list(cast("Any", structure))
+        if isinstance(template, tuple) and (structure is None or isinstance(structure, list | tuple)):
+            names, items = list(_by_text(template)), list(cast("Any", structure or ()))
             if len(names) != len(items):
                 raise ValueError(
                     f"Length mismatch at key path {at}: template has length {len(names)}, but structure has "
@@ -194,7 +195,7 @@ class _Trim:
         allowed = self.align or not _is_sequence(structure)
         if isinstance(template, tuple):
             allowed = isinstance(structure, Mapping)
-        if _is_leaf(structure) or not allowed:
+        if _is_trimmed_whole(structure) or not allowed:
             raise _misfit(template, structure, at)
 
         return _children(structure) if isinstance(structure, Mapping) else _by_text(structure)
@@ -202,6 +203,10 @@ class _Trim:
     def _left_out(self, at: tuple[Any, ...], value: Any) -> None:
         if self.callback is not None:
             self.callback(at, value)
+
+
+def _missing(_: object) -> object:
+    return MISSING
 
 
 def _merged(old: Any, new: Any, *, overwrite: bool, is_leaf: IsLeaf) -> Any:
@@ -303,6 +308,11 @@ def _has_items(value: Any) -> bool:
 
 def _is_leaf(value: Any) -> bool:
     return bool(_jax.all_leaves([value]))
+
+
+def _is_trimmed_whole(value: Any) -> bool:
+    """Whether it is a leaf; a mapping is none, also if jax does not know its type."""
+    return not isinstance(value, Mapping) and _is_leaf(value)
 
 
 def _is_leaf_or_none(value: Any) -> bool:

@@ -1,0 +1,204 @@
+"""What one process was answered by a store when it opened a checkpoint, for others that open the same.
+
+Opening asks for thousands of lengths and reads megabytes of documents. If 10,000 processes did so at once,
+a file system would see no heavier load of a job. So one process opens the checkpoint and keeps the answers,
+and the others open it with these. What was not asked there, they ask the store themselves.
+"""
+
+from __future__ import annotations
+
+__all__ = ("AnsweredStore", "RecordingStore")
+
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, final
+
+import msgpack
+
+from penstock.kernel.errors import CoordinationError, StorageError
+from penstock.kernel.protocols.stores import ReadableFile
+from penstock.kernel.protocols.transfers import Transfers
+
+_ONE: Final = frozenset({"kind", "size", "list_directory", "list_folders", "read_file", "check_links"})
+"""Calls about one path."""
+
+_MANY: Final = frozenset({"read_files", "file_sizes", "data_sizes"})
+"""Calls with many paths, and an answer for each."""
+
+_OPEN: Final = "open_data_file"
+
+
+@final
+class RecordingStore:
+    """A store that is read, with book kept of what it answers. All else it does as the store itself.
+
+    Args:
+        store: Of this process.
+    """
+
+    __slots__ = ("_answers", "_store")
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._answers: dict[tuple[Any, ...], Any] | None = {}
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._store, name)  # so that it has what the store has, and no more
+        if name in _ONE:
+            return partial(self._one, name, call)
+        if name in _MANY:
+            return partial(self._many, name, call)
+
+        return self._open if name == _OPEN else call
+
+    def told(self) -> bytes:
+        """Return all answers, compressed, and keep no more of them."""
+        rows = [[*key, value] for key, value in (self._answers or {}).items()]
+        self._answers = None
+        return zlib.compress(msgpack.packb(rows, unicode_errors="surrogatepass"), 1)
+
+    def _keep(self, key: tuple[Any, ...], value: object) -> None:
+        if self._answers is not None:
+            self._answers[key] = value
+
+    def _one(self, name: str, call: Callable[..., Any], *asked: str) -> Any:
+        try:
+            found = call(*asked)
+        except StorageError as error:
+            told = [error.operation, error.path, error.problem, error.errno]
+            self._keep((name, *asked), [False, told])
+            raise
+
+        self._keep((name, *asked), [True, list(found) if name.startswith("list") else found])
+        return found
+
+    def _many(self, name: str, call: Callable[[list[str]], Sequence[Any]], paths: Iterable[str]) -> Any:
+        asked = list(paths)
+        found = call(asked)
+        for path, each in zip(asked, found, strict=True):
+            self._keep((name, path), each)
+
+        return found
+
+    def _open(self, path: str) -> ReadableFile:
+        return _RecordedFile(self._store.open_data_file(path), partial(self._read, path))
+
+    def _read(self, path: str, offset: int, data: bytes) -> None:
+        self._keep((_OPEN, path, offset, len(data)), data)
+
+
+@final
+class AnsweredStore:
+    """A store that asks another one only for what it was not told. All else it does as that one.
+
+    Args:
+        store: Of this process.
+        told: By the process that opened the checkpoint.
+
+    Raises:
+        CoordinationError: If that cannot be read.
+    """
+
+    __slots__ = ("_answers", "_store")
+
+    def __init__(self, store: Any, told: bytes) -> None:
+        self._store = store
+        try:
+            rows: list[list[Any]] = msgpack.unpackb(zlib.decompress(told), unicode_errors="surrogatepass")
+            self._answers = {tuple(key): value for *key, value in rows}
+        except (zlib.error, ValueError, TypeError, msgpack.UnpackException) as error:
+            problem = f"what process 0 opened cannot be read ({error}): do all processes run one penstock?"
+            raise CoordinationError(problem) from error
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._store, name)
+        if name in _ONE:
+            return partial(self._one, name, call)
+        if name in _MANY:
+            return partial(self._many, name, call)
+
+        return self._open if name == _OPEN else call
+
+    def forget(self) -> None:
+        """Ask the store itself from here on."""
+        self._answers = {}
+
+    def _one(self, name: str, call: Callable[..., Any], *asked: str) -> Any:
+        told = self._answers.get((name, *asked))
+        if told is None:
+            return call(*asked)
+
+        is_answer, found = told
+        if not is_answer:
+            raise StorageError(*found)
+
+        return found
+
+    def _many(self, name: str, call: Callable[[list[str]], Sequence[Any]], paths: Iterable[str]) -> Any:
+        asked = list(paths)
+        if all((name, path) in self._answers for path in asked):
+            return [self._answers[name, path] for path in asked]
+
+        return call(asked)
+
+    def _open(self, path: str) -> ReadableFile:
+        return _AnsweredFile(partial(self._store.open_data_file, path), partial(self._data, path))
+
+    def _data(self, path: str, offset: int, nbytes: int) -> bytes | None:
+        found: bytes | None = self._answers.get((_OPEN, path, offset, nbytes))
+        return found
+
+
+@final
+class _RecordedFile:
+    __slots__ = ("_inner", "_keep")
+
+    def __init__(self, inner: ReadableFile, keep: Callable[[int, bytes], None]) -> None:
+        self._inner = inner
+        self._keep = keep
+
+    @property
+    def transfers(self) -> Transfers:
+        return self._inner.transfers
+
+    def read_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        self._inner.read_at(offset, buffers)
+        self._keep(offset, b"".join(buffers))
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@final
+class _AnsweredFile:
+    """A file that is opened only if something is read of it that was not told."""
+
+    __slots__ = ("_data", "_inner", "_open")
+
+    def __init__(self, open_: Callable[[], ReadableFile], data: Callable[[int, int], bytes | None]) -> None:
+        self._open = open_
+        self._data = data
+        self._inner: ReadableFile | None = None
+
+    @property
+    def transfers(self) -> Transfers:
+        return Transfers() if self._inner is None else self._inner.transfers
+
+    def read_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        data = self._data(offset, sum(map(len, buffers)))
+        if data is None:
+            if self._inner is None:
+                self._inner = self._open()
+
+            self._inner.read_at(offset, buffers)
+            return
+
+        at = 0
+        for buffer in buffers:
+            buffer[:] = data[at : at + len(buffer)]
+            at += len(buffer)
+
+    def close(self) -> None:
+        if self._inner is not None:
+            self._inner.close()

@@ -1,0 +1,1 @@
+"""Object stores: objects under keys, and checkpoints that a mark publishes."""

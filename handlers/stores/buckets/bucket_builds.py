@@ -1,0 +1,326 @@
+"""The saves that build in a bucket: how each claims its path, publishes, and undoes what it wrote.
+
+Nothing in a bucket is renamed. A save claims the path by an object beside it that one process alone can
+create, writes every object where it will stay, and puts the mark last. A prefix that is claimed and has no
+mark is no checkpoint for anybody.
+
+The page "Commits in a bucket" of docs/design tells what each step is for.
+"""
+
+from __future__ import annotations
+
+__all__ = ("MARK", "Build", "Builds", "ConditionalWrites")
+
+import errno
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Final, Literal, Protocol, TypeAlias, final
+
+from penstock.handlers.stores.buckets.claim_records import CLAIM, ClaimRecord, Purpose, what_to_do
+from penstock.handlers.stores.buckets.object_client import Created, ObjectClient
+from penstock.kernel.concurrency.process_identity import ProcessIdentity
+from penstock.kernel.errors import (
+    AccessDeniedError,
+    InUseError,
+    OutcomeUnknownError,
+    StorageError,
+    UnsupportedByStoreError,
+)
+
+MARK: Final = "commit_success.txt"
+"""Publishes the prefix that it lies in. Orbax looks for this name in buckets, too."""
+
+STAGED: Final = ".d"
+"""Ends the prefix in which a single file lies until it is copied to where it is published."""
+
+_Found: TypeAlias = Literal["nothing", "leftovers", "committing"]
+
+_TRIES: Final = 4
+"""A claim may be given up while it is being looked at."""
+
+
+class ConditionalWrites(Protocol):
+    """What a server must keep to, so that of two savers one is told."""
+
+    def create(self, key: str, data: bytes) -> Created:
+        """Write an object only if there is none."""
+        ...
+
+    def swap(self, key: str, data: bytes, e_tag: str) -> str | None:
+        """Write an object only if nobody else did meanwhile."""
+        ...
+
+
+@final
+@dataclass(slots=True)
+class _Claim:
+    key: str
+    token: str
+    e_tag: str | None
+    found: _Found  #: what lay there when it was taken
+    mark: bytes = b""  #: of a save that had only its mark to put
+
+
+@final
+@dataclass(slots=True)
+class Build:
+    """One save that builds. Thread-safe."""
+
+    final: str  #: the key that will be published
+    place: str  #: the path to build at, by which the store knows it
+    file: str | None  #: the one file at the place that becomes `final`
+    claim: _Claim
+    phase: Literal["building", "committing", "ended"] = "building"
+    mark: bytes | None = None  #: what the save wrote as its mark, kept back until it is published
+    created: set[str] = field(default_factory=set[str])  #: keys whose objects are this save's
+    met: set[str] = field(default_factory=set[str])  #: keys with the right content that it may not own
+    lock: Lock = field(default_factory=Lock)
+
+    @property
+    def prefix(self) -> str:
+        """What the keys of its objects begin with."""
+        return self.final if self.file is None else f"{self.final}{CLAIM}{STAGED}"
+
+    def published_mark(self) -> bytes:
+        """Return the content of the mark. It names the save, so that no two marks are equal."""
+        said = (self.mark or b"").rstrip()
+        return (said + b"\n" if said else b"") + f"published by {self.claim.token}\n".encode()
+
+
+@final
+class Builds:
+    """Claims, publishes and undoes, for one store. Every method blocks; thread-safe.
+
+    Args:
+        client: Of the bucket.
+        store: Named by errors.
+    """
+
+    __slots__ = ("_client", "_is_checked", "_lock", "_mine", "_store", "given_up", "live")
+
+    def __init__(self, client: ObjectClient, store: object) -> None:
+        self._client, self._store = client, store
+        self._lock = Lock()
+        self._mine: ProcessIdentity | None = None
+        self._is_checked = False
+        self.live: dict[str, Build] = {}  #: by place
+        self.given_up: set[str] = set()  #: tokens of claims that were left behind; they bind nobody
+
+    def begin(self, final: str, place: str, file: str | None) -> Build:
+        """Claim a key for a save. What an ended process left there is removed, or published if it was whole.
+
+        Raises:
+            InUseError: If another save or removal claims it.
+            StorageError: With `errno.EEXIST` if something is published there.
+            UnsupportedByStoreError: If the server does not keep to conditions.
+        """
+        claim = self._take(final, "saving")
+        try:
+            is_free = self._prepare(claim, final, file)
+        except BaseException:
+            self.given_up.add(claim.token)  # the next save goes on from here
+            raise
+
+        if not is_free:
+            self._client.delete([claim.key])
+            raise StorageError("save", self._client.path(final), "is there already", errno.EEXIST)
+
+        build = self.live[place] = Build(final, place, file, claim)
+        return build
+
+    def _prepare(self, claim: _Claim, final: str, file: str | None) -> bool:
+        """Put the mark that a dead save did not come to put, or remove what it left. Return if it is free."""
+        if claim.found == "committing":
+            self._client.create(f"{final}/{MARK}", claim.mark)
+        if self._is_published(final, file):
+            return False
+        if claim.found == "leftovers":
+            self._wipe(final)
+
+        return True
+
+    def _wipe(self, final: str) -> None:
+        for prefix in (final, f"{final}{CLAIM}{STAGED}"):
+            self._client.delete(list(self._client.walk(prefix)))
+
+    def create(self, build: Build, key: str, data: bytes | memoryview) -> Created:
+        """Create an object of a save, or replace one that the save itself created."""
+        with build.lock:
+            is_own = key in build.created
+            build.created.add(key)
+        if is_own:
+            self._client.put(key, data)
+            return "created"
+
+        created = self._client.create(key, data)
+        if created != "created":
+            with build.lock:
+                build.created.discard(key)
+                if created == "same":
+                    build.met.add(key)
+
+        return created
+
+    def publish(self, build: Build) -> None:
+        """Make visible what was built, if the claim is still this save's.
+
+        Raises:
+            InUseError: If somebody took it over.
+            StorageError: With `errno.EEXIST` if something is published there; or if the server refuses.
+            OutcomeUnknownError: If it is not known whether the mark is there.
+        """
+        if self._is_published(build.final, build.file):
+            raise StorageError("publish", self._client.path(build.final), "is there already", errno.EEXIST)
+        if build.file is not None:
+            self._publish_file(build, build.file)
+            return
+
+        mark = build.published_mark()
+        self._change(build, "committing", mark)
+        build.phase = "committing"
+        try:
+            created = self._client.create(f"{build.final}/{MARK}", mark)
+        except AccessDeniedError:
+            self._change(build, "saving")
+            build.phase = "building"
+            raise
+        except StorageError as error:
+            self._end(build)
+            self.given_up.add(build.claim.token)
+            said = f"its mark could not be put ({error.problem}), and the next save to it puts it"
+            raise OutcomeUnknownError(self._client.path(build.final), said) from error
+
+        if created == "other":
+            self._change(build, "saving")
+            build.phase = "building"
+            raise StorageError("publish", self._client.path(build.final), "is there already", errno.EEXIST)
+
+        self._end(build)
+        with suppress(StorageError):  # it is published, and who finds the claim later sees that
+            self._client.delete([build.claim.key])
+
+    def discard(self, build: Build) -> None:
+        """Remove the objects that a save created, unless it is published or somebody took its claim over.
+
+        An object that it may not own stays, and so does the claim: it hides the object until the next save.
+        """
+        if build.phase == "building":
+            self._end(build)
+            self.given_up.add(build.claim.token)
+            if self._swap(build.claim, "removing"):
+                self._client.delete(sorted(build.created))
+                if not build.met:
+                    self._client.delete([build.claim.key])
+
+    def remove(self, final: str) -> None:
+        """Remove everything below a key. What is published there ends with the first object that goes.
+
+        Raises:
+            InUseError: If a save or a removal is at work there.
+        """
+        claimed = self._client.head(f"{final}/{MARK}") is not None or self.is_claimed(final)
+        if not claimed:
+            keys = sorted(self._client.walk(final), key=lambda key: not key.endswith(f"/{MARK}"))
+            self._client.delete([key for key in keys if key.endswith(f"/{MARK}")])
+            self._client.delete(keys)
+            return
+
+        claim = self._take(final, "removing")
+        self.given_up.add(claim.token)  # if it fails, whoever tries next goes on
+        self._client.delete([f"{final}/{MARK}"])
+        self._wipe(final)
+        self._client.delete([claim.key])
+
+    def is_claimed(self, key: str) -> bool:
+        """Whether somebody builds or removes there, or died while doing so."""
+        return self._client.head(key + CLAIM) is not None
+
+    def of(self, path: str) -> Build | None:
+        """Return the save that builds at or above a path; None if none does."""
+        return next((build for build in list(self.live.values()) if _is_within(path, build.place)), None)
+
+    def _take(self, final: str, purpose: Purpose) -> _Claim:
+        """Claim a key, or take the claim over from a process that has ended."""
+        mine, key, token = self._identity(), final + CLAIM, uuid.uuid4().hex
+        record = ClaimRecord(token, purpose, mine)
+        for _ in range(_TRIES):
+            data = record.encode(mine)
+            if self._client.create(key, data) != "other":
+                self._check_conditions(final, key, data)
+                found = self._client.head(key)
+                return _Claim(key, token, found and found.e_tag, "nothing")
+
+            there = self._client.read(key)
+            if there is None or there[1] is None:
+                continue
+
+            other = ClaimRecord.decode(there[0])
+            step = what_to_do(other, mine, self.given_up)
+            if step == "wait":
+                raise InUseError(self._client.path(final), self._told(other, key))
+            if step == "finish" and purpose == "saving":  # what was about to be published never goes back
+                data = ClaimRecord(token, "committing", mine, other.mark).encode(mine)
+
+            e_tag = self._client.swap(key, data, there[1])
+            if e_tag is not None:
+                found_there: _Found = "committing" if step == "finish" else "leftovers"
+                return _Claim(key, token, e_tag, found_there, other.mark)
+
+        raise InUseError(self._client.path(final), "others claim it and give it up all the time")
+
+    def _told(self, other: ClaimRecord, key: str) -> str:
+        by = "an unknown process" if other.owner is None else str(other.owner)
+        return f"it is claimed by {by}; if that has ended, remove {self._client.path(key)}"
+
+    def _check_conditions(self, final: str, key: str, data: bytes) -> None:
+        """Try once, on an object that is ours, whether the server keeps to conditions at all."""
+        if self._is_checked:
+            return
+        if not self._client.keeps_conditions(key, data):
+            self._client.delete([key])
+            path = self._client.path(final)
+            raise UnsupportedByStoreError("save to", path, self._store, ConditionalWrites)
+
+        self._is_checked = True
+
+    def _publish_file(self, build: Build, file: str) -> None:
+        """Copy the one file to where it is published: of one object, that is one step."""
+        self._change(build, "saving")  # it is still this save's
+        self._client.copy(f"{build.prefix}/{file}", build.final)
+        self._end(build)
+        with suppress(StorageError):
+            self._client.delete([*sorted(build.created), build.claim.key])
+
+    def _change(self, build: Build, purpose: Purpose, mark: bytes = b"") -> None:
+        if not self._swap(build.claim, purpose, mark):
+            raise InUseError(self._client.path(build.final), "another process took this save over")
+
+    def _swap(self, claim: _Claim, purpose: Purpose, mark: bytes = b"") -> bool:
+        """Say in the claim what it is for, if it is still ours."""
+        if claim.e_tag is None:  # it was lost before
+            return False
+
+        mine = self._identity()
+        data = ClaimRecord(claim.token, purpose, mine, mark).encode(mine)
+        claim.e_tag = self._client.swap(claim.key, data, claim.e_tag)
+        return claim.e_tag is not None
+
+    def _is_published(self, final: str, file: str | None) -> bool:
+        return self._client.head(final if file is not None else f"{final}/{MARK}") is not None
+
+    def _end(self, build: Build) -> None:
+        build.phase = "ended"
+        self.live.pop(build.place, None)
+
+    def _identity(self) -> ProcessIdentity:
+        with self._lock:
+            if self._mine is None:
+                self._mine = ProcessIdentity.mine()
+
+            return self._mine
+
+
+def _is_within(path: str, place: str) -> bool:
+    return path == place or path.startswith(f"{place}/")

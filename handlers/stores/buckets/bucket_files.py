@@ -1,0 +1,127 @@
+"""Data files of a bucket: one object each, put when it is complete and read by ranges."""
+
+from __future__ import annotations
+
+__all__ = ("BucketDataFile", "BucketReadableFile")
+
+import errno
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.handlers.stores.buckets.object_client import ObjectClient
+from penstock.kernel.errors import StorageError, TruncatedDataError
+from penstock.kernel.protocols.transfers import Transfers
+
+_Bytes = NDArray[np.uint8]
+
+
+@final
+class BucketDataFile:
+    """A new object. Its bytes are gathered in memory, and `sync` puts them in one request.
+
+    Args:
+        put: Writes the object.
+        path: Of the object, for errors.
+    """
+
+    __slots__ = ("_bytes", "_end", "_is_put", "_lock", "_path", "_put", "transfers")
+
+    def __init__(self, put: Callable[[memoryview], None], path: str) -> None:
+        self._put, self._path = put, path
+        self._lock = Lock()
+        self._bytes: _Bytes | None = np.zeros(0, np.uint8)
+        self._end = 0
+        self._is_put = False
+        self.transfers = Transfers()
+
+    def allocate(self, nbytes: int) -> None:
+        """Make room for so many bytes, so that none is moved when there are more. Takes no memory yet."""
+        with self._lock:
+            self._grow(nbytes)
+
+    def write_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        for buffer in buffers:
+            nbytes = buffer.nbytes
+            if not nbytes:
+                continue
+
+            with self._lock:
+                held = self._grow(offset + nbytes)
+                self._end = max(self._end, offset + nbytes)
+                # Under the lock: another writer may have to move all bytes to a larger place.
+                held[offset : offset + nbytes] = np.frombuffer(buffer, np.uint8)
+                self.transfers += Transfers(buffered_bytes=nbytes)
+
+            offset += nbytes
+
+    def sync(self) -> None:
+        with self._lock:
+            if self._is_put:
+                return
+
+            held = self._grow(0)
+            self._put(held[: self._end].data)
+            self._is_put, self._bytes = True, None
+
+    def close(self) -> None:
+        """Let go of the bytes. Those that were not synced are lost."""
+        self._bytes = None
+
+    def _grow(self, nbytes: int) -> _Bytes:
+        held = self._bytes
+        if held is None:
+            raise StorageError("write", self._path, "was closed", errno.EBADF)
+
+        if nbytes > len(held):
+            larger: _Bytes = np.zeros(max(nbytes, min(2 * len(held), len(held) + 2**24)), np.uint8)
+            larger[: self._end] = held[: self._end]
+            self._bytes = held = larger
+
+        return held
+
+
+@final
+class BucketReadableFile:
+    """An object, read by ranges.
+
+    Args:
+        client: Of the bucket.
+        key: Of the object.
+        size: Its length in bytes.
+    """
+
+    __slots__ = ("_client", "_key", "_lock", "_size", "transfers")
+
+    def __init__(self, client: ObjectClient, key: str, size: int) -> None:
+        self._client, self._key, self._size = client, key, size
+        self._lock = Lock()
+        self.transfers = Transfers()
+
+    def read_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        needed = sum([buffer.nbytes for buffer in buffers])
+        path = self._client.path(self._key)
+        if offset + needed > self._size:
+            raise TruncatedDataError(path, offset + needed, self._size)
+        if not needed:
+            return
+
+        found = self._client.read_range(self._key, offset, needed)
+        if found.nbytes != needed:  # it was replaced by a shorter one meanwhile
+            raise TruncatedDataError(path, offset + needed, offset + found.nbytes)
+
+        at = 0
+        got: NDArray[Any] = np.frombuffer(found, np.uint8)
+        for buffer in buffers:
+            if buffer.nbytes:
+                np.copyto(np.frombuffer(buffer, np.uint8), got[at : at + buffer.nbytes])
+                at += buffer.nbytes
+
+        with self._lock:
+            self.transfers += Transfers(buffered_bytes=needed)
+
+    def close(self) -> None:
+        """Do nothing: no connection belongs to the file."""

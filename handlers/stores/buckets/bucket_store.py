@@ -1,0 +1,247 @@
+"""A bucket as a store of checkpoints."""
+
+from __future__ import annotations
+
+__all__ = ("BucketStore",)
+
+import errno
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, final
+
+from penstock.handlers.stores.buckets.bucket_builds import MARK, Build, Builds
+from penstock.handlers.stores.buckets.bucket_files import BucketDataFile, BucketReadableFile
+from penstock.handlers.stores.buckets.claim_records import CLAIM
+from penstock.handlers.stores.buckets.object_client import Listed, ObjectClient
+from penstock.kernel.errors import StorageError
+from penstock.kernel.protocols.store_capabilities import Placement
+from penstock.kernel.protocols.stores import BuildToken
+
+FILE_BYTES: Final = 16 * 2**20
+
+
+@final
+class BucketStore:
+    """The objects of one bucket, as `Store` wants them. Paths are URLs: `s3://bucket/run/step_100`.
+
+    A prefix is a directory once something lies below it, and a published checkpoint once its mark does. One
+    that is claimed and has no mark is not there. What is built has its final keys from the first.
+
+    It can list folders, copy objects on the server's side and say how bytes are placed. It cannot replace,
+    rename, hold or map anything, and other libraries cannot write into it.
+
+    Args:
+        url: Of the bucket, without a slash at the end.
+        connect: Returns obstore's client, given the module `obstore.store`. Called once, by the first
+            method that asks the server anything.
+        file_bytes: The length of a data file, which is held in memory until it is put.
+    """
+
+    __slots__ = ("_builds", "_client", "placement", "url")
+
+    def __init__(self, url: str, connect: Callable[[Any], Any], *, file_bytes: int = FILE_BYTES) -> None:
+        self.url = url
+        #: Chunks lie one after another without gaps: what is read from here is copied anyway.
+        self.placement = Placement(
+            file_bytes=file_bytes,
+            page_bytes=1,
+            page_from_bytes=2**62,
+            line_bytes=1,
+            document_bytes=file_bytes,
+            full_files=1,
+        )
+        self._client = ObjectClient(url, connect)
+        self._builds = Builds(self._client, self)
+
+    def kind(self, path: str) -> Literal["file", "directory"] | None:
+        key, build = self._located(path)
+        if build is not None:
+            if path == build.place or self._client.has_below(key):
+                return "directory"
+
+            return "file" if self._held_mark(build, key) or self._client.head(key) else None
+        if not key or self._client.head(f"{key}/{MARK}") is not None:
+            return "directory"
+        if self._client.head(key) is not None:
+            return "file"
+        if self._builds.is_claimed(key):
+            return None
+
+        return "directory" if self._client.has_below(key) else None
+
+    def size(self, path: str) -> int:
+        key, build = self._located(path)
+        if build is not None and (held := self._held_mark(build, key)) is not None:
+            return len(held)
+
+        found = self._client.head(key)
+        if found is None:
+            raise _absent("head", path)
+
+        return found.size
+
+    def identity(self, path: str) -> object:
+        """Return the content of the mark, which names the save; of an object its tag."""
+        key, build = self._located(path)
+        if build is not None:
+            return build.published_mark()
+
+        mark = self._client.read(f"{key}/{MARK}") if key else None
+        if mark is not None:
+            return mark[0]
+
+        found = self._client.head(key) if key else None
+        if found is not None:
+            return (found.e_tag, found.modified)
+
+        return self.kind(path)
+
+    def list_directory(self, path: str) -> Sequence[str]:
+        key, listed = self._listed(path)
+        return sorted({*self._visible(key, listed), *[name for name in listed.files if CLAIM not in name]})
+
+    def list_folders(self, path: str) -> Sequence[str]:
+        """Return the names of the prefixes right below a prefix, without those that are being built."""
+        key, listed = self._listed(path)
+        return sorted(self._visible(key, listed))
+
+    def check_writable(self, path: str) -> None:
+        """Do nothing: that is only known by trying."""
+
+    def make_directory(self, path: str) -> None:
+        """Do nothing: a prefix is there once something lies below it."""
+
+    def sync_directory(self, path: str) -> None:
+        """Do nothing: what was put is durable."""
+
+    def remove_tree(self, path: str) -> None:
+        """Remove all objects below a prefix, beginning with the mark.
+
+        Raises:
+            InUseError: If a checkpoint is being built or removed right there.
+        """
+        key, build = self._located(path)
+        if build is None:
+            self._builds.remove(key)
+            return
+
+        gone = [own for own in sorted(build.created) if own.startswith(f"{key}/")]
+        self._client.delete(gone)
+        build.created.difference_update(gone)
+        if path == build.place:
+            build.mark = None
+
+    def read_file(self, path: str) -> bytes:
+        key, build = self._located(path)
+        if build is not None and (held := self._held_mark(build, key)) is not None:
+            return held
+
+        found = self._client.read(key)
+        if found is None:
+            raise _absent("get", path)
+
+        return found[0]
+
+    def write_file(self, path: str, data: bytes, *, create: bool = False) -> bool:
+        key, build = self._located(path)
+        if build is not None and build.file is None and key == f"{build.final}/{MARK}":
+            build.mark = data  # it is put when all else is there
+            return True
+        if build is None and not create:
+            self._client.put(key, data)
+            return True
+
+        created = self._client.create(key, data) if build is None else self._builds.create(build, key, data)
+        if created == "other":
+            raise StorageError("create", path, "is there with another content", errno.EEXIST)
+
+        return created == "created"
+
+    def create_data_file(self, path: str) -> BucketDataFile:
+        """Begin an object, which is put when it is synced. Until then its bytes are held in memory."""
+        key, build = self._located(path)
+        if build is None and self._client.head(key) is not None:  # else its creation says so
+            raise StorageError("create", path, "is there already", errno.EEXIST)
+
+        def put(data: memoryview) -> None:
+            created = (
+                self._client.create(key, data) if build is None else self._builds.create(build, key, data)
+            )
+            if created == "other":
+                raise StorageError("create", path, "is there with another content", errno.EEXIST)
+
+        return BucketDataFile(put, path)
+
+    def open_data_file(self, path: str) -> BucketReadableFile:
+        return BucketReadableFile(self._client, self._located(path)[0], self.size(path))
+
+    def share(self, source: str, destination: str) -> Literal["copy"]:
+        """Have the server copy an object."""
+        key, build = self._located(destination)
+        if self._client.head(key) is not None:
+            raise StorageError("share", destination, "is there already", errno.EEXIST)
+        if build is not None:
+            build.created.add(key)
+
+        self._client.copy(self._located(source)[0], key)
+        return "copy"
+
+    def begin_build(self, final: str, beside: str, file: str | None = None) -> BuildToken:
+        """Claim `final`, and let a save build at `beside`, whose objects get their final keys at once.
+
+        Raises:
+            InUseError: If another save claims it.
+            StorageError: With `errno.EEXIST` if something is published there.
+            UnsupportedByStoreError: If the server does not keep to conditions.
+        """
+        return BuildToken(final, beside, file, self._builds.begin(self._key(final), beside, file))
+
+    def publish(self, token: BuildToken) -> None:
+        """Put the mark. See `Builds.publish` for what it raises."""
+        self._builds.publish(_build(token))
+
+    def discard(self, token: BuildToken) -> None:
+        self._builds.discard(_build(token))
+
+    def _listed(self, path: str) -> tuple[str, Listed]:
+        key, build = self._located(path)
+        listed = self._client.list(key)
+        if build is not None and path == build.place and build.mark is not None:
+            listed = Listed(listed.folders, [*listed.files, MARK])
+        if key and build is None and not (listed.folders or listed.files):
+            raise _absent("list", path)
+
+        return key, listed
+
+    def _visible(self, key: str, listed: Listed) -> set[str]:
+        """Return the prefixes that are not being built, nor are what a dead save left."""
+        claimed = {name.removesuffix(CLAIM) for name in listed.files if name.endswith(CLAIM)}
+        folders = {name for name in listed.folders if CLAIM not in name}
+        at = f"{key}/" if key else ""
+        return {
+            name
+            for name in folders
+            if name not in claimed or self._client.head(f"{at}{name}/{MARK}") is not None
+        }
+
+    def _located(self, path: str) -> tuple[str, Build | None]:
+        """Return the key of a path, and the save that builds there, if one does."""
+        build = self._builds.of(path)
+        return (self._key(path), None) if build is None else (build.prefix + path[len(build.place) :], build)
+
+    def _held_mark(self, build: Build, key: str) -> bytes | None:
+        return build.mark if build.file is None and key == f"{build.final}/{MARK}" else None
+
+    def _key(self, path: str) -> str:
+        if path != self.url and not path.startswith(f"{self.url}/"):
+            raise StorageError("find", path, f"is not in {self.url}", errno.EINVAL)
+
+        return path[len(self.url) + 1 :]
+
+
+def _build(token: BuildToken) -> Build:
+    assert isinstance(token.claim, Build), "a token of this store"
+    return token.claim
+
+
+def _absent(operation: str, path: str) -> StorageError:
+    return StorageError(operation, path, "nothing is there", errno.ENOENT)

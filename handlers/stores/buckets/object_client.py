@@ -1,0 +1,239 @@
+"""The few requests that a bucket is used by, over obstore. Every method blocks, without the GIL."""
+
+from __future__ import annotations
+
+__all__ = ("Created", "Listed", "ObjectClient", "Stat")
+
+import errno
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from threading import Lock
+from typing import Any, Final, Literal, TypeAlias, cast, final
+
+from penstock.handlers.stores.buckets.object_errors import NO_BUCKET, translated
+from penstock.kernel.errors import MissingExtraError, StorageError, ThrottledError, UnreachableError
+
+EXTRA: Final = "cloud"
+WAITS_S: Final = (0.1, 0.4, 1.6)
+"""Between tries to create an object whose outcome is not known, or that another request is in the way of."""
+
+_AT_ONCE: Final = 1000
+"""Keys that one request deletes."""
+
+
+Created: TypeAlias = Literal["created", "same", "other"]
+"""What became of an object that was to be new: this call made it; the same content was there; another was."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """An object's properties."""
+
+    size: int  #: in bytes
+    e_tag: str | None  #: changes with the content
+    modified: object  #: the server's time of the last change
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What lies right below a prefix, by name."""
+
+    folders: Sequence[str]
+    files: Sequence[str]
+
+
+@final
+class ObjectClient:
+    """Objects under the keys of one bucket.
+
+    Args:
+        url: Of the bucket, as `s3://bucket`; errors name objects by it.
+        connect: Returns the client of obstore. Called once, by the first request.
+
+    Raises:
+        MissingExtraError: By the first request, if obstore is not installed.
+        StorageError: By any request. It names the object and says what the server said.
+    """
+
+    __slots__ = ("_connect", "_lock", "_made", "url")
+
+    def __init__(self, url: str, connect: Callable[[Any], Any]) -> None:
+        self.url = url
+        self._connect = connect
+        self._lock = Lock()
+        self._made: tuple[Any, Any] | None = None
+
+    def path(self, key: str) -> str:
+        """Return the URL of an object."""
+        return f"{self.url}/{key}" if key else self.url
+
+    def head(self, key: str) -> Stat | None:
+        """Return an object's properties; None if there is no such object."""
+        obstore, store = self._client()
+        try:
+            with translated("head", self.path(key)):
+                found = obstore.head(store, key)
+        except StorageError as error:
+            _check_absent(error)
+            return None
+
+        return Stat(found["size"], found["e_tag"], found["last_modified"])
+
+    def read(self, key: str) -> tuple[bytes, str | None] | None:
+        """Return an object's content and its tag; None if there is no such object."""
+        obstore, store = self._client()
+        try:
+            with translated("get", self.path(key)):
+                found = obstore.get(store, key)
+                return bytes(found.bytes()), found.meta["e_tag"]
+        except StorageError as error:
+            _check_absent(error)
+            return None
+
+    def read_range(self, key: str, start: int, nbytes: int) -> memoryview:
+        """Return bytes of an object, from `start` on; fewer than asked for if it ends before."""
+        obstore, store = self._client()
+        with translated("get", self.path(key)):
+            return memoryview(obstore.get_range(store, key, start=start, length=nbytes))
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        """Write an object, whatever was there before."""
+        obstore, store = self._client()
+        with translated("put", self.path(key)):
+            obstore.put(store, key, data, use_multipart=False)
+
+    def create(self, key: str, data: bytes | memoryview) -> Created:
+        """Write an object that must be new. Of several who try at once, one succeeds.
+
+        A reply that was lost is no failure: what lies there is compared with what was to be written.
+
+        Raises:
+            StorageError: If it is not known what lies there after all tries.
+        """
+        obstore, store = self._client()
+        for wait_s in (*WAITS_S, None):
+            try:
+                with translated("create", self.path(key)):
+                    obstore.put(store, key, data, mode="create", use_multipart=False)
+            except (ThrottledError, UnreachableError):
+                if wait_s is None:
+                    raise
+            except StorageError as error:
+                if error.errno != errno.EEXIST:
+                    raise
+
+                found = self.read(key)
+                if found is not None:
+                    return "same" if found[0] == data else "other"
+                if wait_s is None:
+                    raise
+            else:
+                return "created"
+
+            time.sleep(wait_s)
+
+        raise AssertionError("the last try returns or raises")
+
+    def swap(self, key: str, data: bytes, e_tag: str) -> str | None:
+        """Replace an object if it still has the tag; return its new one, or None if it has another.
+
+        Args:
+            key: Of the object.
+            data: Differs from everything that was ever written there, so that a lost reply can be told.
+            e_tag: As it was read.
+        """
+        obstore, store = self._client()
+        try:
+            with translated("swap", self.path(key)):
+                written = obstore.put(store, key, data, mode={"e_tag": e_tag}, use_multipart=False)
+        except StorageError as error:
+            if error.errno not in {errno.ESTALE, errno.ENOENT, errno.EEXIST}:
+                raise
+
+            found = self.read(key)
+            return found[1] if found is not None and found[0] == data else None
+
+        return cast("str | None", written["e_tag"])
+
+    def copy(self, source: str, destination: str) -> None:
+        """Copy an object within the bucket, without its bytes passing through here."""
+        obstore, store = self._client()
+        with translated("copy", self.path(source)):
+            obstore.copy(store, source, destination, overwrite=True)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; those that are not there count as deleted."""
+        obstore, store = self._client()
+        for at in range(0, len(keys), _AT_ONCE):
+            some = keys[at : at + _AT_ONCE]
+            with translated("delete", self.path(some[0])):
+                obstore.delete(store, list(some))
+
+    def list(self, prefix: str) -> Listed:
+        """Name what lies right below a prefix, which may be empty for the whole bucket."""
+        obstore, store = self._client()
+        with translated("list", self.path(prefix)):
+            found = obstore.list_with_delimiter(store, prefix=prefix or None)
+
+        folders = [str(name).rstrip("/").rsplit("/", 1)[-1] for name in found["common_prefixes"]]
+        return Listed(folders, [str(each["path"]).rsplit("/", 1)[-1] for each in found["objects"]])
+
+    def walk(self, prefix: str) -> Iterator[str]:
+        """Yield the key of every object below a prefix, at any depth."""
+        obstore, store = self._client()
+        with translated("list", self.path(prefix)):
+            for some in obstore.list(store, prefix=prefix or None):
+                yield from (str(each["path"]) for each in some)
+
+    def has_below(self, prefix: str) -> bool:
+        """Whether any object lies below a prefix."""
+        obstore, store = self._client()
+        with translated("list", self.path(prefix)):
+            return any(bool(some) for some in obstore.list(store, prefix=prefix or None, chunk_size=1))
+
+    def keeps_conditions(self, key: str, data: bytes) -> bool:
+        """Whether the server refuses to create what is there, and to replace what has another tag.
+
+        Args:
+            key: Of an object that is there.
+            data: Its content, which stays in either case.
+        """
+        obstore, store = self._client()
+        tries: list[tuple[object, int]] = [("create", errno.EEXIST), ({"e_tag": _NO_TAG}, errno.ESTALE)]
+        for mode, expected in tries:
+            try:
+                with translated("create", self.path(key)):
+                    obstore.put(store, key, data, mode=mode, use_multipart=False)
+            except StorageError as error:
+                if error.errno != expected:
+                    raise
+            else:
+                return False
+
+        return True
+
+    def _client(self) -> tuple[Any, Any]:
+        with self._lock:
+            if self._made is None:
+                try:
+                    obstore: Any = import_module("obstore")
+                except ImportError as error:
+                    raise MissingExtraError(self.url, EXTRA) from error
+
+                with translated("connect", self.url):
+                    self._made = obstore, self._connect(import_module("obstore.store"))
+
+            return self._made
+
+
+_NO_TAG: Final = '"00000000000000000000000000000000"'
+
+
+def _check_absent(error: StorageError) -> None:
+    """Return if nothing lies there; raise for any other failure."""
+    if error.errno != errno.ENOENT or error.problem == NO_BUCKET:
+        raise error

@@ -1,0 +1,93 @@
+"""What obstore raises, as errors of penstock. Here only."""
+
+from __future__ import annotations
+
+__all__ = ("NO_BUCKET", "failure", "translated")
+
+import errno
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final
+
+from penstock.kernel.errors import AccessDeniedError, StorageError, ThrottledError, UnreachableError
+
+_DENIED: Final = frozenset({"PermissionDeniedError", "UnauthenticatedError"})
+_EXISTS: Final = frozenset({"AlreadyExistsError"})
+_NUMBERS: Final = {
+    "InvalidPathError": errno.EINVAL,
+    "NotSupportedError": errno.ENOTSUP,
+    "PreconditionError": errno.ESTALE,
+}
+_STATUS: Final = re.compile(r"\b(?:status(?: code)?:? |HTTP/1\.1 )(\d{3})\b")
+_BUSY: Final = frozenset({429, 500, 502, 503, 504})
+_BUSY_CODES: Final = ("SlowDown", "ServerBusy", "TooManyRequests", "InternalError", "ServiceUnavailable")
+_DENIED_CODES: Final = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
+_NO_BUCKET: Final = ("NoSuchBucket", "specified bucket does not exist", "ContainerNotFound")
+_NO_CREDENTIALS: Final = ("169.254.169.254", "metadata.google", "169.254.170.2")
+_NO_ANSWER: Final = (
+    "error sending request",
+    "connect",
+    "timed out",
+    "timeout",
+    "dns error",
+    "connection",
+    "error decoding response body",
+)
+NO_BUCKET: Final = "there is no such bucket"
+
+_MOST: Final = 300
+"""Characters of what the client said that an error repeats."""
+
+
+@contextmanager
+def translated(operation: str, path: str) -> Generator[None]:
+    """Turn what the client raises in the block into a `StorageError` about `path`."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except FileNotFoundError as error:
+        said = str(error)
+        absent = NO_BUCKET if _has(said, _NO_BUCKET) else "nothing is there"
+        raise StorageError(operation, path, absent, errno.ENOENT) from error
+    except Exception as error:
+        if not type(error).__module__.startswith("obstore"):
+            raise
+
+        raise failure(operation, path, type(error).__name__, str(error)) from error
+
+
+def failure(operation: str, path: str, kind: str, said: str) -> StorageError:
+    """Return the error for what the client raised. Pure.
+
+    Args:
+        operation: What was asked for.
+        path: Of what.
+        kind: The name of the client's class.
+        said: Its words. What follows the first part, a dump of its state, is left out.
+    """
+    words = " ".join(said.split("Debug source:")[0].split())
+    told = words if len(words) <= _MOST else f"{words[:_MOST]} ..."
+    found = _STATUS.search(words)
+    status = int(found[1]) if found else 0
+    if _has(words, _NO_BUCKET):
+        return StorageError(operation, path, NO_BUCKET, errno.ENOENT)
+    if kind in _EXISTS:
+        return StorageError(operation, path, "is there already", errno.EEXIST)
+    if _has(words, _NO_CREDENTIALS):
+        return AccessDeniedError(operation, path, f"no credentials were found: {told}")
+    if kind in _DENIED or status in (401, 403) or _has(words, _DENIED_CODES):
+        return AccessDeniedError(operation, path, told)
+    if status in _BUSY or _has(words, _BUSY_CODES):
+        return ThrottledError(operation, path, told)
+    if kind in _NUMBERS:
+        return StorageError(operation, path, told, _NUMBERS[kind])
+    if not status and _has(words.lower(), _NO_ANSWER):
+        return UnreachableError(operation, path, told)
+
+    return StorageError(operation, path, told, errno.EIO)
+
+
+def _has(text: str, parts: tuple[str, ...]) -> bool:
+    return any(part in text for part in parts)

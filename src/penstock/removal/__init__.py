@@ -1,0 +1,1 @@
+"""Deleting one checkpoint, wherever it lies."""

@@ -1,0 +1,70 @@
+"""Deletion of one checkpoint, wherever it lies."""
+
+from __future__ import annotations
+
+__all__ = ("delete",)
+
+import os
+
+from penstock.checkpointer.checkpointer import Path
+from penstock.checkpointer.memory_budget import config_and_regulator
+from penstock.handlers.formats.auto_layout import is_safetensors
+from penstock.handlers.formats.common.temporary_names import temporary_path
+from penstock.handlers.formats.orbax.discovery.step_dirs import is_checkpoint
+from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.config.config import Config
+from penstock.kernel.errors import NotACheckpointError, StorageError
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.deletion import delete_file
+from penstock.kernel.storage.paths import path_or_url
+from penstock.steps.step_deletion import delete_step
+from penstock.stores.store_finder import StoreFinder
+
+
+async def delete(path: Path, *, config: Config | Path | None = None, store: Store | None = None) -> None:
+    """Delete the checkpoint at `path`; return when it is gone.
+
+    The first step makes it invisible: on a disk a rename, in a bucket the deletion of its mark. So whatever
+    interrupts it, nobody finds a part of a checkpoint.
+
+    Args:
+        path: A checkpoint or a step. Of a link, the link is deleted.
+        config: As for `Checkpointer`.
+        store: Where it lies; by default where its path says, on a disk or in a bucket.
+
+    Raises:
+        NotACheckpointError: If there is nothing, or no checkpoint; nothing else is ever deleted.
+        InUseError: If it is being read, built or deleted.
+        StorageError: If the medium refuses.
+
+    Cancellation:
+        Returns when it is gone, or is still there as a whole.
+    """
+    final = path_or_url(path)
+    options, _ = config_and_regulator(config, {})
+    await Threads(1).run(_delete, StoreFinder(store, options.store).at(final), final)
+
+
+def _delete(store: Store, path: str) -> None:
+    kind = store.kind(path)
+    if kind is None:
+        raise NotACheckpointError(path, "does not exist")
+    if not _is_only_a_checkpoint(store, path, kind):
+        raise NotACheckpointError(path, f"is a {kind} but not a checkpoint; only checkpoints are deleted")
+    if kind == "file":
+        delete_file(store, path, temporary_path(path))
+        return
+
+    left = delete_step(store, os.path.dirname(path), os.path.basename(path), None)
+    if left is not None:
+        problem = f"is no checkpoint any more, and something of it was left under a hidden name: {left}"
+        raise StorageError("delete", path, problem, left.errno) from left
+
+
+def _is_only_a_checkpoint(store: Store, path: str, kind: str) -> bool:
+    """Whether what lies there is a checkpoint, and nothing that would be lost with it."""
+    if kind == "directory" and is_checkpoint(store, path):
+        return True
+
+    return is_safetensors(store, path) and SafetensorsLayout().recognises(store, path)

@@ -1,0 +1,202 @@
+"""A directory of steps as one process of a job uses it: made, cleaned, held, and listed as all agree."""
+
+from __future__ import annotations
+
+__all__ = ("OpenedRoot",)
+
+import os
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
+from typing import Final, final
+
+from anyio import move_on_after
+
+from penstock.checkpointer.engine import Engine
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.errors import CorruptCheckpointError, InUseError, StorageError
+from penstock.kernel.protocols.coordinator import Announcements, SingleProcessCoordinator
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.deletion import remove_abandoned
+from penstock.kernel.storage.writer_hold import WriterHold
+from penstock.steps import step_directory as on_disk
+from penstock.steps.agreement.agreed_steps import agreed_steps
+from penstock.steps.agreement.common_steps import OwnStep, common_steps
+from penstock.steps.manager_opening import Opening
+from penstock.steps.step_deletion import delete_step
+from penstock.steps.step_names import NameFormat
+
+CLOSING_S: Final = 5.0
+
+
+@final
+class OpenedRoot:
+    """A directory of steps, and what this process may do there.
+
+    On a disk that all processes see, the primary alone holds it, cleans it and deletes; on a disk of its own
+    each process does.
+
+    Args:
+        engine: Of the Checkpointer that saves.
+        root: The directory.
+        names: Names of step directories.
+        threads: For blocking calls.
+        reading: For those that only read.
+        writes: Whether anything is saved. Who only reads a shared disk agrees with no other process.
+    """
+
+    __slots__ = (
+        "_coordinator",
+        "_events",
+        "_hold",
+        "_name",
+        "_names",
+        "_reading",
+        "_root",
+        "_store",
+        "_threads",
+        "announcements",
+        "holds",
+        "is_local",
+        "is_primary",
+    )
+
+    def __init__(
+        self,
+        engine: Engine,
+        root: str,
+        names: NameFormat,
+        threads: Threads,
+        reading: Threads,
+        *,
+        writes: bool,
+    ) -> None:
+        self._store = engine.store
+        self._events = engine.events
+        self._root = root
+        self._names = names
+        self._threads = threads
+        self._reading = reading
+        self._hold = WriterHold(engine.store, root)
+        self.is_local = engine.is_local(root)  #: whether each process has it on a disk of its own
+        self._name = engine.agreed_name(root)
+        agrees = writes or self.is_local
+        self._coordinator = engine.coordinator if agrees else SingleProcessCoordinator()
+        self.is_primary = self._coordinator.is_primary  #: whether this process decides for all
+        self.holds = self.is_primary or self.is_local  #: whether it cleans the directory, and deletes steps
+        self.announcements: Announcements | None = self._coordinator.announcements(self._name)
+        """How the primary tells the others what it decided; None if there are none."""
+
+    async def steps(self, opening: Opening | None, leaving: Container[int]) -> Mapping[int, str]:
+        """Return the steps in it, the same in all processes, which all call this: number to name, ascending.
+
+        On a shared disk those that the primary finds; on local ones those that all processes have. Their
+        parts of other steps are removed when they open it.
+
+        Args:
+            opening: How to open it first; None if it is open.
+            leaving: Steps that are about to be deleted.
+
+        Raises:
+            PathError: If it is a checkpoint.
+            RootInUseError: If another manager writes there.
+            StorageError: If the medium refuses.
+            PeerError: If another process could not do its part.
+        """
+        find = partial(self._find, opening, leaving)
+        operation = self._coordinator.operation(f"steps in {self._name}")
+        if operation is None:
+            return await find()
+        if not self.is_local:
+            return await agreed_steps(operation, find, self._names.name)
+
+        async def find_own() -> Mapping[int, OwnStep]:
+            return await self._reading.run(self._own, await find())
+
+        found, parts = await common_steps(operation, find_own)
+        if opening is not None and opening.writes and opening.clean:
+            await self._threads.run(self._remove_parts, parts)
+
+        return found
+
+    async def give_back(self) -> None:
+        """Hold it no more.
+
+        Cancellation:
+            Delivered after `CLOSING_S` at most. If the medium hangs, the hold ends when it goes on, or with
+            the process.
+        """
+        with move_on_after(CLOSING_S, shield=True):
+            try:
+                await self._reading.run(self._hold.release)
+            except StorageError as error:
+                self._events.warning("step.left_behind", path=error.path, error=repr(error))
+
+    async def _find(self, opening: Opening | None, leaving: Container[int]) -> Mapping[int, str]:
+        """Open it, if asked to; list it, where that counts."""
+        listed = None if opening is None else await self._threads.run(self._prepare, opening)
+        if not self.holds:
+            return {}
+
+        found = await self._reading.run(on_disk.find_steps, self._store, self._root, self._names, listed)
+        return {step: name for step, name in found.items() if step not in leaving}
+
+    def _prepare(self, opening: Opening) -> Sequence[str] | None:
+        """Make it ready: write its metadata, and remove what crashed saves left there.
+
+        Returns:
+            What was listed in it, if it was. With 20,000 steps, listing is most of the work.
+        """
+        store, root = self._store, self._root
+        on_disk.check_root(store, root)
+        if not opening.writes:
+            return None
+
+        store.make_directory(root)
+        if not self.holds:
+            return None
+
+        self._hold.take()
+        if opening.metadata is not None:
+            on_disk.write_root_metadata(store, root, opening.metadata)
+
+        listed = on_disk.list_root(store, root)
+        if opening.clean:
+            for name in on_disk.leftovers(listed, self._names):
+                self._clean_up(name, remove_abandoned)
+
+        return listed
+
+    def _own(self, steps: Mapping[int, str]) -> Mapping[int, OwnStep]:
+        """Say of each step on this disk whose part it is."""
+        coordinator, reader = self._coordinator, on_disk.StepReader(self._store)
+        here = coordinator.process_index, tuple(coordinator.processes)
+        found: dict[int, OwnStep] = {}
+        for step, name in steps.items():
+            path = os.path.join(self._root, name)
+            try:
+                mark = reader.disk_mark(path)
+            except CorruptCheckpointError as error:  # then nobody knows, and it is not removed
+                self._events.warning("step.unreadable", path=path, error=repr(error))
+                found[step] = OwnStep(name, None, is_part=False)
+                continue
+
+            is_part = mark is not None and (mark.process, mark.processes) == here
+            save = "" if mark is None else mark.save if is_part else None
+            found[step] = OwnStep(name, save, is_part=is_part)
+
+        return found
+
+    def _remove_parts(self, steps: Mapping[int, str]) -> None:
+        for name in steps.values():
+            self._clean_up(name, lambda store, path: delete_step(store, *os.path.split(path), None))
+
+    def _clean_up(self, name: str, remove: Callable[[Store, str], object]) -> None:
+        path = os.path.join(self._root, name)
+        try:
+            remove(self._store, path)
+        except InUseError:
+            return  # a live save holds the directory it builds in, or somebody reads it
+        except StorageError as error:
+            self._events.warning("step.left_behind", path=path, error=repr(error))
+        else:
+            self._events.info("step.cleaned_up", path=path)

@@ -1,0 +1,1 @@
+"""Which store a path lies in."""

@@ -1,0 +1,52 @@
+"""Which store a path lies in."""
+
+from __future__ import annotations
+
+__all__ = ("StoreFinder",)
+
+from threading import Lock
+from typing import final
+
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.config.config import StoreOptions
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.paths import bucket_of
+
+
+@final
+class StoreFinder:
+    """The store that a caller gave, for every path; or the local one and one for each bucket. Thread-safe.
+
+    Args:
+        given: The caller's; None for those that paths ask for.
+        options: For the others.
+    """
+
+    __slots__ = ("_buckets", "_is_given", "_lock", "_options", "default")
+
+    def __init__(self, given: Store | None, options: StoreOptions) -> None:
+        self.default = LocalStore(io=options.io, links=options.links) if given is None else given
+        self._is_given = given is not None
+        self._options = options
+        self._lock = Lock()
+        self._buckets: dict[str, Store] = {}
+
+    def at(self, path: str) -> Store:
+        """Return the store of an absolute path or a URL. Quick; connects to nothing."""
+        bucket = None if self._is_given else bucket_of(path)
+        if bucket is None:
+            return self.default
+
+        scheme, name = bucket
+        url = f"{scheme}://{name}"
+        with self._lock:
+            if url not in self._buckets:
+                # Here, because local paths need nothing of it.
+                from penstock.handlers.stores.buckets.bucket_store import BucketStore
+                from penstock.handlers.stores.buckets.s3_connection import connect_s3
+
+                options = self._options.s3
+                connect = connect_s3(name, options)
+                self._buckets[url] = BucketStore(url, connect, file_bytes=options.file_bytes)
+
+            return self._buckets[url]

@@ -1,0 +1,77 @@
+"""Files whose layout says in advance where each leaf lies, written by several processes at once.
+
+All processes arrange the same leaves alike, so each knows where its own parts go. The primary makes the files
+before the others hear where, and writes what they begin with when all have written.
+"""
+
+from __future__ import annotations
+
+__all__ = ("check_arranged", "complete_files", "make_files")
+
+from collections.abc import Container
+from contextlib import closing
+
+from penstock.kernel.errors import InvalidLeafError, SpecError, UnsupportedByStoreError
+from penstock.kernel.messages.joint_plan import ArrangedPart
+from penstock.kernel.messages.save import SavePlan
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.protocols.layouts import ArrangedLayout
+from penstock.kernel.protocols.store_capabilities import WritableTogether
+from penstock.kernel.storage.joined_workspace import JoinedWorkspace
+
+
+def check_arranged(run: SaveRun, plan: SavePlan, own: Container[int]) -> None:
+    """Refuse what several processes cannot write into one file.
+
+    Raises:
+        InvalidLeafError: If each process has a leaf for itself: the others do not know where it would lie.
+        SpecError: If there is a base.
+        UnsupportedByStoreError: If a file of the store is written by one process alone.
+    """
+    if not isinstance(run.store, WritableTogether):
+        raise UnsupportedByStoreError("write together", run.path, run.store, WritableTogether)
+    if run.base is not None:
+        raise SpecError(f"a {type(run.layout).__name__} has no files that could be linked: leave out `base`")
+
+    alone = next((at for at in range(len(plan.infos)) if at in own), None)
+    if alone is not None:
+        problem = "each process has it for itself, and where all lies in such a file must be known to all"
+        raise InvalidLeafError(plan.infos[alone].key_path, problem)
+
+
+def make_files(run: SaveRun, plan: SavePlan) -> None:
+    """Make all files of the arrangement, of their full length. Blocking; the primary's.
+
+    With its full length, nobody who writes behind the end of what he sees of a file fills it up with zeros.
+    """
+    layout = run.layout
+    if not isinstance(layout, ArrangedLayout) or isinstance(run.workspace, JoinedWorkspace):
+        return
+
+    arrangement = layout.arrange(run.path, plan.infos, plan.specs, run.custom_metadata)
+    ends = {head.path: len(head.data) for head in arrangement.heads}
+    for place, spec in zip(arrangement.places, plan.specs, strict=True):
+        if place is not None:
+            ends[place.file] = max(ends[place.file], place.offset + spec.nbytes)
+
+    for name, end in ends.items():
+        with closing(run.store.create_data_file(run.workspace.path(name))) as file:
+            file.allocate(end)
+            file.write_at(end - 1, [memoryview(b"\0")])
+
+
+def complete_files(run: SaveRun, part: ArrangedPart) -> None:
+    """Write what each file begins with, and what lies beside the files, durably. Blocking; the primary's.
+
+    Args:
+        run: Of the save.
+        part: With the checksums of what all processes wrote.
+    """
+    assert isinstance(run.store, WritableTogether), "the plan says that it is"
+    for head in part.arrangement.heads:
+        with closing(run.store.open_for_writing(run.workspace.path(head.path))) as file:
+            file.write_at(0, [memoryview(part.digests.head(head.path))])
+            file.sync()
+
+    for document in part.arrangement.documents:
+        run.store.write_file(run.workspace.path(document.path), document.data)

@@ -1,0 +1,167 @@
+"""Saves and restores of a bucket in memory: the budget, what is refused, cancellation, steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.handlers.stores.buckets.bucket_rig import URL, Bucket
+
+from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.handlers.formats.orbax.documents import commit_mark_text
+from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
+from penstock.handlers.stores.buckets.bucket_builds import MARK
+from penstock.handlers.stores.buckets.bucket_store import BucketStore
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.config.config import StoreOptions
+from penstock.kernel.errors import (
+    DestinationExistsError,
+    NotACheckpointError,
+    SaveCancelledError,
+    SpecError,
+    UnsupportedByStoreError,
+)
+from penstock.steps import CheckpointManager, KeepLast
+from penstock.stores.store_finder import StoreFinder
+from penstock.testing import FaultyStore
+
+AssertSame = Callable[[Any, Any], None]
+
+pytestmark = pytest.mark.anyio
+
+PATH = f"{URL}/run/7"
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    return Bucket()
+
+
+def state(step: int = 1) -> dict[str, Any]:
+    return {"w": jnp.arange(300_000.0) * step, "b": np.full(3, step), "name": "run", "step": step}
+
+
+async def test_a_tree_is_saved_described_verified_and_restored(
+    bucket: Bucket, assert_same: AssertSame
+) -> None:
+    async with Checkpointer(store=FaultyStore(bucket.store())) as checkpointer:
+        report = await (await checkpointer.save(PATH, state()))
+        assert report.n_leaves == 4
+        assert_same(await checkpointer.restore(PATH, like=state(2)), state())
+        assert len((await checkpointer.metadata(PATH)).leaves) == 4
+        assert (await checkpointer.verify(PATH)).intact
+        mark = bucket.store().read_file(f"{PATH}/{MARK}")
+        assert commit_mark_text.decode(mark) is not None, "the digest of the record is still in it"
+        with pytest.raises(DestinationExistsError):
+            await (await checkpointer.save(PATH, state(2)))
+        with pytest.raises(UnsupportedByStoreError, match="Exchanges"):
+            await (await checkpointer.save(PATH, state(2), overwrite=True))
+
+        assert checkpointer.statistics().leased == 0
+
+    assert not [key for key in bucket.objects_there() if "penstock-saving" in key]
+
+
+async def test_a_file_is_put_as_soon_as_it_is_full(bucket: Bucket) -> None:
+    store = FaultyStore(bucket.store(file_bytes=2**20))
+    tree = [np.full(2**18, n, np.float32) for n in range(24)]  # a file each
+    async with Checkpointer(store=store) as checkpointer:
+        await (await checkpointer.save(PATH, tree))
+
+    held = most = 0
+    for operation in store.operations:
+        held += {"create_data_file": 1, "data.sync": -1}.get(operation.name, 0)
+        most = max(most, held)
+
+    assert most <= 8 + 1, "one for each request, and the last"
+    assert len(bucket.store().list_directory(f"{PATH}/d")) >= 24
+
+
+@pytest.mark.parametrize("at", ["begin_build", "data.sync", "write_file"])
+async def test_a_cancelled_save_leaves_nothing(bucket: Bucket, at: str) -> None:
+    store = FaultyStore(bucket.store())
+    hang = store.hang_on(at)
+    async with Checkpointer(store=store) as checkpointer:
+        save = await checkpointer.save(PATH, state())
+        await hang.wait_reached()
+        assert bucket.store().kind(PATH) is None
+        save.cancel()
+        hang.release()
+        with pytest.raises(SaveCancelledError):
+            await save
+
+        assert checkpointer.statistics().leased == 0
+
+    assert bucket.objects_there() == []
+
+
+async def test_what_another_one_published_meanwhile_is_not_touched(bucket: Bucket) -> None:
+    store = FaultyStore(bucket.store())
+    hang = store.hang_on("begin_build")
+    async with Checkpointer(store=store) as slow, Checkpointer(store=bucket.store()) as quick:
+        save = await slow.save(PATH, state(1))
+        await hang.wait_reached()
+        await (await quick.save(PATH, state(2)))
+        hang.release()
+        with pytest.raises(DestinationExistsError):
+            await save
+
+        assert (await quick.restore(PATH))["step"] == 2
+
+
+async def test_steps_are_saved_listed_and_deleted(bucket: Bucket) -> None:
+    async with CheckpointManager(f"{URL}/run", keep=KeepLast(1), store=bucket.store()) as manager:
+        for step in (1, 2):
+            save = await manager.save(step, state(step))
+            assert save is not None
+            await save
+
+        await manager.wait()
+        assert list(manager.all_steps()) == [2]
+        assert (await manager.restore())["step"] == 2
+
+    assert bucket.store().list_folders(f"{URL}/run") == ["2"]
+
+
+async def test_a_step_that_is_being_saved_is_none(bucket: Bucket) -> None:
+    store = FaultyStore(bucket.store())
+    hang = store.hang_on("publish")
+    async with Checkpointer(store=store) as checkpointer, Checkpointer(store=bucket.store()) as reader:
+        await (await reader.save(f"{URL}/run/6", state(6)))
+        save = await checkpointer.save(PATH, state(7))
+        await hang.wait_reached()
+        with pytest.raises(NotACheckpointError, match="does not exist"):
+            await reader.restore(PATH)
+
+        assert (await reader.restore(f"{URL}/run"))["step"] == 6
+        hang.release()
+        await save
+        assert (await reader.restore(f"{URL}/run"))["step"] == 7
+
+
+def test_each_path_has_its_store() -> None:
+    finder = StoreFinder(None, StoreOptions())
+    assert isinstance(finder.at("/run"), LocalStore)
+    found = finder.at("s3://bucket/run")
+    assert isinstance(found, BucketStore)
+    assert found is finder.at("s3://bucket/other")
+    assert found is not finder.at("s3://bucket-2/run")
+    given = LocalStore()
+    assert StoreFinder(given, StoreOptions()).at("s3://bucket/run") is given
+
+
+async def test_a_base_in_another_store_is_refused(tmp_path: Any) -> None:
+    async with Checkpointer() as checkpointer:
+        with pytest.raises(SpecError, match="not in the store"):
+            await checkpointer.save("s3://bucket/run/7", state(), base=tmp_path / "6")
+
+
+async def test_what_is_not_written_to_a_bucket_yet_is_refused(bucket: Bucket) -> None:
+    async with Checkpointer(store=bucket.store(), layout=SafetensorsLayout()) as checkpointer:
+        with pytest.raises(SpecError, match="cannot be written to a bucket yet"):
+            await checkpointer.save(f"{URL}/model.safetensors", {"a": np.ones(3)})
+
+    assert bucket.objects_there() == []

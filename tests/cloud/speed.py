@@ -1,0 +1,110 @@
+"""How fast a save to and a restore from a bucket are, beside a loop of PUTs and GETs written by hand.
+
+    python -m tests.cloud.speed [--mib 256] [--rounds 3]
+
+Both send and get the same bytes, in objects of the same size and as many at once, through obstore, to and
+from SeaweedFS on this machine. Each round does both, one after the other; the table has the medians. CPU
+time is that of this process alone, without the server's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import anyio
+import numpy as np
+from tests.cloud.servers import Server, seaweedfs
+
+import penstock
+from penstock.kernel.config.bucket_options import BucketOptions
+
+FILE_BYTES = BucketOptions().file_bytes
+AT_ONCE = 4
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What one run took."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def timed(work: Callable[[], Any]) -> Taken:
+    before, start = resource.getrusage(resource.RUSAGE_SELF), perf_counter()
+    work()
+    wall_s, after = perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
+    return Taken(wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+
+def by_hand(server: Server, prefix: str, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Taken, Taken]:
+    """Put the bytes of all arrays as objects, and get them into fresh arrays."""
+    obstore: Any = import_module("obstore")
+    store = server.store()
+    parts = [
+        (f"{prefix}/{number}-{at}", array.view(np.uint8).reshape(-1)[at : at + FILE_BYTES])
+        for number, array in enumerate(arrays)
+        for at in range(0, array.nbytes, FILE_BYTES)
+    ]
+
+    def put(part: tuple[str, Any]) -> None:
+        obstore.put(store, part[0], part[1].data, use_multipart=False)
+
+    def get(part: tuple[str, Any]) -> None:
+        found = obstore.get(store, part[0]).bytes()
+        np.empty(len(found), np.uint8)[:] = np.frombuffer(found, np.uint8)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return timed(lambda: list(pool.map(put, parts))), timed(lambda: list(pool.map(get, parts)))
+
+
+def by_penstock(path: str, tree: Any) -> tuple[Taken, Taken]:
+    return (
+        timed(lambda: anyio.run(penstock.save, path, tree)),
+        timed(lambda: anyio.run(partial(penstock.restore, path, like=tree))),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mib", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    generator = np.random.default_rng(0)
+    each = options.mib * MIB // 8 // 4
+    arrays = [generator.standard_normal(each, np.float32).reshape(-1, 1024) for _ in range(8)]
+    tree = {f"w{number}": array for number, array in enumerate(arrays)}
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    rows: dict[str, list[Taken]] = {}
+    with tempfile.TemporaryDirectory(dir=memory) as folder, seaweedfs(Path(folder)) as server:
+        os.environ.update(server.environ())
+        for number in range(options.rounds + 1):  # the first one warms up
+            found = {"by hand": by_hand(server, f"hand/{number}", arrays)}
+            found["penstock"] = by_penstock(f"s3://bucket/run/{number}", tree)
+            for who, taken in found.items() if number else ():
+                for what, one in zip(("put", "get"), taken, strict=True):
+                    rows.setdefault(f"{what}, {who}", []).append(one)
+
+    gib = options.mib / 1024
+    sys.stdout.write(f"{'':20s} {'MiB/s':>8s} {'CPU s/GiB':>10s}" + "\n")
+    for row, measured in sorted(rows.items(), reverse=True):
+        wall_s, cpu_s = median(one.wall_s for one in measured), median(one.cpu_s for one in measured)
+        sys.stdout.write(f"{row:20s} {options.mib / wall_s:8.0f} {cpu_s / gib:10.2f}" + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""`penstock.convert` from a disk to a bucket and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.cloud.servers import Server
+
+import penstock
+from penstock.kernel.config.config import Config
+from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel.errors import NotACheckpointError, SpecError
+
+AssertSame = Callable[[Any, Any], None]
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"w": np.arange(600_000.0).reshape(-1, 100) * step, "b": np.ones(3), "step": step}
+
+
+@pytest.mark.parametrize("form", [SaveFormat(), SaveFormat(ocdbt=False), SaveFormat(codec="zstd")])
+async def test_a_checkpoint_goes_to_a_bucket_and_back(
+    environ: Server, tmp_path: Path, form: SaveFormat, assert_same: AssertSame
+) -> None:
+    url = environ.url()
+    await penstock.save(tmp_path / "1", state(1), custom_metadata={"by": "me"})
+    options = {"file_bytes": "1MiB"}
+    config = Config.load(arguments={"store": {"s3": options}})
+    await penstock.convert(tmp_path / "1", f"{url}/run/1", config=config, save_format=form)
+    async with penstock.Checkpointer() as checkpointer:
+        assert_same(await checkpointer.restore(f"{url}/run/1"), state(1))
+        assert (await checkpointer.verify(f"{url}/run/1")).intact
+
+    await penstock.convert(f"{url}/run/1", tmp_path / "back")
+    assert_same(await penstock.restore(tmp_path / "back"), state(1))
+    assert (await penstock.metadata(tmp_path / "back")).custom_metadata == {"by": "me"}
+
+
+async def test_all_steps_go(environ: Server, tmp_path: Path) -> None:
+    url = environ.url()
+    for step in (1, 2):
+        await penstock.save(tmp_path / "run" / str(step), state(step))
+
+    await penstock.convert(tmp_path / "run", f"{url}/run")
+    await penstock.convert(f"{url}/run", tmp_path / "back")
+    assert (await penstock.restore(tmp_path / "back"))["step"] == 2
+
+
+async def test_safetensors_come_from_a_disk_and_go_to_no_bucket(environ: Server, tmp_path: Path) -> None:
+    url = environ.url()
+    await penstock.export_safetensors({"a": np.ones(3)}, tmp_path / "model.safetensors")
+    await penstock.convert(tmp_path / "model.safetensors", f"{url}/1")
+    with pytest.raises(SpecError, match="cannot be written to a bucket yet"):
+        await penstock.convert(f"{url}/1", f"{url}/model.safetensors")
+
+    await penstock.convert(f"{url}/1", tmp_path / "back.safetensors")
+    assert (await penstock.restore(tmp_path / "back.safetensors"))["a"].tolist() == [1, 1, 1]
+
+
+async def test_a_checkpoint_is_deleted(environ: Server) -> None:
+    url = environ.url()
+    await penstock.save(f"{url}/1", state(1))
+    await penstock.save(f"{url}/2", state(2))
+    await penstock.delete(f"{url}/1")
+    with pytest.raises(NotACheckpointError):
+        await penstock.restore(f"{url}/1")
+
+    assert (await penstock.restore(url))["step"] == 2

@@ -1,0 +1,130 @@
+"""What a save and a restore make of a server and a network that fail: a right result, or a right error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.cloud.fault_proxy import Action, FaultProxy, fault_proxy
+from tests.cloud.servers import Server
+
+from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.handlers.stores.buckets.bucket_store import BucketStore
+from penstock.handlers.stores.buckets.s3_connection import connect_s3
+from penstock.kernel.config.bucket_options import BucketOptions
+from penstock.kernel.config.config import Config
+from penstock.kernel.errors import (
+    AccessDeniedError,
+    ChecksumError,
+    OutcomeUnknownError,
+    PenstockError,
+    ThrottledError,
+    UnreachableError,
+)
+
+AssertSame = Callable[[Any, Any], None]
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+
+DATA, DOCUMENT, CLAIM, MARK = "/d/", "manifest", "penstock-saving", "commit_success"
+
+
+@pytest.fixture
+def proxy(environ: Server, monkeypatch: pytest.MonkeyPatch) -> Generator[FaultProxy]:
+    with fault_proxy(environ.endpoint) as found:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", found.endpoint)
+        yield found
+
+
+def quick() -> Config:
+    """Gives up sooner than it should in earnest."""
+    options = {"request_s": 3.0, "retry_s": 10.0, "retries": 3}
+    return Config.load(environ={}, arguments={"store": {"s3": options}})
+
+
+def state() -> dict[str, Any]:
+    return {"a": np.arange(3_000_000.0), "b": np.ones(10)}
+
+
+def direct(server: Server) -> BucketStore:
+    return BucketStore("s3://bucket", connect_s3("bucket", BucketOptions(endpoint=server.endpoint)))
+
+
+@pytest.mark.parametrize("action", ["refuse", "reset", "lost_reply", "conflict"])
+@pytest.mark.parametrize("what", [DATA, DOCUMENT, CLAIM, MARK])
+async def test_a_save_survives_one_failure_of_any_request(
+    environ: Server, proxy: FaultProxy, what: str, action: Action, assert_same: AssertSame
+) -> None:
+    path = f"{environ.url()}/7"
+    proxy.fail(f"^PUT .*{what}", action)
+    async with Checkpointer(config=quick()) as checkpointer:
+        await (await checkpointer.save(path, state()))
+        assert proxy.fired() == [action]
+        assert_same(await checkpointer.restore(path), state())
+
+    assert direct(environ).list_directory(path.rsplit("/", 1)[0]) == ["7"]
+
+
+@pytest.mark.parametrize("what", [DATA, DOCUMENT, CLAIM, MARK])
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [("deny", AccessDeniedError), ("refuse", ThrottledError), ("hang", UnreachableError)],
+)
+async def test_a_save_that_keeps_failing_says_why_and_leaves_nothing_to_be_seen(
+    environ: Server, proxy: FaultProxy, what: str, action: Action, expected: type[PenstockError]
+) -> None:
+    path = f"{environ.url()}/7"
+    proxy.fail(f"^PUT .*{what}", action, count=10**6)
+    unknown = what == MARK and action != "deny"
+    async with Checkpointer(config=quick()) as checkpointer:
+        with pytest.raises(OutcomeUnknownError if unknown else expected) as caught:
+            await (await checkpointer.save(path, state()))
+
+    assert path in str(caught.value)
+    store = direct(environ)
+    assert store.kind(path) is None
+    if unknown:  # whole, but for its mark
+        assert proxy.fired()
+        return
+
+    proxy.rules.clear()
+    async with Checkpointer(config=quick()) as checkpointer:
+        await (await checkpointer.save(path, state()))
+
+
+@pytest.mark.parametrize("action", ["refuse", "reset", "truncate"])
+@pytest.mark.parametrize("what", [DATA, DOCUMENT])
+async def test_a_restore_survives_one_failure_of_any_request(
+    environ: Server, proxy: FaultProxy, what: str, action: Action, assert_same: AssertSame
+) -> None:
+    path = f"{environ.url()}/7"
+    async with Checkpointer(config=quick()) as checkpointer:
+        await (await checkpointer.save(path, state()))
+        proxy.fail(f"^GET .*{what}", action)
+
+    async with Checkpointer(config=quick()) as checkpointer:
+        assert_same(await checkpointer.restore(path), state())
+
+    assert proxy.fired() == [action]
+
+
+async def test_a_flipped_bit_is_noticed(environ: Server, proxy: FaultProxy) -> None:
+    path = f"{environ.url()}/7"
+    async with Checkpointer(config=quick()) as checkpointer:
+        await (await checkpointer.save(path, state()))
+        proxy.fail(f"^GET .*{DATA}", "flip", count=10**6)
+
+    async with Checkpointer(config=quick()) as checkpointer:
+        with pytest.raises(ChecksumError):
+            await checkpointer.restore(path)
+
+
+async def test_a_restore_from_a_server_that_hangs_ends(environ: Server, proxy: FaultProxy) -> None:
+    path = f"{environ.url()}/7"
+    async with Checkpointer(config=quick()) as checkpointer:
+        await (await checkpointer.save(path, state()))
+        proxy.fail(f"^GET .*{DATA}", "hang", count=10**6)
+        with pytest.raises(UnreachableError):
+            await checkpointer.restore(path)

@@ -1,0 +1,52 @@
+"""Steps under Orbax's names, in a job of several processes."""
+
+from __future__ import annotations
+
+import pytest
+from tests.processes.launcher import Job, run_once
+
+CASES = (
+    "orbaxs_manager_saves_steps",
+    "orbaxs_manager_decides_once",
+    "orbaxs_v1_saves",
+)
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(118)]
+
+
+@pytest.fixture(scope="session", params=[2, pytest.param(4, marks=pytest.mark.slow)], ids=["two", "four"])
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Two processes, or four."""
+    return run_once(tmp_path_factory, request.param, CASES, about=", with steps")
+
+
+def test_a_manager_saves_steps_in_all_processes(job: Job) -> None:
+    for result in job.results("orbaxs_manager_saves_steps"):
+        assert result["saved"] == [True, False, True, True]
+        assert (result["steps"], result["best"]) == ([0, 4], 0)
+        assert result["there"] == ["0", "4", "metadata"]
+        assert result["after deleting"] == [0]
+        assert result["again"] == [0]
+        assert (result["root"], result["metrics"]) == ({"run": 1}, {"score": 3.0})
+        assert (result["differs"], result["by Orbax"], result["Orbax's"]) == ([], [], [0])
+        assert result["preempted"] is False
+
+
+def test_process_0_decides_for_all(job: Job) -> None:
+    for rank, result in enumerate(job.results("orbaxs_manager_decides_once")):
+        assert result["saved"] == [True, False, True, False, True]
+        assert result["steps"] == [1, 5]
+        told, steps = result["policy"]
+        assert told == [*(["LookupError"] if rank == 0 else ["PeerFailedError"])]
+        assert steps == [1, 2]
+        assert (result["differs"], result["left"], result["then"]) == ("['own']", [], True)
+
+
+def test_v1_saves_in_all_processes(job: Job) -> None:
+    for rank, result in enumerate(job.results("orbaxs_v1_saves")):
+        assert (result["tree"], result["items"]) == ([], [{"step": 7}])
+        assert (result["steps"], result["saved"], result["latest"]) == ([True, True], True, 3)
+        assert (result["loaded"], result["by Orbax"]) == ([], [])
+        assert result["differs"].startswith("['rank']: process 0 has ")
+        assert result["own"] == rank
+        assert result["there"] == ["items", "run", "tree"]

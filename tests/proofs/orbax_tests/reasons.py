@@ -1,0 +1,145 @@
+"""Why a test of Orbax that fails on penstock says nothing about penstock, or what it says.
+
+A failure is out of scope if a rule knows its error, or if the test is named here. Any other counts.
+"""
+
+from __future__ import annotations
+
+__all__ = ("reason_of",)
+
+import re
+from typing import Final
+
+PRIVATE: Final = "looks at, calls or patches private parts of Orbax"
+MIXED: Final = "gives a private function of Orbax one of our objects, or compares ours with one that it made"
+WORDS: Final = "the error is of the right kind, and its words are ours"
+MONITORING: Final = "expects Orbax's own records in jax.monitoring or its log"
+PROCESSES: Final = "needs two processes; see tests/processes"
+PATHWAYS: Final = "is for Pathways, or for Google's storage"
+
+_RULES: Final = (
+    (r"has no attribute '_\w|does not have the attribute '_|no attribute '_", PRIVATE),
+    (r"got an unexpected keyword argument", PRIVATE),
+    (r"AlreadyExistsError: Handler type <class 'substituted", PRIVATE),  # setUp empties a private registry
+    (r"Unsupported checkpoint layout: CheckpointLayout", MIXED),
+    (r"HandlerFailedError: .*orbax\.checkpoint\._src", MIXED),
+    (r'Resource not defined: "cache_pool', MIXED),  # Orbax's leaf handlers with options of ours
+    (r"is not an instance of <class '(orbax|penstock)", MIXED),
+    (r"must be any one of types .*got <class 'penstock", MIXED),
+    (r"Unsupported type: <class 'penstock", MIXED),
+    (r"<class 'penstock[^>]*> != <class 'orbax|<class 'orbax[^>]*> != <class 'penstock", MIXED),
+    (r"orbax\.checkpoint\.[\w.]*\._src\.[\w.]*(Error|Exception)", MIXED),
+    (r'^AssertionError: ".*" does not match', WORDS),
+    (r"record_scalar|record_event|no logs of level", MONITORING),
+    (r"^AssertionError: 1 != [24] \[|^AssertionError: 1 not greater than 1", PROCESSES),
+    (r"module 'orbax\.checkpoint\._src\.[\w.]*' has no attribute", PRIVATE),
+    (r"^AssertionError \[", PROCESSES),  # `assert jax.process_count() == 2`, in setUp
+    (r"[Pp]athways|gs://|GCS", PATHWAYS),
+)
+
+_PARTIAL: Final = "`partial.finalize` writes one checkpoint anew, and takes no files of others along"
+
+# File -> test (as a regular expression) -> what the differences page says of it, in short.
+_NAMED: Final[dict[str, dict[str, str]]] = {
+    "checkpoint_manager_test": {
+        r"test_async_error_.*": "a failure in the background is raised once, and leaves no directory",
+        r"test_save_preempted_.*": "a save that fails leaves no directory",
+        r"test_metadata_(save|finalize)_preemption_.*": "a save that fails leaves no directory",
+        r"test_delete": "`.penstock-writer` lies in the directory while a manager saves there",
+        r"test_configure_atomicity": "`temporary_path_class` is refused",
+        r"test_single_host_load_and_broadcast": "`single_host_load_and_broadcast` is without effect",
+        r"test_save_and_restore_(composite|standard)_logger": PRIVATE,
+        r"test_save_step_metadata": MIXED,
+    },
+    "_src.checkpointers.async_checkpointer_test": {
+        r"test_(async_save_with_async_directory_creation|async_step_metadata_save)": (
+            "the directory is there when `save` returns, and its documents are written in the background"
+        ),
+        r"test_(memory_limiting\d|primary_host_background_error\d|save_preempted.*)": PRIVATE,
+        r"test_(interleave)": PROCESSES,
+        r"test_configure_atomicity": "`temporary_path_class` is refused",
+        r"test_save_step_metadata": MIXED,
+        r"test_save_with_failing_array_metadata_store_in_finalize": "the default validator is not asked",
+    },
+    "_src.checkpointers.checkpointer_test": {
+        r"test_(memory_limiting\d|save_preempted.*)": PRIVATE,
+        r"test_configure_atomicity": "`temporary_path_class` is refused",
+        r"test_save_step_metadata": MIXED,
+        r"test_save_with_failing_array_metadata_store_in_finalize": "the default validator is not asked",
+    },
+    "_src.handlers.pytree_checkpoint_handler_test": {
+        r"test_(concurrent_gb_(save|restore)|enable_pinned_host_transfer|partial_restore)\d": PRIVATE,
+        r"test_array_handler_replica_separate_folder\d": "there is one database",
+        r"test_partial_restore_with_omission_unexpected_keys\d": "a leaf that is not stored is an error",
+        r"test_save_with_missing_array_metadata_.*": "the default validator is not asked",
+        r"test_(save_mixed\d|sharding_variable_devices)": PROCESSES,
+        r"test_reshard\d+": MIXED,
+    },
+    "experimental.v1._src.handlers.pytree_handler_test": {
+        r"test_(concurrent_gb_(save|restore)\d|enable_pinned_host_transfer\d|save_async)": PRIVATE,
+        r"test_(save_mixed\d|sharding_variable_devices)": PROCESSES,
+    },
+    "experimental.v1._src.testing.save_load_test": {
+        r"test_(overwrites|primary_host_background_error\d|save_async)": PRIVATE,
+        r"test_.*increments_operation_id.*": PRIVATE,
+        r"test_load_and_broadcast": "every process reads what it needs",
+    },
+    "_src.handlers.pytree_metadata_test": {r"test_as_custom_metadata\d": MIXED},
+    "_src.serialization.type_handlers_test": {
+        r"test_callback_traversal_with_dispatcher\d": "a `dispatcher` is refused",
+        r"test_callback_traversal_without_dispatcher\d": PRIVATE,
+    },
+    "_src.logging.standard_logger_test": {r"test_log_entry": "entries are events of penstock's log"},
+    "_src.metadata.array_metadata_store_test": {r"test_resolve_array_metadata_store_.*": MIXED},
+    "_src.metadata.sharding_test": {
+        r"test_convert_between_jax_named_.*": "expects one device; there are eight"
+    },
+    "_src.path.deleter_test": {r"test_.*": PRIVATE},
+    "checkpoint_utils_test": {r"test_checkpoints_iterator\d": "`tmp_checkpoints` returns names"},
+    "_src.path.step_test": {
+        r"test_(find_(all|step)_.*|custom_prefix_cvl)": "an empty directory is no step",
+        r"test_(latest_step_metadata|step_metadata_of_.*)": "an empty directory is no step",
+        r"test_single_host_load_and_broadcast_name_format_.*": PRIVATE,
+    },
+    "_src.metadata.checkpoint_test": {
+        r"test_pickle\d": "a store that writes can be pickled, too",
+        r"test_write_unknown_file_path\d": "a write has failed when it returns",
+    },
+    "experimental.v1._src.testing.compatibility.metadata_compatibility_test": {
+        r"test_metadata_critical_corruptions\d": "a description that is gone or damaged is an error",
+    },
+    "experimental.v1._src.handlers.registration_test": {r"test_global_registry": MIXED},
+    "experimental.v1._src.layout.orbax_layout_test": {r"test_v1_validate_checkpointables_.*": MIXED},
+    "experimental.v1._src.loading.layout_loading_test": {r"test_load_async\d": "`load_async` works"},
+    "experimental.v1._src.context.context_test": {
+        r"test_(collect_ids_with_collections|context_var_reset_.*|frozen_ids_.*)": PRIVATE,
+    },
+    "experimental.v1._src.partial.saving_test": {r"test_finalize_(file_collision|rename_os_error)": _PARTIAL},
+    "experimental.v1._src.partial.saving_multihost_test": {
+        r"test_finalize_(file_collision|rename_os_error)": _PARTIAL,
+    },
+    "experimental.v1._src.serialization.array_leaf_handler_test": {r"test_simple_checkpoint\d+": MIXED},
+    "experimental.v1._src.serialization.scalar_leaf_handler_test": {r"test_simple_checkpoint\d+": MIXED},
+    "experimental.v1._src.serialization.options_resolution_test": {r"test_resolve_.*": MIXED},
+    "experimental.v1._src.context.options_test": {
+        r"test_v0_conversion_.*": "options have no method `v0`",
+        r"test_memory_options_propagation": PRIVATE,
+    },
+    "experimental.v1._src.layout.safetensors_layout_test": {r"test_.*read_chunk_bytes.*": MIXED},
+}
+
+
+def reason_of(file: str, test: str, why: str) -> str | None:
+    """Return why a failure does not count; None if it does.
+
+    Args:
+        file: Of the tests, as its results are called.
+        test: Class and method.
+        why: What was said of the failure.
+    """
+    method = test.rpartition(".")[2]
+    for pattern, reason in _NAMED.get(file, {}).items():
+        if re.fullmatch(pattern, method):
+            return reason
+
+    return next((reason for pattern, reason in _RULES if re.search(pattern, why)), None)

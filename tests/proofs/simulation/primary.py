@@ -1,0 +1,194 @@
+"""What the primary does for thousands of others: the real stages, and parts as others bring them."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tests.bench.stalls import beating
+from tests.proofs.memory import forget_peak, resident
+from tests.proofs.simulation.services import CountedKeyValues, EveryoneElse
+
+from penstock.checkpointer.engine import make_engine
+from penstock.handlers.leaves.default_handlers import default_handlers
+from penstock.handlers.leaves.jax_arrays import sharding
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.config.config import Config
+from penstock.kernel.config.job_limits import JobLimits
+from penstock.kernel.coordination.job_coordinator import JobCoordinator
+from penstock.kernel.memory.regulator import MemoryRegulator
+from penstock.kernel.messages.joint_plan import JointPlan
+from penstock.kernel.messages.leaves import Leaves
+from penstock.kernel.messages.save import SavePlan, WrittenBatch
+from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo
+from penstock.kernel.protocols.written import Written
+from penstock.kernel.storage.workspace import Workspace
+from penstock.stages.commit import Commit
+from penstock.stages.finalize import Finalize
+from penstock.stages.joint.part_columns import encoded_part
+
+P: Any = PartitionSpec  # which jax does not annotate
+ROW = (1, 16)  # what each process holds of each leaf
+CHUNK_NBYTES = 64
+SAVES = ("first_s", "again_s")
+NOTHING_ELSE: Any = {
+    "overwrite": False,
+    "custom_metadata": None,
+    "save_args": None,
+    "base": None,
+    "compare": "identity",
+}
+LIMITS = JobLimits(join_s=400.0, write_s=400.0, silence_s=300.0, beat_s=1.0, call_s=100.0)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A tree of which each process holds a row of each leaf."""
+
+    n_leaves: int
+    n_processes: int
+    infos: Sequence[ParamInfo]
+    specs: Sequence[LeafSpec]
+
+    @classmethod
+    def of(cls, n_leaves: int, n_processes: int) -> Tree:
+        """Make it as a model has it: layers with eight arrays each, sharded over all processes."""
+        shape = (n_processes, ROW[1])
+        text = _sharding_text(n_processes)
+        spec = LeafSpec("jax.Array", shape, "float32", 4, ROW, ROW, sharding=text, is_global=True)
+        keys = [("params", f"layer_{at // 8:05}", f"w{at % 8}") for at in range(n_leaves)]
+        kinds = (KeyKind.MAPPING,) * 3
+        infos = [ParamInfo(each, kinds, "".join(f"[{key!r}]" for key in each)) for each in keys]
+        return cls(n_leaves, n_processes, infos, [spec] * n_leaves)
+
+    def written_by(self, process: int) -> WrittenBatch:
+        """Return what one process says that it wrote."""
+        file, sums = data_file(process), random.Random(process)
+        written = [
+            Written(at, (process, 0), 0, file, at * CHUNK_NBYTES, CHUNK_NBYTES, sums.getrandbits(32))
+            for at in range(self.n_leaves)
+        ]
+        return WrittenBatch((), tuple(written))
+
+    def parts(self) -> Iterator[bytes]:
+        """Yield what each process but the primary brings."""
+        for process in range(1, self.n_processes):
+            yield b"=" + encoded_part(self.specs, [self.written_by(process)])
+
+
+def data_file(process: int) -> str:
+    """Return where a process writes."""
+    return f"ocdbt.process_{process}/d/{process:032x}"
+
+
+def _sharding_text(n_processes: int) -> str:
+    """Return the text for one device in each process, as long as with a real mesh of that size."""
+    import jax
+
+    one = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("x",)), P("x"))
+    text = sharding.encode(one) or ""
+    ids = ", ".join([f'{{"id": {at}}}' for at in range(n_processes)])
+    return text.replace('"shape": [1]', f'"shape": [{n_processes}]').replace('{"id": 0}', ids)
+
+
+async def save_as_primary(n_leaves: int, n_processes: int, folder: Path) -> dict[str, Any]:
+    """Save a tree twice: the second time, what depends on the tree alone is known.
+
+    Args:
+        n_leaves: Of the tree.
+        n_processes: Each holds a row of each leaf.
+        folder: Where the last checkpoint stays, with data files of the right length that hold no bytes.
+    """
+    tree = Tree.of(n_leaves, n_processes)
+    began = time.process_time()
+    parts = list(tree.parts())
+    told_s = (time.process_time() - began) / max(len(parts), 1)
+    service = CountedKeyValues(EveryoneElse(n_processes, b"plan", parts))
+    engine = make_engine(
+        Config(), MemoryRegulator(2**30), default_handlers(entry_points=False), None, None, None,
+        JobCoordinator(service, 0, n_processes, LIMITS),
+    )  # fmt: skip
+    handlers = [engine.registry.for_typestr("jax.Array", "")] * n_leaves
+    plan = SavePlan(
+        infos=tree.infos,
+        specs=tree.specs,
+        handlers=handlers,
+        joint=JointPlan(shares=[CHUNK_NBYTES] * n_leaves, digest=b"plan", describe=list, agree=_never_called),
+    )
+    found: dict[str, Any] = {"leaves": n_leaves, "processes": n_processes, "part_s": told_s}
+    found["parts_bytes"] = sum(map(len, parts))
+    threads = Threads()
+    forget_peak()
+    before = resident("VmRSS")
+    async with beating() as heartbeat:
+        for number, name in enumerate(SAVES):
+            path = str(folder / f"step_{number}")
+            run = engine.save_run(path, threads, **NOTHING_ELSE)
+            heartbeat.reset()
+            found |= await _save(run, tree, plan, name)
+            found["stall_s"] = heartbeat.worst_s()
+
+    found["peak_mib"] = (resident("VmHWM") - before) / 2**20
+    found |= {name: _nbytes(folder / "step_1", files) for name, files in _DOCUMENTS.items()}
+    return found
+
+
+async def _never_called(joint: JointPlan) -> bytes:
+    raise AssertionError("the processes agree before the stages begin here")
+
+
+async def _save(run: SaveRun, tree: Tree, plan: SavePlan, name: str) -> dict[str, float]:
+    """Do what the primary does once its own arrays are written; see `Agree`."""
+    operation, workspace = run.operation, run.workspace
+    assert operation is not None
+    assert isinstance(workspace, Workspace)
+    own = tree.written_by(0)
+    leaves = Leaves(range(tree.n_leaves), tree.specs, None, tree.infos, plan.handlers)
+    batch = WrittenBatch(leaves, own.written, plan=plan)
+    async with operation.running():
+        await operation.agree(b"plan", list)
+        workspace.build_below(operation.identity)
+        await workspace.open()
+        await operation.begin(workspace.path(""))
+        await anyio.to_thread.run_sync(_leave_data_files, workspace.path, tree)
+        wall, cpu = time.perf_counter(), time.process_time()
+        async with Commit().open(run) as commit, Finalize().open(run) as finalize:
+            actor: Any = commit
+            await actor(batch)
+            async for committed in actor.finish():
+                publish: Any = finalize
+                await publish(committed)
+
+    return {name: time.perf_counter() - wall, name.replace("_s", "_cpu_s"): time.process_time() - cpu}
+
+
+def _leave_data_files(path: Callable[[str], str], tree: Tree) -> None:
+    """Make the data files of all processes, of the right length and without bytes."""
+    for process in range(tree.n_processes):
+        file = path(data_file(process))
+        os.makedirs(os.path.dirname(file))
+        with open(file, "wb") as opened:
+            opened.truncate(tree.n_leaves * CHUNK_NBYTES)
+
+
+_DOCUMENTS = {
+    "index_bytes": ("manifest.ocdbt", "d"),
+    "integrity_bytes": ("_PENSTOCK_INTEGRITY",),
+    "sharding_bytes": ("_sharding",),
+    "metadata_bytes": ("_METADATA", "array_metadatas"),
+}
+
+
+def _nbytes(path: Path, names: Sequence[str]) -> int:
+    found = [path / name for name in names]
+    files = [file for each in found for file in (each, *each.rglob("*")) if file.is_file()]
+    return sum([file.stat().st_size for file in files])

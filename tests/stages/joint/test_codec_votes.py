@@ -1,0 +1,67 @@
+"""Votes about the codec `auto`: how they are counted, and what becomes of the plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.kernel.errors import CoordinationError
+from penstock.kernel.messages.save import SavePlan
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.stages.joint.codec_votes import (
+    ENCODED,
+    MUST_BE_PLAIN,
+    NO_VOTE,
+    PLAIN,
+    counted,
+    undecided,
+    with_codecs,
+)
+
+
+@pytest.mark.parametrize(
+    ("votes", "is_encoded"),
+    [
+        ([ENCODED], True),
+        ([PLAIN], False),
+        ([NO_VOTE], False),
+        ([ENCODED, NO_VOTE, NO_VOTE], True),
+        ([ENCODED, PLAIN], False),
+        ([ENCODED, PLAIN, ENCODED], True),
+        ([ENCODED, ENCODED, MUST_BE_PLAIN], False),
+    ],
+)
+def test_more_must_be_for_it_than_against_it(votes: list[int], is_encoded: bool) -> None:
+    assert counted([bytes([vote]) for vote in votes]) == bytes([is_encoded])
+
+
+def test_each_leaf_is_counted_by_itself() -> None:
+    assert counted([bytes([ENCODED, PLAIN]), bytes([NO_VOTE, PLAIN])]) == bytes([1, 0])
+
+
+def test_votes_about_other_leaves_are_refused() -> None:
+    with pytest.raises(CoordinationError):
+        counted([bytes([ENCODED]), bytes([ENCODED, PLAIN])])
+    with pytest.raises(CoordinationError):
+        with_codecs(plan_of(["auto"]), [0], b"", "zstd:1")
+
+
+def test_what_is_decided_stands_in_the_plan_and_specs_stay_shared() -> None:
+    plan = plan_of(["auto", None, "auto", "auto"])
+    after = with_codecs(plan, undecided(plan), bytes([1, 0, 1]), "zstd:1")
+
+    assert [spec.codec for spec in after.specs] == ["zstd:1", None, None, "zstd:1"]
+    assert after.specs[0] is after.specs[3]
+    assert after.specs[1] is plan.specs[1]
+
+
+def test_a_process_decides_alone_about_what_it_has_for_itself() -> None:
+    assert undecided(plan_of(["auto", "auto"], own=[0])) == [1]
+
+
+def plan_of(codecs: list[str | None], own: list[int] | None = None) -> SavePlan:
+    shared = {codec: LeafSpec("np.ndarray", (4,), "float32", 4, (4,), codec=codec) for codec in codecs}
+    infos = [
+        ParamInfo((str(at),), (), f"['{at}']", own_from=1 if at in (own or []) else None)
+        for at in range(len(codecs))
+    ]
+    return SavePlan(infos=infos, specs=[shared[codec] for codec in codecs], handlers=[])
