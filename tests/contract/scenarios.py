@@ -17,6 +17,7 @@ import numpy as np
 import trio
 from anyio.lowlevel import current_token
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tests.open_files import open_below
 from tests.stages.stage_rig import Parcel, ParcelHandler, with_parcels
 
 from penstock.checkpointer.checkpointer import Checkpointer
@@ -203,7 +204,7 @@ class Place:
             assert threads is None or threads.busy == 0
 
         assert self.store.open_files == 0
-        assert not files or descriptors_below(self.folder) == []
+        assert not files or open_below(self.folder) == []
 
 
 Found: TypeAlias = dict[str, tuple[int, int, int]]
@@ -215,20 +216,6 @@ def found_at(path: Path) -> Found:
     files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
     stats = {str(each): each.stat() for each in files}
     return {name: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
-
-
-def descriptors_below(folder: Path) -> list[str]:
-    """Files of this process that are open in a folder."""
-    found: list[str] = []
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{number}")
-        except OSError:
-            continue
-        if target.startswith(str(folder)):
-            found.append(target)
-
-    return found
 
 
 @contextmanager

@@ -15,11 +15,11 @@ from tests.contract.scenarios import (
     RESTORINGS,
     SAVINGS,
     Place,
-    descriptors_below,
     no_task_is_left,
     numbers_in,
 )
 from tests.contract.stepping import Steps, acting_at
+from tests.open_files import open_below
 
 from penstock.kernel.errors import SaveCancelledError
 
@@ -156,4 +156,4 @@ async def test_a_restore_cancelled_at_any_await_point_holds_nothing(folder: Path
         assert at > 40
         assert found[-1] == {1}
         gc.collect()
-        assert descriptors_below(folder) == []
+        assert open_below(folder) == []

@@ -15,6 +15,15 @@ import anyio, numpy as np, penstock
 
 path, each = sys.argv[1], int(sys.argv[2])
 tree = {str(at): np.full(2_000, at) for at in range(20)}
+
+def n_open():  # without what the watch of the memory reads now and then
+    n = 0
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            n += not os.readlink(f"/proc/self/fd/{number}").startswith(("/proc/", "/sys/"))
+
+    return n
+
 async def save_all(checkpointer):
     errors = []
 
@@ -36,7 +45,7 @@ async def main():
         await (await checkpointer.save(f"{path}/first", tree))
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
-        before, taken = len(os.listdir("/proc/self/fd")), []
+        before, taken = n_open(), []
         with contextlib.suppress(OSError):
             while True:
                 taken.append(os.open("/", os.O_RDONLY))
@@ -46,7 +55,7 @@ async def main():
         failed = await save_all(checkpointer)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         left = sorted(os.listdir(path))
-        more = len(os.listdir("/proc/self/fd")) - before - len(taken) + each
+        more = n_open() - before - len(taken) + each
         for number in taken[each:]:
             os.close(number)
 

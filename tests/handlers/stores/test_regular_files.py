@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.open_files import open_below
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.handlers.stores.regular_files import MOST_DOCUMENT_BYTES, data_bytes
@@ -130,10 +131,9 @@ def test_bytes_outside_of_holes_are_counted(tmp_path: Path) -> None:
 
 def test_a_mapped_file_holds_no_descriptor(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"content")
-    before = len(os.listdir("/proc/self/fd"))
     views = [LocalStore().map_file(str(tmp_path / "x")) for _ in range(10)]
 
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(tmp_path) == []
     assert {bytes(view) for view in views} == {b"content"}
     assert all(view.readonly for view in views)
 

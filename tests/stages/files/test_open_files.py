@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.open_files import open_below
 
 import penstock
 from penstock.handlers.stores.local import LocalStore
@@ -32,15 +33,11 @@ def first_byte(files: OpenFiles, path: str) -> int:
     return data[0]
 
 
-def n_open() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def test_only_the_last_few_stay_open(paths: list[str]) -> None:
-    before, files = n_open(), OpenFiles(LocalStore(), 2)
+def test_only_the_last_few_stay_open(paths: list[str], tmp_path: Path) -> None:
+    files = OpenFiles(LocalStore(), 2)
 
     assert [first_byte(files, path) for path in paths] == list(range(6))
-    assert n_open() - before == 2
+    assert len(open_below(tmp_path)) == 2
     assert first_byte(files, paths[5]) == 5
     assert len(files.files()) == 6
     assert first_byte(files, paths[0]) == 0
@@ -49,7 +46,7 @@ def test_only_the_last_few_stay_open(paths: list[str]) -> None:
     for file in files.files():
         file.close()
 
-    assert n_open() == before
+    assert open_below(tmp_path) == []
 
 
 def test_a_file_that_is_used_is_not_closed(paths: list[str]) -> None:
@@ -65,18 +62,18 @@ def test_a_file_that_is_used_is_not_closed(paths: list[str]) -> None:
 
 
 def test_a_file_that_is_not_there_costs_nothing(paths: list[str], tmp_path: Path) -> None:
-    before, files = n_open(), OpenFiles(LocalStore(), 2)
+    files = OpenFiles(LocalStore(), 2)
     with pytest.raises(StorageError), files.lent(str(tmp_path / "absent")):
         pass
 
-    assert n_open() == before
+    assert open_below(tmp_path) == []
     assert files.files() == []
 
 
 @contextmanager
 def at_most(descriptors: int) -> Generator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (n_open() + descriptors, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + descriptors, hard))
     try:
         yield
     finally:
