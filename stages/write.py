@@ -26,6 +26,7 @@ from penstock.kernel.storage.byte_placement import placement_of
 from penstock.stages.common.batching import adjacent
 from penstock.stages.common.codec_rules import check_encoded, saved_by_encoding
 from penstock.stages.common.free_space import naming_leaf
+from penstock.stages.files.block_checksums import block_bytes_of, summed
 from penstock.stages.files.chunk_files import ChunkFileWriter
 from penstock.stages.files.file_closing import closing
 from penstock.stages.files.transfer_log import tell_transfers
@@ -154,7 +155,8 @@ class _Writer:
             if not placed and not located:
                 return done
 
-            some = await self._run.threads.run(_write, batch.leaves, placed, located)
+            blocks = block_bytes_of(self._run)
+            some = await self._run.threads.run(_write, batch.leaves, placed, located, blocks)
             done = replace(done, written=done.written + some.written, packs=done.packs + some.packs)
             for entry in placed:
                 entry.target.due -= entry.piece.nbytes
@@ -313,7 +315,10 @@ def _sync_and_close(files: Sequence[DataFile]) -> None:
 
 
 def _write(
-    leaves: Sequence[Leaf], placed: Sequence[_Placed], packs: Sequence[tuple[Pack, _Place]]
+    leaves: Sequence[Leaf],
+    placed: Sequence[_Placed],
+    packs: Sequence[tuple[Pack, _Place]],
+    block_bytes: int,
 ) -> WrittenBatch:
     for run in adjacent(placed, _one_write):
         with naming_leaf(run[0].piece.leaf):
@@ -323,20 +328,15 @@ def _write(
         with naming_leaf(pack.leaves[0]):
             target.file.write_at(offset, [pack.data])
 
-    written = tuple(
-        Written(
-            entry.piece.leaf.index,
-            entry.piece.chunk,
-            entry.piece.start,
-            entry.target.name,
-            entry.offset,
-            entry.piece.nbytes,
-            crc32c(entry.piece.data),
-            entry.piece.coded,
-        )
-        for entry in placed
-    )
+    written = tuple([_written_piece(entry, block_bytes) for entry in placed])
     return WrittenBatch(leaves, written, tuple([_written(pack, *place) for pack, place in packs]))
+
+
+def _written_piece(entry: _Placed, block_bytes: int) -> Written:
+    piece = entry.piece
+    checksum, running = summed(piece, block_bytes)
+    place = entry.target.name, entry.offset, piece.nbytes
+    return Written(piece.leaf.index, piece.chunk, piece.start, *place, checksum, piece.coded, running)
 
 
 def _written(pack: Pack, target: _OpenFile, offset: int) -> WrittenPack:

@@ -30,9 +30,11 @@ class WrittenColumns:
     nbytes: Column
     crc32c: Column
     coded: Column  #: -1 where the chunk is not encoded
+    block_bytes: Column  #: of `Written.running`; 0 where there is none
+    running: Column  #: the checksums of these, row after row
 
     def parts(self, rows: Iterable[int] | None = None) -> Iterator[Written]:
-        """Yield all rows, or some of them, as objects."""
+        """Yield all rows, or some of them, as objects, without `running`."""
         for row in range(len(self.leaf)) if rows is None else rows:
             leaf, coded = int(self.leaf[row]), int(self.coded[row])
             yield Written(

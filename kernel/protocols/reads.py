@@ -12,6 +12,7 @@ __all__ = (
     "Joining",
     "OpaqueChunk",
     "Read",
+    "RunningChecksums",
     "ScatterRead",
     "Segment",
     "SharedRange",
@@ -198,6 +199,15 @@ class Segment:
     number: int
 
 
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class RunningChecksums:
+    """What tells the checksum of some blocks of a range from that of all."""
+
+    block_bytes: int  #: of each block but the last, which may be shorter
+    crc32cs: Sequence[int]  #: of the first block, the first two, and so on; without that of the whole range
+
+
 @dataclass(frozen=True, slots=True)
 class CheckedRead:
     """A range of a file that is read whole, since its checksum covers all of it, and kept in part.
@@ -214,6 +224,7 @@ class CheckedRead:
     parts: tuple[DirectRead | ScatterRead, ...]  #: what is kept, by offset; without checksums of their own
     combine: Combine | None = None  #: for checksums of this kind; None if the range cannot be shared
     segment: Segment | None = None  #: set if this is not the whole range that the checksum covers
+    running: RunningChecksums | None = None  #: if they are known; see `narrowed`
 
     @property
     def scratch_nbytes(self) -> int:

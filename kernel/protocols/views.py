@@ -144,8 +144,18 @@ class ColumnsOfParts(Protocol):
         """The encoded length of the chunk; -1 where it is not encoded."""
         ...
 
+    @property
+    def block_bytes(self) -> Any:
+        """Of `Written.running`; 0 where there is none."""
+        ...
+
+    @property
+    def running(self) -> Any:
+        """The checksums of `Written.running`, row after row."""
+        ...
+
     def parts(self, rows: Iterable[int] | None = None) -> Iterator[Written]:
-        """Yield all rows, or some of them, as objects."""
+        """Yield all rows, or some of them, as objects, without `running`."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("DISK_MARK", "STAGE_RECORD", "DiskMark", "Document", "PiecePlan", "Written")
+__all__ = ("DISK_MARK", "STAGE_RECORD", "DiskMark", "Document", "PiecePlan", "RunningSums", "Written")
 
 import json
 from collections.abc import Callable
@@ -30,6 +30,15 @@ class PiecePlan:
     """Starts what `take` waits for, and returns at once. Called once `cost` is leased, or never."""
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class RunningSums:
+    """The crc32c of a piece up to the end of each block but the last, so that parts can be compared."""
+
+    block_bytes: int
+    crc32cs: bytes  #: of the first block, the first two, and so on: 4 bytes each, little-endian
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """Where a piece was written."""
@@ -42,6 +51,7 @@ class Written:
     nbytes: int
     crc32c: int
     coded: int | None = None  #: if the chunk is encoded: its encoded length, bytes
+    running: RunningSums | None = None  #: if the piece has several blocks, and parts of it can be of use
 
 
 @dataclass(frozen=True, slots=True)

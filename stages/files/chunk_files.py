@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TypeAlias, final
 
-from crc32c import crc32c
-
 from penstock.kernel.errors import PipelineError
 from penstock.kernel.messages.save import Piece, StagedBatch, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
@@ -21,6 +19,7 @@ from penstock.kernel.protocols.written import Written
 from penstock.kernel.storage.byte_placement import placement_of
 from penstock.stages.common.codec_rules import check_encoded, saved_by_encoding
 from penstock.stages.common.free_space import naming_leaf
+from penstock.stages.files.block_checksums import block_bytes_of, summed
 
 _Chunk: TypeAlias = tuple[int, tuple[int, ...]]
 
@@ -92,10 +91,9 @@ class ChunkFileWriter:
             else:
                 self._write_part(piece, path)
 
-        checksum = crc32c(piece.data)
-        return Written(
-            leaf.index, piece.chunk, piece.start, name, piece.start, piece.nbytes, checksum, piece.coded
-        )
+        checksum, running = summed(piece, block_bytes_of(self._run))
+        place = name, piece.start, piece.nbytes
+        return Written(leaf.index, piece.chunk, piece.start, *place, checksum, piece.coded, running)
 
     def _write_part(self, piece: Piece, path: str) -> None:
         chunk = (piece.leaf.index, piece.chunk)

@@ -20,9 +20,10 @@ from penstock.kernel.messages.save import WrittenBatch
 from penstock.kernel.messages.written_columns import WrittenColumns
 from penstock.kernel.protocols.leaf import LeafSpec
 
-COLUMNS: Final = ("leaf", "chunk", "start", "file", "offset", "nbytes", "crc32c", "coded")
+COLUMNS: Final = ("leaf", "chunk", "start", "file", "offset", "nbytes", "crc32c", "coded", "block_bytes")
 _LEAF: Final = COLUMNS.index("leaf")
 _FILE: Final = COLUMNS.index("file")
+_N: Final = len(COLUMNS)
 
 
 @final
@@ -35,6 +36,7 @@ class Part:
     own: Sequence[Any]  #: of the leaves that it alone has; see `encoded_own`
     digests: Mapping[str, bytes]  #: of what it wrote of leaves, by the names to record them under
     sums: bytes = b""  #: `ArrangedDigests.told`, if it wrote into files of all
+    running: bytes = b""  #: the checksums of `Written.running`, row after row
 
 
 def encoded_part(
@@ -59,7 +61,7 @@ def encoded_part(
     """
     grids: dict[int, tuple[int, ...]] = {}
     files: dict[str, int] = {}
-    rows: list[tuple[int, ...]] = []
+    rows: list[tuple[Any, ...]] = []
     for batch in batches:
         for part in batch.parts():
             grid = grids.get(part.leaf)
@@ -76,12 +78,19 @@ def encoded_part(
                     part.nbytes,
                     part.crc32c,
                     -1 if part.coded is None else part.coded,
+                    0 if part.running is None else part.running.block_bytes,
+                    b"" if part.running is None else part.running.crc32cs,
                 )
             )
 
-    table = np.array(sorted(rows), np.int64).reshape(-1, len(COLUMNS))
+    rows.sort()
+    running = b"".join([row[_N] for row in rows])
+    table = np.array([row[:_N] for row in rows], np.int64).reshape(-1, _N)
     columns = [np.diff(column, prepend=0).astype("<i8").tobytes() for column in table.T]
     told = {"files": list(files), "columns": columns, "own": own, "digests": dict(digests), "sums": sums}
+    if running:
+        told["running"] = running
+
     return zlib.compress(msgpack.packb(told, unicode_errors="surrogatepass"), 1)
 
 
@@ -97,8 +106,9 @@ def decoded_part(data: bytes) -> Part:
         if len(set(map(len, columns))) != 1:
             raise ValueError("it has columns of different lengths")
 
-        table = np.cumsum(np.frombuffer(b"".join(columns), "<i8").reshape(len(COLUMNS), -1), axis=1)
-        told = dict(unpacked["digests"]), bytes(unpacked["sums"])
+        table = np.cumsum(np.frombuffer(b"".join(columns), "<i8").reshape(_N, -1), axis=1)
+        told = dict(unpacked["digests"]), bytes(unpacked["sums"]), bytes(unpacked.get("running", b""))
+        _check_running(table, told[-1])
         return Part(list(unpacked["files"]), table, list(unpacked["own"]), *told)
 
 
@@ -117,7 +127,8 @@ def written_by(
     Raises:
         CoordinationError: If one names what is not there.
     """
-    tables: list[npt.NDArray[np.int64]] = [np.zeros((len(COLUMNS), 0), np.int64)]
+    tables: list[npt.NDArray[np.int64]] = [np.zeros((_N, 0), np.int64)]
+    running = np.frombuffer(b"".join([parts[index].running for index in sorted(parts)]), "<u4")
     files: list[str] = []
     with reading_part():
         for index in sorted(parts):
@@ -133,7 +144,8 @@ def written_by(
         together = np.concatenate(tables, axis=1)
         _check(together, specs)
 
-    columns = WrittenColumns(specs=specs, files=files, **dict(zip(COLUMNS, together, strict=True)))
+    by_name = dict(zip(COLUMNS, together, strict=True))
+    columns = WrittenColumns(specs=specs, files=files, running=running, **by_name)
     return WrittenBatch((), columns=(columns,))
 
 
@@ -160,7 +172,7 @@ def _check(table: npt.NDArray[np.int64], specs: Sequence[LeafSpec]) -> None:
     """Raise `ValueError` unless every row is of a leaf and a chunk that there are."""
     counts = {number: spec.n_chunks for number, spec in {id(spec): spec for spec in specs}.items()}
     n_chunks = np.array([counts[id(spec)] for spec in specs], np.int64)
-    leaf, chunk, start, _, offset, nbytes, _, _ = table
+    leaf, chunk, start, _, offset, nbytes, *_ = table
     _checked(leaf, len(specs))
     if len(leaf) and not (
         (chunk >= 0).all()
@@ -168,6 +180,17 @@ def _check(table: npt.NDArray[np.int64], specs: Sequence[LeafSpec]) -> None:
         and min(start.min(), offset.min(), nbytes.min()) >= 0
     ):
         raise ValueError("it names what is not there")
+
+
+def _check_running(table: npt.NDArray[np.int64], running: bytes) -> None:
+    """Raise `ValueError` unless there are as many checksums of blocks as the rows say."""
+    nbytes, block_bytes = table[COLUMNS.index("nbytes")], table[COLUMNS.index("block_bytes")]
+    if len(block_bytes) and block_bytes.min() < 0:
+        raise ValueError("it has blocks of no length")
+
+    has = block_bytes > 0
+    if len(running) != 4 * int(((nbytes[has] - 1) // block_bytes[has]).sum()):
+        raise ValueError("it has another number of checksums than of blocks")
 
 
 def _flat(chunk: Sequence[int], grid: Sequence[int]) -> int:

@@ -18,7 +18,7 @@ from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import PartsHandler
 from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, Read, ScatterRead, Target
-from penstock.kernel.protocols.shared_checks import share_checks
+from penstock.kernel.protocols.shared_checks import narrowed, share_checks
 from penstock.stages.planning.coalescing import join_reads
 
 SHARE: Final = 2
@@ -55,7 +55,8 @@ def in_parts(
 
     A leaf that is read straight into the memory of its value holds no budget and is never split. A leaf
     that its handler cannot split stays whole, and is admitted alone. What parts of one leaf need of one
-    checksummed range is read once, unless leaves are to be mapped: then some of it is never read.
+    checksummed range is read once, unless leaves are to be mapped: then some of it is never read. Blocks that
+    nobody needs are read by nobody.
     """
     most = run.memory.limit_of(run.flow) // SHARE
     numbers = itertools.count(-1, -1)
@@ -68,7 +69,12 @@ def in_parts(
         else:
             cut.append(leaf)
 
-    return cut
+    return [_narrowed(leaf) for leaf in cut]
+
+
+def _narrowed(leaf: ReadLeaf) -> ReadLeaf:
+    reads = narrowed(leaf.reads)
+    return leaf if reads is leaf.reads else replace(leaf, reads=reads)
 
 
 def scratch_bytes(reads: Sequence[Read]) -> int:

@@ -64,6 +64,7 @@ LARGE = {
     "rows": P(("host", "device")),
     "by_host": P("host"),
     "columns": P(None, ("host", "device")),
+    "wide": P(None, ("host", "device")),
     "both": P("device", "host"),
     "replicated": P(),
 }
@@ -72,7 +73,7 @@ LARGE = {
 def large_values() -> dict[str, Any]:
     """Return arrays that are large enough to count the bytes that are read of them."""
     x = np.arange(1536 * 768, dtype=np.float32).reshape(1536, 768)  # 3 processes can divide them, and 8
-    return {name: x + at for at, name in enumerate(LARGE)}
+    return {name: (x.reshape(2, -1) if name == "wide" else x) + at for at, name in enumerate(LARGE)}
 
 
 def distinct_bytes(tree: Any) -> int:

@@ -1,7 +1,7 @@
 """Gives reads the checksums that were recorded when the bytes were written. Pure.
 
 A checksum covers a piece, as it was written. A read that needs only part of a piece becomes a `CheckedRead`
-of all of it.
+of all of it; where the checksums of its blocks are known, `narrowed` leaves out those that nobody needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.handlers.formats.common.chunk_regions import (
 )
 from penstock.handlers.formats.common.combined_checksums import combined_crc32c
 from penstock.handlers.formats.common.integrity import Checksum, Checksums
-from penstock.kernel.protocols.reads import CheckedRead, DirectRead, Read, ScatterRead
+from penstock.kernel.protocols.reads import CheckedRead, DirectRead, Read, RunningChecksums, ScatterRead
 
 NONE: Final = Checksums.of(())
 
@@ -145,7 +145,7 @@ def _cut(read: DirectRead, recorded: Checksums, piece_bytes: int) -> Iterator[Re
             yield _part(read, start, piece.nbytes, piece.crc32c)
         else:
             part = _part(read, start, stop - start, None)
-            yield _kept_in_part(piece.offset, piece.nbytes, piece.crc32c, part)
+            yield _kept_in_part(piece, recorded.running_of(at), part)
 
         done = stop
 
@@ -166,11 +166,13 @@ def _checked(read: ScatterRead, recorded: Checksums) -> ScatterRead | CheckedRea
     """Give a scattered read the checksum of its pieces; unchanged if it is not within such."""
     end = read.offset + read.nbytes
     around: list[Checksum] = []
+    running: RunningChecksums | None = None
     for at in range(max(recorded.from_offset(read.offset + 1) - 1, 0), len(recorded)):
         piece = recorded[at]
         if piece.offset >= end:
             break
         if piece.offset + piece.nbytes > read.offset:
+            running = None if around else recorded.running_of(at)
             around.append(piece)
 
     if not around or around[0].offset > read.offset:
@@ -183,8 +185,10 @@ def _checked(read: ScatterRead, recorded: Checksums) -> ScatterRead | CheckedRea
     if (start, nbytes) == (read.offset, read.nbytes):
         return replace(read, crc32c=crc32c)
 
-    return _kept_in_part(start, nbytes, crc32c, read)
+    return _kept_in_part(Checksum(start, nbytes, crc32c), running, read)
 
 
-def _kept_in_part(offset: int, nbytes: int, crc32c: int, part: DirectRead | ScatterRead) -> CheckedRead:
-    return CheckedRead(part.leaf, part.file, offset, nbytes, crc32c, (part,), combined_crc32c)
+def _kept_in_part(
+    whole: Checksum, running: RunningChecksums | None, part: DirectRead | ScatterRead
+) -> CheckedRead:
+    return CheckedRead(part.leaf, part.file, *whole, (part,), combined_crc32c, running=running)

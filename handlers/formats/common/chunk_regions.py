@@ -34,7 +34,7 @@ from penstock.kernel.protocols.reads import Destination, DirectRead, Read, Scatt
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 """(start, stop) along each axis of a global array."""
 
-DIRECT_BYTES: Final = 256 * 1024
+DIRECT_BYTES: Final = 64 * 1024
 """Shorter contiguous runs are read together and scattered: a read call costs more than the copy."""
 
 # Elements are only moved, so any type of the right size works; numpy copies integers fastest.

@@ -2,7 +2,9 @@
 
 A file of penstock's own, which Orbax ignores: a msgpack map of a version and, for each data file, the
 offsets, lengths and checksums of its pieces as three columns, by ascending offset. Columns, because a
-list for each of 100,000 pieces would take longer than writing the pieces. Version 1 had lists.
+list for each of 100,000 pieces would take longer than writing the pieces. Version 1 had lists. Where a part
+of a piece can be of use, two more columns say what is known of its blocks; a reader that does not know them
+compares whole pieces.
 
 Beside these, and optional, since 0.1 wrote neither: the digest of every document, and what
 `_CHECKPOINT_METADATA` says, which others may rewrite.
@@ -25,26 +27,32 @@ __all__ = (
     "without_documents",
 )
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from struct import unpack
-from typing import Final, NamedTuple, TypeAlias, cast, final
+from typing import Any, Final, NamedTuple, cast, final
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 from crc32c import crc32c
 
-from penstock.handlers.formats.common.checksum_columns import COLUMNS, Checksum, Checksums
+from penstock.handlers.formats.common.checksum_columns import (
+    BLOCKS,
+    COLUMNS,
+    RUNNING,
+    Checksum,
+    Checksums,
+    columns,
+    columns_of,
+    n_running,
+)
+from penstock.handlers.formats.common.chunk_regions import MOST_BYTES
 from penstock.handlers.formats.common.inside_paths import check_inside
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.views import WrittenLeaves
 from penstock.kernel.protocols.written import Document
 
 VERSION: Final = 2
-
-_Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 @final
@@ -89,7 +97,7 @@ def encode(
         about: What `_CHECKPOINT_METADATA` says, if it is among them.
     """
     return encode_files(
-        _columns_of(batches), digests, {one.path: digest_of(one.data) for one in documents}, about
+        columns_of(batches), digests, {one.path: digest_of(one.data) for one in documents}, about
     )
 
 
@@ -153,50 +161,6 @@ def _encoded(documents: Mapping[str, Digest]) -> dict[str, object]:
     }
 
 
-def columns(pieces: Iterable[tuple[int, int, int]]) -> dict[str, bytes]:
-    """Encode the pieces of a data file: offset, bytes, and crc32c of each."""
-    offsets, lengths, sums = zip(*pieces, strict=True)
-    return _packed(*[np.array(column, np.int64) for column in (offsets, lengths, sums)])
-
-
-def _columns_of(batches: Iterable[WrittenLeaves]) -> dict[str, dict[str, bytes]]:
-    files: dict[str, tuple[list[int], list[int], list[int]]] = {}
-    many: dict[str, list[tuple[_Numbers, _Numbers, _Numbers]]] = {}
-    for batch in batches:
-        for part in batch.written:
-            offsets, lengths, checksums = files.setdefault(part.file, ([], [], []))
-            offsets.append(part.offset)
-            lengths.append(part.nbytes)
-            checksums.append(part.crc32c)
-
-        for pack in batch.packs:
-            offsets, lengths, checksums = files.setdefault(pack.file, ([], [], []))
-            sizes = pack.chunk_sizes
-            offsets.extend(itertools.accumulate(sizes[:-1], initial=pack.offset))
-            lengths.extend(sizes)
-            checksums.extend(pack.crc32cs)
-
-        for columns in batch.columns:
-            order = np.argsort(columns.file, kind="stable")
-            numbers, starts = np.unique(columns.file[order], return_index=True)
-            groups = np.split(order, starts[1:]) if len(order) else []
-            for number, rows in zip(map(int, numbers), groups, strict=True):
-                found = columns.offset[rows], columns.nbytes[rows], columns.crc32c[rows]
-                many.setdefault(columns.files[number], []).append(found)
-
-    for file, rest in files.items():
-        found = (np.array(rest[0], np.int64), np.array(rest[1], np.int64), np.array(rest[2], np.int64))
-        many.setdefault(file, []).append(found)
-
-    return {file: _packed(*map(np.concatenate, zip(*each, strict=True))) for file, each in many.items()}
-
-
-def _packed(offsets: _Numbers, lengths: _Numbers, checksums: _Numbers) -> dict[str, bytes]:
-    order = np.argsort(offsets, kind="stable")
-    columns = zip(COLUMNS.items(), (offsets, lengths, checksums), strict=True)
-    return {name: column[order].astype(dtype).tobytes() for (name, dtype), column in columns}
-
-
 def decode(path: str, data: bytes) -> Integrity:
     """Read the document.
 
@@ -215,7 +179,7 @@ def decode(path: str, data: bytes) -> Integrity:
     if version == 1:
         found: Mapping[str, Checksums] = {file: _listed(path, file, pieces) for file, pieces in files.items()}
     else:
-        found = _Recorded({file: _checked(path, file, columns) for file, columns in files.items()})
+        found = _Recorded({file: _checked(path, file, found) for file, found in files.items()})
 
     return Integrity(
         found,
@@ -302,7 +266,7 @@ class _Recorded(Mapping[str, Checksums]):
 
 
 def _checksums(columns: tuple[bytes, ...]) -> Checksums:
-    return Checksums(*map(np.frombuffer, columns, COLUMNS.values()))
+    return Checksums(*map(np.frombuffer, columns, [*COLUMNS.values(), BLOCKS[1], RUNNING[1]]))
 
 
 def _as_map(path: str, value: object) -> dict[str, object]:
@@ -331,8 +295,26 @@ def _checked(path: str, file: str, value: object) -> tuple[bytes, ...]:
         raise CorruptCheckpointError(path, f"{file!r} has columns of {shown}")
     if lengths[0] > 1:
         _check_apart(path, file, _checksums(tuple(columns)))
+    if BLOCKS[0] in members or RUNNING[0] in members:
+        columns += _checked_blocks(path, file, members, _checksums(tuple(columns)))
 
     return tuple(columns)
+
+
+def _checked_blocks(
+    path: str, file: str, members: Mapping[Any, object], pieces: Checksums
+) -> tuple[bytes, bytes]:
+    """Return the columns about blocks, if they fit the pieces."""
+    sizes, running = members.get(BLOCKS[0]), members.get(RUNNING[0])
+    if type(sizes) is bytes and type(running) is bytes and len(sizes) == BLOCKS[1].itemsize * len(pieces):
+        block_bytes = np.frombuffer(sizes, BLOCKS[1])
+        if not np.any(pieces.nbytes[block_bytes > 0] > MOST_BYTES):
+            # As many as 64 bits can hold, and no more than there are: a wrong sum cannot come out right.
+            counts = n_running(pieces.nbytes, block_bytes)
+            if float(counts.sum(dtype=np.float64)) * RUNNING[1].itemsize == len(running):
+                return sizes, running
+
+    raise CorruptCheckpointError(path, f"{file!r} has columns of blocks that do not fit its pieces")
 
 
 def _check_apart(path: str, file: str, pieces: Checksums) -> None:

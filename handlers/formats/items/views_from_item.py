@@ -11,6 +11,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
+from penstock.handlers.formats.common.checksum_columns import running_of
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.views import ColumnsOfParts, PackedLeaves, StagedLeaf, WrittenLeaves
 from penstock.kernel.protocols.written import Written
@@ -60,6 +61,8 @@ class _ColumnsInItem:
     nbytes: Any
     crc32c: Any
     coded: Any
+    block_bytes: Any
+    running: Any
     inner: ColumnsOfParts
     rows: npt.NDArray[np.int64]  #: of these, there
 
@@ -77,6 +80,8 @@ class _ColumnsInItem:
             inner.nbytes[rows],
             inner.crc32c[rows],
             inner.coded[rows],
+            inner.block_bytes[rows],
+            running_of(inner.running, inner.nbytes, inner.block_bytes, rows),
             inner,
             rows,
         )

@@ -194,7 +194,7 @@ def _files(store: Store, tree: OrbaxCheckpoint, count: _Count) -> Mapping[str, M
             count.nbytes += nbytes
 
         if pieces:
-            found[name] = integrity.columns(pieces)
+            found[name] = integrity.columns(pieces, before)
 
     return found
 

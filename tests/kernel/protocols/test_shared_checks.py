@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.handlers.formats.common.combined_checksums import combined_crc32c
-from penstock.kernel.protocols.reads import CheckedRead, DirectRead, Read, ScatterRead
-from penstock.kernel.protocols.shared_checks import share_checks
+from penstock.kernel.protocols.reads import (
+    CheckedRead,
+    DirectRead,
+    Read,
+    RunningChecksums,
+    ScatterRead,
+)
+from penstock.kernel.protocols.shared_checks import narrowed, share_checks
 
 START, NBYTES = 100, 64
 FILE = bytes(at % 251 for at in range(300))
@@ -47,15 +54,24 @@ class Counted:
             self.nbytes += len(buffer)
 
 
+BLOCK = 7
+BLOCKS = RunningChecksums(
+    BLOCK, [crc32c(FILE[START : START + end]) for end in range(BLOCK, NBYTES, BLOCK)]
+)  # the last one has a single byte
+
+
 def kept(
-    ranges: Sequence[tuple[int, int]], combine: Any = combined_crc32c
+    ranges: Sequence[tuple[int, int]],
+    combine: Any = combined_crc32c,
+    running: RunningChecksums | None = None,
 ) -> list[tuple[CheckedRead, Buffer]]:
     """Make a read for each range of what it keeps, as if each belonged to another part of a leaf."""
     found: list[tuple[CheckedRead, Buffer]] = []
     for number, (at, nbytes) in enumerate(ranges):
         buffer = Buffer(min(nbytes, NBYTES - at))
         part = DirectRead(number, "f", START + at, buffer.nbytes, buffer, 0)
-        found.append((CheckedRead(number, "f", START, NBYTES, RANGE, (part,), combine), buffer))
+        read = CheckedRead(number, "f", START, NBYTES, RANGE, (part,), combine, running=running)
+        found.append((read, buffer))
 
     return found
 
@@ -148,3 +164,82 @@ def test_a_short_range_is_read_by_one_call_and_a_segment_of_it_is_not() -> None:
     assert (whole.offset, whole.nbytes, whole.crc32c) == (START, NBYTES, RANGE)
     whole.scatter(memoryview(FILE)[START : START + NBYTES])
     assert bytes(first.data) == FILE[START : START + 8]
+
+
+def in_blocks(ranges: Sequence[tuple[int, int]]) -> tuple[CheckedRead, list[Buffer]]:
+    """Make one read of all that is kept of the range, of whose blocks the checksums are known."""
+    reads = kept(ranges, running=BLOCKS)
+    parts = tuple([part for read, _ in reads for part in read.parts])
+    return replace(reads[0][0], parts=parts), [buffer for _, buffer in reads]
+
+
+def differ(reads: Sequence[Read], file: Counted) -> bool:
+    """Perform reads, and say whether one of them finds other bytes than were written."""
+    found = False
+    for read in reads:
+        if isinstance(read, CheckedRead):
+            found |= read.differs(read.fill(file.read_at, crc32c))
+        else:
+            assert isinstance(read, DirectRead)
+            file.read_at(read.offset, [read.into()])
+            found |= crc32c(read.into()) != read.crc32c
+
+    return found
+
+
+def touched(ranges: Sequence[tuple[int, int]]) -> set[int]:
+    """Return the bytes of the blocks that some ranges lie in."""
+    kept_bytes = {byte for at, nbytes in ranges for byte in range(at, min(at + nbytes, NBYTES))}
+    return {byte for byte in range(NBYTES) if byte // BLOCK in {kept // BLOCK for kept in kept_bytes}}
+
+
+@given(st.lists(KEPT, min_size=1, max_size=5))
+def test_blocks_of_which_nothing_is_kept_are_not_read(ranges: list[tuple[int, int]]) -> None:
+    whole, buffers = in_blocks(ranges)
+    reads, file = narrowed([whole]), Counted(FILE)
+
+    assert not differ(reads, file)
+
+    assert sum(read.nbytes for read in reads) == len(touched(ranges))
+    for (at, _), buffer in zip(ranges, buffers, strict=True):
+        assert bytes(buffer.data) == FILE[START + at : START + at + buffer.nbytes]
+
+
+@given(st.lists(KEPT, min_size=1, max_size=5), st.integers(0, NBYTES - 1))
+def test_a_flipped_bit_is_found_in_the_blocks_that_are_read(ranges: list[tuple[int, int]], at: int) -> None:
+    damaged = bytearray(FILE)
+    damaged[START + at] ^= 64
+
+    found = differ(narrowed([in_blocks(ranges)[0]]), Counted(bytes(damaged)))
+
+    assert found == (at in touched(ranges))
+
+
+@given(st.lists(KEPT, min_size=2, max_size=5), st.integers(0, NBYTES - 1))
+def test_a_range_that_is_shared_ends_with_the_last_block_that_somebody_keeps(
+    ranges: list[tuple[int, int]], at: int
+) -> None:
+    reads = [read for read, _ in kept(ranges, running=BLOCKS)]
+    wanted = range(min(touched(ranges)), max(touched(ranges)) + 1)
+    damaged = bytearray(FILE)
+    damaged[START + at] ^= 1
+
+    groups = share_checks([[read] for read in reads])
+
+    assert sum(read.nbytes for (read,) in groups) == len(wanted)
+    assert not any(performed(groups, Counted(FILE)))
+    assert any(performed(share_checks([[read] for read in reads]), Counted(bytes(damaged)))) == (at in wanted)
+
+
+def test_what_is_just_one_part_is_read_like_any_other() -> None:
+    (read,) = narrowed([in_blocks([(BLOCK, 2 * BLOCK)])[0]])
+
+    assert isinstance(read, DirectRead)
+    assert (read.offset, read.nbytes) == (START + BLOCK, 2 * BLOCK)
+    assert read.crc32c == crc32c(FILE[START + BLOCK : START + 3 * BLOCK])
+
+
+def test_reads_without_checksums_of_blocks_stay_as_they_are() -> None:
+    reads = tuple([read for read, _ in kept([(0, 8), (8, 8)])])
+
+    assert narrowed(reads) is reads

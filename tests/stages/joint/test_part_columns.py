@@ -20,12 +20,20 @@ from penstock.kernel.errors import CoordinationError
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.messages.save import SavePlan, WrittenBatch
 from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo
-from penstock.kernel.protocols.written import Written
+from penstock.kernel.protocols.written import RunningSums, Written
 from penstock.stages.common.arrived_leaves import check_all_there
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, written_by
 
 FOLDER = "item/"
 Tree = tuple[list[LeafSpec], list[Written]]
+
+
+@st.composite
+def blocks(draw: st.DrawFn, nbytes: int) -> RunningSums | None:
+    """Return the checksums of the blocks of a piece, if it has several."""
+    block_bytes = draw(st.integers(1, 20))
+    n = (nbytes - 1) // block_bytes
+    return RunningSums(block_bytes, draw(st.binary(min_size=4 * n, max_size=4 * n))) if n else None
 
 
 @st.composite
@@ -48,7 +56,8 @@ def trees(draw: st.DrawFn) -> Tree:
             for start, end in pairwise(cuts):
                 name, at = f"{FOLDER}d/{file}", ends[file] + start
                 crc = draw(st.integers(0, 2**32 - 1))
-                written.append(Written(leaf, index, start, name, at, end - start, crc, coded))
+                running = None if coded is not None else draw(blocks(end - start))
+                written.append(Written(leaf, index, start, name, at, end - start, crc, coded, running))
 
             ends[file] += whole
 
@@ -138,3 +147,13 @@ def test_what_names_something_that_is_not_there_is_refused(change: str) -> None:
 def test_what_is_no_part_is_refused(data: bytes) -> None:
     with pytest.raises(CoordinationError, match="do all processes run one penstock"):
         decoded([], data)
+
+
+@pytest.mark.parametrize("running", [b"", b"1234", bytes(12)])
+def test_another_number_of_checksums_than_of_blocks_is_refused(running: bytes) -> None:
+    specs = [LeafSpec("jax.Array", (4,), "float32", 4, (4,), (4,))]
+    part = Written(0, (0,), 0, "d/a", 0, 16, 1, running=RunningSums(6, bytes(8)))
+    found = msgpack.unpackb(zlib.decompress(encoded_part(specs, [WrittenBatch((), (part,))])))
+
+    with pytest.raises(CoordinationError, match="another number of checksums"):
+        decoded(specs, zlib.compress(msgpack.packb({**found, "running": running})))

@@ -40,7 +40,10 @@ def parts_of(
             if part.offset != at:
                 return ()
 
-            found.append(Written(leaf, index, at - value.offset, value.file, at, part.nbytes, part.crc32c))
+            start, running = at - value.offset, recorded.written_running(number)
+            found.append(
+                Written(leaf, index, start, value.file, at, part.nbytes, part.crc32c, running=running)
+            )
             at += part.nbytes
 
         if at != stop:

@@ -87,7 +87,7 @@ def whole_parts(
 
     Returns:
         None for a leaf that the caller handles separately: one of its chunks lies in the index, is missing,
-        is encoded or of a wrong length, or was written in several pieces.
+        is encoded or of a wrong length, or was written in several pieces or with checksums of blocks.
     """
     chosen = np.asarray(numbers, np.int64)
     rows, counts = leaves.table.chunk_rows.of(chosen)
@@ -126,12 +126,16 @@ def whole_parts(
 
 
 def _recorded_sums(index: Index, recorded: Mapping[str, Checksums], rows: _Column, sizes: _Column) -> _Column:
-    """The checksum of each chunk; -1 of one that is not just a piece with the right length."""
+    """The checksum of each chunk; -1 of one that is not just a piece with the right length, or has blocks."""
     sums = np.full(len(rows), -1, np.int64)
     ids, right = index.ids[rows], (index.lengths[rows] == sizes) & (sizes > 0)
     for number, file in enumerate(index.files):
         here = np.flatnonzero((ids == number) & right)
-        sums[here] = recorded.get(file, NONE).exactly(index.offsets[rows[here]], sizes[here])
+        known, offsets = recorded.get(file, NONE), index.offsets[rows[here]]
+        found = known.exactly(offsets, sizes[here])
+        whole = np.flatnonzero(found >= 0)
+        found[whole[known.have_blocks(offsets[whole])]] = -1
+        sums[here] = found
 
     return sums
 

@@ -97,3 +97,54 @@ def test_ranges_are_looked_up(found: list[tuple[int, int]], asked: list[tuple[in
         at = checksums.from_offset(start)
         assert all(offset < start for offset, _, _ in rows[:at])
         assert all(offset >= start for offset, _, _ in rows[at:])
+
+
+def blocks(sizes: list[int], running: list[int]) -> dict[str, bytes]:
+    return {
+        "block_bytes": np.array(sizes, "<u4").tobytes(),
+        "running": np.array(running, "<u4").tobytes(),
+    }
+
+
+SHORT = [(0, 10, 1), (10, 5, 2), (20, 6, 3)]
+
+
+def test_what_is_known_of_blocks_is_read() -> None:
+    record = document(2, {**columns(SHORT), **blocks([4, 0, 3], [7, 8, 9])})
+    (found,) = integrity.decode("p", record).files.values()
+
+    assert list(found) == SHORT
+    told = [found.running_of(at) for at in range(3)]
+    assert [None if one is None else (one.block_bytes, list(one.crc32cs)) for one in told] == [
+        (4, [7, 8]),
+        None,
+        (3, [9]),
+    ]
+    assert found.have_blocks(np.array([0, 10, 20])).tolist() == [True, False, True]
+    assert integrity.columns(SHORT, found) == {**columns(SHORT), **blocks([4, 0, 3], [7, 8, 9])}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"block_bytes": b"123"},
+        {"running": b"123"},
+        {"running": None},
+        {"block_bytes": None},
+        blocks([4, 0], [7, 8]),
+        blocks([4, 0, 3], [7, 8]),
+        blocks([4, 0, 3], [7, 8, 9, 10]),
+        blocks([0, 0, 0], [7]),
+        blocks([1, 1, 1], []),
+    ],
+)
+def test_blocks_that_do_not_fit_the_pieces(wrong: dict[str, Any]) -> None:
+    file = {**columns(SHORT), **blocks([4, 0, 3], [7, 8, 9]), **wrong}
+    with pytest.raises(CorruptCheckpointError, match=r"'d/a' has .* do not fit its pieces"):
+        integrity.decode("p", document(2, {name: value for name, value in file.items() if value is not None}))
+
+
+def test_blocks_of_a_piece_larger_than_any_do_not_fit() -> None:
+    file = {**columns([(0, 2**63, 1)]), **blocks([2**31], [])}
+    with pytest.raises(CorruptCheckpointError, match="do not fit its pieces"):
+        integrity.decode("p", document(2, file))
