@@ -14,6 +14,7 @@ from penstock.kernel.messages.save import Committed, SaveReport
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import ItemsLayout
+from penstock.kernel.protocols.store_capabilities import SingleWriter
 from penstock.stages.reuse.value_cache import KnownValues
 
 
@@ -45,7 +46,13 @@ class Finalize:
                 known = {os.path.join(run.path, folder): found for folder, found in folders.items()}
 
             run.shared.of(KnownValues).remember(run.path, run.workspace.identity, known)
-            return SaveReport(run.path, committed.n_leaves, committed.nbytes, committed.nbytes_kept)
+            return SaveReport(
+                run.path,
+                committed.n_leaves,
+                committed.nbytes,
+                committed.nbytes_kept,
+                single_writer=isinstance(run.store, SingleWriter) and run.store.relies_on_single_writer(),
+            )
 
         yield finalize
 

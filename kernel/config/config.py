@@ -48,7 +48,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
-from penstock.kernel.config.bucket_options import BucketOptions
+from penstock.kernel.config.bucket_options import AzOptions, BucketOptions, GsOptions, S3Options
 from penstock.kernel.config.job_limits import JobLimits
 from penstock.kernel.config.job_options import JobOptions
 from penstock.kernel.config.option_layers import ENVIRONMENT_PREFIX, TABLES, load_options, sourced
@@ -90,7 +90,14 @@ class StoreOptions:
 
     io: Literal["auto", "direct", "buffered"] = "auto"  #: local files: past the page cache, or through it
     links: Literal["inside", "any"] = "inside"  #: which symbolic links a checkpoint may have in it
-    s3: BucketOptions = field(default_factory=BucketOptions)
+    s3: S3Options = field(default_factory=S3Options)
+    gs: GsOptions = field(default_factory=GsOptions)
+    az: AzOptions = field(default_factory=AzOptions)
+
+    def of_scheme(self, scheme: str) -> BucketOptions:
+        """Return the options of the buckets whose URLs begin with a scheme."""
+        found: BucketOptions = getattr(self, scheme)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -371,6 +371,9 @@ class SaveReport:
     staged_s: float = math.nan  #: from the call to STAGED
     durable_s: float = math.nan  #: from the call to DURABLE
     peak_leased_bytes: int = 0  #: of the shared budget, over its life so far
+    single_writer: bool = False
+    """Whether it was only the caller's word that nobody else saved to the same path: the server of the bucket
+    ignores conditions, and the option `single_writer` is set."""
     stages: tuple[StageStatistics, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:

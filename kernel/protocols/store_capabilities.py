@@ -21,6 +21,7 @@ __all__ = (
     "ReadHolds",
     "Renames",
     "SharedFiles",
+    "SingleWriter",
     "SyncsFiles",
     "UntrustedFiles",
     "WritableTogether",
@@ -180,6 +181,15 @@ class PreferredPlacement(Capability, Protocol):
     @property
     def placement(self) -> Placement:
         """What it prefers. Does not block, and is always the same."""
+        ...
+
+
+@runtime_checkable
+class SingleWriter(Capability, Protocol):
+    """A store that can be told that nobody else saves to the same paths, where it could not find out."""
+
+    def relies_on_single_writer(self) -> bool:
+        """Whether it does rely on that. Does not block. Known once a save has begun."""
         ...
 
 

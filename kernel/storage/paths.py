@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("absolute_path", "bucket_of", "path_or_url", "path_to_save_to")
+__all__ = ("BUCKETS", "absolute_path", "bucket_of", "path_or_url", "path_to_save_to")
 
 import os
 import re
@@ -13,7 +13,7 @@ from penstock.kernel.errors import PathError
 
 _URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(//(?P<host>[^/]*))?(?P<path>/.*)", re.DOTALL)
 
-BUCKETS: Final = frozenset({"s3"})
+BUCKETS: Final = frozenset({"s3", "gs", "az"})
 """Schemes of object stores."""
 
 _SETTING: Final = "has a {} in it; options and credentials come from the configuration and the environment"
@@ -75,7 +75,7 @@ def path_or_url(path: str | os.PathLike[str]) -> str:
     if url is not None:
         # pathlib makes `gs:/bucket` of `gs://bucket`, which must not become a folder called `gs:`.
         if url["scheme"] != "file" or (url["host"] or "") not in {"", "localhost"}:
-            problem = f"names a {url['scheme']}:// store; local paths and s3:// are supported"
+            problem = f"names a {url['scheme']}:// store; local paths, s3://, gs:// and az:// are supported"
             raise PathError(_without_secrets(text), problem)
 
         text = unquote(url["path"])
@@ -92,7 +92,7 @@ def _in_bucket(text: str, scheme: str) -> str:
     rest = text[len(scheme) + 1 :]
     bucket, *names = [name for name in rest.split("/") if name not in {"", "."}] or [""]
     if not bucket or rest.startswith("///"):
-        raise PathError(text, "names no bucket, as in s3://bucket/run")
+        raise PathError(text, f"names no bucket, as in {scheme}://bucket/run")
     if ".." in (bucket, *names):
         raise PathError(text, "has '..' in it, which means nothing in a bucket")
     for sign in "@?#":

@@ -29,9 +29,9 @@ import numpy as np
 from tests.cloud.servers import Server, seaweedfs
 
 import penstock
-from penstock.kernel.config.bucket_options import BucketOptions
+from penstock.kernel.config.bucket_options import S3Options
 
-FILE_BYTES = BucketOptions().file_bytes
+FILE_BYTES = S3Options().file_bytes
 AT_ONCE = 4
 MIB = 2**20
 

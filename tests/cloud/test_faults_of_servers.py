@@ -12,8 +12,8 @@ from tests.cloud.servers import Server
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
-from penstock.handlers.stores.buckets.s3_connection import connect_s3
-from penstock.kernel.config.bucket_options import BucketOptions
+from penstock.handlers.stores.buckets.connections import connect
+from penstock.kernel.config.bucket_options import S3Options
 from penstock.kernel.config.config import Config
 from penstock.kernel.errors import (
     AccessDeniedError,
@@ -49,7 +49,7 @@ def state() -> dict[str, Any]:
 
 
 def direct(server: Server) -> BucketStore:
-    return BucketStore("s3://bucket", connect_s3("bucket", BucketOptions(endpoint=server.endpoint)))
+    return BucketStore("s3://bucket", connect("bucket", S3Options(endpoint=server.endpoint)))
 
 
 @pytest.mark.parametrize("action", ["refuse", "reset", "lost_reply", "conflict"])

@@ -21,8 +21,8 @@ from tests.cloud.servers import SECRET, Server, free_port
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.stores.buckets.bucket_builds import MARK
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
-from penstock.handlers.stores.buckets.s3_connection import connect_s3
-from penstock.kernel.config.bucket_options import BucketOptions
+from penstock.handlers.stores.buckets.connections import connect
+from penstock.kernel.config.bucket_options import S3Options
 from penstock.kernel.errors import (
     AccessDeniedError,
     InUseError,
@@ -66,7 +66,7 @@ class TestConformance(StoreConformance, SharingConformance):
             pytest.skip("SeaweedFS lists a folder for a while after its last object has gone")
 
         prefix = environ.url().rsplit("/", 1)[-1]
-        self.connect = connect_s3("bucket", BucketOptions(), prefix)
+        self.connect = connect("bucket", S3Options(), prefix)
 
     def make_store(self) -> Store:
         return BucketStore("s3://bucket", self.connect, file_bytes=2**20)
@@ -143,7 +143,7 @@ def test_of_many_savers_of_one_path_one_wins(environ: Server, n_savers: int) -> 
         url = environ.url()
 
         def save(number: int, url: str = url) -> str:
-            store = BucketStore("s3://bucket", connect_s3("bucket", BucketOptions()))
+            store = BucketStore("s3://bucket", connect("bucket", S3Options()))
             try:
                 token = store.begin_build(f"{url}/7", f"{url}/7.tmp")
             except StorageError as error:
@@ -159,7 +159,7 @@ def test_of_many_savers_of_one_path_one_wins(environ: Server, n_savers: int) -> 
             ended = list(pool.map(save, range(n_savers)))
 
         assert ended.count("won") == 1, ended
-        store = BucketStore("s3://bucket", connect_s3("bucket", BucketOptions()))
+        store = BucketStore("s3://bucket", connect("bucket", S3Options()))
         assert {store.read_file(f"{url}/7/{name}") for name in ("a", "b", "c")} == {
             str(ended.index("won")).encode()
         }
@@ -171,8 +171,8 @@ SAVER = textwrap.dedent(
     import os, signal, sys
     from penstock.handlers.stores.buckets.bucket_store import BucketStore
     from penstock.handlers.stores.buckets.object_client import ObjectClient
-    from penstock.handlers.stores.buckets.s3_connection import connect_s3
-    from penstock.kernel.config.bucket_options import BucketOptions
+    from penstock.handlers.stores.buckets.connections import connect
+    from penstock.kernel.config.bucket_options import S3Options
 
     url, last = sys.argv[1], int(sys.argv[2])
     n = 0
@@ -190,7 +190,7 @@ SAVER = textwrap.dedent(
     for name in ("put", "create", "swap", "copy", "delete"):
         setattr(ObjectClient, name, dying(getattr(ObjectClient, name)))
 
-    store = BucketStore("s3://bucket", connect_s3("bucket", BucketOptions()))
+    store = BucketStore("s3://bucket", connect("bucket", S3Options()))
     token = store.begin_build(f"{url}/7", f"{url}/7.tmp")
     for name in ("a", "b"):
         file = store.create_data_file(f"{token.place}/d/{name}")
@@ -213,7 +213,7 @@ def run_saver(url: str, server: Server, last: int) -> subprocess.CompletedProces
 
 
 def test_a_saver_killed_after_any_request_leaves_all_or_nothing(environ: Server) -> None:
-    store = BucketStore("s3://bucket", connect_s3("bucket", BucketOptions()))
+    store = BucketStore("s3://bucket", connect("bucket", S3Options()))
     found: list[bool] = []
     while True:
         url = environ.url()

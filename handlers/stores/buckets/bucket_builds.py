@@ -37,6 +37,8 @@ STAGED: Final = ".d"
 
 _Found: TypeAlias = Literal["nothing", "leftovers", "committing"]
 
+_ADVICE: Final = "if nobody else saves there, the option single_writer of its table [store.*] says so"
+
 _TRIES: Final = 4
 """A claim may be given up while it is being looked at."""
 
@@ -48,7 +50,7 @@ class ConditionalWrites(Protocol):
         """Write an object only if there is none."""
         ...
 
-    def swap(self, key: str, data: bytes, e_tag: str) -> str | None:
+    def swap(self, key: str, data: bytes, tag: str) -> str | None:
         """Write an object only if nobody else did meanwhile."""
         ...
 
@@ -58,7 +60,7 @@ class ConditionalWrites(Protocol):
 class _Claim:
     key: str
     token: str
-    e_tag: str | None
+    tag: str | None
     found: _Found  #: what lay there when it was taken
     mark: bytes = b""  #: of a save that had only its mark to put
 
@@ -96,12 +98,13 @@ class Builds:
     Args:
         client: Of the bucket.
         store: Named by errors.
+        single_writer: Whether a server that ignores conditions is used all the same.
     """
 
-    __slots__ = ("_client", "_is_checked", "_lock", "_mine", "_store", "given_up", "live")
+    __slots__ = ("_client", "_is_checked", "_lock", "_mine", "_single_writer", "_store", "given_up", "live")
 
-    def __init__(self, client: ObjectClient, store: object) -> None:
-        self._client, self._store = client, store
+    def __init__(self, client: ObjectClient, store: object, *, single_writer: bool = False) -> None:
+        self._client, self._store, self._single_writer = client, store, single_writer
         self._lock = Lock()
         self._mine: ProcessIdentity | None = None
         self._is_checked = False
@@ -244,13 +247,16 @@ class Builds:
     def _take(self, final: str, purpose: Purpose) -> _Claim:
         """Claim a key, or take the claim over from a process that has ended."""
         mine, key, token = self._identity(), final + CLAIM, uuid.uuid4().hex
+        if self._single_writer:
+            self._try_conditions(f"{key}.probe", token.encode())
+
         record = ClaimRecord(token, purpose, mine)
         for _ in range(_TRIES):
             data = record.encode(mine)
             if self._client.create(key, data) != "other":
                 self._check_conditions(final, key, data)
                 found = self._client.head(key)
-                return _Claim(key, token, found and found.e_tag, "nothing")
+                return _Claim(key, token, found and found.tag, "nothing")
 
             there = self._client.read(key)
             if there is None or there[1] is None:
@@ -263,16 +269,24 @@ class Builds:
             if step == "finish" and purpose == "saving":  # what was about to be published never goes back
                 data = ClaimRecord(token, "committing", mine, other.mark).encode(mine)
 
-            e_tag = self._client.swap(key, data, there[1])
-            if e_tag is not None:
+            tag = self._client.swap(key, data, there[1])
+            if tag is not None:
                 found_there: _Found = "committing" if step == "finish" else "leftovers"
-                return _Claim(key, token, e_tag, found_there, other.mark)
+                return _Claim(key, token, tag, found_there, other.mark)
 
         raise InUseError(self._client.path(final), "others claim it and give it up all the time")
 
     def _told(self, other: ClaimRecord, key: str) -> str:
         by = "an unknown process" if other.owner is None else str(other.owner)
         return f"it is claimed by {by}; if that has ended, remove {self._client.path(key)}"
+
+    def _try_conditions(self, key: str, data: bytes) -> None:
+        """Do without conditions if the server ignores them: the caller has said that there is one writer."""
+        if not self._is_checked:
+            self._client.put(key, data)
+            self._client.uses_conditions = self._client.keeps_conditions(key, data)
+            self._client.delete([key])
+            self._is_checked = True
 
     def _check_conditions(self, final: str, key: str, data: bytes) -> None:
         """Try once, on an object that is ours, whether the server keeps to conditions at all."""
@@ -281,7 +295,7 @@ class Builds:
         if not self._client.keeps_conditions(key, data):
             self._client.delete([key])
             path = self._client.path(final)
-            raise UnsupportedByStoreError("save to", path, self._store, ConditionalWrites)
+            raise UnsupportedByStoreError("save to", path, self._store, ConditionalWrites, _ADVICE)
 
         self._is_checked = True
 
@@ -299,13 +313,13 @@ class Builds:
 
     def _swap(self, claim: _Claim, purpose: Purpose, mark: bytes = b"") -> bool:
         """Say in the claim what it is for, if it is still ours."""
-        if claim.e_tag is None:  # it was lost before
+        if claim.tag is None:  # it was lost before
             return False
 
         mine = self._identity()
         data = ClaimRecord(claim.token, purpose, mine, mark).encode(mine)
-        claim.e_tag = self._client.swap(claim.key, data, claim.e_tag)
-        return claim.e_tag is not None
+        claim.tag = self._client.swap(claim.key, data, claim.tag)
+        return claim.tag is not None
 
     def _is_published(self, final: str, file: str | None) -> bool:
         return self._client.head(final if file is not None else f"{final}/{MARK}") is not None

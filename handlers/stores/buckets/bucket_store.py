@@ -34,11 +34,19 @@ class BucketStore:
         connect: Returns obstore's client, given the module `obstore.store`. Called once, by the first
             method that asks the server anything.
         file_bytes: The length of a data file, which is held in memory until it is put.
+        single_writer: Whether a server that ignores conditions is used all the same.
     """
 
     __slots__ = ("_builds", "_client", "placement", "url")
 
-    def __init__(self, url: str, connect: Callable[[Any], Any], *, file_bytes: int = FILE_BYTES) -> None:
+    def __init__(
+        self,
+        url: str,
+        connect: Callable[[Any], Any],
+        *,
+        file_bytes: int = FILE_BYTES,
+        single_writer: bool = False,
+    ) -> None:
         self.url = url
         #: Chunks lie one after another without gaps: what is read from here is copied anyway.
         self.placement = Placement(
@@ -50,7 +58,11 @@ class BucketStore:
             full_files=1,
         )
         self._client = ObjectClient(url, connect)
-        self._builds = Builds(self._client, self)
+        self._builds = Builds(self._client, self, single_writer=single_writer)
+
+    def relies_on_single_writer(self) -> bool:
+        """Whether the server was found to ignore conditions, so that nothing keeps two savers apart."""
+        return not self._client.uses_conditions
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:
         key, build = self._located(path)
@@ -91,7 +103,7 @@ class BucketStore:
 
         found = self._client.head(key) if key else None
         if found is not None:
-            return (found.e_tag, found.modified)
+            return (found.tag, found.modified)
 
         return self.kind(path)
 

@@ -33,7 +33,7 @@ class Stat:
     """An object's properties."""
 
     size: int  #: in bytes
-    e_tag: str | None  #: changes with the content
+    tag: str | None  #: changes with the object; what `swap` compares
     modified: object  #: the server's time of the last change
 
 
@@ -59,13 +59,19 @@ class ObjectClient:
         StorageError: By any request. It names the object and says what the server said.
     """
 
-    __slots__ = ("_connect", "_lock", "_made", "url")
+    __slots__ = ("_connect", "_lock", "_made", "_no_tag", "_tag", "url", "uses_conditions")
 
     def __init__(self, url: str, connect: Callable[[Any], Any]) -> None:
         self.url = url
         self._connect = connect
+        # Google compares the generation of an object, and others its tag.
+        by_version = url.startswith("gs://")
+        self._tag, self._no_tag = ("version", _NO_GENERATION) if by_version else ("e_tag", _NO_TAG)
         self._lock = Lock()
         self._made: tuple[Any, Any] | None = None
+        self.uses_conditions = True
+        """Whether the server decides if an object is new or unchanged. If not, it is looked at before it is
+        written, and who writes it meanwhile is written over."""
 
     def path(self, key: str) -> str:
         """Return the URL of an object."""
@@ -81,7 +87,7 @@ class ObjectClient:
             _check_absent(error)
             return None
 
-        return Stat(found["size"], found["e_tag"], found["last_modified"])
+        return Stat(found["size"], found[self._tag], found["last_modified"])
 
     def read(self, key: str) -> tuple[bytes, str | None] | None:
         """Return an object's content and its tag; None if there is no such object."""
@@ -89,7 +95,7 @@ class ObjectClient:
         try:
             with translated("get", self.path(key)):
                 found = obstore.get(store, key)
-                return bytes(found.bytes()), found.meta["e_tag"]
+                return bytes(found.bytes()), found.meta[self._tag]
         except StorageError as error:
             _check_absent(error)
             return None
@@ -114,6 +120,14 @@ class ObjectClient:
         Raises:
             StorageError: If it is not known what lies there after all tries.
         """
+        if not self.uses_conditions:
+            there = self.read(key)
+            if there is None:
+                self.put(key, data)
+                return "created"
+
+            return "same" if there[0] == data else "other"
+
         obstore, store = self._client()
         for wait_s in (*WAITS_S, None):
             try:
@@ -138,18 +152,27 @@ class ObjectClient:
 
         raise AssertionError("the last try returns or raises")
 
-    def swap(self, key: str, data: bytes, e_tag: str) -> str | None:
+    def swap(self, key: str, data: bytes, tag: str) -> str | None:
         """Replace an object if it still has the tag; return its new one, or None if it has another.
 
         Args:
             key: Of the object.
             data: Differs from everything that was ever written there, so that a lost reply can be told.
-            e_tag: As it was read.
+            tag: As it was read.
         """
+        if not self.uses_conditions:
+            there = self.head(key)
+            if there is None or there.tag != tag:
+                return None
+
+            self.put(key, data)
+            written_there = self.head(key)
+            return written_there and written_there.tag
+
         obstore, store = self._client()
         try:
             with translated("swap", self.path(key)):
-                written = obstore.put(store, key, data, mode={"e_tag": e_tag}, use_multipart=False)
+                written = obstore.put(store, key, data, mode={self._tag: tag}, use_multipart=False)
         except StorageError as error:
             if error.errno not in {errno.ESTALE, errno.ENOENT, errno.EEXIST}:
                 raise
@@ -157,7 +180,7 @@ class ObjectClient:
             found = self.read(key)
             return found[1] if found is not None and found[0] == data else None
 
-        return cast("str | None", written["e_tag"])
+        return cast("str | None", written[self._tag])
 
     def copy(self, source: str, destination: str) -> None:
         """Copy an object within the bucket, without its bytes passing through here."""
@@ -170,8 +193,21 @@ class ObjectClient:
         obstore, store = self._client()
         for at in range(0, len(keys), _AT_ONCE):
             some = keys[at : at + _AT_ONCE]
-            with translated("delete", self.path(some[0])):
-                obstore.delete(store, list(some))
+            try:
+                with translated("delete", self.path(some[0])):
+                    obstore.delete(store, list(some))
+            except StorageError as error:
+                _check_absent(error)  # Azure says so of one, and may have gone no further
+                for key in some:
+                    self._delete_one(key)
+
+    def _delete_one(self, key: str) -> None:
+        obstore, store = self._client()
+        try:
+            with translated("delete", self.path(key)):
+                obstore.delete(store, key)
+        except StorageError as error:
+            _check_absent(error)
 
     def list(self, prefix: str) -> Listed:
         """Name what lies right below a prefix, which may be empty for the whole bucket."""
@@ -203,7 +239,10 @@ class ObjectClient:
             data: Its content, which stays in either case.
         """
         obstore, store = self._client()
-        tries: list[tuple[object, int]] = [("create", errno.EEXIST), ({"e_tag": _NO_TAG}, errno.ESTALE)]
+        tries: list[tuple[object, int]] = [
+            ("create", errno.EEXIST),
+            ({self._tag: self._no_tag}, errno.ESTALE),
+        ]
         for mode, expected in tries:
             try:
                 with translated("create", self.path(key)):
@@ -231,6 +270,7 @@ class ObjectClient:
 
 
 _NO_TAG: Final = '"00000000000000000000000000000000"'
+_NO_GENERATION: Final = "1"
 
 
 def _check_absent(error: StorageError) -> None:

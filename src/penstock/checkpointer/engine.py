@@ -36,7 +36,7 @@ from penstock.kernel.protocols.layouts import ArrangedLayout, ItemsLayout, Layou
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import hold_for_reading
-from penstock.kernel.storage.paths import bucket_of, path_or_url
+from penstock.kernel.storage.paths import BUCKETS, bucket_of, path_or_url
 from penstock.kernel.storage.workspace import Workspace
 from penstock.stores.store_finder import StoreFinder
 
@@ -86,14 +86,20 @@ class Engine:
     coordinator: Coordinator
     events: BoundLogger
     stores: StoreFinder
-    bucket_layout: Layout
-    """Of what is saved to buckets: as `layout`, but large arrays are cut to the size of a data file."""
+    bucket_layouts: Mapping[int, Layout]
+    """Of what is saved to buckets, by the length of a data file: large arrays are cut to that size. A layout
+    that the caller gave is used as it is, and not among them."""
     shared: Shared = field(default_factory=Shared)
 
     def at(self, path: str) -> Engine:
         """Return the engine for what lies at an absolute path or a URL: with the store that it lies in."""
         store = self.stores.at(path)
-        return self if store is self.store else replace(self, store=store, layout=self.bucket_layout)
+        bucket = bucket_of(path)
+        if store is self.store or bucket is None:
+            return self
+
+        file_bytes = self.config.store.of_scheme(bucket[0]).file_bytes
+        return replace(self, store=store, layout=self.bucket_layouts.get(file_bytes, self.layout))
 
     @property
     def is_joint(self) -> bool:
@@ -120,7 +126,7 @@ class Engine:
     def caches(self) -> Callable[[], Sequence[BoundedCache[Any, Any]]]:
         """Return what tells the caches of the layout and of the shared objects that there are by then."""
         shared = self.shared
-        layouts = {id(layout): layout for layout in (self.layout, self.bucket_layout)}.values()
+        layouts = (self.layout, *self.bucket_layouts.values())
         own = [cache for layout in layouts if isinstance(layout, Caching) for cache in layout.caches]
         return lambda: [*own, *shared.caches]
 
@@ -262,7 +268,7 @@ def make_engine(
         raise ConfigError("job", "a coordinator that is given knows which processes take part")
 
     stores = StoreFinder(store, options.store)
-    bucket_layout = layout
+    bucket_layouts: dict[int, Layout] = {}
     if layout is None:
         form = options.format if save_format is None else save_format
         if form.replica_parallel is None:
@@ -271,7 +277,10 @@ def make_engine(
 
         coded_chunk = min(CODED_CHUNK, regulator.limit // 4)
         layout = AutoLayout(OrbaxLayout(form, coded_chunk))
-        bucket_layout = AutoLayout(OrbaxLayout(form, coded_chunk, plain_chunk=options.store.s3.file_bytes))
+        bucket_layouts = {
+            file_bytes: AutoLayout(OrbaxLayout(form, coded_chunk, plain_chunk=file_bytes))
+            for file_bytes in {options.store.of_scheme(scheme).file_bytes for scheme in BUCKETS}
+        }
 
     return Engine(
         options,
@@ -282,7 +291,7 @@ def make_engine(
         coordinator,
         get_logger(),
         stores,
-        layout if bucket_layout is None else bucket_layout,
+        bucket_layouts,
     )
 
 

@@ -38,7 +38,7 @@ from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.paths import bucket_of, path_or_url, path_to_save_to
+from penstock.kernel.storage.paths import BUCKETS, bucket_of, path_or_url, path_to_save_to
 from penstock.verification.verify import Verification
 from penstock.verification.verify_report import VerifyReport
 
@@ -53,7 +53,7 @@ class Operations:
         ConfigError, PipelineError: If an option of a stage, of the format or of the store does not fit.
     """
 
-    __slots__ = ("_bucket_pipelines", "_pipelines", "engine", "life")
+    __slots__ = ("_of_buckets", "_pipelines", "engine", "life")
 
     def __init__(
         self,
@@ -68,17 +68,20 @@ class Operations:
         coordinator: Coordinator | None,
     ) -> None:
         self.engine = make_engine(options, memory, registry, store, save_format, layout, coordinator)
-        layout, at_once = self.engine.layout, options.store.s3.concurrency
+        layout = self.engine.layout
         saving = pipelines.save_pipeline(layout) if save_pipeline is None else save_pipeline
         restoring = pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline
         self._pipelines = self._fitted(saving, restoring)
-        # What waits for a network needs more threads than what waits for a disk.
-        if save_pipeline is None:
-            saving = saving.configure("write", concurrency=at_once)
-        if restore_pipeline is None:
-            restoring = restoring.configure("read", concurrency=at_once)
+        self._of_buckets: dict[int, tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]] = {}
+        for at_once in {options.store.of_scheme(scheme).concurrency for scheme in BUCKETS}:
+            # What waits for a network needs more threads than what waits for a disk.
+            if save_pipeline is None:
+                saving = saving.configure("write", concurrency=at_once)
+            if restore_pipeline is None:
+                restoring = restoring.configure("read", concurrency=at_once)
 
-        self._bucket_pipelines = self._fitted(saving, restoring)
+            self._of_buckets[at_once] = self._fitted(saving, restoring)
+
         self.life = Lifetime(self.engine)
 
     def _fitted(
@@ -94,20 +97,24 @@ class Operations:
         return saving, restoring
 
     def _pipelines_at(self, path: str) -> tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]:
-        return self._pipelines if bucket_of(path) is None else self._bucket_pipelines
+        bucket = bucket_of(path)
+        if bucket is None:
+            return self._pipelines
+
+        return self._of_buckets[self.engine.config.store.of_scheme(bucket[0]).concurrency]
 
     def with_handlers(
         self, registry: HandlerLookup, layout: Layout | None, coordinator: Coordinator | None
     ) -> Operations:
         """Return the same, with other handlers, and perhaps another layout and another coordinator."""
         other = object.__new__(Operations)
-        other._pipelines, other._bucket_pipelines = self._pipelines, self._bucket_pipelines
+        other._pipelines, other._of_buckets = self._pipelines, self._of_buckets
         engine = self.engine
         other.engine = replace(
             engine,
             registry=registry,
             layout=layout or engine.layout,
-            bucket_layout=layout or engine.bucket_layout,
+            bucket_layouts={} if layout is not None else engine.bucket_layouts,
             coordinator=coordinator or engine.coordinator,
         )
         other.life = self.life

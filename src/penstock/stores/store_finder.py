@@ -43,10 +43,14 @@ class StoreFinder:
             if url not in self._buckets:
                 # Here, because local paths need nothing of it.
                 from penstock.handlers.stores.buckets.bucket_store import BucketStore
-                from penstock.handlers.stores.buckets.s3_connection import connect_s3
+                from penstock.handlers.stores.buckets.connections import connect
 
-                options = self._options.s3
-                connect = connect_s3(name, options)
-                self._buckets[url] = BucketStore(url, connect, file_bytes=options.file_bytes)
+                options = self._options.of_scheme(scheme)
+                self._buckets[url] = BucketStore(
+                    url,
+                    connect(name, options),
+                    file_bytes=options.file_bytes,
+                    single_writer=options.single_writer,
+                )
 
             return self._buckets[url]

@@ -27,6 +27,7 @@ from penstock.kernel.protocols.store_capabilities import (
     ReadHolds,
     Renames,
     SharedFiles,
+    SingleWriter,
     SyncsFiles,
     UntrustedFiles,
     WritableTogether,
@@ -79,6 +80,7 @@ class CrashStore:
     sync_tree: Callable[[str], None]
     kvstore_spec: Callable[[str], dict[str, Any]]
     placement: Placement
+    relies_on_single_writer: Callable[[], bool]
     free_bytes: Callable[[str], int | None]
     hold: Callable[[str], Hold]
     make_held: Callable[[str], Hold]
@@ -143,6 +145,8 @@ class CrashStore:
             self.kvstore_spec = inner.kvstore_spec
         if isinstance(inner, PreferredPlacement):
             self.placement = inner.placement
+        if isinstance(inner, SingleWriter):
+            self.relies_on_single_writer = inner.relies_on_single_writer
 
     @property
     def n_changes(self) -> int:

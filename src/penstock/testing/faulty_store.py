@@ -28,6 +28,7 @@ from penstock.kernel.protocols.store_capabilities import (
     ReadHolds,
     Renames,
     SharedFiles,
+    SingleWriter,
     SyncsFiles,
     UntrustedFiles,
     WritableTogether,
@@ -66,6 +67,7 @@ class FaultyStore:
     sync_tree: Callable[[str], None]
     kvstore_spec: Callable[[str], dict[str, Any]]
     placement: Placement
+    relies_on_single_writer: Callable[[], bool]
     free_bytes: Callable[[str], int | None]
     hold: Callable[[str], Hold]
     make_held: Callable[[str], Hold]
@@ -120,6 +122,8 @@ class FaultyStore:
             self.kvstore_spec = inner.kvstore_spec  # not an operation: it does no I/O
         if isinstance(inner, PreferredPlacement):
             self.placement = inner.placement
+        if isinstance(inner, SingleWriter):
+            self.relies_on_single_writer = inner.relies_on_single_writer
 
     def _show_holds(self, inner: Store) -> None:
         if isinstance(inner, BuildHolds):

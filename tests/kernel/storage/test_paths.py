@@ -32,11 +32,11 @@ def test_paths_and_urls(given: str | Path, expected: str) -> None:
         ("s3://", "names no bucket"),
         ("s3:///run", "names no bucket"),
         ("s3://bucket/../run", r"has '\.\.' in it"),
-        ("gs://bucket/run", "names a gs:// store"),
+        ("hdfs://bucket/run", "names a hdfs:// store"),
         ("s3://bucket/run?endpoint=h&secret=SECRET", r"has a '\?' in it"),
         ("s3://bucket/run#SECRET", "has a '#' in it"),
         ("s3://key:SECRET@bucket/run", "has a '@' in it"),
-        ("gs://key:SECRET@bucket/run", "names a gs:// store"),
+        ("hdfs://key:SECRET@bucket/run", "names a hdfs:// store"),
     ],
 )
 def test_what_is_refused_and_never_repeats_a_secret(given: str, said: str) -> None:

@@ -220,9 +220,9 @@ def test_a_lost_reply_is_no_conflict(bucket: Bucket) -> None:
     assert client.create("key", b"other") == "other"
     tag = client.head("key")
     assert tag is not None
-    assert tag.e_tag is not None
-    first = client.swap("key", b"second", tag.e_tag)
+    assert tag.tag is not None
+    first = client.swap("key", b"second", tag.tag)
     assert first is not None
-    assert client.swap("key", b"second", tag.e_tag) == first  # the same content: its reply was lost
-    assert client.swap("key", b"third", tag.e_tag) is None
-    assert client.swap("absent", b"", tag.e_tag) is None
+    assert client.swap("key", b"second", tag.tag) == first  # the same content: its reply was lost
+    assert client.swap("key", b"third", tag.tag) is None
+    assert client.swap("absent", b"", tag.tag) is None

@@ -1,0 +1,130 @@
+"""Connects to buckets: what obstore is told, from the options and else from the environment."""
+
+from __future__ import annotations
+
+__all__ = ("connect",)
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+from penstock.kernel.config.bucket_options import AzOptions, BucketOptions, GsOptions, S3Options
+from penstock.kernel.errors import ConfigError
+
+_S3_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
+_GS_ENDPOINTS: Final = ("GOOGLE_BASE_URL", "STORAGE_EMULATOR_HOST")
+_AZ_ENDPOINTS: Final = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+_ACCOUNTS: Final = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
+_FIRST_WAIT: Final = timedelta(milliseconds=100)
+_LONGEST_WAIT: Final = timedelta(seconds=5)
+
+
+def connect(
+    bucket: str, options: BucketOptions, prefix: str | None = None, environ: Mapping[str, str] | None = None
+) -> Callable[[Any], Any]:
+    """Return what makes obstore's client of a bucket, given the module `obstore.store`.
+
+    obstore looks for credentials where each provider's own tools do. None passes through here.
+
+    Args:
+        bucket: Its name.
+        options: Where it is and how it is asked. Their class says whose it is.
+        prefix: What all keys begin with; for tests that share a bucket.
+        environ: Instead of the process's environment, for what `options` leave open.
+
+    Raises:
+        ConfigError: If the name of the storage account is not known.
+    """
+    variables = os.environ if environ is None else environ
+    match options:
+        case S3Options():
+            kind, endpoint, config, headers = _s3(options, variables)
+        case GsOptions():
+            kind, endpoint, config, headers = _gs(options, variables)
+        case AzOptions():
+            kind, endpoint, config, headers = _az(options, variables)
+        case _:
+            raise TypeError(f"{type(options).__name__} are no bucket's options")
+
+    def connected(stores: Any) -> Any:
+        return getattr(stores, kind)(
+            bucket,
+            prefix=prefix,
+            config={name: value for name, value in config.items() if value is not None},
+            client_options=_client_options(options, endpoint, headers),
+            retry_config={
+                "max_retries": options.retries,
+                "retry_timeout": timedelta(seconds=options.retry_s),
+                "backoff": {"init_backoff": _FIRST_WAIT, "max_backoff": _LONGEST_WAIT, "base": 2},
+            },
+        )
+
+    return connected
+
+
+_Told = tuple[str, str | None, dict[str, Any], dict[str, str]]
+"""obstore's class, the endpoint, the configuration, and the headers of each request."""
+
+
+def _s3(options: S3Options, variables: Mapping[str, str]) -> _Told:
+    endpoint = options.endpoint or _first(variables, _S3_ENDPOINTS)
+    config = {
+        "endpoint": endpoint,
+        "region": options.region or _first(variables, _REGIONS),
+        "virtual_hosted_style_request": endpoint is None
+        if options.virtual_host is None
+        else options.virtual_host,
+        # Over TLS the payload need not be signed: that takes most of an upload's time.
+        "unsigned_payload": not _is_plain(endpoint),
+        "checksum_algorithm": None if options.checksum == "none" else options.checksum,
+        "request_payer": True if options.requester_pays else None,
+    }
+    return "S3Store", endpoint, config, {}
+
+
+def _gs(options: GsOptions, variables: Mapping[str, str]) -> _Told:
+    endpoint = options.endpoint or _first(variables, _GS_ENDPOINTS)
+    if endpoint is not None and "://" not in endpoint:  # what Google's own libraries accept
+        endpoint = f"http://{endpoint}"
+
+    config = {
+        "base_url": endpoint,
+        # A token must not go over an open line. Without any, obstore would ask the machine for one.
+        "bearer_token": "none" if _is_plain(endpoint) else None,
+    }
+    headers = {} if options.billed_project is None else {"x-goog-user-project": options.billed_project}
+    return "GCSStore", endpoint, config, headers
+
+
+def _az(options: AzOptions, variables: Mapping[str, str]) -> _Told:
+    endpoint = options.endpoint or _first(variables, _AZ_ENDPOINTS)
+    account = options.account or _first(variables, _ACCOUNTS)
+    if account is None:
+        raise ConfigError("store.az.account", "is not known: set it, or " + _ACCOUNTS[0], "environment")
+
+    return "AzureStore", endpoint, {"endpoint": endpoint, "account_name": account}, {}
+
+
+def _client_options(
+    options: BucketOptions, endpoint: str | None, headers: Mapping[str, str]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "allow_http": _is_plain(endpoint),
+        "timeout": timedelta(seconds=options.request_s),
+        "read_timeout": timedelta(seconds=options.progress_s),
+        "connect_timeout": timedelta(seconds=options.connect_s),
+    }
+    if headers:
+        found["default_headers"] = dict(headers)
+
+    return found
+
+
+def _is_plain(endpoint: str | None) -> bool:
+    return endpoint is not None and endpoint.startswith("http://")
+
+
+def _first(variables: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    return next((variables[name] for name in names if variables.get(name)), None)

@@ -1,0 +1,243 @@
+"""A server of objects on loopback: the requests of S3, and those of Google's XML interface, which are alike.
+
+It keeps the objects in memory, or puts them into another server, and notes each request. Standard library,
+one thread for each connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from threading import Lock, Thread
+from typing import Protocol
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.etree import ElementTree as Xml
+from xml.sax.saxutils import escape
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object."""
+
+    data: bytes
+    generation: int
+
+    @property
+    def tag(self) -> str:
+        """Its tag, in quotes."""
+        return f'"{hashlib.md5(self.data, usedforsecurity=False).hexdigest()}-{self.generation}"'
+
+
+class Backend(Protocol):
+    """Where the objects are."""
+
+    def get(self, key: str) -> Stored | None: ...
+    def put(self, key: str, data: bytes) -> Stored: ...
+    def delete(self, key: str) -> None: ...
+    def names(self, prefix: str) -> Mapping[str, int]:
+        """Return the objects whose names begin with something, and their lengths."""
+        ...
+
+
+@dataclass
+class InMemory:
+    """Objects in this process."""
+
+    objects: dict[str, Stored] = field(default_factory=dict[str, Stored])
+    generations: count[int] = field(default_factory=lambda: count(1_700_000_000_000_000))
+
+    def get(self, key: str) -> Stored | None:
+        return self.objects.get(key)
+
+    def put(self, key: str, data: bytes) -> Stored:
+        self.objects[key] = made = Stored(data, next(self.generations))
+        return made
+
+    def delete(self, key: str) -> None:
+        self.objects.pop(key, None)
+
+    def names(self, prefix: str) -> Mapping[str, int]:
+        return {key: len(found.data) for key, found in self.objects.items() if key.startswith(prefix)}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, without the bucket's name."""
+
+    method: str
+    key: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]  #: by names in lower case
+    nbytes: int  #: of the body
+
+    @property
+    def span(self) -> int:
+        """How many bytes of an object are asked for; 0 if that is not said."""
+        first, _, last = self.headers.get("range", "bytes=1-0").removeprefix("bytes=").partition("-")
+        return int(last or first) - int(first) + 1
+
+
+@dataclass
+class ObjectServer:
+    """A server that is running."""
+
+    endpoint: str
+    backend: Backend
+    keeps_conditions: bool = True
+    log: list[Asked] = field(default_factory=list[Asked])
+    before: Callable[[Asked], int | None] = lambda _: None
+    """Called before each request is answered. It may wait, and return a status to answer with instead."""
+    lock: Lock = field(default_factory=Lock)
+
+    def asked(self, method: str, part: str = "") -> list[Asked]:
+        """Return the requests of a method to keys with a part in them."""
+        return [each for each in self.log if each.method == method and part in each.key]
+
+    def answer(self, asked: Asked, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Return the status, the headers and the body."""
+        status = self.before(asked)
+        if status is not None:
+            return status, {}, b"<Error><Code>Injected</Code></Error>"
+        if not asked.key:
+            return (200, {}, self._list(asked.query)) if asked.method == "GET" else self._delete_many(body)
+
+        with self.lock:
+            return getattr(self, f"_{asked.method.lower()}")(asked, body)  # type: ignore[no-any-return]
+
+    def _get(self, asked: Asked, _: bytes) -> tuple[int, dict[str, str], bytes]:
+        found = self.backend.get(asked.key)
+        if found is None:
+            return 404, {}, b"<Error><Code>NoSuchKey</Code></Error>"
+
+        data, headers = found.data, {**_told(found), "Last-Modified": formatdate(usegmt=True)}
+        span = asked.headers.get("range")
+        if span is None:
+            return 200, headers, data
+
+        first, last = span.removeprefix("bytes=").split("-")
+        end = min(int(last) + 1, len(data)) if last else len(data)
+        headers["Content-Range"] = f"bytes {first}-{end - 1}/{len(data)}"
+        return 206, headers, data[int(first) : end]
+
+    _head = _get
+
+    def _put(self, asked: Asked, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        there = self.backend.get(asked.key)
+        if self.keeps_conditions and not _holds(asked.headers, there):
+            return 412, {}, b"<Error><Code>PreconditionFailed</Code></Error>"
+
+        source = next((text for name, text in asked.headers.items() if name.endswith("copy-source")), None)
+        if source is None:
+            return 200, _told(self.backend.put(asked.key, body)), b""
+
+        copied = self.backend.get(unquote(source).lstrip("/").split("/", 1)[1])
+        if copied is None:
+            return 404, {}, b"<Error><Code>NoSuchKey</Code></Error>"
+
+        made = self.backend.put(asked.key, copied.data)
+        return 200, _told(made), f"<CopyObjectResult><ETag>{made.tag}</ETag></CopyObjectResult>".encode()
+
+    def _delete(self, asked: Asked, _: bytes) -> tuple[int, dict[str, str], bytes]:
+        self.backend.delete(asked.key)
+        return 204, {}, b""
+
+    def _delete_many(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        keys = [each.text or "" for each in Xml.fromstring(body).iter() if each.tag.endswith("Key")]
+        with self.lock:
+            for key in keys:
+                self.backend.delete(key)
+
+        rows = "".join([f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys])
+        return 200, {}, f"<DeleteResult>{rows}</DeleteResult>".encode()
+
+    def _list(self, query: Mapping[str, str]) -> bytes:
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        with self.lock:
+            found = dict(self.backend.names(prefix))
+
+        folders = {
+            prefix + key[len(prefix) :].split(delimiter)[0] + delimiter
+            for key in found
+            if delimiter and delimiter in key[len(prefix) :]
+        }
+        rows = [
+            f"<Contents><Key>{escape(key)}</Key><Size>{nbytes}</Size><ETag>&quot;1&quot;</ETag>"
+            "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+            for key, nbytes in sorted(found.items())
+            if not (delimiter and delimiter in key[len(prefix) :])
+        ]
+        rows += [
+            f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in sorted(folders)
+        ]
+        return (
+            f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(rows)}</ListBucketResult>".encode()
+        )
+
+
+def _told(found: Stored) -> dict[str, str]:
+    return {"ETag": found.tag, "x-goog-generation": str(found.generation)}
+
+
+def _holds(headers: Mapping[str, str], there: Stored | None) -> bool:
+    """Whether the conditions of a request hold."""
+    generation = headers.get("x-goog-if-generation-match")
+    if generation is not None and int(generation) != (0 if there is None else there.generation):
+        return False
+    if headers.get("if-none-match") == "*" and there is not None:
+        return False
+
+    tag = headers.get("if-match")
+    return tag is None or (there is not None and there.tag == tag)
+
+
+@contextmanager
+def object_server(backend: Backend | None = None) -> Generator[ObjectServer]:
+    """Run a server until the block ends."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_any(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            url = urlsplit(self.path)
+            key = unquote(url.path).lstrip("/").partition("/")[2]
+            query = {name: each[0] for name, each in parse_qs(url.query, keep_blank_values=True).items()}
+            headers = {name.lower(): text for name, text in self.headers.items()}
+            asked = Asked(self.command, key, query, headers, len(body))
+            server.log.append(asked)
+            status, told, content = server.answer(asked, body)
+            self.send_response_only(status)
+            for name, text in told.items():
+                self.send_header(name, text)
+
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content)
+
+        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002  # the name there
+            """Say nothing."""
+
+        do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = handle_any  # the names there
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            """Say nothing: clients leave when they have waited long enough."""
+
+    http = Server(("127.0.0.1", 0), Handler)
+    server = ObjectServer(f"http://127.0.0.1:{http.server_port}", InMemory() if backend is None else backend)
+    serving = Thread(target=http.serve_forever, args=(0.05,), daemon=True)
+    serving.start()
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        http.server_close()
+        serving.join()
