@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import subprocess
@@ -15,12 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from rich.console import Console
 from tests.unsealed import unseal
 
 import penstock
 from penstock.cli import main
-from penstock.cli.terminal.terminal_output import Output, PlainOutput, RichOutput, Table
 from penstock.handlers.stores.local import LocalStore
 from penstock.testing.faulty_store import FaultyStore
 
@@ -42,10 +39,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def rows_of(text: str) -> dict[str, list[str]]:
-    return {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("argument", ["--version", "--help"])
 def test_version_and_help_load_no_array_library(argument: str) -> None:
@@ -64,45 +57,6 @@ except SystemExit as end:
     *said, last = run.stdout.splitlines()
     assert last == "0"
     assert penstock.__version__ in said[0] or "demo" in "".join(said)
-
-
-def test_inspect_lists_every_leaf(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(checkpoint)]) == 0
-
-    said = capsys.readouterr().out
-    rows = rows_of(said)
-    assert rows["['weights']"] == ["jax.Array", "4x3", "bfloat16", "24", "(data)", "over", "data=2"]
-    assert rows["['step']"][0] == "scalar"
-    assert rows["['name']"] == ["string"]
-    assert rows["['key']"][:4] == ["random", "key", "2", "threefry2x32"]
-    assert "4 leaves" in said
-    assert '{"loss": 0.5}' in said
-    assert "committed 20" in said
-
-
-def test_inspect_json_is_one_document(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "--json", str(checkpoint)]) == 0
-
-    document = json.loads(capsys.readouterr().out)
-    leaves = {leaf["key_path"]: leaf for leaf in document["leaves"]}
-    assert document["path"] == str(checkpoint)
-    assert document["n_leaves"] == 4
-    assert document["custom_metadata"] == {"loss": 0.5}
-    assert leaves["['weights']"]["shape"] == [4, 3]
-    assert leaves["['weights']"]["nbytes"] == 24
-
-
-@pytest.mark.parametrize("path", ["", "nothing"])
-def test_inspect_of_no_checkpoint_fails_in_one_line(
-    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["inspect", str(tmp_path / path)]) == 1
-
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("penstock: ")
-    assert str(tmp_path) in said.err
-    assert len(said.err.splitlines()) == 1
 
 
 def test_convert_there_and_back(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +85,7 @@ def test_convert_into_shards(checkpoint: Path, tmp_path: Path) -> None:
     [
         (["--max-shard-bytes", "5Gb"], "--max-shard-bytes: '5Gb' is not a number of bytes"),
         (["--metadata", "alone"], "--metadata alone: not of the form KEY=TEXT"),
-        (["--max-shard-bytes", "5GB"], "max_shard_bytes is for safetensors"),
+        (["--max-shard-bytes", "5GB"], "--max-shard-bytes is for safetensors; give --format"),
     ],
 )
 def test_convert_says_in_a_line_what_is_wrong(
@@ -237,50 +191,17 @@ def test_seal_records_what_verify_then_compares(
 
 def test_wrong_usage_ends_with_status_2() -> None:
     with pytest.raises(SystemExit) as end:
-        main(["inspect"])
+        main(["show"])
 
     assert end.value.code == 2
 
 
 @pytest.mark.process
 def test_a_reader_that_leaves_is_no_failure(checkpoint: Path) -> None:
-    command = f"{sys.executable} -m penstock.cli inspect {checkpoint} | true; echo ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m penstock show {checkpoint} | true; echo ${{PIPESTATUS[0]}}"
     run = subprocess.run(["bash", "-c", command], check=True, capture_output=True, text=True, cwd=SOURCE)
 
     assert (run.stdout, run.stderr) == ("0\n", "")
-
-
-@pytest.mark.parametrize("rich", [False, True])
-def test_both_outputs_say_the_same(*, rich: bool) -> None:
-    stream = io.StringIO()
-    output: Output = RichOutput(Console(file=stream, width=100)) if rich else PlainOutput(stream)
-
-    output.headline("A [headline]")
-    output.say("a [line] that is no markup")
-    output.table(Table(("name", "figure"), [("[x]", "1"), ("y", "100")]))
-    with output.bar(2) as bar:
-        bar.show(1, "half")
-    output.success("done")
-
-    said = stream.getvalue()
-    assert "A [headline]" in said
-    assert "a [line] that is no markup" in said
-    assert rows_of(said)["[x]"] == ["1"]
-    assert rows_of(said)["y"] == ["100"]
-    assert "done" in said
-
-
-def test_plain_tables_line_up() -> None:
-    stream = io.StringIO()
-
-    PlainOutput(stream).table(Table(("name", "figure"), [("a", "1"), ("longer", "100")]))
-
-    assert stream.getvalue().splitlines() == [
-        "name    figure",
-        "------  ------",
-        "a            1",
-        "longer     100",
-    ]
 
 
 @pytest.mark.process

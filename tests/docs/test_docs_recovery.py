@@ -61,7 +61,7 @@ def test_the_page_shows_what_the_commands_print(run: Path, capsys: pytest.Captur
         if command == "echo $?":
             said = f"{status}\n"
         else:
-            status = main(shlex.split(command)[1:])
+            status = main(["--table", *shlex.split(command)[1:]])  # as on a terminal
             said = capsys.readouterr().out
         shown.append(f"{line}\n{said.replace(f'{run}/', '')}")
 

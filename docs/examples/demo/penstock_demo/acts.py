@@ -164,7 +164,7 @@ class _Demo:
         options.picture.write_text(draw(timeline_of(self._reference, save)), "utf-8")
         output.say(f"\nThe stages of the save of step {save.step}, as a picture: {options.picture}")
         if options.keep is not None:
-            output.say(f"The checkpoints: {self._directory}; look at one with `penstock inspect`")
+            output.say(f"The checkpoints: {self._directory}; look at one with `penstock show`")
 
         output.say(f"{time.monotonic() - self._began:.0f} s in all.")
 

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
         keep=options.keep,
         picture=options.picture,
     )
-    return run_demo(chosen, open_output())
+    return run_demo(chosen, open_output(for_people=True))
 
 
 def _parser() -> argparse.ArgumentParser:

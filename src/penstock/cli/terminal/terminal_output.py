@@ -1,18 +1,33 @@
-"""The output of the command: with rich on a terminal, in plain lines everywhere else."""
+"""What the command prints: tables for people on a terminal, tab-separated lines for programs in a pipe."""
 
 from __future__ import annotations
 
-__all__ = ("Bar", "CommandError", "Output", "PlainOutput", "Table", "open_output")
+__all__ = (
+    "Bar",
+    "CommandError",
+    "Output",
+    "PipedOutput",
+    "PlainOutput",
+    "Table",
+    "has_colours",
+    "open_output",
+    "say_error",
+)
 
+import os
 import sys
-from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, final
+from typing import Final, Protocol, TextIO, final
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from penstock.cli.terminal.printable import one_line, printable, width_of
+from penstock.cli.terminal.progress_bars import Bar, open_bar
+
+_BOLD: Final = "1"
+_GREEN: Final = "1;32"
+_CYAN: Final = "1;36"
 
 
 class CommandError(Exception):
@@ -26,42 +41,98 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     n_left: int = 1
-
-
-class Bar(Protocol):
-    """A progress bar."""
-
-    def show(self, done: int, text: str) -> None:
-        """Show that `done` of the total are done."""
-        ...
+    plain: Sequence[Sequence[str]] = field(default=())
+    """The same rows for programs: sizes in bytes, times in ISO format; by default `rows`."""
 
 
 class Output(Protocol):
-    """Where the command writes what people read."""
+    """Where the command writes its results. No text reaches a terminal with control characters in it."""
 
     def headline(self, text: str) -> None: ...
     def say(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        """Say something that only people want to know; nothing in a pipe."""
+        ...
+
     def table(self, table: Table) -> None: ...
-    def bar(self, total: int) -> AbstractContextManager[Bar]: ...
+    def bar(self, total: int | None, unit: str = "steps") -> AbstractContextManager[Bar]: ...
     def success(self, text: str) -> None: ...
 
 
-def open_output() -> Output:
-    """Return coloured output if stdout is a terminal and rich is installed, else plain output."""
-    if sys.stdout.isatty():
-        try:
-            from rich.console import Console
-        except ImportError:
-            pass
-        else:
-            return RichOutput(Console(highlight=False))
+def open_output(*, for_people: bool = False) -> Output:
+    """Return the output of a command: tables if stdout is a terminal, tab-separated lines if it is not.
 
-    return PlainOutput(sys.stdout)
+    Args:
+        for_people: Tables in any case, as of a program that is only to be looked at.
+    """
+    if for_people or sys.stdout.isatty():
+        return PlainOutput(colours=has_colours(sys.stdout))
+
+    return PipedOutput(sys.stdout)
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Whether to write colours to `stream`: to a terminal, unless `NO_COLOR` is set or it is a dumb one."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def say_error(text: str) -> None:
+    """Write why the command failed, on stderr."""
+    sys.stderr.write(f"penstock: {printable(text)}\n")
 
 
 @final
 class PlainOutput:
-    """Plain lines, for logs, pipes and terminals without rich. It shows no progress bar."""
+    """Lines and tables for people.
+
+    Args:
+        stream: Where they go; by default stdout, or what stands for it while a progress bar is shown.
+        colours: Whether headlines are bold and successes green.
+    """
+
+    __slots__ = ("_colours", "_stream")
+
+    def __init__(self, stream: TextIO | None = None, *, colours: bool = False) -> None:
+        self._stream = stream
+        self._colours = colours
+
+    def headline(self, text: str) -> None:
+        self._write("\n" + self._styled(f"== {printable(text)}", _CYAN))
+
+    def say(self, text: str) -> None:
+        self._write(printable(text))
+
+    def note(self, text: str) -> None:
+        self.say(text)
+
+    def table(self, table: Table) -> None:
+        rows = [[one_line(cell) for cell in row] for row in table.rows]
+        columns = [one_line(column) for column in table.columns]
+        widths = [max(map(width_of, cells)) for cells in zip_longest(columns, *rows, fillvalue="")]
+        rule = ["-" * width for width in widths]
+        self._write(self._styled(_aligned(columns, widths, table.n_left), _BOLD))
+        # A row is one line, however long it is: what was wrapped could not be copied.
+        for row in (rule, *rows):
+            self._write(_aligned(row, widths, table.n_left))
+
+    def bar(self, total: int | None, unit: str = "steps") -> AbstractContextManager[Bar]:
+        return open_bar(total, unit)
+
+    def success(self, text: str) -> None:
+        self._write(self._styled(printable(text), _GREEN))
+
+    def _styled(self, text: str, style: str) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if self._colours else text
+
+    def _write(self, text: str) -> None:
+        stream = sys.stdout if self._stream is None else self._stream
+        stream.write(f"{text}\n")
+        stream.flush()
+
+
+@final
+class PipedOutput:
+    """The same for programs: of a table one line for each row, with tabs between cells, and no heading."""
 
     __slots__ = ("_stream",)
 
@@ -69,95 +140,32 @@ class PlainOutput:
         self._stream = stream
 
     def headline(self, text: str) -> None:
-        self.say(f"\n== {text}")
+        pass
 
     def say(self, text: str) -> None:
-        self._stream.write(f"{text}\n")
+        self._stream.write(f"{printable(text)}\n")
         self._stream.flush()
 
-    def table(self, table: Table) -> None:
-        lines = [table.columns, *table.rows]
-        widths = [max(map(len, column)) for column in zip_longest(*lines, fillvalue="")]
-        for line in (table.columns, ["-" * width for width in widths], *table.rows):
-            cells = [
-                cell.ljust(width) if at < table.n_left else cell.rjust(width)
-                for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ]
-            self.say("  ".join(cells).rstrip())
+    def note(self, text: str) -> None:
+        pass
 
-    @contextmanager
-    def bar(self, total: int) -> Generator[Bar]:
-        yield _NoBar()
+    def table(self, table: Table) -> None:
+        for row in table.plain or table.rows:
+            self._stream.write("\t".join(map(one_line, row)) + "\n")
+
+        self._stream.flush()
+
+    def bar(self, total: int | None, unit: str = "steps") -> AbstractContextManager[Bar]:
+        return open_bar(total, unit)
 
     def success(self, text: str) -> None:
         self.say(text)
 
 
-@final
-class _NoBar:
-    def show(self, done: int, text: str) -> None:
-        pass
+def _aligned(cells: Sequence[str], widths: Sequence[int], n_left: int) -> str:
+    filled: list[str] = []
+    for at, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        blank = " " * (width - width_of(cell))
+        filled.append(cell + blank if at < n_left else blank + cell)
 
-
-@final
-class RichOutput:
-    """Colours, tables and a progress bar."""
-
-    __slots__ = ("_console",)
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def headline(self, text: str) -> None:
-        self._console.print()
-        self._console.rule(f"[bold]{_escaped(text)}", align="left", style="cyan")
-
-    def say(self, text: str) -> None:
-        self._console.print(text, markup=False)
-
-    def table(self, table: Table) -> None:
-        from rich import box
-        from rich.table import Table as RichTable
-
-        drawn = RichTable(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-        for at, column in enumerate(table.columns):
-            left = at < table.n_left
-            drawn.add_column(_escaped(column), justify="left" if left else "right", overflow="fold")
-
-        for row in table.rows:
-            drawn.add_row(*map(_escaped, row))
-
-        self._console.print(drawn)
-
-    @contextmanager
-    def bar(self, total: int) -> Generator[Bar]:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        with Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=36),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[text]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-        ) as progress:
-            yield _RichBar(progress, progress.add_task("steps", total=total, text="starting jax"))
-
-    def success(self, text: str) -> None:
-        self._console.print(text, style="bold green", markup=False)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _RichBar:
-    progress: Any
-    task: Any
-
-    def show(self, done: int, text: str) -> None:
-        self.progress.update(self.task, completed=done, text=text)
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+    return "  ".join(filled).rstrip()

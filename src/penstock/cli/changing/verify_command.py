@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ("STATUSES", "verify")
+__all__ = ("STATUSES", "configure", "run")
 
+import argparse
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
@@ -15,7 +15,7 @@ import anyio
 
 import penstock
 from penstock.cli.terminal.byte_sizes import format_bytes
-from penstock.cli.terminal.terminal_output import Output, Table
+from penstock.cli.terminal.terminal_output import Output, Table, say_error
 from penstock.handlers.formats.orbax.reading.verification import Finding
 from penstock.verification.verify_report import Status, VerifyReport
 
@@ -46,19 +46,32 @@ _SUMMARIES: Final[Mapping[Status, str]] = {
 }
 
 
-def verify(path: str, output: Output, *, as_json: bool) -> int:
-    """Check all that lies under `path`, and print what is not as it was written, or cannot be checked.
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Describe the command's arguments."""
+    parser.description = (
+        "Compare everything at and below PATH with the checksums recorded of it: every step, every item, "
+        "every file. The exit status is 0 if all of it is intact, 1 if something is damaged, 3 if there is "
+        "no checkpoint, 4 if something has no checksum, and 5 if the medium refused to read something."
+    )
+    parser.add_argument(
+        "path", metavar="PATH", help="a checkpoint, a directory of steps, or a folder of these"
+    )
+    parser.add_argument("--json", action="store_true", help="as one JSON document")
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    """Check all that lies under a path, and print what is not as it was written, or cannot be checked.
 
     Returns:
         The exit status, by what is worst: see `STATUSES`.
     """
     try:
-        found = anyio.run(penstock.verify, path)
+        found = anyio.run(penstock.verify, options.path)
     except (penstock.PenstockError, OSError) as error:
-        sys.stderr.write(f"penstock: {error}\n")  # status 1 would say that there is damage
+        say_error(str(error))  # status 1 would say that there is damage
         return STATUSES["unreadable"]
 
-    if as_json:
+    if options.json:
         output.say(json.dumps(_document(found), indent=2))
     else:
         _show(found, output)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("repair",)
+__all__ = ("configure", "run")
 
 import argparse
 import json
@@ -14,14 +14,33 @@ from functools import partial
 import anyio
 
 import penstock
-from penstock.cli.storage_options import chosen_format, said_format
+from penstock.cli.changing.storage_options import add_storage_options, chosen_format, said_format
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Output, Table
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.tools.repair_report import RepairReport
 
 
-def repair(options: argparse.Namespace, output: Output) -> int:
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Describe the command's arguments."""
+    parser.description = (
+        "Write every intact leaf of the damaged checkpoint at SOURCE into a new one at TARGET, and list what "
+        "is gone. The exit status is 0 if nothing is, 1 if something is gone, and 4 if something was kept of "
+        "which no checksum says that it is intact."
+    )
+    parser.add_argument("source", metavar="SOURCE", help="a checkpoint, or one step")
+    parser.add_argument("target", metavar="TARGET", help="the directory, or .safetensors file, to write")
+    parser.add_argument(
+        "--other", action="append", default=[], metavar="STEP",
+        help="another checkpoint, to take damaged leaves from where they are the same; repeatable",
+    )  # fmt: skip
+    parser.add_argument("--overwrite", action="store_true", help="replace what is at TARGET, in one step")
+    parser.add_argument("--memory", metavar="SIZE", help="host memory to use at most, as in 512MiB")
+    add_storage_options(parser)
+    parser.add_argument("--json", action="store_true", help="as one JSON document")
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
     """Repair as the command line says, and print what became of each damaged leaf.
 
     Returns:
@@ -30,7 +49,7 @@ def repair(options: argparse.Namespace, output: Output) -> int:
     Raises:
         PenstockError: What `penstock.repair` raises.
     """
-    run = partial(
+    call = partial(
         penstock.repair,
         options.source,
         options.target,
@@ -40,7 +59,7 @@ def repair(options: argparse.Namespace, output: Output) -> int:
         save_format=chosen_format(options),
         max_expansion=options.max_expansion or MOST_EXPANSION,
     )
-    found = anyio.run(run)
+    found = anyio.run(call)
     if options.json:
         output.say(json.dumps({"complete": found.complete, **asdict(found)}, indent=2))
     else:

@@ -1,0 +1,103 @@
+"""`penstock convert`: writes a checkpoint in another format."""
+
+from __future__ import annotations
+
+__all__ = ("configure", "run")
+
+import argparse
+from functools import partial
+
+import anyio
+
+import penstock
+from penstock.cli.changing.storage_options import add_storage_options, chosen_format, said_format
+from penstock.cli.terminal.byte_sizes import format_bytes
+from penstock.cli.terminal.terminal_output import CommandError, Output
+from penstock.handlers.formats.safetensors.file_set import SUFFIX
+from penstock.kernel.config.units import parse_bytes
+from penstock.kernel.memory.memory_limit import MOST_EXPANSION
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Describe the command's arguments."""
+    parser.description = (
+        "Write the checkpoint at SOURCE, in any format that penstock reads, to DESTINATION, with all of its "
+        "items; of a directory of steps, every step. It is not loaded as a whole, and a checkpoint appears "
+        "in one step, when it is complete."
+    )
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a checkpoint, a directory of steps, a safetensors file, or a folder of them",
+    )
+    parser.add_argument("destination", metavar="DESTINATION", help="a file *.safetensors, or a directory")
+    parser.add_argument(
+        "--format", choices=("orbax", "safetensors"),
+        help="what to write (safetensors if DESTINATION ends in .safetensors, else orbax)",
+    )  # fmt: skip
+    parser.add_argument("--item", metavar="NAME", help="convert only this item of SOURCE, as a tree")
+    names = parser.add_mutually_exclusive_group()
+    names.add_argument(
+        "--split", default=".", metavar="TEXT",
+        help="what separates the keys in the names of a safetensors SOURCE (%(default)s)",
+    )  # fmt: skip
+    names.add_argument("--flat", action="store_true", help="do not split them: one flat dict")
+    parser.add_argument(
+        "--max-shard-bytes", metavar="SIZE",
+        help="in a safetensors folder, begin another file beyond this size, as in 5GB",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metadata", action="append", default=[], metavar="KEY=TEXT", help="to add; repeatable"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace what is at DESTINATION, in one step"
+    )
+    parser.add_argument("--memory", metavar="SIZE", help="host memory to use at most, as in 512MiB")
+    add_storage_options(parser)
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    """Convert as the command line says, and print one line about what was written.
+
+    Raises:
+        CommandError: If an option is invalid.
+        PenstockError: What `penstock.convert` raises.
+    """
+    call = partial(
+        penstock.convert,
+        options.source,
+        options.destination,
+        format=options.format,
+        item=options.item,
+        split=None if options.flat else options.split,
+        max_shard_bytes=_size("--max-shard-bytes", options.max_shard_bytes),
+        overwrite=options.overwrite,
+        custom_metadata=dict(_pair(text) for text in options.metadata),
+        memory_limit=options.memory,
+        save_format=chosen_format(options),
+        max_expansion=options.max_expansion or MOST_EXPANSION,
+    )
+    report = anyio.run(call)
+    seconds = f"{report.durable_s:.1f} s"
+    to_tensors = options.format == "safetensors" or options.destination.endswith(SUFFIX)
+    stored = "safetensors" if to_tensors else said_format(options)
+    nbytes = format_bytes(report.nbytes)
+    output.success(f"{report.path}: {report.n_leaves:,} leaves, {nbytes}, in {seconds} ({stored})")
+    return 0
+
+
+def _size(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise CommandError(f"{name}: {error}") from error
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise CommandError(f"--metadata {text}: not of the form KEY=TEXT")
+
+    return name, value

@@ -1,0 +1,55 @@
+"""The commands: their names, what each does in a line, and the module that it lies in.
+
+A module has two functions: `configure` describes its command line, and `run` carries it out. It is imported
+only when its command is called, or its options are to be completed.
+"""
+
+from __future__ import annotations
+
+__all__ = ("COMMANDS", "Command", "CommandModule")
+
+import argparse
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Final, NamedTuple, Protocol, cast, final
+
+from penstock.cli.terminal.terminal_output import Output
+
+
+class CommandModule(Protocol):
+    """What the module of a command has."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Describe the command's arguments."""
+        ...
+
+    def run(self, options: argparse.Namespace, output: Output) -> int:
+        """Carry it out, and return the exit status."""
+        ...
+
+
+@final
+class Command(NamedTuple):
+    """One command."""
+
+    module: str  #: below `penstock.cli`
+    about: str
+
+    def load(self) -> CommandModule:
+        """Import its module."""
+        return cast("CommandModule", import_module(f"penstock.cli.{self.module}"))
+
+
+COMMANDS: Final[Mapping[str, Command]] = {
+    "ls": Command("looking.ls_command", "list the steps of a run: sizes, age, metrics, state"),
+    "show": Command(
+        "looking.show_command", "show the tree of a checkpoint: shapes, dtypes, shardings, bytes"
+    ),
+    "du": Command("looking.du_command", "say which part of a checkpoint takes how much room"),
+    "convert": Command("changing.convert_command", "write a checkpoint in another format"),
+    "rm": Command("changing.rm_command", "delete checkpoints"),
+    "repair": Command("changing.repair_command", "write what is intact of a damaged checkpoint anew"),
+    "seal": Command("changing.seal_command", "record digests of a checkpoint that has none"),
+    "verify": Command("changing.verify_command", "compare a checkpoint with its checksums"),
+}
+"""In the order of the help."""

@@ -1,0 +1,80 @@
+"""How much room the files of a checkpoint take, and how much of it they share with others."""
+
+from __future__ import annotations
+
+__all__ = ("FileSizes", "sizes_below")
+
+import os
+import stat
+from dataclasses import dataclass
+from typing import final
+
+from penstock.kernel.errors import StorageError
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.paths import bucket_of
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FileSizes:
+    """Bytes in files, whoever wrote these."""
+
+    own_bytes: int = 0  #: in files that only this directory has
+    shared_bytes: int = 0  #: in files with another name, too, as those of a step that the next one links
+    n_files: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """All of them."""
+        return self.own_bytes + self.shared_bytes
+
+    def __add__(self, other: FileSizes) -> FileSizes:
+        return FileSizes(
+            self.own_bytes + other.own_bytes,
+            self.shared_bytes + other.shared_bytes,
+            self.n_files + other.n_files,
+        )
+
+
+def sizes_below(store: Store, path: str) -> FileSizes:
+    """Count the bytes of the file at `path`, or of all files below it. What disappears meanwhile is left out.
+
+    Links are not followed. A file with several names counts as shared; in a bucket there are none.
+    """
+    if bucket_of(path) is not None:
+        return _sizes_in_store(store, path)
+    if not os.path.isdir(path):
+        return _size_of_file(path)
+
+    found = FileSizes()
+    for directory, _, names in os.walk(path):
+        for name in names:
+            found += _size_of_file(os.path.join(directory, name))
+
+    return found
+
+
+def _size_of_file(path: str) -> FileSizes:
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return FileSizes()
+    except OSError as error:
+        raise StorageError.of("stat", path, error) from error
+
+    if not stat.S_ISREG(status.st_mode):
+        return FileSizes(n_files=1)
+
+    is_shared = status.st_nlink > 1
+    return FileSizes(0 if is_shared else status.st_size, status.st_size if is_shared else 0, 1)
+
+
+def _sizes_in_store(store: Store, path: str) -> FileSizes:
+    if store.kind(path) == "file":
+        return FileSizes(store.size(path), 0, 1)
+
+    found = FileSizes()
+    for name in store.list_directory(path):
+        found += _sizes_in_store(store, os.path.join(path, name))
+
+    return found

@@ -1,0 +1,145 @@
+"""The steps of a run as a list tells them: size, age, metrics, and what state each is in."""
+
+from __future__ import annotations
+
+__all__ = ("State", "StepFacts", "list_checkpoints", "metric_of", "name_best")
+
+import errno
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, TypeAlias, cast, final
+
+from penstock.handlers.formats.auto_layout import is_safetensors
+from penstock.handlers.formats.common.temporary_names import PARTIAL_SUFFIX, TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.discovery.step_dirs import is_finished_step, names_a_step
+from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
+from penstock.inspection.file_sizes import FileSizes, sizes_below
+from penstock.inspection.places import Place
+from penstock.kernel.errors import PenstockError, StorageError
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.holds import hold_with_readers
+from penstock.kernel.storage.paths import bucket_of
+from penstock.steps.step_directory import StepReader
+from penstock.verification.checkpoints_below import find_checkpoints
+
+State: TypeAlias = Literal["finished", "saving", "interrupted", "damaged", "unknown"]
+
+_BUILT: Final = (TEMPORARY_SUFFIX, PARTIAL_SUFFIX)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """One checkpoint in a list."""
+
+    name: str  #: of the step, or the path from where the list begins
+    path: str
+    step: int | None  #: None if it is no step
+    state: State
+    sizes: FileSizes = field(default_factory=FileSizes)
+    committed_at_ns: int | None = None  #: wall clock, nanoseconds since the epoch
+    metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    problem: str = ""  #: what is wrong with a damaged one
+    is_best: bool = False
+
+
+def list_checkpoints(store: Store, place: Place) -> list[StepFacts]:
+    """List the steps of a root, also unfinished ones, ascending; of a folder all checkpoints below it.
+
+    A checkpoint that is no root is a list of one. What is damaged is told, and nothing is raised for it.
+    """
+    if place.kind == "folder" or (place.kind == "tensors" and store.kind(place.path) == "directory"):
+        below = find_checkpoints(store, place.path).checkpoints
+        return [_facts(store, path, _name_below(place.path, path), _step_number(path)) for path in below]
+    if place.kind != "root":
+        return [_facts(store, place.path, os.path.basename(place.path), _step_number(place.path))]
+
+    found = [_facts(store, os.path.join(place.path, name), name, _step_number(name)) for name in place.steps]
+    return found + list(_unfinished(store, place.path))
+
+
+def metric_of(metrics: Mapping[str, Any], name: str) -> float | None:
+    """Return the metric called `name`, nested ones as `eval/loss`; None if there is none that is a number."""
+    value: object = metrics
+    for part in [name] if name in metrics else name.split("/"):
+        value = cast("Mapping[str, object]", value).get(part) if isinstance(value, Mapping) else None
+
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def name_best(
+    listed: Sequence[StepFacts], metric: str, mode: Literal["min", "max"] = "min"
+) -> list[StepFacts]:
+    """Mark the best of some steps, the later of two that are equal. One without a finite metric is none."""
+    values = [(metric_of(step.metrics, metric), at) for at, step in enumerate(listed)]
+    sign = 1 if mode == "max" else -1
+    finite = [(sign * value, at) for value, at in values if value is not None and math.isfinite(value)]
+    best = max(finite, default=(0.0, -1))[1]
+    return [replace(step, is_best=at == best) for at, step in enumerate(listed)]
+
+
+def _name_below(folder: str, path: str) -> str:
+    return os.path.basename(path) if path == folder else path.removeprefix(os.path.join(folder, ""))
+
+
+def _unfinished(store: Store, root: str) -> Iterator[StepFacts]:
+    for name in sorted(store.list_directory(root)):
+        if any(suffix in name for suffix in _BUILT):
+            path = os.path.join(root, name)
+            state: State = "saving" if _is_held(store, path) else "interrupted"
+            yield StepFacts(name, path, None, state, sizes_below(store, path))
+
+
+def _facts(store: Store, path: str, name: str, step: int | None) -> StepFacts:
+    sizes = FileSizes()
+    try:
+        sizes = sizes_below(store, path)
+        if is_safetensors(store, path):
+            return StepFacts(name, path, None, "finished", _sizes_of_tensors(store, path), _modified_ns(path))
+
+        finished = is_finished_step(store, path) if step is not None else True
+        if finished is False:
+            return StepFacts(name, path, step, "saving" if _is_held(store, path) else "interrupted", sizes)
+        if finished is None:
+            return StepFacts(name, path, step, "unknown", sizes, problem="nothing in it is known to penstock")
+
+        names = store.list_directory(path)
+        about = SealedDocuments.open(store, path, names).about(names)
+        committed = about.committed_at_ns or about.started_at_ns or _modified_ns(path)
+        metrics = StepReader(store).metrics(path) or {}
+        return StepFacts(name, path, step, "finished", sizes, committed, metrics)
+    except PenstockError as error:
+        return StepFacts(name, path, step, "damaged", sizes, problem=str(error))
+
+
+def _sizes_of_tensors(store: Store, path: str) -> FileSizes:
+    """Count the files of the one checkpoint, and not the directories beside them."""
+    if store.kind(path) == "file":
+        return sizes_below(store, path)
+
+    files = [os.path.join(path, name) for name in store.list_directory(path)]
+    return sum([sizes_below(store, file) for file in files if store.kind(file) == "file"], FileSizes())
+
+
+def _is_held(store: Store, path: str) -> bool:
+    """Whether somebody builds or deletes there now, as far as the medium tells."""
+    try:
+        hold_with_readers(store, path).release()
+    except StorageError as error:
+        return error.errno == errno.EBUSY
+
+    return False
+
+
+def _modified_ns(path: str) -> int | None:
+    try:
+        return None if bucket_of(path) is not None else os.stat(path).st_mtime_ns
+    except OSError:
+        return None
+
+
+def _step_number(path: str) -> int | None:
+    name = os.path.basename(path)
+    return int(name.rpartition("_")[2]) if names_a_step(name) else None

@@ -1,0 +1,122 @@
+"""What a checkpoint holds: its items and their leaves, described without reading an array."""
+
+from __future__ import annotations
+
+__all__ = ("ItemFacts", "LeafFacts", "read_items")
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from penstock.handlers.formats.auto_layout import AutoLayout, is_safetensors
+from penstock.handlers.formats.orbax.discovery.item_kinds import (
+    KINDS_WITHOUT_ITEMS,
+    ItemKind,
+    items_of,
+    kind_of_item,
+)
+from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
+from penstock.kernel.protocols.checkpoints import StorageDetails, StoredCheckpoint
+from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, StoredLeaf
+from penstock.kernel.protocols.stores import Store
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LeafFacts:
+    """One leaf."""
+
+    key_path: str  #: as it is pasted into `only=`: `['opt'][0]['mu']`
+    name: str  #: the same, keys joined by dots
+    keys: KeyPath
+    kinds: tuple[KeyKind, ...]
+    kind: str  #: the recorded type: `jax.Array`, `np.ndarray`, `scalar`, `string`, ...
+    shape: tuple[int, ...] | None  #: None if it is not an array
+    dtype: str
+    nbytes: int  #: uncompressed
+    stored_nbytes: int  #: of its chunks as they are stored
+    codec: str | None
+    chunk_shape: tuple[int, ...]
+    sharding: Mapping[str, Any] | None
+    random_key_impl: str | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ItemFacts:
+    """One item of a checkpoint, or a checkpoint that is one tree."""
+
+    name: str  #: empty if it is all of the checkpoint
+    path: str  #: of the checkpoint
+    leaves: Sequence[LeafFacts] = field(repr=False)
+    custom_metadata: Mapping[str, Any] | None = None  #: the caller's, of the checkpoint
+    tree_custom_metadata: object = None  #: the caller's, of the tree
+    committed_at_ns: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays, uncompressed."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes of all arrays as they are stored."""
+        return sum(leaf.stored_nbytes for leaf in self.leaves)
+
+
+def read_items(store: Store, path: str, item: str | None = None) -> list[ItemFacts]:
+    """Describe the items of the checkpoint at `path`, or one of them.
+
+    Raises:
+        PenstockError: If there is none, or a document is damaged.
+    """
+    if item is not None or is_safetensors(store, path):
+        return [_opened(store, path, item)]
+
+    names = frozenset(store.list_directory(path))
+    kind = kind_of_item(store, path, names)
+    if kind in KINDS_WITHOUT_ITEMS:
+        return [_opened(store, path, None)]
+
+    items = items_of(store, path, names - {deleted_item(store, path, names)})
+    if not items or (kind is not None and kind is not ItemKind.JSON):
+        return [_opened(store, path, None)]
+
+    return [_opened(store, path, name) for name in items]
+
+
+def _opened(store: Store, path: str, item: str | None) -> ItemFacts:
+    opened = AutoLayout().open(store, path, item)
+    return ItemFacts(
+        item or "",
+        path,
+        _leaves(opened),
+        opened.custom_metadata,
+        opened.tree_custom_metadata,
+        opened.committed_at_ns,
+    )
+
+
+def _leaves(opened: StoredCheckpoint) -> list[LeafFacts]:
+    details = opened if isinstance(opened, StorageDetails) else None
+    return [_leaf(leaf, details, at) for at, leaf in enumerate(opened.leaves)]
+
+
+def _leaf(leaf: StoredLeaf, details: StorageDetails | None, at: int) -> LeafFacts:
+    spec: LeafSpec = leaf.spec
+    return LeafFacts(
+        leaf.info.key_path,
+        leaf.info.name,
+        leaf.info.keys,
+        leaf.info.kinds,
+        spec.typestr,
+        spec.shape,
+        spec.dtype,
+        spec.nbytes,
+        spec.nbytes if details is None else details.stored_nbytes(at),
+        None if details is None else details.codec(at),
+        spec.chunk_shape,
+        json.loads(spec.sharding) if spec.sharding else None,
+        spec.random_key_impl,
+    )
