@@ -12,6 +12,8 @@ __all__ = (
     "LOGGER_NAME",
     "AccountStatistics",
     "Actor",
+    "Advice",
+    "Advises",
     "ArrangedLayout",
     "Arrangement",
     "Background",
@@ -195,7 +197,6 @@ if TYPE_CHECKING:
         TreeToSave,
         WrittenBatch,
     )
-    from penstock.kernel.messages.statistics import Span, StageStatistics, bottleneck
     from penstock.kernel.pipeline.futures import Milestone, Progress, SaveFuture
     from penstock.kernel.pipeline.pipeline import Pipeline, Slot
     from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
@@ -282,6 +283,7 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.transfers import Transfers
     from penstock.kernel.protocols.views import FilledLeaf, FilledPack, StagedLeaf
     from penstock.kernel.protocols.written import Document, PiecePlan, Written
+    from penstock.kernel.reports.statistics import Advice, Advises, Span, StageStatistics, bottleneck
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
@@ -315,7 +317,9 @@ else:
                 "Committed", "Leaf", "LeafBatch", "Pack", "Piece", "SavePlan", "SaveReport", "StagedBatch",
                 "TreeToSave", "WrittenBatch",
             ),
-            "penstock.kernel.messages.statistics": ("Span", "StageStatistics", "bottleneck"),
+            "penstock.kernel.reports.statistics": (
+                "Advice", "Advises", "Span", "StageStatistics", "bottleneck",
+            ),
             "penstock.kernel.pipeline.futures": ("Milestone", "Progress", "SaveFuture"),
             "penstock.kernel.pipeline.pipeline": ("Pipeline", "Slot"),
             "penstock.kernel.pipeline.run_context": ("RestoreRun", "RunLimits", "SaveRun"),

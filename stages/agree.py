@@ -13,6 +13,7 @@ from penstock.kernel.errors import PipelineError
 from penstock.kernel.messages.save import SavePlan, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
+from penstock.kernel.reports.statistics import Advice
 from penstock.stages.common.planned_leaves import plan_of
 from penstock.stages.joint.codec_votes import with_codecs
 
@@ -32,6 +33,9 @@ class Agree:
     """
 
     messages: ClassVar[Messages] = {StagedBatch: StagedBatch}
+    advice: ClassVar[Advice] = Advice(
+        "It waits for the slowest process to begin its save; `[processes] join_s` bounds that.",
+    )
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:

@@ -15,6 +15,7 @@ from penstock.kernel.messages.restore import RestoredBatch, RestoredTree, Restor
 from penstock.kernel.messages.save import References
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
+from penstock.kernel.reports.statistics import Advice
 from penstock.stages.common.arrived_plan import require_plan
 from penstock.stages.reuse.value_cache import references_to
 
@@ -32,6 +33,9 @@ class Assemble:
     """
 
     messages: ClassVar[Messages] = {RestoredBatch: RestoredTree}
+    advice: ClassVar[Advice] = Advice(
+        "Its time grows with the number of leaves: restore fewer, with `only=`.",
+    )
 
     @asynccontextmanager
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:

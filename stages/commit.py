@@ -13,6 +13,7 @@ from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.messages.save import Committed, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
+from penstock.kernel.reports.statistics import Advice
 from penstock.stages.common.arrived_leaves import arrived_leaves
 from penstock.stages.common.document_writing import write_documents
 from penstock.stages.common.files_handlers import finalize_handlers
@@ -35,6 +36,10 @@ class Commit:
     """
 
     messages: ClassVar[Messages] = {WrittenBatch: Committed}
+    advice: ClassVar[Advice] = Advice(
+        "It makes the documents durable, and several processes wait there for the slowest one: "
+        "save fewer and larger leaves.",
+    )
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:

@@ -15,6 +15,7 @@ from penstock.kernel.messages.restore import Order, RestoredBatch, RestoredTree,
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.leaf import KeyPath
+from penstock.kernel.reports.statistics import Advice
 from penstock.stages.common.arrived_plan import require_plan
 from penstock.stages.reorder import ranks_of
 
@@ -38,6 +39,9 @@ class Deliver:
     """
 
     messages: ClassVar[Messages] = {RestoredBatch: RestoredTree}
+    advice: ClassVar[Advice] = Advice(
+        "Your loop takes the leaves slowly: hand the work on to a task, and take the next one.",
+    )
 
     take: Callable[[KeyPath, Any], Awaitable[None]]
     order: Order | None = None

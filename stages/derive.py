@@ -14,6 +14,7 @@ from penstock.kernel.errors import IncompletePipelineError, StructureMismatchErr
 from penstock.kernel.messages.restore import Making, RestoredBatch, RestorePlan
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
+from penstock.kernel.reports.statistics import Advice
 from penstock.stages.common.arrived_plan import require_plan
 
 
@@ -33,6 +34,9 @@ class Derive:
     """
 
     messages: ClassVar[Messages] = {RestoredBatch: RestoredBatch}
+    advice: ClassVar[Advice] = Advice(
+        "Your own `transforms` take that long.",
+    )
 
     @asynccontextmanager
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:

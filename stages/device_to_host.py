@@ -28,6 +28,7 @@ from penstock.kernel.protocols.leaf_handlers import (
     ChunkingHandler,
     LeafHandler,
 )
+from penstock.kernel.reports.statistics import Advice
 from penstock.kernel.storage.byte_placement import placement_of
 from penstock.stages.common.batching import cuts
 from penstock.stages.common.files_handlers import by_folder, save_by_handler
@@ -63,6 +64,16 @@ class DeviceToHost:
     """
 
     messages: ClassVar[Messages] = {LeafBatch[Leaf]: StagedBatch}
+    advice: ClassVar[Advice] = Advice(
+        work=(
+            'Copies to the host take that long: `staging="overlap"` lets the program go on '
+            "meanwhile, until it awaits `save.staged()`."
+        ),
+        memory=(
+            "Raise `[memory] limit_bytes` (the argument `memory_limit`), or "
+            "`save_device_host_concurrent_bytes` if that is lower."
+        ),
+    )
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:

@@ -18,6 +18,7 @@ from penstock.kernel.messages.save import Leaf, Piece, SavePlan, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import FormattedLayout
+from penstock.kernel.reports.statistics import Advice
 from penstock.stages.common.codec_rules import AUTO, encoding_room
 
 SAMPLES: Final = 8
@@ -40,6 +41,10 @@ class Encode:
     """
 
     messages: ClassVar[Messages] = {StagedBatch: StagedBatch}
+    advice: ClassVar[Advice] = Advice(
+        'Choose a lower level of `[format] codec` (`"zstd:1"`, or `"none"`), or more workers: '
+        "`[save.encode] concurrency`.",
+    )
 
     concurrency: int = field(default_factory=lambda: min(8, os.cpu_count() or 1), metadata={"positive": True})
     auto_codec: str = "zstd:1"

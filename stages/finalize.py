@@ -15,6 +15,7 @@ from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import ItemsLayout
 from penstock.kernel.protocols.store_capabilities import SingleWriter
+from penstock.kernel.reports.statistics import Advice
 from penstock.stages.reuse.value_cache import KnownValues
 
 
@@ -29,6 +30,10 @@ class Finalize:
     """
 
     messages: ClassVar[Messages] = {Committed: SaveReport}
+    advice: ClassVar[Advice] = Advice(
+        "It makes the new name durable, and that is up to the store: save less often, or to a "
+        "faster `[store]`.",
+    )
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:

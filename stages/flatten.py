@@ -16,6 +16,7 @@ from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel.reports.statistics import Advice
 from penstock.stages.common.batching import batched_columns
 from penstock.stages.common.free_space import check_room
 from penstock.stages.common.planned_leaves import refuse_global
@@ -42,6 +43,10 @@ class Flatten:
     """
 
     messages: ClassVar[Messages] = {TreeToSave: LeafBatch[Leaf]}
+    advice: ClassVar[Advice] = Advice(
+        "Its time grows with the number of leaves: save fewer and larger ones, as by stacking "
+        "the layers of a model.",
+    )
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:

@@ -15,6 +15,7 @@ from penstock.kernel.messages.restore import HostBatch, RestoredBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, PartsHandler
+from penstock.kernel.reports.statistics import Advice
 
 
 @final
@@ -30,6 +31,10 @@ class HostToDevice:
     """
 
     messages: ClassVar[Messages] = {HostBatch: RestoredBatch}
+    advice: ClassVar[Advice] = Advice(
+        "Raise `[restore.host_to_device] concurrency`, and give a `like` with the dtypes that "
+        "are stored, so that nothing is cast.",
+    )
 
     concurrency: int = field(default=1, metadata={"positive": True})
 

@@ -18,6 +18,7 @@ from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.reads import Read
+from penstock.kernel.reports.statistics import Advice
 from penstock.stages.common.batching import cuts, grouped
 from penstock.stages.planning.leaf_reads import scratch_bytes
 
@@ -36,6 +37,13 @@ class LimitBytes:
     """
 
     messages: ClassVar[Messages] = {StagedBatch: StagedBatch, LeafBatch[ReadLeaf]: ReadBatch}
+    advice: ClassVar[Advice] = Advice(
+        work=("It cuts what is too large into pieces: raise `piece_bytes` of `[save]` or `[restore]`."),
+        memory=(
+            "Raise `[memory] limit_bytes`, or the bytes on their way at once: "
+            "`save_concurrent_bytes`, `restore_concurrent_bytes`."
+        ),
+    )
 
     in_flight_bytes: int | None = field(default=None, metadata={"positive": True})
 

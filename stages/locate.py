@@ -16,6 +16,7 @@ from penstock.kernel.pipeline.leased_opening import open_leased
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.checkpoints import ChecksummedCheckpoint, NamedTensors, StoredCheckpoint
+from penstock.kernel.reports.statistics import Advice
 from penstock.stages.pytree.flattening import flatten_tree
 
 
@@ -34,6 +35,10 @@ class Locate:
     """
 
     messages: ClassVar[Messages] = {RestoreRequest: Located}
+    advice: ClassVar[Advice] = Advice(
+        "It reads the documents, which grow with the leaves and chunks of the checkpoint: keep "
+        "one Checkpointer open, which remembers them.",
+    )
 
     @asynccontextmanager
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:

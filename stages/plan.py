@@ -15,6 +15,7 @@ from penstock.kernel.messages.restore import Located
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
+from penstock.kernel.reports.statistics import Advice
 from penstock.stages.common.batching import batched
 from penstock.stages.planning.mmap import map_leaves
 from penstock.stages.planning.restore_planner import plan_restore
@@ -39,6 +40,9 @@ class Plan:
     """
 
     messages: ClassVar[Messages] = {Located: LeafBatch[ReadLeaf]}
+    advice: ClassVar[Advice] = Advice(
+        "Its time grows with the number of leaves: restore fewer, with `only=`.",
+    )
 
     max_expansion: int = field(default=MOST_EXPANSION, metadata={"positive": True})
 

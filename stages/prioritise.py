@@ -15,6 +15,7 @@ from penstock.kernel.messages.save import Leaf, LeafBatch
 from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
+from penstock.kernel.reports.statistics import Advice
 from penstock.stages.common.batching import batched
 
 
@@ -35,6 +36,9 @@ class Prioritise:
         LeafBatch[Leaf]: LeafBatch[Leaf],
         LeafBatch[ReadLeaf]: LeafBatch[ReadLeaf],
     }
+    advice: ClassVar[Advice] = Advice(
+        "It looks at every leaf: leave `prioritise` empty if the order does not matter.",
+    )
 
     first: Callable[[KeyPath], bool] | tuple[str, ...] = ()
 

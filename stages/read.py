@@ -26,6 +26,7 @@ from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, ScatterRead
 from penstock.kernel.protocols.stores import ReadableFile, SummedReads
+from penstock.kernel.reports.statistics import Advice
 from penstock.stages.common.batching import adjacent
 from penstock.stages.common.opaque_leaves import check_plain
 from penstock.stages.files.file_closing import closing
@@ -57,6 +58,13 @@ class Read:
     """
 
     messages: ClassVar[Messages] = {ReadBatch: HostBatch, LeafBatch[ReadLeaf]: HostBatch}
+    advice: ClassVar[Advice] = Advice(
+        work=(
+            "If the store can do more at once, raise `[restore.read] concurrency`; if not, read "
+            "less: `only=`, or `mmap=True`."
+        ),
+        memory=("Raise `[memory] limit_bytes` (the argument `memory_limit`), or `restore_concurrent_bytes`."),
+    )
 
     concurrency: int = field(
         default_factory=lambda: min(8, max(2, os.cpu_count() or 1)), metadata={"positive": True}

@@ -22,6 +22,7 @@ from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout, JointLayout
 from penstock.kernel.protocols.stores import DataFile
 from penstock.kernel.protocols.written import Written
+from penstock.kernel.reports.statistics import Advice
 from penstock.kernel.storage.byte_placement import placement_of
 from penstock.stages.common.batching import adjacent
 from penstock.stages.common.codec_rules import check_encoded, saved_by_encoding
@@ -50,6 +51,10 @@ class Write:
     """
 
     messages: ClassVar[Messages] = {StagedBatch: WrittenBatch}
+    advice: ClassVar[Advice] = Advice(
+        "If the store can do more at once, raise `[save.write] concurrency`; if not, write less: "
+        '`[format] codec = "auto"`, or `base=` for what did not change.',
+    )
 
     concurrency: int = field(default=4, metadata={"positive": True})
     file_bytes: int | None = field(default=None, metadata={"positive": True})

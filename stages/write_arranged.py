@@ -25,6 +25,7 @@ from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.store_capabilities import WritableTogether
 from penstock.kernel.protocols.stores import DataFile
 from penstock.kernel.protocols.written import Written
+from penstock.kernel.reports.statistics import Advice
 from penstock.stages.common.batching import adjacent
 from penstock.stages.common.planned_leaves import check_planned, plan_of
 from penstock.stages.files.file_closing import closing
@@ -52,6 +53,10 @@ class WriteArranged:
     """
 
     messages: ClassVar[Messages] = {StagedBatch: WrittenBatch}
+    advice: ClassVar[Advice] = Advice(
+        "If the store can do more at once, raise `[save.write] concurrency`; if not, write less: "
+        '`[format] codec = "auto"`, or `base=` for what did not change.',
+    )
 
     concurrency: int = field(default=4, metadata={"positive": True})
     file_bytes: int | None = field(default=None, metadata={"positive": True})

@@ -33,6 +33,7 @@ KERNEL = (
     ("storage/", "builds and holds"),
     ("coordination/", "many processes"),
     ("concurrency/", "threads"),
+    ("reports/", "the bottleneck"),
     ("config/", "options"),
     ("errors/", "one for each case"),
 )
@@ -114,10 +115,10 @@ def picture() -> str:
         644, 104, "#f1f5f9", "kernel", "mechanism only: what travels, who may ask what, who runs and counts"
     )
     for at, (name, what) in enumerate(KERNEL):
-        x = 36 + 113 * at
-        lines += [box(x, 680, 108, 58), text(x + 54, 723, what, 12, text_anchor="middle")]
+        x = 33 + 103.5 * at
+        lines += [box(x, 680, 99, 58), text(x + 49.5, 723, what, 11.5, text_anchor="middle")]
         lines.append(
-            text(x + 54, 702, name, 12, font_family="monospace", font_weight="bold", text_anchor="middle")
+            text(x + 49.5, 702, name, 11.5, font_family="monospace", font_weight="bold", text_anchor="middle")
         )
 
     dashed = ' stroke-dasharray="5 4"'

@@ -12,12 +12,12 @@ __all__ = (
 )
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, cast, final
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeAlias, cast, final
 
 from penstock.kernel.errors import SpecError
-from penstock.kernel.messages.statistics import StageStatistics, stage_lines
 from penstock.kernel.protocols.leaf import KeyPath
+from penstock.kernel.reports.stage_report import StageReport
 
 Rename: TypeAlias = Mapping[Any, "str | KeyPath | None"] | Callable[[KeyPath], "str | KeyPath | None"]
 """Stored name or key path -> name or key path in the result, None for a leaf that is left out."""
@@ -150,25 +150,16 @@ class Change:
 
 @final
 @dataclass(frozen=True, slots=True)
-class RestoreReport:
-    """What a finished restore did.
+class RestoreReport(StageReport):
+    """What a finished restore did: `n_leaves` were read, of `nbytes` array bytes.
 
     Attributes:
-        path: The checkpoint.
-        n_leaves: Leaves that were read.
-        nbytes: Array bytes that were read.
         changes: Every difference from what is stored; empty without options.
-        stages: Where the time went. `print(report)` says it in words.
     """
 
-    path: str
-    n_leaves: int
-    nbytes: int
-    changes: tuple[Change, ...] = ()
-    stages: tuple[StageStatistics, ...] = field(default=(), repr=False, compare=False)
+    kind: ClassVar[str] = "restore"
 
-    def __str__(self) -> str:
-        return f"{self!r}{stage_lines(self.stages)}"
+    changes: tuple[Change, ...] = ()
 
     def key_paths(self, kind: ChangeKind) -> tuple[str, ...]:
         """Return the key paths of all changes of one kind."""

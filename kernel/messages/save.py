@@ -24,16 +24,16 @@ import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, final
 from weakref import ReferenceType
 
 from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.messages.changed_specs import LeafChange, SpecChange, place_of, resolved_spec
 from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
-from penstock.kernel.messages.statistics import StageStatistics, stage_lines
 from penstock.kernel.messages.tree_to_save import TreeToSave
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.written import Written
+from penstock.kernel.reports.stage_report import StageReport, size_text
 
 if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease
@@ -361,12 +361,14 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class SaveReport:
-    """What a finished save was. The last message of a save, completed by the kernel."""
+class SaveReport(StageReport):
+    """What a finished save was. The last message of a save, completed by the kernel.
 
-    path: str
-    n_leaves: int
-    nbytes: int  #: array bytes written
+    `nbytes` are array bytes written.
+    """
+
+    kind: ClassVar[str] = "save"
+
     nbytes_kept: int = 0  #: array bytes that were not written, for the base holds them
     staged_s: float = math.nan  #: from the call to STAGED
     durable_s: float = math.nan  #: from the call to DURABLE
@@ -374,7 +376,9 @@ class SaveReport:
     single_writer: bool = False
     """Whether it was only the caller's word that nobody else saved to the same path: the server of the bucket
     ignores conditions, and the option `single_writer` is set."""
-    stages: tuple[StageStatistics, ...] = field(default=(), repr=False)
 
-    def __str__(self) -> str:
-        return f"{self!r}{stage_lines(self.stages)}"
+    def _figures(self) -> str:
+        whole = StageReport._figures(self)
+        kept = f", {size_text(self.nbytes_kept)} kept" if self.nbytes_kept else ""
+        staged = "" if math.isnan(self.staged_s) else f", staged after {self.staged_s:.3f} s"
+        return f"{whole}{kept}{staged}"

@@ -7,6 +7,7 @@ __all__ = (
     "run_pipeline",
 )
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,10 +26,17 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from penstock.kernel.errors import PenstockError, PipelineError
-from penstock.kernel.messages.statistics import StageMeter, StageStatistics
 from penstock.kernel.pipeline.futures import Milestone
 from penstock.kernel.pipeline.pipeline import Pipeline, Slot
-from penstock.kernel.pipeline.stage import does_nothing, drive, receiving, release_dropped, workers_of
+from penstock.kernel.pipeline.stage import (
+    FunctionStage,
+    does_nothing,
+    drive,
+    receiving,
+    release_dropped,
+    workers_of,
+)
+from penstock.kernel.reports.statistics import Advice, StageMeter, StageStatistics, advice_of
 
 RunT = TypeVar("RunT")
 
@@ -50,6 +58,7 @@ async def run_pipeline(
     message: object,
     *,
     on_milestone: Callable[[Milestone], object] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> PipelineResult:
     """Send `message` through every stage and return the last message that comes out.
 
@@ -58,6 +67,7 @@ async def run_pipeline(
         run: Given to each stage's `open`.
         message: The first stage's only input; the driver keeps no reference once that stage has it.
         on_milestone: Called when a stage whose slot has a milestone has passed on its last message.
+        clock: Seconds, for the figures.
 
     Returns:
         The last message of the last stage, with the figures of every stage.
@@ -72,7 +82,7 @@ async def run_pipeline(
     Cancellation:
         Cancels every stage and returns when all of them have ended; messages under way are released.
     """
-    meters = [StageMeter(slot.name, _workers_of(slot)) for slot in pipeline]
+    meters = [StageMeter(slot.name, _workers_of(slot), clock, _advice(slot)) for slot in pipeline]
     if not meters:
         raise PipelineError("a pipeline needs at least one stage")
 
@@ -329,6 +339,10 @@ def _workers_of(slot: Slot[Any]) -> int:
         raise PipelineError(f"stage {slot.name!r} needs at least one worker, not {workers}")
 
     return workers
+
+
+def _advice(slot: Slot[Any]) -> Advice:
+    return advice_of(slot.stage.function if isinstance(slot.stage, FunctionStage) else slot.stage)
 
 
 def _first_failure(error: BaseException) -> BaseException | None:

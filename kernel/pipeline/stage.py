@@ -28,7 +28,6 @@ __all__ = (
 )
 
 import inspect
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -44,8 +43,8 @@ if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream
 
     from penstock.kernel.concurrency.threads import Threads
-    from penstock.kernel.messages.statistics import StageMeter
     from penstock.kernel.protocols.leaf import LeafSpec
+    from penstock.kernel.reports.statistics import StageMeter
 
 Actor: TypeAlias = Callable[[Any], "Awaitable[Any] | AsyncIterator[Any]"]
 """One message in; one message, None for none, or an async iterator of messages out (None is one, too)."""
@@ -272,7 +271,7 @@ class _Port:
     meter: StageMeter
 
     async def send(self, message: Any) -> None:
-        since = time.perf_counter()
+        since = self.meter.clock()
         try:
             await self.outlet.send(message)
         except BrokenResourceError:
@@ -282,13 +281,14 @@ class _Port:
             release_dropped(message)  # cancelled during the send: nothing else holds the message
             raise
 
-        self.meter.passed(time.perf_counter() - since)
+        self.meter.passed(self.meter.clock() - since)
 
 
 async def _work(
     worker: int, actor: Actor, inlet: MemoryObjectReceiveStream[Any], port: _Port, ended: list[int]
 ) -> None:
-    waiting_since = time.perf_counter()
+    clock = port.meter.clock
+    waiting_since = clock()
     while True:
         try:
             message = await _received(inlet)
@@ -296,7 +296,9 @@ async def _work(
             break
 
         nbytes: int = getattr(message, "nbytes", 0)
-        port.meter.took(nbytes, time.perf_counter() - waiting_since)
+        waiting = inlet.statistics()
+        queued = waiting.current_buffer_used + waiting.tasks_waiting_send
+        port.meter.took(nbytes, clock() - waiting_since, queued)
         try:
             await _handle(worker, actor, message, port, nbytes)
         except BaseException:
@@ -304,7 +306,7 @@ async def _work(
             raise
 
         del message  # a waiting worker keeps no bytes alive
-        waiting_since = time.perf_counter()
+        waiting_since = clock()
 
     ended.append(worker)
 

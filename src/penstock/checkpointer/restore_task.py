@@ -14,10 +14,10 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import InsufficientMemoryError
 from penstock.kernel.messages.restore import RestoredTree, RestoreRequest
 from penstock.kernel.messages.restore_options import RestoreReport
-from penstock.kernel.messages.statistics import waited_for_memory_s
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
+from penstock.kernel.reports.statistics import waited_for_memory_s
 from penstock.stages.reuse.value_cache import KnownValues
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class RestoreTask:
 
         changes = () if plan is None else plan.changes
         return restored.tree, RestoreReport(
-            run.path, progress.leaves_total, progress.bytes_done, changes, result.stages
+            run.path, progress.leaves_total, progress.bytes_done, changes, stages=result.stages
         )
 
     async def _once(self) -> tuple[PipelineResult, RestoreRun, object]:

@@ -23,13 +23,13 @@ from penstock.kernel.errors import (
     StorageError,
 )
 from penstock.kernel.messages.save import SaveReport, TreeToSave
-from penstock.kernel.messages.statistics import waited_for_memory_s
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture, SavePromise
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
 from penstock.kernel.protocols.files_handler import Background
 from penstock.kernel.protocols.store_capabilities import FreeSpace
+from penstock.kernel.reports.statistics import waited_for_memory_s
 
 CLEANING_S = 60.0
 ASKING_S = 5.0

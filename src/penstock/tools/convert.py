@@ -26,6 +26,7 @@ from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.reports.statistics import combined
 from penstock.kernel.storage.paths import path_or_url, path_to_save_to
 from penstock.steps.step_directory import write_root_metadata
 from penstock.stores.store_finder import StoreFinder
@@ -252,5 +253,5 @@ def _together(path: str, reports: Sequence[SaveReport]) -> SaveReport:
         staged_s=sum(report.staged_s for report in reports),
         durable_s=sum(report.durable_s for report in reports),
         peak_leased_bytes=max(report.peak_leased_bytes for report in reports),
-        stages=tuple(stage for report in reports for stage in report.stages),
+        stages=combined(stage for report in reports for stage in report.stages),
     )

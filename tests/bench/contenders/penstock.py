@@ -16,8 +16,8 @@ from tests.bench.trees import State, ready
 import penstock
 from penstock.handlers.leaves.array import ArrayHandler
 from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.kernel.messages.statistics import StageStatistics
 from penstock.kernel.plugins.handler_registry import HandlerRegistry
+from penstock.kernel.reports.statistics import StageStatistics
 from penstock.pipelines import restore_pipeline, save_pipeline
 
 ALL = frozenset(Operation)

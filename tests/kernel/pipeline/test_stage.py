@@ -17,8 +17,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from penstock.kernel.errors import PipelineError
 from penstock.kernel.memory.byte_account import ByteLease
 from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.messages.statistics import StageMeter, StageStatistics
 from penstock.kernel.pipeline.stage import Actor, Finishing, FunctionStage, Stage, drive, receiving
+from penstock.kernel.reports.statistics import StageMeter, StageStatistics
 
 pytestmark = pytest.mark.anyio
 

@@ -8,11 +8,12 @@ from anyio.lowlevel import checkpoint
 
 from penstock.kernel.memory.byte_account import ByteAccount
 from penstock.kernel.memory.memory_waits import MemoryWaits, waiting_for_memory
-from penstock.kernel.messages.statistics import (
+from penstock.kernel.reports.statistics import (
+    Span,
     StageMeter,
     StageStatistics,
     bottleneck,
-    stage_lines,
+    combined,
     waited_for_memory_s,
 )
 
@@ -159,10 +160,27 @@ def test_waits_of_nobody_are_not_counted() -> None:
     assert (waits.waited_s, meter.statistics().memory_wait_s) == (0, 0)
 
 
-def test_a_report_has_a_line_for_each_stage() -> None:
-    waited = replace(IDLE, name="write", busy_s=1.5, starved_s=0.25, blocked_s=0.125, memory_wait_s=2.0)
+def test_waits_for_memory_are_summed() -> None:
+    assert waited_for_memory_s([IDLE, replace(IDLE, memory_wait_s=2.0)]) == 2.0
 
-    assert waited_for_memory_s([IDLE, waited]) == 2.0
-    assert stage_lines([waited]) == (
-        "\n  write: worked 1.500 s; waited 0.250 s for input, 0.125 s for output, 2.000 s for memory"
-    )
+
+def test_a_meter_tells_how_many_messages_waited() -> None:
+    meter = StageMeter("write", 1)
+    for queued in (0, 5, 1):
+        meter.took(1, 0.0, queued)
+
+    assert (meter.statistics().queued_mean, meter.statistics().queued_most) == (2.0, 5)
+    assert (StageMeter("idle", 1).statistics().queued_mean) == 0
+
+
+def test_figures_of_several_runs_are_added_by_name() -> None:
+    span = Span(0, 1.0, 2.0, 5)
+    one = StageStatistics("write", 2, 1, 1, 5, 1.0, 0.5, 0.25, 0.125, (span,), 4.0, 4)
+    other = StageStatistics("write", 1, 3, 3, 7, 2.0, 0.5, 0.25, 0.125, (span,), 0.0, 1)
+
+    added, idle = combined([one, IDLE, other])
+
+    assert (added.workers, added.n_in, added.n_out, added.nbytes) == (2, 4, 4, 12)
+    assert (added.busy_s, added.starved_s, added.blocked_s, added.memory_wait_s) == (3.0, 1.0, 0.5, 0.25)
+    assert (added.spans, added.queued_mean, added.queued_most) == ((span, span), 1.0, 4)
+    assert idle == IDLE
