@@ -131,6 +131,11 @@ class SlowStore:
         return SlowFile(self.inner.create_data_file(path), self.clock)
 
 
+def slow_store(clock: Clock) -> FaultyStore:
+    store: Any = SlowStore(clock)
+    return FaultyStore(store)
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
@@ -198,7 +203,7 @@ async def test_a_slow_stage_of_a_restore_is_named(name: str, rig: Rig, clock: Cl
 
 
 async def test_a_slow_store_is_the_work_of_write(rig: Rig, clock: Clock) -> None:
-    rig.store = FaultyStore(SlowStore(clock))
+    rig.store = slow_store(clock)
 
     report = await saved(rig, save_pipeline(), clock)
 
@@ -207,7 +212,7 @@ async def test_a_slow_store_is_the_work_of_write(rig: Rig, clock: Clock) -> None
 
 
 async def test_a_small_budget_is_told_from_a_slow_store(rig: Rig, clock: Clock) -> None:
-    rig.store = FaultyStore(SlowStore(clock))
+    rig.store = slow_store(clock)
     clock.may_pass.set()
     rig.memory = MemoryRegulator(PIECE)  # so only one of the four writers has something to write
 
@@ -218,7 +223,7 @@ async def test_a_small_budget_is_told_from_a_slow_store(rig: Rig, clock: Clock) 
 
 
 async def test_few_bytes_in_flight_are_told_from_a_small_budget(rig: Rig, clock: Clock) -> None:
-    rig.store = FaultyStore(SlowStore(clock))
+    rig.store = slow_store(clock)
 
     report = await saved(rig, save_pipeline().configure("limit_bytes", in_flight_bytes=PIECE), clock)
 
