@@ -288,12 +288,8 @@ MANAGERS: Final[Section] = {
         "As for `CheckpointManagerOptions`.",
     ),
     "path.step": (
-        (
-            "`find_all` and `find_step` pass over an empty directory, and `save` takes its place. In "
-            "`standard_name_format`, `single_host_load_and_broadcast` and `atomicity_options` are without "
-            "effect."
-        ),
-        "A process that is killed before its first file leaves one. It holds no step.",
+        "`standard_name_format`: `single_host_load_and_broadcast`, `atomicity_options` are without effect.",
+        "Every process lists the directory, and leaves out what is unfinished.",
     ),
 }
 

@@ -114,6 +114,8 @@ def story(ocp: Any, path: Path, *, use_ocdbt: bool, **options: Any) -> dict[str,
         {"replica_id": None, "use_replica_parallel": False},
         {"replica_id": 0},
         {"enable_write_sharding_file": False},
+        {"primary_host": 1},
+        {"primary_host": None},
         {"array_metadata_store": None},
         {"array_metadata_store": None, "max_replicas_for_replica_parallel": 2},
     ],
@@ -127,6 +129,28 @@ def test_options_of_the_array_handler_count_in_a_pipeline(
     if "array_metadata_store" in options:
         assert mine["recorded"] is None
         assert mine["dtypes"]["key"] == "uint32"
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+def test_a_process_that_is_not_the_primary_one_records_no_sharding(ocp: Any, tmp_path: Path) -> None:
+    types = ocp.type_handlers
+    for name, handler in {
+        "first": types.ArrayHandler(),
+        "each": types.ArrayHandler(primary_host=None),
+        "other": types.ArrayHandler(primary_host=1),
+    }.items():
+        info = ocp.type_handlers.ParamInfo(
+            name="a", parent_dir=_made(tmp_path / name), is_ocdbt_checkpoint=False, use_zarr3=False
+        )
+
+        async def write(info: Any = info, handler: Any = handler) -> None:
+            for future in await handler.serialize([tree()["rows"]], [info], [ocp.SaveArgs()]):
+                future.result()
+
+        anyio.run(write)
+
+    recorded = [name for name in ("first", "each", "other") if (tmp_path / name / "_sharding").exists()]
+    assert recorded == ["first", "each"]
 
 
 @pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
@@ -340,6 +364,8 @@ def test_a_store_that_loses_arrays_fails_the_save(ocp: Any, keep: int, tmp_path:
         {"min_slice_bytes_for_replica_parallel": 17},
         {"max_replicas_for_replica_parallel": 2},
         {"enable_write_sharding_file": False},
+        {"primary_host": 1},
+        {"primary_host": None},
         {"array_metadata_store": None},
     ],
     ids=str,

@@ -95,8 +95,7 @@ WITHOUT_EFFECT = {
     },
 }
 ELSEWHERE = {
-    "type_handlers.ArrayHandler": {"primary_host"},  # these two in tests/processes
-    "type_handlers.SingleReplicaArrayHandler": {"primary_replica_id"},
+    "type_handlers.SingleReplicaArrayHandler": {"primary_replica_id"},  # in tests/processes
     "v1.handlers.JsonHandler": {"filename"},  # these three in v1/test_context_options.py
     "v1.handlers.ProtoHandler": {"filename"},
     "v1.handlers.PyTreeHandler": {"context"},

@@ -13,7 +13,6 @@ import pytest
 from etils import epath
 
 import penstock.orbax
-from penstock.kernel.errors import HandlerFailedError
 
 LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)
 NAMES = ("penstock", "orbax")
@@ -114,7 +113,7 @@ def test_one_of_them_alone(option: str, tmp_path: Path) -> None:
 
 
 def test_zarr3_has_one_name_for_metadata_and_the_save_says_so(tmp_path: Path) -> None:
-    with pytest.raises(HandlerFailedError, match="metadata_key"):
+    with pytest.raises(ValueError, match="metadata_key"):
         saved(penstock.orbax, tmp_path / "one", NAMED, use_zarr3=True)
 
     assert not (tmp_path / "one").exists()

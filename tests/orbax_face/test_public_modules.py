@@ -220,15 +220,35 @@ def test_a_step_that_is_being_written_is_found_if_it_is_asked_for(tmp_path: Path
     assert found.name == f"5{ours.step.TMP_DIR_SUFFIX}"
 
 
-def test_an_empty_directory_is_no_step(tmp_path: Path) -> None:
-    (tmp_path / "3").mkdir()
-    names = ours.step.standard_name_format()
+@pytest.mark.parametrize("ocp", [ours, theirs])
+def test_an_empty_directory_is_found_by_its_name(ocp: Any, tmp_path: Path) -> None:
+    for name in ("3", "12", f"7{ocp.step.TMP_DIR_SUFFIX}", "x"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "5").write_text("no directory")
+    one, other = ocp.path.step.standard_name_format(), ocp.path.step.standard_name_format(step_prefix="at")
+    both = ocp.path.step.composite_name_format(one, [one, other, one])
 
-    assert list(names.find_all(tmp_path)) == []
-    with pytest.raises(ValueError, match="no step 3"):
-        names.find_step(tmp_path, 3)
-    with ours.CheckpointManager(tmp_path) as manager:
+    assert sorted(found.step for found in one.find_all(tmp_path) if found.step != 5) == [3, 12]
+    assert sorted(found.step for found in both.find_all(tmp_path) if found.step != 5) == [3, 12]
+    assert one.find_step(tmp_path, 3).path.name == "3"
+    with pytest.raises(ValueError, match=r"[Nn]o step|7"):
+        one.find_step(tmp_path, 7)
+
+
+@pytest.mark.parametrize("composite", [False, True])
+def test_a_manager_takes_the_place_of_an_empty_directory(composite: bool, tmp_path: Path) -> None:
+    (tmp_path / "3").mkdir()
+    names = ours.path.step.standard_name_format()
+    if composite:
+        names = ours.path.step.composite_name_format(names, [names])
+
+    with ours.CheckpointManager(
+        tmp_path, options=ours.CheckpointManagerOptions(step_name_format=names)
+    ) as manager:
+        assert manager.all_steps() == []
         assert manager.save(3, args=ours.args.StandardSave({"a": 1}))
+        manager.wait_until_finished()
+        assert manager.all_steps() == [3]
 
 
 @pytest.mark.parametrize("n_devices", [1, 4, 8])

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+from tests.proofs.orbax_tests.private_patches import allow_private_patches
 from tests.proofs.orbax_tests.substitution import Substitution, View
 
 _MANY_PROCESSES = "multiprocess_test"
@@ -178,6 +179,8 @@ def main() -> None:
 
     signal.signal(signal.SIGALRM, _too_long)
     substitution = Substitution(options.source, active=options.library == "penstock")
+    if options.library == "penstock":
+        allow_private_patches()
     results = Results(options.results, options.limit_s)
     path = options.source / options.file
     name = str(options.file.with_suffix("")).replace("/", ".")

@@ -32,9 +32,28 @@ _ALSO = {
         "penstock.orbax.v1.common.v1_errors",
         ("PartialSaveReplacementError",),
     ),
-    f"{_V1}.handlers.registration": ("penstock.orbax.v1.common.handler_registration", ("NoEntryError",)),
+    f"{_V1}.handlers.registration": (
+        "penstock.orbax.v1.common.handler_registration",
+        ("NoEntryError",),
+    ),
+    f"{_V1}.serialization.registry": (
+        "penstock.orbax.v1.trees.leaf_registry",
+        ("AlreadyRegisteredTypeError", "UnregisteredTypeError"),
+    ),
 }
 """What tests reach by a private name, and penstock has under the same one: without it they mix the two."""
+
+_STATE = {
+    (f"{_ROOT}._src.serialization.type_handler_registry", "GLOBAL_TYPE_HANDLER_REGISTRY"): (
+        "penstock.orbax.v0.leaf_handlers.default_registry",
+        "_PROCESS_WIDE",
+    ),
+    (f"{_V1}.handlers.registration", "_GLOBAL_REGISTRY"): (
+        "penstock.orbax.v1.common.handler_registration",
+        "_GLOBAL_REGISTRY",
+    ),
+}
+"""The registries of the process: a test that copies or replaces Orbax's means the one that it runs with."""
 
 _HELPERS = ("test_utils", "_test_utils", "_test_base", "_test")
 
@@ -169,12 +188,24 @@ class Substitution:
         exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
         return module
 
+    def holder(self, module: ModuleType, name: str) -> tuple[ModuleType, str]:
+        """Return where an attribute of a module is kept: there, or in penstock under another name."""
+        if not self.replaced or (module.__name__, name) not in _STATE:
+            return module, name
+
+        own, attribute = _STATE[module.__name__, name]
+        return importlib.import_module(own), attribute
+
     def given(self, module: ModuleType, name: str) -> Any:
         """Return what a view of this module shows under a name.
 
         Raises:
             AttributeError: If Orbax has no such name.
         """
+        holder, attribute = self.holder(module, name)
+        if holder is not module:
+            return getattr(holder, attribute)
+
         if (module.__name__, name) in self.by_name:
             self.used.add(name)
             return self.by_name[module.__name__, name]
@@ -205,7 +236,10 @@ class View(ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         substitution = self.__dict__["_substitution"]
-        setattr(self.__dict__["_module"], name, substitution.restored.get(id(value), value))
+        module, name = substitution.holder(self.__dict__["_module"], name)
+        is_ours = module is not self.__dict__["_module"]
+        setattr(module, name, value if is_ours else substitution.restored.get(id(value), value))
 
     def __delattr__(self, name: str) -> None:
-        delattr(self.__dict__["_module"], name)
+        module, name = self.__dict__["_substitution"].holder(self.__dict__["_module"], name)
+        delattr(module, name)

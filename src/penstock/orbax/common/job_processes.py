@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = (
     "broadcast_one_to_all",
     "fully_replicated_host_local_array_to_global_array",
+    "has_primary_host",
     "initialize_distributed_to_device_ids",
     "initialize_runtime_to_distributed_ids",
     "is_pathways_backend",
@@ -40,6 +41,11 @@ def process_index() -> int:
 def is_primary_host(primary_host: int | None) -> bool:
     """Whether this is the process that writes what is written once. With None every process is."""
     return primary_host is None or primary_host == process_index()
+
+
+def has_primary_host(primary_host: int | None) -> bool:
+    """Whether some process of the job is the one that writes what is written once."""
+    return primary_host in (None, 0) or 0 < primary_host < process_count()
 
 
 def is_pathways_backend() -> bool:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Any, Protocol, cast
 
 from penstock.blocking.background import start_loop
+from penstock.orbax.common.as_raised import called_as_raised
 
 GRACE_S = 5.0
 """How long the removal of a save that failed waits for work that it cancelled."""
@@ -147,9 +148,10 @@ class PipelineFuture:
         Raises:
             TimeoutError: If it is not by then.
             PenstockError: If the save failed.
+            Exception: What a handler of the caller's raised.
         """
         try:
-            self._save.result(timeout)
+            called_as_raised(self._save.result, timeout)
         except TimeoutError:
             raise
         except BaseException:

@@ -23,6 +23,7 @@ from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.orbax.common.array_metadata_store import Store
+from penstock.orbax.common.as_raised import awaited_as_raised, called_as_raised
 from penstock.orbax.common.handler_paths import handler_path, path_text
 from penstock.orbax.common.leaf_args import PathAwaitingCreation, RestoreArgs, SaveArgs, TransferPriority
 from penstock.orbax.common.metadata_recording import recorded_by, store_of, validate
@@ -188,7 +189,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             links.when_complete(path, partial(self._loop.call, note_moved, path))
         try:
             with timed(f"{WRITE}blocking_d2h_duration_secs"):
-                save = await self._loop.acall(start_save, serves, path, marked, keywords)
+                save = await awaited_as_raised(self._loop.acall(start_save, serves, path, marked, keywords))
         except UnknownTypeError as error:
             raise ValueError(f"TypeHandler lookup failed for: type={error.type_}, {error}") from error
 
@@ -219,7 +220,8 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         )
         start = partial(self._loop.acall, start_joint_save, self._registry, workers)
         try:
-            return PipelineFuture(await start(place, with_markers(args.item), keywords), keep=self._loop)
+            save = await awaited_as_raised(start(place, with_markers(args.item), keywords))
+            return PipelineFuture(save, keep=self._loop)
         except UnknownTypeError as error:
             raise ValueError(f"TypeHandler lookup failed for: type={error.type_}, {error}") from error
 
@@ -250,7 +252,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             restore=partial(self._restore, serves, path),
             own_files=StageRegistry(self._registry, workers).own_files,
         )
-        return restore_tree(asked, calls)
+        return called_as_raised(restore_tree, asked, calls)
 
     def metadata(self, directory: Any) -> Any:
         """Return a `TreeMetadata`: a tree of dicts and lists, with what is known of each leaf.
@@ -282,7 +284,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
     def _about(self, directory: Any) -> CheckpointMetadata:
         serves = partial(with_type_handlers, self._registry, self._workers(use_ocdbt=None), self._layout)
-        return self._loop.call(describe, serves, path_text(directory))
+        return called_as_raised(self._loop.call, describe, serves, path_text(directory))
 
     def _restore(self, serves: Serving, path: str, **keywords: Any) -> Any:
         asked = {**keywords, **single_replica_keywords(self._registry, keywords)}

@@ -17,6 +17,7 @@ from penstock.orbax.common.array_handler_options import Described, replicas_shar
 from penstock.orbax.common.array_metadata_store import RANDOM_KEY_IMPL
 from penstock.orbax.common.array_structs import asked_placement
 from penstock.orbax.common.background_work import in_thread, together
+from penstock.orbax.common.job_processes import has_primary_host, is_primary_host
 from penstock.orbax.common.leaf_args import (
     ParamInfo,
     RestoreArgs,
@@ -46,7 +47,8 @@ class ArrayHandler(TypeHandler):
 
     Args:
         metadata_key: The name of an array's metadata file; by default that of its format.
-        primary_host: Has no effect.
+        primary_host: The process that records shardings; with None each does. A job that has no such
+            process records none.
         replica_id: Which replica of a shard is written.
         use_replica_parallel: Whether chunks are cut as if replicas shared the work of writing; by
             default unless JAX_PLATFORMS names a GPU. In a pipeline a shard is one chunk all the same.
@@ -115,7 +117,7 @@ class ArrayHandler(TypeHandler):
             replicas.min_slice_bytes,
             replicas.max_replicas,
             self._replica_id,
-            self._enable_write_sharding_file,
+            self._enable_write_sharding_file and has_primary_host(self._primary_host),
             self._array_metadata_store is not None,
         )
         return _leaf_handler(self.typestr(), None if described == Described() else described)
@@ -190,7 +192,7 @@ class ArrayHandler(TypeHandler):
         resolve_paths(infos)
         write_arrays([one.array for one in staged], database=bool(infos[0].is_ocdbt_checkpoint))
         texts = [(one.array.info, one.sharding) for one in staged]
-        if self._enable_write_sharding_file:
+        if self._enable_write_sharding_file and is_primary_host(self._primary_host):
             write_values(SHARDING, [(i, sharding_pointer(i.name), text) for i, text in texts if text])
 
         store = self._array_metadata_store

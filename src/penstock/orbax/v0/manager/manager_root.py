@@ -34,7 +34,7 @@ from penstock.orbax.v0.common.step_metadata import RootMetadata
 from penstock.orbax.v0.common.unchanged_links import StepLinks
 from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions
 from penstock.orbax.v0.manager.preservation_policy import PreservationContext, PreservationPolicy
-from penstock.orbax.v0.manager.step_name_formats import as_name_format, standard_name_format
+from penstock.orbax.v0.manager.step_name_formats import as_name_format, find_complete, standard_name_format
 from penstock.steps import step_directory as on_disk
 from penstock.steps.step_deletion import delete_step
 
@@ -143,7 +143,7 @@ class Root:
         if self._store.kind(self._path) is None:
             return []
 
-        found = (self._info(one) for one in self._names.find_all(self.directory))
+        found = (self._info(one) for one in find_complete(self._names, self.directory))
         return sorted((info for info in found if info is not None), key=lambda info: info.step)
 
     def new_path(self, step: int) -> Any:
@@ -185,7 +185,7 @@ class Root:
 
     def latest_in(self, directory: Any) -> int | None:
         """Return the latest step in another directory."""
-        return max((found.step for found in self._names.find_all(directory)), default=None)
+        return max((found.step for found in find_complete(self._names, directory)), default=None)
 
     def metrics(self, step: int) -> Any:
         """Return the metrics of a step; None if it has none."""

@@ -7,6 +7,7 @@ __all__ = (
     "NameFormat",
     "as_name_format",
     "composite_name_format",
+    "find_complete",
     "get_save_directory",
     "has_standard_names",
     "standard_name_format",
@@ -14,9 +15,10 @@ __all__ = (
 
 import datetime
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, final
+from operator import itemgetter
+from typing import Any, Protocol, TypeVar, final, runtime_checkable
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ConfigError, CorruptCheckpointError, NotACheckpointError, SpecError
@@ -24,7 +26,7 @@ from penstock.orbax.common.handler_paths import handler_path, path_as_given, pat
 from penstock.orbax.v0.common.step_metadata import StepMetadata, get_step_metadata
 from penstock.orbax.v0.common.v0_options import AtomicityOptions
 from penstock.steps import step_names as own
-from penstock.steps.step_directory import find_steps, is_finished
+from penstock.steps.step_directory import find_steps, is_finished, list_root
 
 
 @final
@@ -89,6 +91,20 @@ class NameFormat(Protocol[MetadataT]):
         ...
 
 
+@runtime_checkable
+class FindsComplete(Protocol):
+    """A format that tells steps from empty directories which are named like them."""
+
+    def find_complete(self, base_path: Any) -> Iterator[Any]:
+        """Yield every step in a directory, and no empty directory."""
+        ...
+
+
+def find_complete(names: NameFormat[Any], base_path: Any) -> Iterator[Any]:
+    """Yield every step in a directory; an empty directory only if a format of the caller's own finds it."""
+    return names.find_complete(base_path) if isinstance(names, FindsComplete) else names.find_all(base_path)
+
+
 @final
 @dataclass(frozen=True)
 class _Format(NameFormat[Metadata]):
@@ -102,13 +118,25 @@ class _Format(NameFormat[Metadata]):
         return self.names.name(step)
 
     def find_all(self, base_path: Any) -> Iterator[Metadata]:
+        """Yield every step, and every empty directory that is named like one, as in Orbax."""
+        base, store = handler_path(base_path), LocalStore()
+        listed = list_root(store, path_text(base))
+        found = {name: step for step, name in find_steps(store, path_text(base), self.names, listed).items()}
+        for name in listed:
+            step = self.names.step(name)
+            if step is not None and name not in found and _is_empty(store, os.path.join(base, name)):
+                found[name] = step
+
+        yield from (Metadata(step, base / name) for name, step in sorted(found.items(), key=itemgetter(1)))
+
+    def find_complete(self, base_path: Any) -> Iterator[Metadata]:
         base = handler_path(base_path)
         for step, name in find_steps(LocalStore(), path_text(base), self.names).items():
             yield Metadata(step, base / name)
 
     def find_step(self, base_path: Any, step: int) -> Metadata:
-        path = handler_path(base_path) / self.build_name(step)
-        if not is_finished(LocalStore(), path_text(path)):
+        path, store = handler_path(base_path) / self.build_name(step), LocalStore()
+        if not (is_finished(store, path_text(path)) or _is_empty(store, path_text(path))):
             raise NotACheckpointError(path_text(path), f"there is no step {step} of {self}")
 
         return Metadata(step, path)
@@ -128,11 +156,10 @@ class _Composite(NameFormat[Any]):
         return self.writing.build_name(step)
 
     def find_all(self, base_path: Any) -> Iterator[Any]:
-        seen: set[str] = set()
-        for found in (one for reading in self.reading for one in reading.find_all(base_path)):
-            if path_text(found.path) not in seen:
-                seen.add(path_text(found.path))
-                yield found
+        return _once(one for reading in self.reading for one in reading.find_all(base_path))
+
+    def find_complete(self, base_path: Any) -> Iterator[Any]:
+        return _once(one for reading in self.reading for one in find_complete(reading, base_path))
 
     def find_step(self, base_path: Any, step: int) -> Any:
         problems: list[str] = []
@@ -143,6 +170,19 @@ class _Composite(NameFormat[Any]):
                 problems.append(str(error))
 
         raise NotACheckpointError(path_text(base_path), "\n".join(problems))
+
+
+def _is_empty(store: LocalStore, path: str) -> bool:
+    return store.kind(path) == "directory" and not store.list_directory(path)
+
+
+def _once(steps: Iterable[Any]) -> Iterator[Any]:
+    """Leave out what lies where one before it does."""
+    seen: set[str] = set()
+    for found in steps:
+        if path_text(found.path) not in seen:
+            seen.add(path_text(found.path))
+            yield found
 
 
 def standard_name_format(

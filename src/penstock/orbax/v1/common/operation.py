@@ -20,6 +20,7 @@ from penstock.kernel.concurrency.threads import LoopHandle
 from penstock.kernel.errors import PenstockError, RunningLoopError
 from penstock.kernel.events import get_logger
 from penstock.kernel.memory.memory_limit import auto_memory_limit
+from penstock.orbax.common.as_raised import as_raised
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -138,6 +139,7 @@ class Operation(Generic[T]):
         self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
+        error = as_raised(error)
         for future in (self._begun, self._done):
             with suppress(InvalidStateError):
                 future.set_exception(error)
