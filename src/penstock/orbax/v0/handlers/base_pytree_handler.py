@@ -284,7 +284,8 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
     def _about(self, directory: Any) -> CheckpointMetadata:
         serves = partial(with_type_handlers, self._registry, self._workers(use_ocdbt=None), self._layout)
-        return called_as_raised(self._loop.call, describe, serves, path_text(directory))
+        found: CheckpointMetadata = called_as_raised(self._loop.call, describe, serves, path_text(directory))
+        return found
 
     def _restore(self, serves: Serving, path: str, **keywords: Any) -> Any:
         asked = {**keywords, **single_replica_keywords(self._registry, keywords)}
