@@ -50,11 +50,12 @@ LEAVES: Final[Section] = {
         (
             "A `dispatcher` is refused. With `enable_replica_parallel_separate_folder` there is one database "
             "all the same, unless the handler is called directly. A `replica_id` that no shard has is a "
-            "ValueError, without OCDBT too."
+            "ValueError, without OCDBT too. With a `primary_host` that is not there arrays are saved."
         ),
         (
             "Every process saves its own shards, and there is nobody to dispatch to. What is in the database "
-            "of a tree need not be merged into it. Without OCDBT, Orbax writes nothing, in silence."
+            "of a tree need not be merged into it. Without OCDBT, Orbax writes nothing, in silence; with no "
+            "primary process, what nobody can read."
         ),
     ),
     "type_handlers.SingleReplicaArrayHandler": (
@@ -196,8 +197,8 @@ HANDLERS: Final[Section] = {
         "Whoever reads the log finds it among the others.",
     ),
     "logging.AbstractLogger": (
-        "A manager's logger is told when a save began and how long it blocked, and no times of its parts.",
-        "They are those of steps of Orbax. A `SaveReport` of penstock says where the time went.",
+        "A manager's logger is not told of the time between two saves.",
+        "A `SaveReport` of penstock says where the time of a save went.",
     ),
     "options.AsyncOptions": (
         (

@@ -114,7 +114,6 @@ def story(ocp: Any, path: Path, *, use_ocdbt: bool, **options: Any) -> dict[str,
         {"replica_id": None, "use_replica_parallel": False},
         {"replica_id": 0},
         {"enable_write_sharding_file": False},
-        {"primary_host": 1},
         {"primary_host": None},
         {"array_metadata_store": None},
         {"array_metadata_store": None, "max_replicas_for_replica_parallel": 2},
@@ -129,6 +128,13 @@ def test_options_of_the_array_handler_count_in_a_pipeline(
     if "array_metadata_store" in options:
         assert mine["recorded"] is None
         assert mine["dtypes"]["key"] == "uint32"
+
+
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+def test_without_a_primary_process_arrays_are_saved_and_no_shardings(use_ocdbt: bool, tmp_path: Path) -> None:
+    found = story(penstock.orbax, tmp_path / "one", primary_host=1, use_ocdbt=use_ocdbt)
+    assert not found["shardings"]
+    assert found["values"] == story(penstock.orbax, tmp_path / "two", use_ocdbt=use_ocdbt)["values"]
 
 
 @pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
@@ -364,7 +370,6 @@ def test_a_store_that_loses_arrays_fails_the_save(ocp: Any, keep: int, tmp_path:
         {"min_slice_bytes_for_replica_parallel": 17},
         {"max_replicas_for_replica_parallel": 2},
         {"enable_write_sharding_file": False},
-        {"primary_host": 1},
         {"primary_host": None},
         {"array_metadata_store": None},
     ],

@@ -42,6 +42,11 @@ def test_a_logger_hears_of_saves_and_restores(tmp_path: Path, ocp: Any) -> None:
     assert [saved["step"], restored["step"]] == [3, 3]
     assert restored["directory"] == saved["directory"] == str(tmp_path / "run")
     assert restored["checkpoint_manager_duration_secs"] >= restored["checkpointer_duration_secs"] > 0
+    parts = ("wait_for_prev", "get_old_steps", "checkpointer_blocking", "checkpoint_manager_blocking")
+    assert all(saved[f"{part}_start_time"] > 0 <= saved[f"{part}_duration_secs"] for part in parts)
+    whole = saved["checkpoint_manager_blocking_duration_secs"]
+    assert sum(saved[f"{part}_duration_secs"] for part in parts[:-1]) <= whole
+    assert set(saved) == set(vars(ocp.logging.step_statistics.SaveStepStatistics()))
     assert set(restored) == set(vars(ocp.logging.step_statistics.RestoreStepStatistics()))
     assert second.entries == first.entries
 

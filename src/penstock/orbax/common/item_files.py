@@ -1,10 +1,14 @@
-"""The files of an item that are no arrays: compared where they are read, recorded anew where rewritten."""
+"""The files of an item that are no arrays: compared where they are read, recorded anew where rewritten.
+
+The last of them says that a checkpoint is complete.
+"""
 
 from __future__ import annotations
 
 __all__ = (
     "check_document",
     "find_text",
+    "mark_complete",
     "replace_file",
     "rewrite_document",
     "sealed_documents",
@@ -23,10 +27,12 @@ from penstock.handlers.formats.common.integrity import digest_of
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
+from penstock.handlers.formats.orbax.documents.recording import record_documents
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import StorageError
+from penstock.kernel.protocols.stores import Store
 
 _LEVELS: Final = 3
 """A document may lie in its checkpoint, in an item, or in an item of an item, as that of a random key."""
@@ -208,3 +214,22 @@ def _records_of(store: LocalStore, file: str) -> list[_Record]:
         name = f"{above}/{name}"
 
     return found
+
+
+def mark_complete(store: Store, directory: str, *, whole: bool) -> None:
+    """Write the commit mark into the directory of a checkpoint, durably. Blocking.
+
+    Args:
+        store: Where.
+        directory: In which everything else is written.
+        whole: Whether it is a checkpoint, which gets a record of the digests of all its documents; an item
+            of one has that of its own tree, or none.
+    """
+    record = os.path.join(directory, INTEGRITY)
+    if whole:
+        data: bytes | None = record_documents(store, directory)
+    else:
+        data = store.read_file(record) if store.kind(record) == "file" else None
+
+    store.write_file(os.path.join(directory, COMMIT_MARK), commit_mark_text.encode(data))
+    store.sync_directory(directory)

@@ -10,8 +10,8 @@ from typing import Any, Final, final
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import StorageError
-from penstock.orbax.common.commit_mark import mark_complete
 from penstock.orbax.common.handler_paths import handler_path
+from penstock.orbax.common.item_files import mark_complete
 
 _ATTEMPTS: Final = 10
 """How often a directory is walked again because files of others vanished from it."""

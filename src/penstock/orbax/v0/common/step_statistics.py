@@ -7,6 +7,7 @@ __all__ = (
     "CompositeLogger",
     "RestoreStepStatistics",
     "SaveStepStatistics",
+    "SaveTimes",
     "StandardLogger",
     "log_restore",
     "log_save",
@@ -14,17 +15,21 @@ __all__ = (
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.kernel.events import get_logger
+
+T = TypeVar("T")
 
 
 @dataclass
 class SaveStepStatistics:
     """What Orbax measures of a save: times in seconds since the epoch, and durations in seconds.
 
-    penstock gives a manager's logger those that it has; `SaveReport` says more.
+    The time between two saves is not measured; a `SaveReport` of penstock says where the time of one went.
     """
 
     step: int | None = None
@@ -85,17 +90,41 @@ class CompositeLogger(AbstractLogger):
             logger.log_entry(entry)
 
 
-def log_save(logger: Any, step: int, directory: Any, began: float, *, synchronous: bool) -> None:
-    """Tell a manager's logger, if it has one, of a save that began at a time in seconds since the epoch."""
-    if logger is not None:
-        statistics = SaveStepStatistics(
+class SaveTimes:
+    """When the parts of a save began, and how long each took."""
+
+    def __init__(self) -> None:
+        self._began = time.time()
+        self._parts: dict[str, float] = {}
+
+    def timed(self, part: str, function: Callable[..., T], *args: Any) -> T:
+        """Call a function, as a part of this name in `SaveStepStatistics`."""
+        with self.part(part):
+            return function(*args)
+
+    @contextmanager
+    def part(self, name: str) -> Generator[None]:
+        """Measure what is done inside likewise."""
+        self._parts[f"{name}_start_time"] = began = time.time()
+        yield
+        self._parts[f"{name}_duration_secs"] = time.time() - began
+
+    def statistics(self, step: int, directory: Any, *, synchronous: bool) -> SaveStepStatistics:
+        """Return what was measured until now."""
+        return SaveStepStatistics(
             step=step,
             directory=str(directory),
             synchronous=synchronous,
-            checkpoint_manager_blocking_start_time=began,
-            checkpoint_manager_blocking_duration_secs=time.time() - began,
+            checkpoint_manager_blocking_start_time=self._began,
+            checkpoint_manager_blocking_duration_secs=time.time() - self._began,
+            **self._parts,  # type: ignore[arg-type]  # the names of its parts
         )
-        logger.log_entry(asdict(statistics))
+
+
+def log_save(logger: Any, step: int, directory: Any, times: SaveTimes, *, synchronous: bool) -> None:
+    """Tell a manager's logger, if it has one, of a save that no longer blocks."""
+    if logger is not None:
+        logger.log_entry(asdict(times.statistics(step, directory, synchronous=synchronous)))
 
 
 def log_restore(logger: Any, step: int, directory: Any, began: float, reading_began: float) -> None:

@@ -15,8 +15,8 @@ from penstock.kernel.events import get_logger
 from penstock.kernel.protocols.store_capabilities import Hold
 from penstock.kernel.storage.deletion import remove_abandoned
 from penstock.kernel.storage.workspace import Workspace
-from penstock.orbax.common.commit_mark import mark_complete
 from penstock.orbax.common.handler_paths import handler_path
+from penstock.orbax.common.item_files import mark_complete
 from penstock.orbax.v0.common.unchanged_links import StepLinks
 from penstock.orbax.v0.common.v0_options import AtomicityMode, AtomicityOptions, FileOptions
 

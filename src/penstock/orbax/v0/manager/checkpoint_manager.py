@@ -25,7 +25,7 @@ from penstock.orbax.common.job_processes import reached_preemption
 from penstock.orbax.v0.checkpointers.async_checkpointer import AsyncCheckpointer
 from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs
 from penstock.orbax.v0.common.step_metadata import RootMetadata, StepMetadata
-from penstock.orbax.v0.common.step_statistics import log_restore, log_save
+from penstock.orbax.v0.common.step_statistics import SaveTimes, log_restore, log_save
 from penstock.orbax.v0.handlers.composite_handler import CompositeArgs
 from penstock.orbax.v0.manager.job_decisions import JobDecisions
 from penstock.orbax.v0.manager.manager_items import (
@@ -182,31 +182,31 @@ class CheckpointManager:
         if items is None and args is None:
             raise SpecError("Must provide `args` for `save`.")
 
-        number = step_number(step)
+        number, times = step_number(step), SaveTimes()
         check_args(items, args, single := self._is_single(not isinstance(args, CompositeArgs)))
         wanted = force or self._job.wanted(number, self._deciding, self.should_save)
         if self._options.read_only or not wanted:
             return False
 
-        self.wait_until_finished()
+        times.timed("wait_for_prev", self.wait_until_finished)
         if number in self.all_steps():
             raise StepAlreadyExistsError(number)
         missing = check_metrics(self._preserving, metrics, self._infos)
         if missing:
             self._root.warn_once("step.metric_missing", metrics=missing)
 
-        begun, written = time.time(), metrics if self._writes_metrics else None
+        written = metrics if self._writes_metrics else None
         self._root.forget(number)
         ckpt_args = args_to_save(self._checkpointer, items, save_kwargs, args, written, single=single)
-        new = new_info(number, metrics)
-        doomed, failure = self._job.doomed(self._preserving, number, [*self._infos, new])
+        infos = [*self._infos, new := new_info(number, metrics)]
+        doomed, failure = times.timed("get_old_steps", self._job.doomed, self._preserving, number, infos)
         base = self.latest_step() if self._job.is_alone else None  # several processes link nothing yet
-        with self._root.saving(number, base) as path:
+        with self._root.saving(number, base) as path, times.part("checkpointer_blocking"):
             self._checkpointer.save(path, args=ckpt_args, custom_metadata=custom_metadata, force=True)
         self._infos.append(new)
         self._begin_finishing(number, doomed, failure)
         synchronous = not isinstance(self._checkpointer, AsyncCheckpointer)
-        log_save(self._logger, number, self.directory, begun, synchronous=synchronous)
+        log_save(self._logger, number, self.directory, times, synchronous=synchronous)
         return True
 
     def restore(

@@ -36,7 +36,7 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.storage.paths import absolute_path
 from penstock.kernel.storage.workspace import Workspace
 from penstock.orbax.common.background_work import together
-from penstock.orbax.common.commit_mark import mark_complete
+from penstock.orbax.common.item_files import mark_complete
 from penstock.orbax.joint.joint_place import joint_place
 from penstock.orbax.joint.plain_values import described_json
 from penstock.orbax.joint.shared_directory import SharedDirectory
