@@ -31,22 +31,25 @@ def construct_maximal_shardings(abstract_state: Any, devices: Sequence[Any] | No
 
 
 def _sharding_of(leaf: Any, devices: Any) -> Any:
-    counts, axes = _cuts(tuple(leaf.shape), devices.size)
+    shape, n_devices = tuple(leaf.shape), int(devices.size)
+    if max(shape, default=0) < n_devices:
+        return _sharding.NamedSharding(_sharding.Mesh(devices, ("a",)), _sharding.PartitionSpec())
+
+    counts, axes = _cuts(shape, n_devices)
     names = tuple(chr(ord("a") + at) for at in range(len(counts)))
-    spec = [names[axes.index(axis)] if axis in axes else None for axis in range(len(leaf.shape))]
+    spec = [names[axes.index(axis)] if axis in axes else None for axis in range(len(shape))]
     mesh = _sharding.Mesh(devices.reshape(counts), names)
-    return _sharding.NamedSharding(mesh, _sharding.PartitionSpec(*(spec if axes else ())))
+    return _sharding.NamedSharding(mesh, _sharding.PartitionSpec(*spec))
 
 
 def _cuts(shape: tuple[int, ...], n_devices: int) -> tuple[list[int], list[int]]:
     """Return the shape of the mesh, and which axes of the array its first axes cut."""
     left, counts, axes = n_devices, list[int](), list[int]()
-    if max(shape, default=0) >= n_devices:
-        for axis in map(int, np.argsort(shape)[::-1]):
-            parts = math.gcd(shape[axis], left) if shape[axis] >= left else 1
-            if parts > 1:
-                counts.append(parts)
-                axes.append(axis)
-                left //= parts
+    for axis in map(int, np.argsort(shape)[::-1]):
+        parts = math.gcd(shape[axis], left) if shape[axis] >= left else 1
+        if parts > 1:
+            counts.append(parts)
+            axes.append(axis)
+            left //= parts
 
-    return (counts if left == 1 and counts else [*counts, left]), axes
+    return (counts if left == 1 else [*counts, left]), axes

@@ -25,6 +25,7 @@ from penstock.orbax.common.array_metadata_store import Store
 from penstock.orbax.common.byte_limiters import Limiters
 from penstock.orbax.common.metadata_recording import recorded_by, validate
 from penstock.orbax.joint.joint_place import joint_build_around
+from penstock.orbax.v0.leaf_handlers.database_merging import MergeProcessFiles
 from penstock.orbax.v1.common.operation import Operation, begin, budget
 from penstock.orbax.v1.common.path_types import Path, PathAwaitingCreation
 from penstock.orbax.v1.common.tree_types import PyTree
@@ -149,6 +150,8 @@ class PyTreeHandler:
         build = joint_build_around(path)
         layout = TreeLayout(save_format_of(options, jointly=build is not None))
         pipeline = save_pipeline(layout)
+        if options.use_ocdbt and build is None:  # for leaf handlers that write databases of their own
+            pipeline = pipeline.insert_after("commit", MergeProcessFiles(), called="merge")
         store = options.array_metadata_store
         if store is not None and not isinstance(store, ArrayMetadataStore):
             pipeline = recorded_by(store, layout.save_format, pipeline)
