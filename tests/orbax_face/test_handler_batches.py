@@ -258,6 +258,57 @@ async def test_a_leaf_handler_of_the_newer_form_gets_one_batch(tmp_path: Path) -
     assert loading.max_bytes > 0
 
 
+class OwnDatabase(OneFile):
+    """A leaf handler of the newer form that writes a database of its process, as Orbax's own do."""
+
+    async def serialize(self, params: Sequence[Any], serialization_context: Any) -> Awaitable[None]:
+        values = [np.frombuffer(param.value.text.encode(), np.uint8).copy() for param in params]
+        names = [param.name for param in params]
+
+        async def write() -> None:
+            directory = await serialization_context.parent_dir.await_creation()
+            infos = [
+                face.type_handlers.ParamInfo(name=name, parent_dir=directory, is_ocdbt_checkpoint=True)
+                for name in names
+            ]
+            for future in await face.type_handlers.NumpyHandler().serialize(values, infos):
+                await anyio.to_thread.run_sync(future.result)
+
+        return write()
+
+    async def deserialize(self, params: Sequence[Any], deserialization_context: Any) -> Awaitable[Any]:
+        directory = deserialization_context.parent_dir
+        assert deserialization_context.ocdbt_checkpoint
+        infos = [
+            face.type_handlers.ParamInfo(name=param.name, parent_dir=directory, is_ocdbt_checkpoint=True)
+            for param in params
+        ]
+
+        async def read() -> list[Note]:
+            found = await face.type_handlers.NumpyHandler().deserialize(infos)
+            return [Note(value.tobytes().decode()) for value in found]
+
+        return read()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("with_arrays", [True, False])
+async def test_what_a_leaf_handler_writes_to_a_database_of_its_own_is_found(
+    with_arrays: bool, tmp_path: Path
+) -> None:
+    registry = v1.serialization.StandardLeafHandlerRegistry()
+    registry.add(Note, Note, OwnDatabase)
+    handler = v1.handlers.PyTreeHandler(leaf_handler_registry=registry)
+    tree: dict[str, Any] = {"a": Note("x"), "b": [Note("some text")]}
+    if with_arrays:
+        tree["c"] = np.arange(3)
+    await (await handler.save(Existing(tmp_path / "tree"), tree))
+    loaded: Any = await (await handler.load(tmp_path / "tree"))
+
+    assert (loaded["a"].text, loaded["b"][0].text) == ("x", "some text")
+    assert not with_arrays or loaded["c"].tolist() == [0, 1, 2]
+
+
 @BOTH
 async def test_a_type_handler_casts_as_it_is_told(tmp_path: Path, library: Any) -> None:
     class OwnNumpyHandler(library.type_handlers.NumpyHandler):  # type: ignore[misc]  # of either library

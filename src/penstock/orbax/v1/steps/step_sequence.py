@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast, final
 
 from penstock.kernel.concurrency.threads import Threads
 from penstock.orbax.common.job_processes import reached_preemption
-from penstock.orbax.v0.common.step_statistics import log_restore, log_save
+from penstock.orbax.v0.common.step_statistics import SaveTimes, log_restore, log_save
 from penstock.orbax.v0.common.v0_options import FileOptions, MultiprocessingOptions
 from penstock.orbax.v0.manager.job_decisions import JobDecisions
 from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions, policies_of
@@ -144,7 +144,7 @@ class StepSequence:
             StepAlreadyExistsError: If it exists and is not to be overwritten.
             Exception: The failure of an earlier save or deletion, or of this one so far.
         """
-        number, begun = _number(new.step), time.time()
+        number, times = _number(new.step), SaveTimes()
         self.wait_for_deletion()
         others = [info for info in self._steps if info.step != number]
         if len(others) < len(self._steps) and not new.overwrite:
@@ -153,24 +153,24 @@ class StepSequence:
         if not new.force and not self._job.wanted(number, self._deciding, says):
             return None
 
-        self._wait_for_save()
+        times.timed("wait_for_prev", self._wait_for_save)
         check_metrics(self._preserving, new.metrics, self._steps)
-        steps, doomed = self._with(number, new.metrics)
+        steps, doomed = times.timed("get_old_steps", self._with, number, new.metrics)
         self._root.forget(number)
         self._root.begin_writing()
-        saving = staged(
-            begin_save(
+        with times.part("checkpointer_blocking"):
+            operation = begin_save(
                 self._root.new_path(number),
                 new.items,
                 overwrite=new.overwrite,
                 custom_metadata=new.custom_metadata,
                 metrics=new.metrics,
             )
-        )
+            saving = staged(operation)
         self._steps = [info for info in steps if info.step not in doomed]
         delete = partial(self._job.delete_after, number, self._root)
         self._saving = StepSave(number, saving, doomed, delete, self._ended)
-        log_save(self._logger, number, self.directory, begun, synchronous=synchronous)
+        log_save(self._logger, number, self.directory, times, synchronous=synchronous)
         return self._saving
 
     def begin_load(self, step: Step | None, abstract: dict[str, Any] | None) -> Operation[dict[str, Any]]:
