@@ -370,7 +370,6 @@ def test_a_store_that_loses_arrays_fails_the_save(ocp: Any, keep: int, tmp_path:
         {"min_slice_bytes_for_replica_parallel": 17},
         {"max_replicas_for_replica_parallel": 2},
         {"enable_write_sharding_file": False},
-        {"primary_host": None},
         {"array_metadata_store": None},
     ],
     ids=str,
