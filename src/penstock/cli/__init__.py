@@ -28,7 +28,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given[:1] == ["demo"]:
             return _demo(given[1:])
 
+        if "_ARGCOMPLETE" in os.environ:
+            _complete()
+
         options = _parser(given).parse_args(given)
+        if options.command != "doctor":
+            # Nothing that a command does needs an accelerator, and a training may hold the only one.
+            os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
         return COMMANDS[options.command].load().run(options, open_output(for_people=options.table))
     except BrokenPipeError:
         # The reader of our output has gone (`| head`), which is not a failure.
@@ -57,6 +64,13 @@ def _parser(configured: Collection[str]) -> argparse.ArgumentParser:
 
     commands.add_parser("demo", help="watch saves at work, one of them killed half-way")
     return parser
+
+
+def _complete() -> None:
+    """Answer the shell, which asks how a line may go on, and end; see `penstock completion`."""
+    import argcomplete
+
+    argcomplete.autocomplete(_parser(COMMANDS))
 
 
 def _demo(arguments: Sequence[str]) -> int:

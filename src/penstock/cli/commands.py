@@ -46,10 +46,17 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "looking.show_command", "show the tree of a checkpoint: shapes, dtypes, shardings, bytes"
     ),
     "du": Command("looking.du_command", "say which part of a checkpoint takes how much room"),
+    "cat": Command("looking.cat_command", "read leaves: what their values add up to, or the values"),
+    "diff": Command("looking.diff_command", "say how two checkpoints differ, in structure and values"),
+    "watch": Command("looking.watch_command", "print the steps of a run as they become durable"),
+    "doctor": Command("looking.doctor_command", "say what this machine and a file system give"),
+    "cp": Command("changing.cp_command", "copy checkpoints as they are"),
+    "gc": Command("changing.gc_command", "remove what interrupted saves and deletions left"),
     "convert": Command("changing.convert_command", "write a checkpoint in another format"),
     "rm": Command("changing.rm_command", "delete checkpoints"),
     "repair": Command("changing.repair_command", "write what is intact of a damaged checkpoint anew"),
     "seal": Command("changing.seal_command", "record digests of a checkpoint that has none"),
     "verify": Command("changing.verify_command", "compare a checkpoint with its checksums"),
+    "completion": Command("completion_command", "print what makes a shell complete commands and options"),
 }
 """In the order of the help."""

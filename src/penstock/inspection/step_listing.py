@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ("State", "StepFacts", "list_checkpoints", "metric_of", "name_best")
+__all__ = (
+    "State",
+    "StepFacts",
+    "describe_step_at",
+    "is_held",
+    "list_checkpoints",
+    "metric_of",
+    "name_best",
+    "step_number_in",
+)
 
 import errno
 import math
@@ -52,12 +61,20 @@ def list_checkpoints(store: Store, place: Place) -> list[StepFacts]:
     """
     if place.kind == "folder" or (place.kind == "tensors" and store.kind(place.path) == "directory"):
         below = find_checkpoints(store, place.path).checkpoints
-        return [_facts(store, path, _name_below(place.path, path), _step_number(path)) for path in below]
+        return [_facts(store, path, _name_below(place.path, path), step_number_in(path)) for path in below]
     if place.kind != "root":
-        return [_facts(store, place.path, os.path.basename(place.path), _step_number(place.path))]
+        return [_facts(store, place.path, os.path.basename(place.path), step_number_in(place.path))]
 
-    found = [_facts(store, os.path.join(place.path, name), name, _step_number(name)) for name in place.steps]
+    found = [
+        _facts(store, os.path.join(place.path, name), name, step_number_in(name)) for name in place.steps
+    ]
     return found + list(_unfinished(store, place.path))
+
+
+def describe_step_at(store: Store, root: str, step: int) -> StepFacts | None:
+    """Describe one step of a root; None if it is not there."""
+    names = [name for name in store.list_directory(root) if step_number_in(name) == step]
+    return _facts(store, os.path.join(root, names[0]), names[0], step) if names else None
 
 
 def metric_of(metrics: Mapping[str, Any], name: str) -> float | None:
@@ -88,7 +105,7 @@ def _unfinished(store: Store, root: str) -> Iterator[StepFacts]:
     for name in sorted(store.list_directory(root)):
         if any(suffix in name for suffix in _BUILT):
             path = os.path.join(root, name)
-            state: State = "saving" if _is_held(store, path) else "interrupted"
+            state: State = "saving" if is_held(store, path) else "interrupted"
             yield StepFacts(name, path, None, state, sizes_below(store, path))
 
 
@@ -101,7 +118,7 @@ def _facts(store: Store, path: str, name: str, step: int | None) -> StepFacts:
 
         finished = is_finished_step(store, path) if step is not None else True
         if finished is False:
-            return StepFacts(name, path, step, "saving" if _is_held(store, path) else "interrupted", sizes)
+            return StepFacts(name, path, step, "saving" if is_held(store, path) else "interrupted", sizes)
         if finished is None:
             return StepFacts(name, path, step, "unknown", sizes, problem="nothing in it is known to penstock")
 
@@ -123,7 +140,7 @@ def _sizes_of_tensors(store: Store, path: str) -> FileSizes:
     return sum([sizes_below(store, file) for file in files if store.kind(file) == "file"], FileSizes())
 
 
-def _is_held(store: Store, path: str) -> bool:
+def is_held(store: Store, path: str) -> bool:
     """Whether somebody builds or deletes there now, as far as the medium tells."""
     try:
         hold_with_readers(store, path).release()
@@ -140,6 +157,7 @@ def _modified_ns(path: str) -> int | None:
         return None
 
 
-def _step_number(path: str) -> int | None:
+def step_number_in(path: str) -> int | None:
+    """Return the number of the step that a directory is named after; None if it is named otherwise."""
     name = os.path.basename(path)
     return int(name.rpartition("_")[2]) if names_a_step(name) else None

@@ -7,9 +7,8 @@ __all__ = ("configure", "run")
 import argparse
 from functools import partial
 
-import anyio
-
 import penstock
+from penstock.cli.changing.read_progress import run_with_bar
 from penstock.cli.changing.storage_options import add_storage_options, chosen_format, said_format
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import CommandError, Output
@@ -21,9 +20,9 @@ from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the command's arguments."""
     parser.description = (
-        "Write the checkpoint at SOURCE, in any format that penstock reads, to DESTINATION, with all of its "
-        "items; of a directory of steps, every step. It is not loaded as a whole, and a checkpoint appears "
-        "in one step, when it is complete."
+        "Write the checkpoint at SOURCE, in any format that penstock reads, to DESTINATION, with all of "
+        "its items; of a directory of steps, every step. It is not loaded as a whole, and a checkpoint "
+        "appears in one step, when it is complete."
     )
     parser.add_argument(
         "source",
@@ -77,7 +76,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         save_format=chosen_format(options),
         max_expansion=options.max_expansion or MOST_EXPANSION,
     )
-    report = anyio.run(call)
+    report = run_with_bar(output, options.source, call)
     seconds = f"{report.durable_s:.1f} s"
     to_tensors = options.format == "safetensors" or options.destination.endswith(SUFFIX)
     stored = "safetensors" if to_tensors else said_format(options)

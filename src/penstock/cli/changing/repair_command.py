@@ -11,9 +11,8 @@ from collections import Counter
 from dataclasses import asdict
 from functools import partial
 
-import anyio
-
 import penstock
+from penstock.cli.changing.read_progress import run_with_bar
 from penstock.cli.changing.storage_options import add_storage_options, chosen_format, said_format
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Output, Table
@@ -24,9 +23,9 @@ from penstock.tools.repair_report import RepairReport
 def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the command's arguments."""
     parser.description = (
-        "Write every intact leaf of the damaged checkpoint at SOURCE into a new one at TARGET, and list what "
-        "is gone. The exit status is 0 if nothing is, 1 if something is gone, and 4 if something was kept of "
-        "which no checksum says that it is intact."
+        "Write every intact leaf of the damaged checkpoint at SOURCE into a new one at TARGET, and list "
+        "what is gone. The exit status is 0 if nothing is, 1 if something is gone, and 4 if something was "
+        "kept of which no checksum says that it is intact."
     )
     parser.add_argument("source", metavar="SOURCE", help="a checkpoint, or one step")
     parser.add_argument("target", metavar="TARGET", help="the directory, or .safetensors file, to write")
@@ -59,7 +58,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         save_format=chosen_format(options),
         max_expansion=options.max_expansion or MOST_EXPANSION,
     )
-    found = anyio.run(call)
+    found = run_with_bar(output, options.source, call)
     if options.json:
         output.say(json.dumps({"complete": found.complete, **asdict(found)}, indent=2))
     else:

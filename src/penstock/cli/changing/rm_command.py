@@ -20,9 +20,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the command's arguments."""
     parser.description = (
         "Delete each checkpoint at PATH, on a disk or in a bucket; of a directory of steps, those that "
-        "--step names. Nothing else is deleted: what is being read or written is "
-        "refused, files that another step "
-        "shares stay there, and of a link only the link goes."
+        "--step names. Nothing else is deleted: what is being read or written is refused, files that "
+        "another step shares stay there, and of a link only the link goes."
     )
     parser.add_argument("path", metavar="PATH", nargs="+", help="a checkpoint, a step, or safetensors")
     parser.add_argument(

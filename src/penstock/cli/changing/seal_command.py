@@ -9,9 +9,8 @@ import json
 from dataclasses import asdict
 from functools import partial
 
-import anyio
-
 import penstock
+from penstock.cli.changing.read_progress import run_with_bar
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Output
 
@@ -19,8 +18,8 @@ from penstock.cli.terminal.terminal_output import Output
 def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the command's arguments."""
     parser.description = (
-        "Record the digests of everything in the checkpoint at PATH, or in each step there, as it is now, so "
-        "that `verify` and restores can compare it. For checkpoints that Orbax, or penstock 0.1, wrote."
+        "Record the digests of everything in the checkpoint at PATH, or in each step there, as it is now, "
+        "so that `verify` and restores can compare it. For checkpoints that Orbax, or penstock 0.1, wrote."
     )
     parser.add_argument("path", metavar="PATH", help="a checkpoint, or a directory of steps")
     parser.add_argument("--json", action="store_true", help="as one JSON document")
@@ -32,7 +31,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     Raises:
         PenstockError: What `penstock.seal` raises.
     """
-    found = anyio.run(partial(penstock.seal, options.path))
+    found = run_with_bar(output, options.path, partial(penstock.seal, options.path))
     if options.json:
         output.say(json.dumps(asdict(found), indent=2))
         return 0

@@ -9,11 +9,11 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
-import anyio
-
 import penstock
+from penstock.cli.changing.read_progress import run_with_bar
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Output, Table, say_error
 from penstock.handlers.formats.orbax.reading.verification import Finding
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         The exit status, by what is worst: see `STATUSES`.
     """
     try:
-        found = anyio.run(penstock.verify, options.path)
+        found = run_with_bar(output, options.path, partial(penstock.verify, options.path))
     except (penstock.PenstockError, OSError) as error:
         say_error(str(error))  # status 1 would say that there is damage
         return STATUSES["unreadable"]

@@ -1,14 +1,15 @@
-"""The options `--step` and `--item`, and what they name."""
+"""The options `--step`, `--item` and `--only`, and what they name."""
 
 from __future__ import annotations
 
-__all__ = ("add_choice", "chosen_items")
+__all__ = ("add_choice", "chosen_at", "chosen_items", "fitting")
 
 import argparse
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from penstock.inspection.places import checkpoint_path, store_of
-from penstock.inspection.stored_leaves import ItemFacts, read_items
+from penstock.inspection.stored_leaves import ItemFacts, LeafFacts, read_items
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
@@ -24,5 +25,25 @@ def chosen_items(options: argparse.Namespace) -> Sequence[ItemFacts]:
     Raises:
         PenstockError: If there are none, or a document is damaged.
     """
-    store, path = store_of(options.path)
-    return read_items(store, checkpoint_path(store, path, options.step), options.item)
+    return chosen_at(options.path, options.step, options.item)
+
+
+def chosen_at(given: str, step: int | None, item: str | None) -> Sequence[ItemFacts]:
+    """Describe the items of the checkpoint at a path, or of a step there; or one of them."""
+    store, path = store_of(given)
+    return read_items(store, checkpoint_path(store, path, step), item)
+
+
+def fitting(leaves: Sequence[LeafFacts], only: Sequence[str] | None) -> Sequence[LeafFacts]:
+    """Return the leaves that key paths or patterns over dotted names select; all of them for None."""
+    if only is None:
+        return leaves
+
+    return [leaf for leaf in leaves if any(_fits(leaf, pattern) for pattern in only)]
+
+
+def _fits(leaf: LeafFacts, pattern: str) -> bool:
+    if leaf.key_path == pattern or leaf.key_path.startswith((f"{pattern}[", f"{pattern}.")):
+        return True
+
+    return fnmatchcase(leaf.name, pattern) or fnmatchcase(leaf.name, f"{pattern}.*")

@@ -7,10 +7,9 @@ __all__ = ("configure", "run")
 import argparse
 import json
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
-from penstock.cli.looking.chosen_items import add_choice, chosen_items
+from penstock.cli.looking.chosen_items import add_choice, chosen_items, fitting
 from penstock.cli.looking.leaf_texts import iso_time, shape_text, sharding_text
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Output, Table
@@ -49,26 +48,12 @@ def run(options: argparse.Namespace, output: Output) -> int:
         else:
             output.note(item.path)
 
-        leaves = _selected(item.leaves, options.only)
+        leaves = fitting(item.leaves, options.only)
         output.table(_table(item, leaves))
         _sum_up(item, leaves, output)
 
     _add_metadata(items[0], output)
     return 0
-
-
-def _selected(leaves: Sequence[LeafFacts], only: Sequence[str] | None) -> Sequence[LeafFacts]:
-    if only is None:
-        return leaves
-
-    return [leaf for leaf in leaves if any(_fits(leaf, pattern) for pattern in only)]
-
-
-def _fits(leaf: LeafFacts, pattern: str) -> bool:
-    if leaf.key_path == pattern or leaf.key_path.startswith((f"{pattern}[", f"{pattern}.")):
-        return True
-
-    return fnmatchcase(leaf.name, pattern) or fnmatchcase(leaf.name, f"{pattern}.*")
 
 
 def _table(item: ItemFacts, leaves: Sequence[LeafFacts]) -> Table:
@@ -137,7 +122,7 @@ def _document(items: Sequence[ItemFacts], only: Sequence[str] | None) -> dict[st
                 "nbytes": item.nbytes,
                 "stored_nbytes": item.stored_nbytes,
                 "tree_custom_metadata": item.tree_custom_metadata,
-                "leaves": [_leaf(leaf) for leaf in _selected(item.leaves, only)],
+                "leaves": [_leaf(leaf) for leaf in fitting(item.leaves, only)],
             }
             for item in items
         ],

@@ -36,7 +36,10 @@ class CommandError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of text. The first `n_left` columns are words and aligned left; the others are figures."""
+    """Rows of text. The first `n_left` columns are words and aligned left; the others are figures.
+
+    Without names of columns there is no heading.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -110,9 +113,12 @@ class PlainOutput:
         columns = [one_line(column) for column in table.columns]
         widths = [max(map(width_of, cells)) for cells in zip_longest(columns, *rows, fillvalue="")]
         rule = ["-" * width for width in widths]
-        self._write(self._styled(_aligned(columns, widths, table.n_left), _BOLD))
+        if columns:
+            self._write(self._styled(_aligned(columns, widths, table.n_left), _BOLD))
+            rows.insert(0, rule)
+
         # A row is one line, however long it is: what was wrapped could not be copied.
-        for row in (rule, *rows):
+        for row in rows:
             self._write(_aligned(row, widths, table.n_left))
 
     def bar(self, total: int | None, unit: str = "steps") -> AbstractContextManager[Bar]:

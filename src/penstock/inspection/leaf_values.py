@@ -1,0 +1,190 @@
+"""Values of stored leaves: what they add up to, and where two checkpoints differ."""
+
+from __future__ import annotations
+
+__all__ = (
+    "Difference",
+    "Histogram",
+    "Statistics",
+    "compare_values",
+    "is_array",
+    "read_values",
+    "statistics_of",
+)
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.inspection.stored_leaves import LeafFacts
+from penstock.kernel.protocols.leaf import KeyPath
+
+if TYPE_CHECKING:
+    from penstock.checkpointer.checkpointer import Checkpointer
+
+GROUP_BYTES: Final = 256 * 2**20
+N_BINS: Final = 32
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How many finite values lie in each of some intervals of one width."""
+
+    counts: tuple[int, ...]
+    low: float
+    high: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What the values of an array add up to. Those not finite are counted, and left out of the rest."""
+
+    n: int
+    n_nan: int
+    n_infinite: int
+    n_zero: int
+    least: float | None
+    greatest: float | None
+    mean: float | None
+    std: float | None
+    histogram: Histogram | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How two arrays of one shape differ."""
+
+    n_different: int
+    n: int
+    largest: float  #: of the absolute differences; NaN if only NaNs, or texts, differ
+    at: tuple[int, ...]  #: where that is
+    values: tuple[str, str]  #: what is there
+
+
+async def read_values(
+    checkpointer: Checkpointer, path: str, item: str | None, leaves: Sequence[LeafFacts]
+) -> AsyncIterator[dict[KeyPath, Any]]:
+    """Yield values of leaves by their keys, some 256 MiB at a time: NumPy arrays, and texts as they are.
+
+    Raises:
+        PenstockError: What a restore raises.
+    """
+    for group in _groups(leaves):
+        wanted = {leaf.keys for leaf in group}
+        found: dict[KeyPath, Any] = {}
+        stream = checkpointer.stream(path, item=item, only=wanted.__contains__)
+        async for keys, value in stream:
+            found[keys] = _as_plain(value)
+
+        yield found
+
+
+def statistics_of(values: npt.NDArray[Any]) -> Statistics | None:
+    """Return the statistics of an array; None if it is none of numbers."""
+    plain = _as_floats(values)
+    if plain is None:
+        return None
+
+    finite = plain[np.isfinite(plain)]
+    n_nan = int(np.isnan(plain).sum())
+    counts = (plain.size, n_nan, plain.size - n_nan - finite.size, int((finite == 0).sum()))
+    if not finite.size:
+        return Statistics(*counts, None, None, None, None, None)
+
+    low, high = float(finite.min()), float(finite.max())
+    with np.errstate(over="ignore", invalid="ignore"):  # of values near the greatest float
+        mean, std = float(finite.mean()), float(finite.std())
+        histogram = _histogram(finite, low, high)
+
+    return Statistics(*counts, low, high, mean, std, histogram)
+
+
+def compare_values(first: Any, second: Any) -> Difference | None:
+    """Return how two values of one shape and dtype differ; None if they are the same, NaNs included."""
+    if not (is_array(first) and is_array(second)):
+        return None if first == second else Difference(1, 1, float("nan"), (), (repr(first), repr(second)))
+
+    return _compare_arrays(first, second)
+
+
+def is_array(value: object) -> TypeGuard[npt.NDArray[Any]]:
+    """Whether a value is an array, and no text."""
+    return isinstance(value, np.ndarray)
+
+
+def _compare_arrays(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> Difference | None:
+    if first.tobytes() == second.tobytes():
+        return None
+
+    ours, theirs = _as_floats(first), _as_floats(second)
+    if ours is None or theirs is None:
+        unequal = np.asarray(first != second)
+        at = tuple(int(i) for i in np.unravel_index(int(unequal.argmax()), first.shape))
+        n = int(unequal.sum())
+        return Difference(n, first.size, float("nan"), at, (str(first[at]), str(second[at]))) if n else None
+
+    unequal = (ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs))
+    n = int(unequal.sum())
+    if not n:
+        return None  # zeros of both signs, NaNs of several kinds
+
+    with np.errstate(invalid="ignore", over="ignore"):
+        distance = np.where(unequal, np.abs(ours - theirs), 0)
+    ranked = np.where(np.isnan(distance), np.inf, distance)
+    at = tuple(int(i) for i in np.unravel_index(int(ranked.argmax()), first.shape))
+    return Difference(n, first.size, float(distance[at]), at, (str(first[at]), str(second[at])))
+
+
+def _histogram(finite: npt.NDArray[Any], low: float, high: float) -> Histogram | None:
+    if not np.isfinite(high - low):
+        return None
+
+    counts, _ = np.histogram(
+        finite, bins=N_BINS if high > low else 1, range=(low, high) if high > low else None
+    )
+    return Histogram(tuple(int(count) for count in counts), low, high)
+
+
+def _as_floats(values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    """Return numbers as float64, of complex ones the absolute values; None for what is no number."""
+    if values.dtype.kind == "c":
+        return np.asarray(np.abs(values))
+    try:
+        return values.astype(np.float64)
+    except (TypeError, ValueError):
+        return None
+
+
+def _as_plain(value: Any) -> Any:
+    """Return a restored leaf without jax: an array, or a text."""
+    if value is None or isinstance(value, str):
+        return value
+
+    dtype = getattr(value, "dtype", None)
+    if dtype is not None and not isinstance(dtype, np.dtype):  # a typed random key
+        from jax.random import key_data
+
+        value = key_data(value)
+
+    return np.asarray(value)
+
+
+def _groups(leaves: Sequence[LeafFacts]) -> Iterator[Sequence[LeafFacts]]:
+    group: list[LeafFacts] = []
+    nbytes = 0
+    for leaf in leaves:
+        if group and nbytes + leaf.nbytes > GROUP_BYTES:
+            yield group
+            group, nbytes = [], 0
+
+        group.append(leaf)
+        nbytes += leaf.nbytes
+
+    if group:
+        yield group

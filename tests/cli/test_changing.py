@@ -1,0 +1,167 @@
+"""`cp`, `gc`, `watch`, `doctor` and `completion`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Said, Stored
+
+import penstock
+from penstock.cli.looking.machine_facts import settings
+from penstock.handlers.stores.local import LocalStore
+
+Call = Callable[..., Said]
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    if path.is_file():
+        return {"": path.read_bytes()}
+
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_cp_copies_every_file_as_it_is(stored: Stored, tmp_path: Path, call: Call, at: int) -> None:
+    source, target = Path(stored.each()[at]), tmp_path / "new" / "copy"
+    if source == stored.items:
+        (source / "notes.txt").write_text("of another program")
+
+    said = call("cp", source, target)
+
+    assert (said.status, said.err) == (0, "")
+    expected = contents(source)
+    if source == stored.run:  # not what an interrupted save left
+        expected = {name: data for name, data in expected.items() if "tmp" not in name}
+    assert contents(target) == expected
+    assert [path.name for path in target.parent.iterdir()] == ["copy"]
+
+
+def test_cp_replaces_nothing(stored: Stored, call: Call) -> None:
+    before = contents(stored.items)
+    said = call("cp", stored.tensors, stored.items)
+
+    assert (said.status, "exists" in said.err) == (1, True)
+    assert contents(stored.items) == before
+
+
+def test_cp_refuses_what_is_being_deleted(stored: Stored, tmp_path: Path, call: Call) -> None:
+    held = LocalStore().hold(str(stored.items))
+    try:
+        said = call("cp", stored.items, tmp_path / "copy")
+    finally:
+        held.release()
+
+    assert said.status == 1
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_failed_cp_leaves_nothing(stored: Stored, tmp_path: Path, call: Call) -> None:
+    secret = stored.items / "pipe"
+    secret.symlink_to("nowhere")  # is copied as a link
+    (stored.items / "state" / "d2").mkdir()
+    os.mkfifo(stored.items / "state" / "d2" / "fifo")
+
+    said = call("cp", stored.items, tmp_path / "copies" / "copy")
+
+    assert said.status == 1
+    assert list((tmp_path / "copies").iterdir()) == []
+
+
+def test_a_dry_cp_only_says(stored: Stored, tmp_path: Path, call: Call) -> None:
+    said = call("cp", "-n", stored.run, tmp_path / "copy")
+
+    assert len(said.out.splitlines()) == 3
+    assert not (tmp_path / "copy").exists()
+
+
+def test_gc_removes_what_was_left_and_nothing_else(stored: Stored, call: Call) -> None:
+    before = contents(stored.run)
+
+    assert [row[0] for row in call("gc", stored.folder, "-n").rows] == ["left"]
+    assert contents(stored.run) == before
+    document = call("gc", stored.folder, "--json").document
+
+    assert [(entry["state"], entry["nbytes"]) for entry in document["left"]] == [("removed", 100)]
+    assert contents(stored.run) == {name: data for name, data in before.items() if "tmp" not in name}
+    assert call("gc", stored.folder).rows == []
+
+
+def test_gc_leaves_what_a_live_save_holds(stored: Stored, call: Call) -> None:
+    held = LocalStore().hold(str(stored.run / "4.orbax-checkpoint-tmp"))
+    try:
+        listed = {row[0]: row[1] for row in call("ls", stored.run).rows}
+        states = [row[0] for more in ([], ["-n"]) for row in call("gc", stored.run, *more).rows]
+    finally:
+        held.release()
+
+    assert states == ["in use", "in use"]
+    assert listed["4.orbax-checkpoint-tmp"] == "saving"
+    assert (stored.run / "4.orbax-checkpoint-tmp").exists()
+
+
+def test_watch_prints_steps(kept: Stored, call: Call) -> None:
+    latest = call("watch", kept.run, "--timeout", "0").rows
+    after = call("watch", kept.run, "--timeout", "0", "--after", "0").rows
+
+    assert [row[0] for row in latest] == ["2"]
+    assert [row[0] for row in after] == ["1", "2"]
+    assert latest[0][3] == '{"loss": 0.25}'
+    assert call("watch", kept.run, "--timeout", "0", "--json").document["metrics"] == {"loss": 0.25}
+
+
+def test_doctor_says_what_a_file_system_gives(tmp_path: Path, call: Call) -> None:
+    said = call("doctor", tmp_path)
+    facts = {row[0]: row[1:] for row in said.rows}
+
+    assert said.status == 0
+    assert facts["hard links"][1] in ("ok", "slower")
+    assert facts["penstock"][:2] == [penstock.__version__, "ok"]
+    assert list(tmp_path.iterdir()) == []
+    assert {entry["what"] for entry in call("doctor", tmp_path, "--json").document} == set(facts)
+
+
+def test_secrets_are_masked() -> None:
+    found = {
+        fact.what: fact.value
+        for fact in settings(
+            {
+                "AWS_SECRET_ACCESS_KEY": "hidden",
+                "AWS_REGION": "eu",
+                "PENSTOCK_STORE__S3__ENDPOINT": "https://user:hidden@host/x",
+                "HOME": "/root",
+            }
+        )
+    }
+
+    assert found == {
+        "AWS_REGION": "eu",
+        "AWS_SECRET_ACCESS_KEY": "********",
+        "PENSTOCK_STORE__S3__ENDPOINT": "https://********@host/x",
+    }
+
+
+@pytest.mark.process
+def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
+    line = "penstock show --st"
+    answer = tmp_path / "answer"
+    environment = {
+        **os.environ,
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
+    subprocess.run([sys.executable, "-m", "penstock"], check=False, cwd=SOURCE, env=environment)
+
+    assert answer.read_text().strip() == "--step"
+
+
+def test_completion_prints_a_script(call: Call) -> None:
+    assert "_python_argcomplete" in call("completion", "bash").out
