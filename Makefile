@@ -37,7 +37,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-processes test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters faults-traced processes simulate file-systems flips memory soak fuzz stalls server cloud bench-cloud bench bench-quick interop orbax-guides orbax-tests clean
+.PHONY: help demo demo-processes test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters faults-traced processes simulate file-systems flips memory soak fuzz stalls server cloud bench-cloud bench bench-quick docs docs-serve interop release-check orbax-guides orbax-tests clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -142,6 +142,13 @@ bench: $(VENV)/.installed ## Compare with Orbax, safetensors, numpy and raw syst
 bench-quick: $(VENV)/.installed ## The same with smaller trees, in two minutes: to see that it runs
 	$(BIN)/python -m tests.bench --quick $(BENCH)
 
+docs: $(VENV)/.site ## Build the site into build/site, with every warning an error (make docs-serve shows it)
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/python -m mkdocs build --quiet
+	@$(BIN)/python docs/site/check_site.py build/site
+
+docs-serve: docs ## Show the site on http://localhost:8000
+	$(BIN)/python -m http.server --bind localhost --directory build/site 8000
+
 interop: $(VENV)/.installed ## Write the tables of docs/reference/interoperability.md anew
 	$(BIN)/python -m tests.interop.matrix.page
 
@@ -162,6 +169,10 @@ orbax-guides: $(VENV)/.installed ## Run the guides of Orbax's documentation on p
 clean: ## Remove the environments, caches and build products
 	rm -rf .venv .venv-* build dist src/*.egg-info .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find kernel stages handlers src tests docs -name __pycache__ -type d -exec rm -rf {} +
+
+$(VENV)/.site: $(VENV)/.installed
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[site]'
+	@touch $@
 
 $(VENV)/.installed: pyproject.toml
 	$(call install,$(PYTHON),$(VENV))

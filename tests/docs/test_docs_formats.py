@@ -1,4 +1,4 @@
-"""The examples of docs/howto/choose-a-format.md run."""
+"""The table and the configuration of docs/howto/choose-a-format.md are those of `SaveFormat`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
-
-import pytest
 
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.save_format import SaveFormat
@@ -17,14 +15,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "howto" / "choose-a-format.md"
 
 def examples(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-
-
-def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert len(examples("python")) == 3
-    names: dict[str, object] = {}
-    for example in examples("python"):
-        exec(compile(example, PAGE.name, "exec"), names)
 
 
 def test_the_configuration_is_one(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The stages of docs/howto/change-the-pipeline.md run as they are written, and none is long."""
+"""The stages of docs/howto/write-a-stage.md run as they are written, and none is long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import penstock
 from penstock.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.pipelines import restore_pipeline
 
-PAGE = Path(__file__).parents[2] / "docs" / "howto" / "change-the-pipeline.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "write-a-stage.md"
 
 
 @pytest.fixture(scope="module")

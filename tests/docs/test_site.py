@@ -1,0 +1,138 @@
+"""The site shows every page and every public name, and its links lead somewhere. `make docs` builds it."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from importlib import import_module
+from inspect import ismodule
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+API = DOCS / "reference" / "api"
+DESCRIBED = (
+    *("penstock", "penstock.items", "penstock.steps", "penstock.pipelines", "penstock.sync"),
+    *("penstock.errors", "penstock.testing", "penstock.kernel", "penstock.stages", "penstock.handlers"),
+)
+WITH_EXAMPLES = ("checkpointer", "items", "options", "pipelines", "reports", "steps", "sync", "tools")
+"""Pages of what programs call. The others describe parts, and begin with an example."""
+DIRECTIVE = re.compile(r"^::: (penstock[\w.]*)$", re.MULTILINE)
+CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def in_the_menu() -> set[str]:
+    menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    return set(re.findall(r"([\w./-]+\.md)$", menu, re.MULTILINE))
+
+
+def own_names(module: str) -> set[str]:
+    found = import_module(module)
+    return {name for name in found.__all__ if not ismodule(getattr(found, name))}
+
+
+@pytest.fixture(scope="module")
+def hooks() -> dict[str, Any]:
+    return runpy.run_path(str(DOCS / "site" / "hooks.py"))
+
+
+def test_every_page_is_in_the_menu_or_in_an_index_or_comes_last(hooks: dict[str, Any]) -> None:
+    above = set(hooks["ABOVE"].values())
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    by_their_index = {page for page in pages if re.match(r"design/2|examples/\w+/", page)}
+
+    listed = in_the_menu() - above
+    assert listed <= pages
+    assert pages - by_their_index - listed == set(hooks["not_in_the_menu"](listed))
+
+
+def test_every_public_name_is_described() -> None:
+    text = "\n".join(path.read_text() for path in API.glob("*.md"))
+    directives = DIRECTIVE.findall(text)
+    described = {name.rpartition(".")[2] for name in directives}
+    names = {name for module in DESCRIBED for name in own_names(module)}
+
+    assert len(directives) == len(set(directives))
+    assert names - described == {"__version__"}
+    assert {name for name in directives if not hasattr(*_split(name))} == set()
+    face = (API / "orbax.md").read_text()
+    for module in ("penstock.orbax", "penstock.orbax.v1"):
+        missing = [name for name in import_module(module).__all__ if f"| `{name}` |" not in face]
+        assert missing == []
+
+
+def _split(name: str) -> tuple[Any, str]:
+    module, _, last = name.rpartition(".")
+    return import_module(module), last
+
+
+def test_every_public_name_has_an_example() -> None:
+    """One below its description, or below that of the name that follows at once."""
+    without: list[str] = []
+    for page in WITH_EXAMPLES:
+        _, *parts = re.split(r"^::: ", (API / f"{page}.md").read_text(), flags=re.MULTILINE)
+        for at, part in enumerate(parts):
+            name, _, rest = part.partition("\n")
+            if rest.strip() or at == len(parts) - 1:
+                without += [] if CODE.search(rest) else [name]
+
+    assert without == []
+
+
+def test_links_lead_to_pages_of_the_site(hooks: dict[str, Any]) -> None:
+    pages = {"index.md", "examples/README.md", "examples/plain_loop.md", "design/README.md", "changelog.md"}
+    text = (
+        "[a](../../CHANGELOG.md#x) [b](../examples/plain_loop.py) [c](../design) [d](https://e.org) ![e](s)\n"
+    )
+
+    changed = hooks["with_links"](text, "howto/x.md", "docs/howto/x.md", pages, "")
+
+    assert changed == (
+        "[a](../changelog.md#x) [b](../examples/plain_loop.md) [c](../design/README.md) [d](https://e.org) "
+        "![e](s)\n"
+    )
+
+
+def test_links_to_other_files_name_them_or_lead_to_the_source(hooks: dict[str, Any]) -> None:
+    text = "[`t`](../../tests/t.py)\n\n```python\n[x](y)\n```\n"
+    code = "\n\n```python\n[x](y)\n```\n"
+
+    named = hooks["with_links"](text, "howto/x.md", "docs/howto/x.md", set(), "")
+    linked = hooks["with_links"](text, "howto/x.md", "docs/howto/x.md", set(), "https://e.org/blob/main")
+
+    assert named == '<span class="file" title="tests/t.py" markdown="span">`t`</span>' + code
+    assert linked == "[`t`](https://e.org/blob/main/tests/t.py)" + code
+
+
+def test_every_program_has_its_page(hooks: dict[str, Any]) -> None:
+    programs = {path.name for path in (DOCS / "examples").glob("*.py")}
+
+    assert {Path(name).name for name in hooks["example_pages"]()} == programs
+    for name in hooks["example_pages"]():
+        text = hooks["example_text"](name)
+        assert text.startswith("# ")
+        (code,) = CODE.findall(text)
+        compile(code, name, "exec")
+
+
+def test_the_picture_of_the_figures_is_drawn_from_its_script() -> None:
+    script = runpy.run_path(str(DOCS / "site" / "draw_benchmarks.py"))
+
+    assert (DOCS / "benchmarks.svg").read_text() == script["picture"]()
+
+
+def test_what_is_fetched_from_elsewhere_is_found(tmp_path: Path) -> None:
+    problems = runpy.run_path(str(DOCS / "site" / "check_site.py"))["problems"]
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search" / "search_index.json").write_text("{}")
+    (tmp_path / "good.html").write_text('<script src="a.js"></script><a href="https://e.org">e</a>')
+    assert problems(tmp_path) == []
+
+    (tmp_path / "bad.html").write_text(
+        '<script defer src="https://e.org/a.js"></script><p>::: penstock.x</p>'
+    )
+    (tmp_path / "bad.css").write_text("@import url(//fonts.e.org/x)")
+    assert len(problems(tmp_path)) == 3
