@@ -22,6 +22,8 @@ ABOVE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "
 """Files of the repository's root, and the pages that show them."""
 
 LINK = re.compile(r"(?<!!)\[((?:[^\]\[]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+REST = re.compile(r"^<!-- the rest of ([\w.]+) -->$", re.MULTILINE)
+API = ROOT / "docs" / "reference" / "api"
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -113,6 +115,34 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
+def public_names(module: str) -> list[str]:
+    """The names in a module's `__all__`, without running it; no modules, and not the version."""
+    path = ROOT / "src" / module.replace(".", "/")
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names: list[str] = ast.literal_eval(node.value)
+            modules = {"errors", "items", "pipelines", "steps", "sync"} if module == "penstock" else set()
+            return sorted(name for name in names if not name.startswith("__") and name not in modules)
+
+    return []
+
+
+def with_the_rest(text: str) -> str:
+    """Put a directive for each public name that no page describes where a page has the place for it."""
+    described = {
+        name.rpartition(".")[2]
+        for path in API.glob("*.md")
+        for name in re.findall(r"^::: ([\w.]+)$", path.read_text(), re.MULTILINE)
+    }
+
+    def directives(found: re.Match[str]) -> str:
+        names = [name for name in public_names(found[1]) if name not in described]
+        return "\n\n".join(f"::: {found[1]}.{name}" for name in names)
+
+    return REST.sub(directives, text)
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the programs, and the pages that lie above docs/."""
     from mkdocs.structure.files import File
@@ -132,4 +162,5 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     above = {shown: name for name, shown in ABOVE.items()}
     extra = cast("dict[str, Any]", config.extra)
     pages = {file.src_uri for file in files}
+    markdown = with_the_rest(markdown)
     return with_links(markdown, here, above.get(here, f"docs/{here}"), pages, extra.get("source", ""))
