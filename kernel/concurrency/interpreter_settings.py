@@ -25,12 +25,13 @@ __all__ = (
     "SWITCH_INTERVAL_S",
     "Ageing",
     "calm_interpreter",
+    "calmly",
     "count_as_old",
 )
 
 import gc
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import ExitStack, contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
@@ -84,6 +85,30 @@ def calm_interpreter(tasks: TaskGroup, options: LoopOptions, *, most_s: float = 
             yield
         finally:
             scope.cancel()
+
+
+async def calmly(work: Callable[[], Awaitable[T]], options: LoopOptions) -> T:
+    """Await `work()` within `calm_interpreter`: for a part of an operation that begins long after it.
+
+    Cancellation:
+        Goes to `work`.
+    """
+    result: list[T] = []
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        with calm_interpreter(tasks, options):
+            try:
+                result.append(await work())
+            except Exception as error:  # raised below, and not as a group
+                failure = error
+
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback refers to this frame
+
+    return result[0]
 
 
 def count_as_old() -> None:

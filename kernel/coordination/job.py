@@ -25,7 +25,8 @@ class Job:
     calls: KeyValueCalls
     index: int
     processes: Sequence[int]  #: who takes part, ascending; `index` is one of them
-    about: str = ""  #: tells these processes from others of the same job
+    group: str = ""  #: `processes`, with commas between them; empty for all of the job
+    about: str = ""  #: tells these processes from others of the same job that they know nothing of
     limits: JobLimits = field(default_factory=JobLimits)
     open: dict[str, str] = field(default_factory=dict[str, str])
     """The operations of the primary that can still be joined, by the key that says so."""
@@ -48,4 +49,4 @@ class Job:
 
     def join_key(self, path: str) -> str:
         """Return the key that says which operation on `path` these processes are to join."""
-        return join_key(path, self.about)
+        return join_key(path, self.about, self.group)

@@ -55,9 +55,9 @@ class JobCoordinator:
 
         everybody = range(process_count)
         processes = everybody if chosen is None or len(chosen) == process_count else chosen
-        about = "" if processes is everybody else ",".join(map(str, processes))
-        about = f"{options.key_prefix}\0{about}" if options.key_prefix else about
-        self._job = Job(KeyValueCalls(service), process_index, processes, about, limits or JobLimits())
+        group = "" if processes is everybody else ",".join(map(str, processes))
+        calls, about = KeyValueCalls(service), options.key_prefix or ""
+        self._job = Job(calls, process_index, processes, group, about, limits or JobLimits())
         self._neighbours = Neighbours(service, process_index, process_count)
 
     def nested(self) -> JobCoordinator:

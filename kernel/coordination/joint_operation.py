@@ -11,8 +11,9 @@ from typing import final
 
 from anyio import CancelScope, create_task_group, get_cancelled_exc_class, move_on_after, sleep, sleep_forever
 
+from penstock.kernel.coordination.groups import differing_group
 from penstock.kernel.coordination.job import Job
-from penstock.kernel.coordination.operation_keys import OperationKeys
+from penstock.kernel.coordination.operation_keys import Joining, OperationKeys
 from penstock.kernel.coordination.plan_differences import differences, joined, pieces_of
 from penstock.kernel.coordination.touch import LATER, Touch, say
 from penstock.kernel.coordination.verdicts import Verdict
@@ -26,6 +27,9 @@ from penstock.kernel.errors import (
 
 GO, COMPARE = b"go ", b"compare "
 PUBLISHED = b"published"
+LOOK_BEATS = 10
+"""After so many beats without the primary a process looks whether that has another list of processes."""
+
 END = b"\0"
 """Behind a path, which cannot contain it."""
 
@@ -111,7 +115,10 @@ class JointOperation:
         Cancellation:
             The others are told first, within three times `JobLimits.call_s`.
         """
-        await self._join()
+        other = await self._join()
+        if other is not None:
+            raise await self._touch.end(other) or other
+
         failure: BaseException | None = None
         try:
             async with create_task_group() as tasks:
@@ -331,8 +338,12 @@ class JointOperation:
 
         await self.tell_published()
 
-    async def _join(self) -> None:
-        """Learn which operation this is. The primary begins one, the others find it by the path."""
+    async def _join(self) -> PlansDifferError | None:
+        """Learn which operation this is. The primary begins one, the others find it by the path.
+
+        Returns:
+            An error, if others think that this process joins them, and not those that it does.
+        """
         job, key = self._job, self._job.join_key(self._path)
         if job.is_primary:
             self._enter(secrets.token_hex(8))
@@ -342,20 +353,25 @@ class JointOperation:
                 move_on_after(job.limits.call_s),
             ):  # then `end` tells who has joined
                 await self._touch.come()
-                await job.calls.put(key, self.identity.encode(), replace=True)
+                await job.calls.put(key, Joining(self.identity, job.group).encoded(), replace=True)
 
-            return
+            return await differing_group(job, self._path, is_local=self._is_local)
 
         with move_on_after(job.limits.patience_s):
             while True:
-                found = await job.calls.wait(key, job.limits.patience_s)
+                found = await job.calls.wait(key, LOOK_BEATS * job.limits.beat_s)
                 if found is not None:
-                    self._enter(found.decode())
+                    self._enter(Joining.decoded(found).identity)
                     if await self._touch.come():
-                        return
+                        return None
 
-                # One that failed, which this process has left: the primary has not begun the next.
-                await sleep(job.limits.beat_s)
+                    # One that failed, which this process has left: the primary has not begun the next.
+                    await sleep(job.limits.beat_s)
+                    continue
+
+                differs = await differing_group(job, self._path, is_local=self._is_local)
+                if differs is not None:
+                    raise differs  # there is nothing of its own that others could have joined
 
         raise PeerSilentError({job.primary: None}, job.limits.patience_s)
 

@@ -2,7 +2,7 @@
 
 | key | who sets it | what it says |
 | --- | --- | --- |
-| `penstock/join/<path>` | the primary | which operation is to be joined; gone once all have come |
+| `penstock/join/<path>/<group>` | the primary | which operation who is to join; gone once all have come |
 | `penstock/<id>/plan/<i>` | all others | what process i is asked to do, as a digest |
 | `penstock/<id>/plan_here` | the last to come | all plans are there |
 | `penstock/<id>/go` | the primary | where to write, or that plans differ |
@@ -23,25 +23,63 @@
 
 from __future__ import annotations
 
-__all__ = ("OperationKeys", "join_key")
+__all__ = ("Joining", "OperationKeys", "join_folder", "join_key")
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 ROOT = "penstock"
 
 
-def join_key(path: str, about: str = "") -> str:
+def join_folder(path: str, about: str = "") -> str:
+    """Return the prefix of the keys that say which operations on `path` are to be joined, one for each group.
+
+    Args:
+        path: What the operation is about.
+        about: Tells groups that know nothing of each other apart.
+    """
+    named = f"{about}\0{path}" if about else path  # no path has a null character
+    return f"{ROOT}/join/{_digest(named)}/"
+
+
+def join_key(path: str, about: str = "", group: str = "") -> str:
     """Return the key that says which operation on `path` is to be joined.
 
     Args:
         path: What the operation is about.
-        about: Tells processes that agree with each other from others; empty for all of a job.
+        about: See `join_folder`.
+        group: The processes that agree with each other; empty for all of a job.
     """
-    named = f"{about}\0{path}" if about else path  # no path has a null character
-    digest = hashlib.blake2b(named.encode("utf-8", "surrogateescape"), digest_size=12)
-    return f"{ROOT}/join/{digest.hexdigest()}"
+    return join_folder(path, about) + (_digest(group) if group else "all")
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """What a join key says."""
+
+    identity: str  #: of the operation
+    group: str = ""  #: the processes that are to join, with commas between them; empty for all of a job
+
+    def encoded(self) -> bytes:
+        """Return the value to store."""
+        return f"{self.identity} {self.group}".encode()
+
+    @classmethod
+    def decoded(cls, data: bytes) -> Joining:
+        """Read what `encoded` made."""
+        identity, _, group = data.decode().partition(" ")
+        return cls(identity, group)
+
+    def shares_processes(self, processes: Sequence[int]) -> bool:
+        """Whether one of these processes is to join."""
+        return not self.group or not set(processes).isdisjoint(map(int, self.group.split(",")))
 
 
 @final

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
+from penstock.kernel.config.config import LoopOptions
 from penstock.kernel.pipeline.futures import Progress
 from penstock.kernel.pipeline.shared_objects import Shared
 
@@ -127,6 +128,7 @@ class SaveRun(Run):
     by_digest: bool = False  #: whether leaves are compared by their bytes, and not by identity
     operation: Operation | None = None  #: what the processes of a job agree by, if there are several
     save_args: object = None  #: how leaves are stored: a `SaveArgs`, a tree prefix of them, or a function
+    loop: LoopOptions = field(default_factory=LoopOptions)  #: what becomes of the interpreter's settings
     background: list[Background] = field(default_factory=list["Background"])
     """Background work of third-party handlers; waited for before the workspace is discarded."""
     undo_s: float = 60.0  #: how long third-party work may take to end

@@ -10,8 +10,10 @@ __all__ = ("JointCommitter",)
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, final
 
+from penstock.kernel.concurrency.interpreter_settings import calmly
 from penstock.kernel.errors import CoordinationError
 from penstock.kernel.messages.joint_plan import ArrangedPart
 from penstock.kernel.messages.leaves import Leaf, Leaves
@@ -70,7 +72,8 @@ class JointCommitter:
             n_files = await self._write_own(plan)
             await self._wait_for_all()
         elif operation.is_primary:
-            n_files = await self._merge(plan)
+            # What all others wrote makes many objects, and that may be long after the save began.
+            n_files = await calmly(partial(self._merge, plan), run.loop)
         else:
             await operation.bring(await run.threads.run(self._part, plan))
             await operation.wait_decided()

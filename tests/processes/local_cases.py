@@ -13,7 +13,8 @@ from tests.processes.job_case import LIMITS, Here, checkpointer
 from tests.processes.trees import P, differences, distinct_bytes, host_leaves, mesh_of, spread
 
 from penstock import CheckpointManager, JobOptions, PerProcess
-from penstock.errors import NotOnThisDiskError, PeerError, StorageError
+from penstock.errors import NotOnThisDiskError, PathError, PeerError, StorageError
+from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.stores.local import LocalStore
 from penstock.items import Composite
 from penstock.kernel.config.config import Config
@@ -56,6 +57,18 @@ def arrays(mesh: Mesh) -> dict[str, Any]:
         "empty": (np.zeros((0, 4), np.float32), P()),
     }
     return {name: spread(value, spec, mesh) for name, (value, spec) in held.items()}
+
+
+async def safetensors_have_no_parts(here: Here) -> Any:
+    """A tensor lies in one file whole, so it cannot be saved to several disks."""
+    told: list[str] = []
+    async with checkpointer(job=options(here), layout=SafetensorsLayout()) as opened:
+        try:
+            await (await opened.save(disk_of(here) / "x.safetensors", arrays(mesh_of(here.count))))
+        except PathError as error:
+            told.append(str(error))
+
+    return {"told": told, "there": sorted(os.listdir(disk_of(here)))}
 
 
 async def each_saves_to_its_own_disk(here: Here) -> Any:

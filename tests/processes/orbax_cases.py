@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
 import numpy as np
+from etils import epath
 from tests.processes.job_case import Here
 from tests.processes.trees import SPECS, differences, mesh_of, spread, values, whole
 
@@ -132,3 +134,55 @@ async def orbaxs_names_tell_of_a_failure(here: Here) -> Any:
         return "saved"
 
     return {"told": await anyio.to_thread.run_sync(save), "there": here.names()}
+
+
+async def handlers_are_called_directly(here: Here) -> Any:
+    """Call type handlers themselves in each process, merge, and read by them and by Orbax's."""
+    import orbax.checkpoint as theirs
+
+    import penstock.orbax as ocp
+
+    tree = spread(values(), SPECS, mesh_of(here.count))
+    tree = {name: tree[name] for name in ("rows", "both", "replicated")}
+    path = here.folder / "direct"
+    path.mkdir(parents=True, exist_ok=True)
+
+    context = ocp.type_handlers.get_ts_context()
+
+    def infos(library: Any) -> list[Any]:
+        return [
+            library.ParamInfo(
+                name=name,
+                keypath=(),
+                parent_dir=epath.Path(path),
+                is_ocdbt_checkpoint=True,
+                use_zarr3=False,
+                ts_context=context,
+            )
+            for name in tree
+        ]
+
+    def found_by(library: Any, read: Sequence[Any]) -> list[str]:
+        return differences(dict(zip(tree, read, strict=True)), tree)
+
+    handler, found = ocp.type_handlers.ArrayHandler(), dict[str, Any]()
+    for future in await handler.serialize(list(tree.values()), infos(ocp.type_handlers)):
+        await anyio.to_thread.run_sync(future.result)
+
+    spec = ocp.type_handlers.get_json_tspec_write(
+        infos(ocp.type_handlers)[0], True, (4,), (4,), np.dtype(np.int32), here.rank
+    )
+    found["place"] = spec["kvstore"]["base"]["path"].removeprefix(str(path))
+    await here.meet("written")
+    found["there"] = sorted(each.name for each in path.iterdir() if each.name.startswith("ocdbt."))
+    if here.rank == 0:
+        await ocp.type_handlers.merge_ocdbt_per_process_files(path, context, use_zarr3=False)
+
+    await here.meet("merged")
+    for library in (ocp.type_handlers, theirs.type_handlers):
+        args = [library.ArrayRestoreArgs(sharding=value.sharding) for value in tree.values()]
+        found[library.__name__] = found_by(
+            library, await library.ArrayHandler().deserialize(infos(library), args)
+        )
+
+    return found

@@ -76,6 +76,29 @@ async def one_replica_reads(here: Here) -> Any:
     return found
 
 
+async def two_restores_at_once_take_turns(here: Here) -> Any:
+    """Begin two restores in another order in each process; what one sends must not come to the other."""
+    mesh, spec = mesh_of(here.count), {"x": P("device")}
+    trees = {
+        name: spread({"x": np.full((64, 4 * KIB), at, np.float32)}, spec, mesh)
+        for at, name in enumerate(("one", "two", "three"), 1)
+    }
+    found: dict[str, Any] = {}
+    async with checkpointer() as opened:
+        for name, tree in trees.items():
+            await (await opened.save(here.folder / name, tree))
+
+        async def restore(name: str) -> None:
+            tree = await opened.restore(here.folder / name, like=trees[name], replica_axis="host")
+            found[name] = differences(tree, trees[name])
+
+        async with anyio.create_task_group() as tasks:
+            for name in [*trees][:: 1 if here.rank % 2 else -1]:
+                tasks.start_soon(restore, name)
+
+    return found
+
+
 async def orbaxs_handler_reads_one_replica(here: Here) -> Any:
     """Register Orbax's handler, and restore by a checkpointer of one tree."""
     mesh = mesh_of(here.count)

@@ -34,3 +34,12 @@ def test_trees_that_differ_are_told_in_each_process(job: Job) -> None:
     for result in job.results("orbaxs_names_tell_of_a_failure"):
         assert result["told"].startswith("['x']: process 0 has ")
         assert result["there"] == []
+
+
+def test_handlers_that_are_called_directly_write_a_part_each_and_are_merged(job: Job) -> None:
+    for rank, result in enumerate(job.results("handlers_are_called_directly")):
+        place, there = result.pop("place"), result.pop("there")
+        assert there == [f"ocdbt.process_{index}" for index in range(job.count)]
+        assert place.strip("/") == f"ocdbt.process_{rank}"
+        assert len(result) == 2
+        assert all(found == [] for found in result.values()), result

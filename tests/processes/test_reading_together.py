@@ -50,6 +50,13 @@ def test_orbax_reads_it_in_all_processes(job: Job) -> None:
     assert job.results("orbax_reads") == [{"differs": []}] * job.count
 
 
+def test_what_orbax_saved_from_two_processes_is_read_in_all(job: Job) -> None:
+    for result in job.results("what_orbax_saved_from_two_is_read"):
+        assert result["names"] >= 3
+        assert len(result["differs"]) == 8
+        assert all(found == [] for found in result["differs"].values()), result["differs"]
+
+
 def test_each_process_reads_no_more_than_its_devices_hold(job: Job) -> None:
     for result in job.results("reads_what_its_devices_hold"):
         check_bytes_read(result)

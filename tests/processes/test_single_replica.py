@@ -28,6 +28,11 @@ def test_orbaxs_handler_has_one_replica_read(job: Job) -> None:
         assert (result["read"] >= result["shared"]) is (rank == 0)
 
 
+def test_two_restores_at_once_take_turns(job: Job) -> None:
+    for result in job.results("two_restores_at_once_take_turns"):
+        assert result == {"one": [], "two": [], "three": []}
+
+
 def test_who_cannot_read_or_is_asked_for_something_else_tells_all(job: Job) -> None:
     results = job.results("who_cannot_read_tells_all")
     for rank, told in enumerate(results):

@@ -12,6 +12,7 @@ CASES = (
     "orbaxs_names_save_from_some",
     "an_automatic_limit_is_shared",
     "each_saves_to_its_own_disk",
+    "safetensors_have_no_parts",
     "what_is_on_another_disk_is_named",
     "a_failure_on_one_disk_ends_it_for_all",
     "steps_are_those_that_all_disks_have",
@@ -75,6 +76,13 @@ def test_each_saves_what_it_holds_to_its_own_disk(three: Job) -> None:
         assert result["linked"] < result["wrote"] / 4
         assert result["shared"] < result["wrote"]  # what several hold is written once
         assert {"plain", "items"} <= set(result["there"])
+
+
+def test_safetensors_are_refused_before_a_byte_is_written(three: Job) -> None:
+    for result in three.results("safetensors_have_no_parts"):
+        (told,) = result["told"]
+        assert "is on a disk of this process alone, and this format has no parts" in told
+        assert result["there"] == []
 
 
 def test_a_target_that_needs_another_disk_is_refused_with_the_leaf(three: Job) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ("Share", "SingleReplica", "broadcast_together")
+__all__ = ("Share", "SingleReplica", "Turns", "broadcast_together")
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar, cast, final
 
 import jax
 import numpy as np
-from anyio import move_on_after, sleep
+from anyio import Lock, move_on_after, sleep
 from jax import tree_util
 
 from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
@@ -51,6 +52,24 @@ PART: Final = 4
 
 MOST_BYTES: Final = 16 * 2**20
 """Of one device in a round. More gains nothing."""
+
+
+@final
+class Turns:
+    """Has the restores of one process that broadcast follow each other.
+
+    Collectives of two would take each other's bytes, if processes entered them in another order. The primary
+    decides: the others enter none before it has met them, which it does when it is the restore's turn.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+
+    def of(self, operation: Operation) -> AbstractAsyncContextManager[None]:
+        """Wait at the primary until this operation may begin its collectives; for the block."""
+        return self._lock if operation.is_primary else nullcontext()
 
 
 @final
@@ -114,6 +133,7 @@ async def broadcast_together(
     limits: JobLimits,
     memory: MemoryRegulator,
     threads: Threads,
+    turns: Turns,
 ) -> tuple[T, Sequence[jax.Array]]:
     """Have all processes agree, read what each has to, and send what one replica has to the others.
 
@@ -123,11 +143,11 @@ async def broadcast_together(
         operation: What the processes agree by.
         arrays: What is sent, in the same order in all processes.
         axis: Along which replicas lie.
-        read: Returns what this process read, and of that the arrays, over the devices of one replica. It is
-            given what all processes may call once, to get some bytes of process 0.
+        read: Returns what was read here, and of it the arrays of one replica. All call what it is given once.
         limits: How long the processes wait for each other.
         memory: What a round takes on the host is leased from it.
         threads: For what blocks.
+        turns: Of this process.
 
     Returns:
         What was read, and the arrays over all replicas.
@@ -147,16 +167,18 @@ async def broadcast_together(
         async with operation.running():
             most_bytes = await _agree(operation, digest, describe, memory)
             collectives = _Collectives(operation, limits, memory, threads, most_bytes)
-            operation.at("read")
-            value, sources = await read(collectives.share)
-            await operation.meet("replicas")
-            operation.at("broadcast")
-            broadcast = await threads.run(ReplicaBroadcast, arrays, sources, axis)
-            del sources
-            for round_ in await threads.run(_rounds, arrays, most_bytes):
-                await collectives.perform(round_.words * round_.n_local, broadcast.perform, round_)
+            async with turns.of(operation):
+                operation.at("read")
+                value, sources = await read(collectives.share)
+                await operation.meet("replicas")
+                operation.at("broadcast")
+                broadcast = await threads.run(ReplicaBroadcast, arrays, sources, axis)
+                del sources
+                for round_ in await threads.run(_rounds, arrays, most_bytes):
+                    await collectives.perform(round_.words * round_.n_local, broadcast.perform, round_)
 
-            await _leave_together(operation)
+                await _leave_together(operation)
+
             result = value, await threads.run(broadcast.all_arrays)
     except OutcomeUnknownError as error:  # nothing is published here
         raise PeerSilentError({error.processes[0]: error.peer_stage}, limits.silence_s) from error

@@ -121,7 +121,11 @@ class SingleReplicaTask:
         from penstock.handlers.leaves.jax_arrays.replica_axis import (
             ReplicaAxis,
         )  # one process needs none of it
-        from penstock.handlers.leaves.jax_arrays.single_replica import SingleReplica, broadcast_together
+        from penstock.handlers.leaves.jax_arrays.single_replica import (
+            SingleReplica,
+            Turns,
+            broadcast_together,
+        )
         from penstock.stages.locate_once import LocateOnce
 
         engine, threads, request = self._engine, self._threads, self._request
@@ -136,7 +140,8 @@ class SingleReplicaTask:
             found = await RestoreTask(engine, threads, pipeline, replace(request, like=single.like))()
             return found, await threads.run(single.sources, found[0])
 
+        limits, turns = engine.config.processes, engine.shared.of(Turns)
         (tree, report), arrays = await broadcast_together(
-            operation, single.arrays, axis, read, engine.config.processes, engine.memory, threads
+            operation, single.arrays, axis, read, limits, engine.memory, threads, turns
         )
         return await threads.run(single.together, tree, arrays), report

@@ -17,6 +17,7 @@ from penstock.kernel.concurrency.interpreter_settings import (
     SWITCH_INTERVAL_S,
     Setting,
     calm_interpreter,
+    calmly,
 )
 from penstock.kernel.config.config import LoopOptions
 
@@ -179,3 +180,20 @@ async def test_garbage_that_is_made_meanwhile_is_collected_meanwhile() -> None:
             made = [[gone] for _ in range(2 * NET_ALLOCATIONS)]
             assert gone() is None
             del made
+
+
+async def test_a_part_of_an_operation_is_calm_by_itself_and_fails_as_it_does() -> None:
+    before = gc.get_threshold()
+
+    async def fail() -> None:
+        assert gc.get_threshold() != before
+        raise KeyError("x")
+
+    async def measure() -> tuple[int, int, int]:
+        return gc.get_threshold()
+
+    assert await calmly(measure, BOTH) != before
+    with pytest.raises(KeyError):
+        await calmly(fail, BOTH)
+
+    assert gc.get_threshold() == before

@@ -144,3 +144,27 @@ def test_what_names_no_processes_is_refused(active: tuple[int, ...]) -> None:
 def test_a_process_that_the_job_has_not_is_refused() -> None:
     with pytest.raises(ConfigError, match="5 is none of the job's, which are 0 to 4"):
         Job().coordinator(0, (0, 5))
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        {0: (0, 1, 2), 1: (0, 1), 2: (0, 1, 2)},
+        {0: (0, 1), 1: (1, 2), 2: (1, 2)},
+        {0: (0, 1), 1: tuple(range(COUNT))},
+        {0: tuple(range(COUNT)), 1: (0, 1)},
+    ],
+    ids=["a worker", "two primaries", "a worker has all", "the others have all"],
+)
+async def test_different_lists_are_told_apart_by_all_who_are_here(lists: dict[int, tuple[int, ...]]) -> None:
+    job = Job(JobLimits(join_s=50.0, silence_s=50.0, beat_s=0.02, call_s=20.0))
+    async with create_task_group() as tasks:
+        for index, active in lists.items():
+            tasks.start_soon(job.take_part, index, active)
+
+    for index in lists:
+        error = job.found[index]
+        assert isinstance(error, PlansDifferError), (index, error)
+        (line,) = error.differences
+        assert line.startswith("option active_processes: others have ")
+        assert "process" in line

@@ -50,7 +50,7 @@ class CountedKeyValues:
         self.traffic = Traffic()
 
     def put(self, key: str, value: bytes, replace: bool, /) -> bool:
-        self.traffic.note(key, len(value), is_beat=_is_beat(key) and replace)
+        self.traffic.note(key, len(value), is_beat=_is_beat(key))
         return self._service.put(key, value, replace)
 
     def wait(self, key: str, timeout_s: float, /) -> bytes | None:
@@ -89,7 +89,7 @@ class SimulatedCalls:
         self.traffic = Traffic()
 
     async def put(self, key: str, value: bytes, *, replace: bool = False) -> bool:
-        self.traffic.note(key, len(value), is_beat=_is_beat(key) and replace)
+        self.traffic.note(key, len(value), is_beat=_is_beat(key))
         folder, _, name = key.rpartition("/")
         values = self._service.folders[folder]
         if name in values and not replace:
@@ -158,6 +158,8 @@ class EveryoneElse:
 
     def under(self, prefix: str, /) -> Mapping[str, bytes]:
         what = prefix.split("/")[-2]
+        if "/join/" in prefix:
+            return {}
         if what == "at":
             beat = Heartbeat(next(self._beat), "write").encoded()
             return {str(index): beat for index in self._others}

@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 from typing import Any, Final, cast
 
 from penstock.blocking.background import run_sync, start_thread
+from penstock.handlers.coordinators.jax_processes import processes_of_jax
 from penstock.handlers.formats.orbax.documents.file_names import SHARDING
 from penstock.handlers.leaves import array
 from penstock.kernel.protocols.leaf_handlers import Waitable
@@ -197,7 +198,9 @@ class ArrayHandler(TypeHandler):
 
         store = self._array_metadata_store
         if store is not None:
-            run_sync(store.write, infos[0].parent_dir, [one.metadata for one in staged], 0)
+            run_sync(
+                store.write, infos[0].parent_dir, [one.metadata for one in staged], processes_of_jax()[0]
+            )
 
         self._tell("on_write_end", infos)
 

@@ -13,6 +13,7 @@ from typing import Any, cast, final
 import jax
 import numpy as np
 
+from penstock.handlers.coordinators.jax_processes import processes_of_jax
 from penstock.handlers.dtypes import dtype_name, numpy_dtype
 from penstock.handlers.leaves.array import ArrayHandler
 from penstock.handlers.leaves.jax_arrays.devices import device_indices
@@ -127,7 +128,7 @@ def _staged(
         shape=shape,
         chunk_shape=chunk_shape,
         dtype=dtype,
-        process=process_directory(0, replicas=separate) if database else None,
+        process=process_directory(processes_of_jax()[0], replicas=separate) if database else None,
         metadata_key=metadata_key,
     )
     extra = {RANDOM_KEY_IMPL: spec.random_key_impl} if spec.random_key_impl else None

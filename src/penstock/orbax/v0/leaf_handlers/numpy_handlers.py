@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.blocking.background import start_thread
+from penstock.handlers.coordinators.jax_processes import processes_of_jax
 from penstock.handlers.leaves import numpy_array, scalar
 from penstock.kernel.protocols.leaf_handlers import Waitable
 from penstock.orbax.common.background_work import all_results, in_thread, reserved
@@ -34,7 +35,7 @@ class NumpyHandler(TypeHandler):
 
     Args:
         metadata_key: The name of an array's metadata file; by default that of its format.
-        ocdbt_process_id: The process whose directory in the database gets the arrays; by default `0`.
+        ocdbt_process_id: The process whose directory in the database gets the arrays; by default this one.
         deepcopy_host_arrays: Whether arrays are copied, so that they may change during the save.
     """
 
@@ -118,7 +119,7 @@ class NumpyHandler(TypeHandler):
                     array.shape,
                     array.shape,
                     array.dtype,
-                    (self._process_id or 0) if database else None,
+                    (self._process_id or processes_of_jax()[0]) if database else None,
                     self._metadata_key,
                     arg,
                 ),
