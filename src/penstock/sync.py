@@ -7,6 +7,10 @@ with penstock.sync.Checkpointer() as checkpointer:
 ```
 
 Every function and method takes what its async original takes.
+
+In a cell of a notebook they work, too, although an event loop runs there. A `Checkpointer` or a
+`CheckpointManager` needs no `with` in IPython: the first call opens it, later cells use it, and `close()` or
+the end of the interpreter ends it.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from collections.abc import Iterator
 from functools import partial
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, final, overload
+from weakref import finalize
 
 from penstock import api
 from penstock.blocking.portal import Portal, refuse_running_loop, run_once
@@ -61,7 +66,7 @@ class Checkpointer:
     `save` returns once the tree is staged; call `.result()` of what it returns for the durable checkpoint.
 
     Raises:
-        RunningLoopError: From every method, if called inside a running event loop.
+        RunningLoopError: From every method, if called inside a running event loop, but for a notebook's cell.
     """
 
     @parameters_of(api.Checkpointer)
@@ -69,6 +74,7 @@ class Checkpointer:
         refuse_running_loop()
         self._inner = api.Checkpointer(**options)
         self._portal = Portal(self._inner, "Checkpointer", self._inner.stopping)
+        finalize(self, self._portal.close)  # in a notebook, where nothing else ends it
 
     def __enter__(self) -> Checkpointer:
         self._portal.__enter__()
@@ -116,6 +122,14 @@ class Checkpointer:
             self._inner.stream, path, like=like, order=order, only=only, item=item, pipeline=pipeline
         )
         return self._portal.iterate(open_stream)
+
+    def close(self) -> None:
+        """Wait for its saves, and leave it, if it was opened without a `with` in a notebook. Idempotent.
+
+        Raises:
+            PenstockError: If a save failed and nobody was told yet.
+        """
+        self._portal.close()
 
     save = blocking_method(api.Checkpointer.save)
     restore_items = blocking_method(api.Checkpointer.restore_items)

@@ -13,8 +13,9 @@ from anyio import NoEventLoopError
 from anyio.lowlevel import current_token
 
 from penstock.blocking.loop_thread import LoopThread
+from penstock.blocking.notebooks import in_shell, is_cell
 from penstock.checkpointer.process_exit import Stopping
-from penstock.kernel.errors import ClosedError, RunningLoopError
+from penstock.kernel.errors import ClosedError, PenstockError, RunningLoopError
 
 T = TypeVar("T")
 
@@ -23,13 +24,15 @@ T = TypeVar("T")
 class Portal:
     """Holds an async context manager open in a thread while it is entered itself, and calls into it.
 
+    In IPython the first call enters it, and it stays open until `close`.
+
     Args:
         inner: The context manager.
         name: What callers call it, for messages.
         stopping: What its Checkpointer does when the process ends, if it has one.
     """
 
-    __slots__ = ("_is_open", "_name", "_stack", "_stopping", "_thread")
+    __slots__ = ("_is_lasting", "_is_open", "_is_over", "_name", "_stack", "_stopping", "_thread")
 
     def __init__(
         self, inner: AbstractAsyncContextManager[Any], name: str, stopping: Stopping | None = None
@@ -39,6 +42,8 @@ class Portal:
         self._stopping = stopping
         self._thread: LoopThread[Any] = LoopThread(lambda: inner, name=f"penstock {name}")
         self._is_open = False
+        self._is_lasting = False
+        self._is_over = False
         self._stack = ExitStack()
 
     def __enter__(self) -> Portal:
@@ -75,13 +80,25 @@ class Portal:
 
         return self._stack.__exit__(exc_type, exc_val, exc_tb)
 
+    def close(self) -> None:
+        """Leave what a first call entered, and let no other one do that. Idempotent.
+
+        What a `with` entered is left at the end of it.
+
+        Raises:
+            PenstockError: What leaving it raises, as at the end of a `with`.
+        """
+        self._is_over = True
+        if self._is_lasting and self._is_open:
+            self.__exit__(None, None, None)
+
     def call(self, function: Callable[..., Awaitable[T]], *args: Any, **keywords: Any) -> T:
         """Await `function(...)` in the loop."""
 
         async def call(_: object) -> T:
             return await function(*args, **keywords)
 
-        return self._open_thread().call(call)
+        return _raising_shortly(lambda: self._open_thread().call(call))
 
     def call_plain(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function that is not async in the loop."""
@@ -110,6 +127,9 @@ class Portal:
         refuse_running_loop()
         if self._stopping is not None:
             self._stopping.check_process()
+        if not self._is_open and not self._is_over and in_shell():
+            self.__enter__()
+            self._is_lasting = True
         if not self._is_open:
             raise ClosedError(f"the {self._name} is not open; use it inside its `with`")
 
@@ -128,18 +148,37 @@ def run_once(function: Callable[[], Awaitable[T]]) -> T:
         return await function()
 
     with LoopThread(nullcontext[None]) as loop:
-        return loop.call(call)
+        return _raising_shortly(lambda: loop.call(call))
+
+
+def _raising_shortly(call: Callable[[], T]) -> T:
+    """Return what `call` returns. In IPython, an error shows where it was called, and none of our frames.
+
+    Raises:
+        BaseException: What `call` raises.
+    """
+    if not in_shell():
+        return call()
+
+    __tracebackhide__ = True  # IPython leaves such frames out
+    try:
+        return call()
+    except PenstockError as error:
+        raise error.with_traceback(None)  # noqa: B904  # it is the same error
 
 
 def refuse_running_loop() -> None:
     """Refuse to block.
 
     Raises:
-        RunningLoopError: If an event loop is running here.
+        RunningLoopError: If an event loop is running here, and it is not that of a notebook's cell.
     """
     try:
-        current_token()
+        loop = current_token()
     except NoEventLoopError:
+        return
+
+    if is_cell(loop):
         return
 
     raise RunningLoopError(

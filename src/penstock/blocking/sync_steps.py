@@ -11,6 +11,7 @@ from contextlib import ExitStack, nullcontext
 from functools import partial
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, Unpack, final, overload
+from weakref import finalize
 
 from penstock.blocking.portal import Portal, refuse_running_loop
 from penstock.blocking.twins import blocking_method, parameters_of, shown_as
@@ -44,6 +45,7 @@ class CheckpointManager:
         self._sigterm = self._inner.awaits_preemption if sigterm is None else bool(sigterm)
         self._portal = Portal(self._inner, "CheckpointManager", self._inner.checkpointer.stopping)
         self._stack = ExitStack()
+        finalize(self, self._portal.close)  # in a notebook, where nothing else ends it
 
     def __enter__(self) -> CheckpointManager:
         with ExitStack() as stack:
@@ -133,7 +135,11 @@ class CheckpointManager:
     delete = blocking_method(manager.CheckpointManager.delete)
     reload = blocking_method(manager.CheckpointManager.reload)
     wait = blocking_method(manager.CheckpointManager.wait)
-    close = blocking_method(manager.CheckpointManager.close)
+
+    def close(self) -> None:
+        """Wait for its saves; afterwards it takes no more calls. Opened without a `with`, it is left, too."""
+        self._portal.call(self._inner.close)
+        self._portal.close()
 
     def pin(self, step: SupportsIndex) -> None:
         self._portal.call_plain(self._inner.pin, step)

@@ -25,6 +25,7 @@ def blocking(function: Callable[P, Awaitable[R]]) -> Callable[P, R]:
     """Return the twin of a coroutine function: it runs one call in an event loop of its own."""
 
     def call(*args: P.args, **keywords: P.kwargs) -> R:
+        __tracebackhide__ = True
         return run_once(partial(function, *args, **keywords))
 
     return shown_as(function, call)
@@ -34,6 +35,7 @@ def blocking_method(method: Callable[Concatenate[Any, P], Awaitable[R]]) -> Call
     """Return the twin of a coroutine method, for a class with a `_portal` whose `_inner` is the original."""
 
     def call(self: Any, /, *args: P.args, **keywords: P.kwargs) -> R:
+        __tracebackhide__ = True
         return cast("R", self._portal.call(method, self._inner, *args, **keywords))
 
     return shown_as(method, call)
