@@ -335,6 +335,7 @@ def test_the_wheel_holds_the_library_and_nothing_else(tmp_path: Path) -> None:
 
     expected = {PurePosixPath(*inside_penstock(path)) for path in library()}
     expected.add(PurePosixPath("penstock", "py.typed"))
+    expected |= {PurePosixPath("penstock", "ui", "page", f"page.{kind}") for kind in ("css", "html", "js")}
     info = f"penstock-{penstock.__version__}.dist-info"
     assert {path for path in held if path.parts[0] == "penstock"} == expected
     assert {path.parts[0] for path in held} == {"penstock", info}

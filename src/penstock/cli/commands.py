@@ -49,6 +49,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "cat": Command("looking.cat_command", "read leaves: what their values add up to, or the values"),
     "diff": Command("looking.diff_command", "say how two checkpoints differ, in structure and values"),
     "watch": Command("looking.watch_command", "print the steps of a run as they become durable"),
+    "ui": Command("looking.ui_command", "show a run as a page in the browser"),
     "doctor": Command("looking.doctor_command", "say what this machine and a file system give"),
     "cp": Command("changing.cp_command", "copy checkpoints as they are"),
     "gc": Command("changing.gc_command", "remove what interrupted saves and deletions left"),

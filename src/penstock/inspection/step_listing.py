@@ -10,6 +10,7 @@ __all__ = (
     "list_checkpoints",
     "metric_of",
     "name_best",
+    "paths_by_name",
     "step_number_in",
 )
 
@@ -49,6 +50,7 @@ class StepFacts:
     state: State
     sizes: FileSizes = field(default_factory=FileSizes)
     committed_at_ns: int | None = None  #: wall clock, nanoseconds since the epoch
+    started_at_ns: int | None = None  #: when its save began, where that was recorded
     metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
     problem: str = ""  #: what is wrong with a damaged one
     is_best: bool = False
@@ -59,16 +61,20 @@ def list_checkpoints(store: Store, place: Place) -> list[StepFacts]:
 
     A checkpoint that is no root is a list of one. What is damaged is told, and nothing is raised for it.
     """
-    if place.kind == "folder" or (place.kind == "tensors" and store.kind(place.path) == "directory"):
-        below = find_checkpoints(store, place.path).checkpoints
-        return [_facts(store, path, _name_below(place.path, path), step_number_in(path)) for path in below]
-    if place.kind != "root":
-        return [_facts(store, place.path, os.path.basename(place.path), step_number_in(place.path))]
-
     found = [
-        _facts(store, os.path.join(place.path, name), name, step_number_in(name)) for name in place.steps
+        _facts(store, path, name, step_number_in(path)) for name, path in paths_by_name(store, place).items()
     ]
-    return found + list(_unfinished(store, place.path))
+    return found + (list(_unfinished(store, place.path)) if place.kind == "root" else [])
+
+
+def paths_by_name(store: Store, place: Place) -> dict[str, str]:
+    """Return the paths of what `list_checkpoints` lists, but for what is unfinished, by its name."""
+    if place.kind == "root":
+        return {name: os.path.join(place.path, name) for name in place.steps}
+    if place.kind == "checkpoint" or store.kind(place.path) == "file":
+        return {os.path.basename(place.path): place.path}
+
+    return {_name_below(place.path, path): path for path in find_checkpoints(store, place.path).checkpoints}
 
 
 def describe_step_at(store: Store, root: str, step: int) -> StepFacts | None:
@@ -126,7 +132,7 @@ def _facts(store: Store, path: str, name: str, step: int | None) -> StepFacts:
         about = SealedDocuments.open(store, path, names).about(names)
         committed = about.committed_at_ns or about.started_at_ns or _modified_ns(path)
         metrics = StepReader(store).metrics(path) or {}
-        return StepFacts(name, path, step, "finished", sizes, committed, metrics)
+        return StepFacts(name, path, step, "finished", sizes, committed, about.started_at_ns, metrics)
     except PenstockError as error:
         return StepFacts(name, path, step, "damaged", sizes, problem=str(error))
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import anyio
 
 from penstock.cli.looking.chosen_items import add_choice, chosen_items, fitting
-from penstock.cli.looking.leaf_texts import shape_text
+from penstock.cli.terminal.leaf_texts import shape_text
 from penstock.cli.terminal.terminal_output import CommandError, Output, Table
 from penstock.inspection.leaf_values import Histogram, Statistics, is_array, read_values, statistics_of
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts

@@ -14,7 +14,7 @@ import anyio
 
 import penstock
 from penstock.cli.looking.chosen_items import chosen_at, fitting
-from penstock.cli.looking.leaf_texts import shape_text
+from penstock.cli.terminal.leaf_texts import shape_text
 from penstock.cli.terminal.option_names import in_options
 from penstock.cli.terminal.terminal_output import CommandError, Output, Table, say_error
 from penstock.inspection.leaf_values import Difference, compare_values, read_values

@@ -9,8 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.cli.looking.leaf_texts import age, iso_time
 from penstock.cli.terminal.byte_sizes import format_bytes
+from penstock.cli.terminal.leaf_texts import age, iso_time
 from penstock.cli.terminal.terminal_output import Output, Table
 from penstock.inspection.places import find_place, store_of
 from penstock.inspection.step_listing import StepFacts, list_checkpoints, name_best

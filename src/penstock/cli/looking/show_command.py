@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.cli.looking.chosen_items import add_choice, chosen_items, fitting
-from penstock.cli.looking.leaf_texts import iso_time, shape_text, sharding_text
 from penstock.cli.terminal.byte_sizes import format_bytes
+from penstock.cli.terminal.leaf_texts import iso_time, shape_text, sharding_text
 from penstock.cli.terminal.terminal_output import Output, Table
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts
 

@@ -13,8 +13,8 @@ from typing import Any
 import anyio
 
 import penstock
-from penstock.cli.looking.leaf_texts import iso_time
 from penstock.cli.terminal.byte_sizes import format_bytes
+from penstock.cli.terminal.leaf_texts import iso_time
 from penstock.cli.terminal.terminal_output import Output, Table
 from penstock.inspection.places import store_of
 from penstock.inspection.step_listing import StepFacts, describe_step_at

@@ -1,0 +1,187 @@
+"""The server of the page: what it answers, and to whom."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+import pytest
+
+pytest.importorskip("starlette", reason="`penstock ui` needs it: pip install 'penstock[ui]'")
+
+import penstock
+from penstock.inspection.places import store_of
+from penstock.ui.page_server import make_app, open_socket
+
+EVIL = "\x1b]0;owned\x07<script>alert(1)</script>\u202e"
+PORT = 4321
+HERE = f"http://127.0.0.1:{PORT}"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ui") / "run"
+    with penstock.sync.CheckpointManager(path) as manager:
+        for step in (1, 2):
+            tree = {"params": {"w": np.full((4, 4), step, np.float32)}, EVIL: np.zeros(2), "note": EVIL}
+            manager.save(step, tree, metrics={"loss": 1 / step, "bad": float("nan"), EVIL: 1})
+
+    return path
+
+
+def browser(root: Path, **more: Any) -> httpx.AsyncClient:
+    store, path = store_of(root)
+    app = make_app(store, path, PORT, "secret")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=HERE, **more)
+
+
+@asynccontextmanager
+async def opened(root: Path) -> AsyncGenerator[httpx.AsyncClient]:
+    async with browser(root) as client:
+        answer = await client.get("/?token=secret")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        yield client
+
+
+async def test_the_token_becomes_a_cookie_once(root: Path) -> None:
+    async with opened(root) as client:
+        cookie = next(iter(client.cookies.jar))
+        assert cookie.has_nonstandard_attr("HttpOnly")
+        assert cookie.value != "secret"
+        assert (await client.get("/")).status_code == 200
+        assert (await client.get("/?token=secret")).status_code == 303  # of the same browser: away with it
+        client.cookies.clear()
+        assert (await client.get("/?token=secret")).status_code == 403  # it was used
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/page.js", "/api/run", "/api/tree?name=1", "/?token=wrong", "/?token=", "/x"]
+)
+async def test_nothing_is_told_without_the_token(root: Path, path: str) -> None:
+    async with browser(root) as client:
+        answer = await client.get(path)
+
+    assert answer.status_code == 403
+    assert str(root) not in answer.text
+
+
+@pytest.mark.parametrize("cookie", ["", "wrong", "secret", '"', "é"])
+async def test_a_wrong_cookie_is_refused(root: Path, cookie: str) -> None:
+    async with browser(root) as client:
+        headers = {b"Cookie": f"penstock-{PORT}={cookie}".encode("latin-1")}
+        assert (await client.get("/api/run", headers=headers)).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": f"evil.example:{PORT}"}, 421),
+        ({"Host": "127.0.0.1:1"}, 421),
+        ({"Host": "127.0.0.1"}, 421),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": f"http://localhost:{PORT}"}, 403),
+        ({"Origin": HERE}, 200),
+        ({"Host": f"localhost:{PORT}", "Origin": f"http://localhost:{PORT}"}, 200),
+    ],
+)
+async def test_host_and_origin_are_checked(root: Path, headers: dict[str, str], status: int) -> None:
+    async with opened(root) as client:
+        (cookie,) = client.cookies.jar
+        answer = await client.get("/api/run", headers={**headers, "Cookie": f"{cookie.name}={cookie.value}"})
+
+    assert answer.status_code == status
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+async def test_nothing_can_be_changed(root: Path, method: str) -> None:
+    async with opened(root) as client:
+        assert (await client.request(method, "/api/run")).status_code == 405
+
+
+async def test_every_answer_forbids_what_the_page_does_not_need(root: Path) -> None:
+    async with opened(root) as client:
+        for path in ("/", "/page.js", "/page.css", "/api/run", "/api/tree?name=7"):
+            answer = await client.get(path)
+            assert answer.headers["content-security-policy"].startswith(
+                "default-src 'none'; script-src 'self'"
+            )
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["cache-control"] == "no-store"
+
+
+async def test_the_run_has_its_steps_metrics_and_sizes(root: Path) -> None:
+    async with opened(root) as client:
+        run = (await client.get("/api/run")).json()
+
+    assert [step["name"] for step in run["steps"]] == ["1", "2"]
+    assert run["steps"][1]["metrics"]["loss"] == 0.5
+    assert run["steps"][1]["metrics"]["bad"] is None
+    assert run["steps"][1]["started_at"] <= run["steps"][1]["committed_at"]
+    assert run["steps"][0]["nbytes"] > 64
+
+
+async def test_the_tree_has_its_leaves_and_a_treemap(root: Path) -> None:
+    async with opened(root) as client:
+        tree = (await client.get("/api/tree?name=2&width=400&height=300")).json()
+
+    item = next(item for item in tree["items"] if item["name"] == "default")
+    assert "['params']['w']" in [leaf["key_path"] for leaf in item["leaves"]]
+    largest = max(item["rectangles"], key=lambda shape: shape["width"] * shape["height"])
+    assert largest["title"].startswith("['params']: 64 bytes")
+    assert 0.7 < largest["width"] * largest["height"] / (400 * 300) < 0.9  # 64 of 80 bytes
+
+
+async def test_two_steps_are_compared(root: Path) -> None:
+    async with opened(root) as client:
+        structure = (await client.get("/api/diff?first=1&second=2")).json()
+        values = (await client.get("/api/diff?first=1&second=2&values=1")).json()
+
+    assert structure["values"] is None
+    assert structure["structure"] == []
+    assert [row["key_path"] for row in values["values"]] == ["['loss']", "['params']['w']"][::-1]
+    assert values["values"][0]["different"] == "16 of 16"
+
+
+@pytest.mark.parametrize("name", ["3", "../run/1", "/etc", ".", "", "1/default"])
+async def test_only_listed_checkpoints_are_opened(root: Path, name: str) -> None:
+    async with opened(root) as client:
+        for answer in (
+            await client.get("/api/tree", params={"name": name}),
+            await client.get("/api/diff", params={"first": "1", "second": name}),
+        ):
+            assert answer.status_code == 422
+            assert "has no checkpoint" in answer.json()["error"]
+
+
+async def test_no_answer_has_control_characters(root: Path) -> None:
+    async with opened(root) as client:
+        for path in (
+            "/api/run",
+            "/api/tree?name=2",
+            "/api/diff?first=1&second=2&values=1",
+            f"/api/tree?name={quote(EVIL)}",
+        ):
+            assert_printable((await client.get(path)).json())
+
+
+def assert_printable(value: Any) -> None:
+    if isinstance(value, str):
+        assert value.isprintable()
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            assert key.isprintable()
+            assert_printable(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            assert_printable(inner)
+
+
+def test_it_listens_on_this_machine_alone() -> None:
+    with open_socket() as listening:
+        assert listening.getsockname()[0] == "127.0.0.1"
