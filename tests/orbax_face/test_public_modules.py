@@ -253,7 +253,18 @@ def test_a_manager_takes_the_place_of_an_empty_directory(composite: bool, tmp_pa
 
 @pytest.mark.parametrize("n_devices", [1, 4, 8])
 def test_maximal_shardings_are_orbaxs(n_devices: int) -> None:
-    shapes: list[tuple[int, ...]] = [(), (3,), (8,), (16, 4), (6, 12), (2, 2, 64), (7, 9), (9, 4), (12,)]
+    shapes: list[tuple[int, ...]] = [
+        (2, 3),
+        (),
+        (3,),
+        (8,),
+        (16, 4),
+        (6, 12),
+        (2, 2, 64),
+        (7, 9),
+        (9, 4),
+        (12,),
+    ]
     tree = {str(shape): _jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes}
     devices = jax.devices()[:n_devices]
 
@@ -263,6 +274,8 @@ def test_maximal_shardings_are_orbaxs(n_devices: int) -> None:
         one, two = mine[str(shape)], other[str(shape)]
         if n_devices == len(jax.devices()) or max(shape, default=0) >= len(jax.devices()):
             assert one.is_equivalent_to(two, len(shape)), shape
+            assert one.spec == two.spec
+            assert one.mesh.devices.shape == two.mesh.devices.shape
         assert len(one.device_set) == n_devices
 
 

@@ -440,6 +440,8 @@ def test_structs_are_those_that_orbax_makes() -> None:
             "x",
             "1.orbax-checkpoint-tmp",
             "1.orbax-checkpoint-tmp-55",
+            "_191",
+            "_191.orbax-checkpoint-tmp-1",
             "-1",
         )
     ],

@@ -25,6 +25,10 @@ DIFFERENCES: Final[dict[str, tuple[str, str]]] = {
         "It works for every layout, and its `checkpointable_name` is `AUTO` by default.",
         "Orbax's is for safetensors only. The default is that of `load`.",
     ),
+    "load_checkpointables": (
+        "What a handler of the caller's raises while it reads is raised as it is.",
+        "Orbax raises a KeyError that says that the handler does not fit.",
+    ),
     "load_checkpointables_async": ("It works.", "Orbax's raises NotImplementedError."),
     "AsyncResponse": ("It can be awaited, too.", "Code with an event loop should not block it."),
     "load": (

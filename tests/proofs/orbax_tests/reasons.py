@@ -19,7 +19,6 @@ PATHWAYS: Final = "is for Pathways, or for Google's storage"
 
 _RULES: Final = (
     (r"has no attribute '_\w|does not have the attribute '_|no attribute '_", PRIVATE),
-    (r"got an unexpected keyword argument", PRIVATE),
     (r"AlreadyExistsError: Handler type <class 'substituted", PRIVATE),  # setUp empties a private registry
     (r"Unsupported checkpoint layout: CheckpointLayout", MIXED),
     (r"HandlerFailedError: .*orbax\.checkpoint\._src", MIXED),
@@ -28,19 +27,25 @@ _RULES: Final = (
     (r"must be any one of types .*got <class 'penstock", MIXED),
     (r"Unsupported type: <class 'penstock", MIXED),
     (r"<class 'penstock[^>]*> != <class 'orbax|<class 'orbax[^>]*> != <class 'penstock", MIXED),
-    (r"orbax\.checkpoint\.[\w.]*\._src\.[\w.]*(Error|Exception)", MIXED),
+    (r"^orbax\.checkpoint\.([\w.]+\.)?_src\.[\w.]*(Error|Exception)", MIXED),
     (r'^AssertionError: ".*" does not match', WORDS),
     (r"record_scalar|record_event|no logs of level", MONITORING),
     (r"^AssertionError: 1 != [24] \[|^AssertionError: 1 not greater than 1", PROCESSES),
     (r"module 'orbax\.checkpoint\._src\.[\w.]*' has no attribute", PRIVATE),
-    (r"^AssertionError \[", PROCESSES),  # `assert jax.process_count() == 2`, in setUp
+    # `assert jax.process_count() == 2`, in setUp
+    (r"^AssertionError \[\w+_test\.py:\d+ < (async_)?case\.py", PROCESSES),
     (r"[Pp]athways|gs://|GCS", PATHWAYS),
 )
 
+_THERE: Final = "the directory is there when `save` returns, and its documents are written in the background"
+_SMALL: Final = "what is small is not compressed, and chunks of zarr 3 have no chunks inside"
+_ONE_DATABASE: Final = "one process has one database, and no part of it to be merged"
+_UNDESCRIBED: Final = "a directory in which nothing is described is no checkpoint"
 _PARTIAL: Final = "`partial.finalize` writes one checkpoint anew, and takes no files of others along"
 
-# File -> test (as a regular expression) -> what the differences page says of it, in short.
-_NAMED: Final[dict[str, dict[str, str]]] = {
+# File -> test (as a regular expression) -> what the differences page says of it, in short; perhaps after what
+# is said of the failure (likewise), where others of the same test count.
+_NAMED: Final[dict[str, dict[str, str | tuple[str, str]]]] = {
     "checkpoint_manager_test": {
         r"test_async_error_.*": "a failure in the background is raised once, and leaves no directory",
         r"test_save_preempted_.*": "a save that fails leaves no directory",
@@ -48,13 +53,11 @@ _NAMED: Final[dict[str, dict[str, str]]] = {
         r"test_delete": "`.penstock-writer` lies in the directory while a manager saves there",
         r"test_configure_atomicity": "`temporary_path_class` is refused",
         r"test_single_host_load_and_broadcast": "`single_host_load_and_broadcast` is without effect",
-        r"test_save_and_restore_(composite|standard)_logger": PRIVATE,
+        r"test_save_and_restore_(composite|standard)_logger": "entries are events of penstock's log",
         r"test_save_step_metadata": MIXED,
     },
     "_src.checkpointers.async_checkpointer_test": {
-        r"test_(async_save_with_async_directory_creation|async_step_metadata_save)": (
-            "the directory is there when `save` returns, and its documents are written in the background"
-        ),
+        r"test_(async_save_with_async_directory_creation|async_step_metadata_save)": _THERE,
         r"test_(memory_limiting\d|primary_host_background_error\d|save_preempted.*)": PRIVATE,
         r"test_(interleave)": PROCESSES,
         r"test_configure_atomicity": "`temporary_path_class` is refused",
@@ -72,15 +75,25 @@ _NAMED: Final[dict[str, dict[str, str]]] = {
         r"test_array_handler_replica_separate_folder\d": "there is one database",
         r"test_partial_restore_with_omission_unexpected_keys\d": "a leaf that is not stored is an error",
         r"test_save_with_missing_array_metadata_.*": "the default validator is not asked",
-        r"test_(save_mixed\d|sharding_variable_devices)": PROCESSES,
+        r"test_(sharding_variable_devices|array_metadata\d)": PROCESSES,
+        r"test_save_mixed\d": (r"Missing elements .'ocdbt\.process_0'", _ONE_DATABASE),
+        r"test_finalize": ("False is not true", _ONE_DATABASE),
+        r"test_ocdbt_target_data_file_size\d+": (r"not less than or equal to 4096\.0", PRIVATE),
+        r"test_zero_size_array\d": "arrays without elements are saved",
         r"test_reshard\d+": MIXED,
     },
     "experimental.v1._src.handlers.pytree_handler_test": {
+        r"test_compression\d": _SMALL,
+        r"test_save_mixed\d": (r"Missing elements .'ocdbt\.process_0'", _ONE_DATABASE),
+        r"test_finalize": ("False is not true", _ONE_DATABASE),
+        r"test_ocdbt_target_data_file_size\d+": (r"not less than or equal to 4096\.0", PRIVATE),
         r"test_(concurrent_gb_(save|restore)\d|enable_pinned_host_transfer\d|save_async)": PRIVATE,
-        r"test_(save_mixed\d|sharding_variable_devices)": PROCESSES,
+        r"test_sharding_variable_devices": PROCESSES,
     },
     "experimental.v1._src.testing.save_load_test": {
-        r"test_(overwrites|primary_host_background_error\d|save_async)": PRIVATE,
+        r"test_overwrites": ("False != True", MONITORING),
+        r"test_async_directory_creation": _THERE,
+        r"test_(primary_host_background_error\d|save_async)": PRIVATE,
         r"test_.*increments_operation_id.*": PRIVATE,
         r"test_load_and_broadcast": "every process reads what it needs",
     },
@@ -97,8 +110,7 @@ _NAMED: Final[dict[str, dict[str, str]]] = {
     "_src.path.deleter_test": {r"test_.*": PRIVATE},
     "checkpoint_utils_test": {r"test_checkpoints_iterator\d": "`tmp_checkpoints` returns names"},
     "_src.path.step_test": {
-        r"test_(find_(all|step)_.*|custom_prefix_cvl)": "an empty directory is no step",
-        r"test_(latest_step_metadata|step_metadata_of_.*)": "an empty directory is no step",
+        r"test_find_(all|step)_.*": ("ValueError not raised|has length of", PATHWAYS),  # their last part
         r"test_single_host_load_and_broadcast_name_format_.*": PRIVATE,
     },
     "_src.metadata.checkpoint_test": {
@@ -111,6 +123,20 @@ _NAMED: Final[dict[str, dict[str, str]]] = {
     "experimental.v1._src.handlers.registration_test": {r"test_global_registry": MIXED},
     "experimental.v1._src.layout.orbax_layout_test": {r"test_v1_validate_checkpointables_.*": MIXED},
     "experimental.v1._src.loading.layout_loading_test": {r"test_load_async\d": "`load_async` works"},
+    "experimental.v1._src.deprecations_test": {r"test_deprecated_alias_.*": ("unexpected keyword", PRIVATE)},
+    "experimental.v1._src.testing.compatibility.load_checkpointables_compatibility_test": {
+        r"test_load_checkpointables_compatibility\d+": ("Could not recognize the checkpoint", _UNDESCRIBED),
+    },
+    "experimental.v1._src.testing.compatibility.checkpointables_metadata_compatibility_test": {
+        r"test_checkpointables_metadata_compatibility\d+": (
+            "Could not recognize the checkpoint",
+            _UNDESCRIBED,
+        ),
+    },
+    "experimental.v1._src.layout.orbax_layout_multiprocess_test": {r"test_partial_save_.*": MIXED},
+    "_src.metadata.tree_test": {r"test_\w+": (r"(?i)trees (\(arrays\) )?0 and 1", MIXED)},
+    "_src.multihost.dispatchers_test": {r"test_.*": MIXED},
+    "experimental.v1._src.serialization.numpy_leaf_handler_test": {r"test_simple_checkpoint\d+": MIXED},
     "experimental.v1._src.context.context_test": {
         r"test_(collect_ids_with_collections|context_var_reset_.*|frozen_ids_.*)": PRIVATE,
     },
@@ -138,8 +164,9 @@ def reason_of(file: str, test: str, why: str) -> str | None:
         why: What was said of the failure.
     """
     method = test.rpartition(".")[2]
-    for pattern, reason in _NAMED.get(file, {}).items():
-        if re.fullmatch(pattern, method):
+    for pattern, known in _NAMED.get(file, {}).items():
+        said, reason = ("", known) if isinstance(known, str) else known
+        if re.fullmatch(pattern, method) and re.search(said, why):
             return reason
 
     return next((reason for pattern, reason in _RULES if re.search(pattern, why)), None)

@@ -32,7 +32,7 @@ def construct_maximal_shardings(abstract_state: Any, devices: Sequence[Any] | No
 
 def _sharding_of(leaf: Any, devices: Any) -> Any:
     shape, n_devices = tuple(leaf.shape), int(devices.size)
-    if max(shape, default=0) < n_devices:
+    if max(shape, default=0) < min(n_devices, _jax.device_count()):
         return _sharding.NamedSharding(_sharding.Mesh(devices, ("a",)), _sharding.PartitionSpec())
 
     counts, axes = _cuts(shape, n_devices)

@@ -14,9 +14,10 @@ __all__ = (
     "pytree_metadata",
 )
 
+import os
 import warnings
 from collections.abc import Awaitable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import jax
 from anyio import to_thread
@@ -40,6 +41,7 @@ from penstock.orbax.v1.operations.locating import Found, Kind, find, item_names,
 
 Abstract: TypeAlias = Any
 _jax: Any = jax
+_OURS: Final = "penstock."
 
 
 def load(
@@ -185,7 +187,8 @@ def _begin_load(path: PathLike, abstract_state: Any, checkpointable_name: str | 
             return await load_safetensors(found, abstract)
 
         name = await to_thread.run_sync(tree_name, found, checkpointable_name)
-        handler = handler_for_load(_registry(), abstract, name=name or "", recorded=found.recorded(name))
+        known_as = name or os.path.basename(found.path)
+        handler = handler_for_load(_registry(), abstract, name=known_as, recorded=found.recorded(name))
         async with hosting():
             return await (await handler.load(_path(found, name), abstract))
 
@@ -227,6 +230,9 @@ async def _load_each(found: Found, asked: dict[str, Any]) -> dict[str, Any]:
             except (ChecksumError, MissingFileError):
                 raise  # it was found, and is damaged
             except Exception as error:
+                if not type(handler).__module__.startswith(_OURS):
+                    raise  # a handler of the caller's says itself what is wrong
+
                 raise NoEntryError(
                     f"Failed to load checkpointable: {name} with {type(handler)} as {asked[name]!r}: {error}"
                 ) from error
@@ -245,7 +251,7 @@ def _find_items(path: PathLike, context: Context) -> tuple[Found, list[str]]:
     if found.kind is Kind.SAFETENSORS:
         raise NotImplementedError("safetensors hold one tree and no named checkpointables: use `load`")
     if found.kind is Kind.V0 and (isinstance(found.about.item_handlers, str) or found.is_tree(None)):
-        raise InvalidLayoutError(f"{found.path} is itself a tree and has no named items: use `load`")
+        raise InvalidLayoutError(f"{found.path} is a tree and has no named checkpointables: use `load`")
 
     return found, item_names(found)
 
