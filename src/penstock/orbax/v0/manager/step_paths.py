@@ -26,7 +26,7 @@ from penstock.handlers.stores.local import LocalStore
 
 TMP_DIR_SUFFIX: Final = TEMPORARY_SUFFIX
 STEP_NAME: Final = re.compile(r"(?:.+_)?(\d+)")
-_TEMPORARY_STEP: Final = re.compile(rf"(?:.+_)?(\d+){re.escape(TEMPORARY_SUFFIX)}.*")
+_TEMPORARY_STEP: Final = re.compile(rf"(?:.*_)?(\d+){re.escape(TEMPORARY_SUFFIX)}.*")
 
 
 def is_gcs_path(path: Any) -> bool:
