@@ -14,6 +14,7 @@ from penstock.orbax.substitution.installation import OrbaxInUseError, install
 
 PROGRAM = """\
 import json, logging, sys
+import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 import orbax.checkpoint.experimental.v1 as ocp_v1
@@ -22,6 +23,7 @@ from orbax.checkpoint.checkpoint_managers import LatestN
 from flax.training import checkpoints, train_state
 
 tree = {"w": jnp.arange(3.0)}
+assert jax.experimental.array_serialization.serialization.TS_CONTEXT is not None  # nobody imported it
 options = ocp.CheckpointManagerOptions(preservation_policy=LatestN(1))
 with ocp.CheckpointManager(sys.argv[1], options=options) as manager:
     for step in range(3):

@@ -17,7 +17,6 @@ from pathlib import Path
 GUIDES = Path("docs", "guides", "checkpoint")
 LIBRARIES = ("orbax", "penstock")
 NAMED = {
-    ("checkpoint_format", 8): "it relies on Orbax having imported jax.experimental.array_serialization",
     ("optimized_checkpointing", 6): "it lists `ocdbt.process_0/d`, which one process has no need of",
     ("optimized_checkpointing", 7): "as the cell before",
     ("v1/maximizing_performance", 11): "without a target, 5,700 times the bytes that are stored are refused",

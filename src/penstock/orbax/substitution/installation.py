@@ -17,6 +17,8 @@ from penstock.kernel.events import get_logger
 from penstock.orbax.substitution.counterparts import ORBAX
 
 _OURS: Final = "penstock.orbax"
+_ALSO_IMPORTED: Final = "jax.experimental.array_serialization.serialization"
+"""What programs use without importing it, because Orbax does."""
 _NAMESPACE, _, _CHILD = ORBAX.partition(".")
 _EXPERIMENTAL: Final = f"{ORBAX}.experimental"
 
@@ -97,6 +99,7 @@ class _Finder(MetaPathFinder, Loader):
     def put_in_place(self) -> None:
         """Hide what is loaded of Orbax and is in nobody's use, and answer for it."""
         self._hidden = _taken_out()
+        import_module(_ALSO_IMPORTED)
         sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
