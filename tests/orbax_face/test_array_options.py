@@ -465,7 +465,8 @@ def test_data_files_end_when_they_have_grown_to_their_size(
     else:
         chunk = min(chunk_bytes or file_bytes, file_bytes)
         assert file_sizes(mine)[-1] <= file_bytes + chunk + 4096
-        assert abs(len(file_sizes(mine)) - len(file_sizes(other))) <= 10
+        # Orbax begins as many files as writers are at work at that moment: now as many as we, now twice.
+        assert len(file_sizes(mine)) <= len(file_sizes(other)) + 10
 
 
 @pytest.mark.parametrize("file_bytes", [-1, 3])

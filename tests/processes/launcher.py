@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import pytest
 from tests.xla_settings import xla_flags
 
 ROOT = Path(__file__).parents[2]
-TAIL = 6000
+TAIL = 20_000
 """Characters of each process's log that a failure shows."""
 
 
@@ -98,7 +100,7 @@ def run_job(
         count: How many processes.
         cases: By name.
         backend: Of anyio.
-        limit_s: For all of it; then the processes are killed.
+        limit_s: For all of it; then each process writes where its threads are, and is killed.
     """
     started = start_members("tests.processes.member", folder, count, [backend, *cases])
     end = time.monotonic() + limit_s
@@ -109,7 +111,14 @@ def run_job(
         except subprocess.TimeoutExpired:
             codes.append(None)
 
-    for process in started:
+    late = [process for process in started if process.poll() is None]
+    for process in late:
+        process.send_signal(signal.SIGABRT)
+
+    for process in late:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+
         process.kill()
         process.wait()
 
@@ -134,6 +143,7 @@ def start_members(
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
+        "PYTHONFAULTHANDLER": "1",  # a process that is aborted says where its threads were
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "XLA_FLAGS": xla_flags(2, "--xla_cpu_multi_thread_eigen=false"),
         "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",

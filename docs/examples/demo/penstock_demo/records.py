@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
-from penstock.kernel import Span, StageStatistics
+from penstock.kernel import Advice, Span, StageStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,4 +151,4 @@ def decode(line: str) -> Record:
 
 def _stage(fields: Mapping[str, Any]) -> StageStatistics:
     spans = tuple(Span(**span) for span in fields["spans"])
-    return replace(StageStatistics(**fields), spans=spans)
+    return replace(StageStatistics(**fields), spans=spans, advice=Advice(**fields["advice"]))
