@@ -142,6 +142,9 @@ bench: $(VENV)/.installed ## Compare with Orbax, safetensors, numpy and raw syst
 bench-quick: $(VENV)/.installed ## The same with smaller trees, in two minutes: to see that it runs
 	$(BIN)/python -m tests.bench --quick $(BENCH)
 
+release-check: ## Build twice, install on each Python with the oldest and newest dependencies, check types and licences
+	@$(PYTHON) -m tests.release $(RELEASE)
+
 docs: $(VENV)/.site ## Build the site into build/site, with every warning an error (make docs-serve shows it)
 	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/python -m mkdocs build --quiet
 	@$(BIN)/python docs/site/check_site.py build/site

@@ -95,6 +95,12 @@ if TYPE_CHECKING:
     from penstock.verification.verify_report import VerifyReport
     from penstock.warming import warm_up
 else:
+    import sys as _sys
+
+    from penstock.free_threading import refuse_free_threading as _refuse_free_threading
+
+    _refuse_free_threading(getattr(_sys, "_is_gil_enabled", None))
+
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
     __getattr__, __dir__ = _lazy_names(

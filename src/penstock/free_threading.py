@@ -1,0 +1,27 @@
+"""A Python without the global interpreter lock is refused, in words, when penstock is imported."""
+
+from __future__ import annotations
+
+__all__ = ("refuse_free_threading",)
+
+from collections.abc import Callable
+
+
+def refuse_free_threading(is_gil_enabled: Callable[[], bool] | None) -> None:
+    """Refuse an interpreter that runs threads without the lock.
+
+    The packages that penstock needs do not all say that they work there, and nobody has tried penstock.
+
+    Args:
+        is_gil_enabled: `sys._is_gil_enabled`; None before Python 3.13, which always has the lock.
+
+    Raises:
+        ImportError: If the lock is off.
+    """
+    if is_gil_enabled is None or is_gil_enabled():
+        return
+
+    raise ImportError(
+        "penstock does not support Python without the global interpreter lock yet; "
+        "PYTHON_GIL=1 in the environment turns the lock on"
+    )
