@@ -14,7 +14,7 @@ from typing import Any, cast
 import anyio
 import anyio.to_thread
 
-__all__ = ("ROOT", "Block", "blocks", "pages", "run_page")
+__all__ = ("ROOT", "Block", "blocks", "pages", "run_block", "run_page")
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -29,16 +29,16 @@ class Block:
     text: str
     line: int
 
-    def compiled(self, replaced: Mapping[str, str]) -> CodeType:
-        """The block as Python, with `await` allowed everywhere. Errors show the page and its line."""
-        text = self.text
-        for old, new in replaced.items():
-            text = text.replace(old, new)
 
-        tree = compile(text, self.page, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        ast.increment_lineno(tree, self.line)
-        code = compile(tree, self.page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        return cast("CodeType", code)
+def compiled(page: str, text: str, replaced: Mapping[str, str], line: int = 0) -> CodeType:
+    """A block as Python, with `await` allowed everywhere. Errors show the page and its line."""
+    for old, new in replaced.items():
+        text = text.replace(old, new)
+
+    tree = compile(text, page, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    ast.increment_lineno(tree, line)
+    code = compile(tree, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    return cast("CodeType", code)
 
 
 def pages() -> list[str]:
@@ -58,11 +58,23 @@ def blocks(page: str, language: str) -> list[Block]:
     return [block for block in found if block.language == language]
 
 
-async def run_page(page: str, names: Mapping[str, Any], replaced: Mapping[str, str]) -> dict[str, Any]:
-    """Run a page's Python in order, and return what it defined.
+async def run_block(
+    page: str, text: str, names: dict[str, Any], replaced: Mapping[str, str], line: int = 0
+) -> None:
+    """Run one block with these names, and add those that it defines.
 
     A block that awaits runs in this event loop. Others run in a thread, where no loop runs: they may start
     one, and call what blocks.
+    """
+    code = compiled(page, text, replaced, line)
+    if code.co_flags & inspect.CO_COROUTINE:
+        await cast("Awaitable[object]", eval(code, names))
+    else:
+        await anyio.to_thread.run_sync(exec, code, names)
+
+
+async def run_page(page: str, names: Mapping[str, Any], replaced: Mapping[str, str]) -> dict[str, Any]:
+    """Run a page's Python in order, and return what it defined.
 
     Args:
         page: From the root of the repository.
@@ -71,10 +83,6 @@ async def run_page(page: str, names: Mapping[str, Any], replaced: Mapping[str, s
     """
     found = dict(names)
     for block in blocks(page, "python"):
-        code = block.compiled(replaced)
-        if code.co_flags & inspect.CO_COROUTINE:
-            await cast("Awaitable[object]", eval(code, found))
-        else:
-            await anyio.to_thread.run_sync(exec, code, found)
+        await run_block(page, block.text, found, replaced, block.line)
 
     return found

@@ -23,7 +23,6 @@ from penstock.steps import StepNames
 
 __all__ = (
     "COMMANDS",
-    "NOT_RUN",
     "REPLACED",
     "SHOWN_ONLY",
     "SLOW",
@@ -54,10 +53,6 @@ SLOW: set[str] = set()
 
 TEXT_ONLY = {
     ("docs/howto/move-from-orbax.md", "sh"),  # tests/orbax_face/test_scripts.py runs such a command
-}
-
-NOT_RUN = {
-    "docs/howto/many-processes.md": "needs several processes; tests/processes runs what it shows",
 }
 
 REPLACED = {

@@ -17,7 +17,6 @@ import pytest
 from tests.docs.blocks import ROOT, blocks, pages, run_page
 from tests.docs.page_settings import (
     COMMANDS,
-    NOT_RUN,
     REPLACED,
     SHOWN_ONLY,
     SLOW,
@@ -32,7 +31,7 @@ from penstock.kernel.config.config import Config
 
 WITH_PYTHON = [page for page in pages() if blocks(page, "python")]
 ELSEWHERE = with_own_tests()
-HERE = [page for page in WITH_PYTHON if page not in ELSEWHERE and page not in NOT_RUN]
+HERE = [page for page in WITH_PYTHON if page not in ELSEWHERE]
 
 
 def test_no_block_is_left_out() -> None:
@@ -45,7 +44,6 @@ def test_no_block_is_left_out() -> None:
     }
 
     assert {each for each in languages if each[1] not in known} == TEXT_ONLY
-    assert set(NOT_RUN) <= set(WITH_PYTHON)
 
 
 @pytest.mark.parametrize(
@@ -60,11 +58,6 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytes
 
     with jax.numpy_dtype_promotion("standard"):  # as their readers have it
         anyio.run(run)
-
-
-@pytest.mark.parametrize("page", NOT_RUN)
-def test_what_is_not_run_is_python(page: str) -> None:
-    assert [block.compiled({}) for block in blocks(page, "python")]
 
 
 @pytest.mark.parametrize("page", [page for page in pages() if blocks(page, "toml")])
