@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ PAGE = "docs/howto/many-processes.md"
 
 async def main(shared: str, own: str) -> None:
     """Run the blocks in order. Each begins with the names that a reader has there."""
-    import jax
+    jax: Any = import_module("jax")  # annotates little of this
 
     replaced = {"/shared/": f"{shared}/", "/scratch/": f"{own}/"}
     first, *others = blocks(PAGE, "python")
@@ -41,7 +42,11 @@ async def main(shared: str, own: str) -> None:
     texts = [rest, *(block.text for block in others)]
     for text in texts:
         async with penstock.Checkpointer() as checkpointer:
-            found = {**names, "checkpointer": checkpointer, "state": {"params": params, "step": 100}}
+            found: dict[str, Any] = {
+                **names,
+                "checkpointer": checkpointer,
+                "state": {"params": params, "step": 100},
+            }
             await run_block(PAGE, text, found, replaced)
         assert np.asarray(found["state"]["params"]["w"]).tolist() == list(range(8))
 
@@ -50,4 +55,4 @@ async def main(shared: str, own: str) -> None:
 
 if __name__ == "__main__":
     Path(sys.argv[2]).mkdir(exist_ok=True)
-    anyio.run(main, *sys.argv[1:3])
+    anyio.run(main, sys.argv[1], sys.argv[2])

@@ -50,8 +50,8 @@ def test_the_blocks_run_in_every_process(tmp_path: Path) -> None:
             sys.executable,
             "-m",
             "tests.docs.page_in_a_job",
-            tmp_path / "shared",
-            tmp_path / f"own{rank}",
+            str(tmp_path / "shared"),
+            str(tmp_path / f"own{rank}"),
         ]
         processes.append(
             subprocess.Popen(
