@@ -74,7 +74,12 @@ def test_without_what_only_linux_has_everything_works(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu"},
+        env={
+            "PYTHONPATH": str(ROOT / "src"),
+            "PATH": "/usr/bin:/bin",
+            "JAX_PLATFORMS": "cpu",
+            "PENSTOCK_STORE__IO": "direct",
+        },
         capture_output=True,
         text=True,
         check=False,
