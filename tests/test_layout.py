@@ -79,6 +79,7 @@ NOT_ROOMS = {
     "orbax_face",
     "processes",
     "proofs",
+    "release",
     "typing",
 }
 
