@@ -72,6 +72,13 @@ class ProcessIdentity:
     def __str__(self) -> str:
         return f"process {self.pid} of {self.host}"
 
+    def is_beside(self, other: ProcessIdentity) -> bool:
+        """Whether both are of one machine and container, so that each can see if the other has ended."""
+        return bool(self.boot and self.namespace) and (self.boot, self.namespace) == (
+            other.boot,
+            other.namespace,
+        )
+
     def has_ended(self, seen_by: ProcessIdentity) -> bool:
         """Whether the process is known to be no more; when in doubt, it is at work.
 

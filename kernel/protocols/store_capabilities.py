@@ -14,6 +14,7 @@ __all__ = (
     "FreeSpace",
     "Hold",
     "KvStoreSpecs",
+    "Leftovers",
     "ManyFiles",
     "MappedFiles",
     "Placement",
@@ -27,7 +28,7 @@ __all__ = (
     "WritableTogether",
 )
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
@@ -181,6 +182,29 @@ class PreferredPlacement(Capability, Protocol):
     @property
     def placement(self) -> Placement:
         """What it prefers. Does not block, and is always the same."""
+        ...
+
+
+@runtime_checkable
+class Leftovers(Capability, Protocol):
+    """A store that finds by itself what processes left that ended in the middle of a save or a deletion.
+
+    On any other, that is found by its name.
+    """
+
+    def collect(
+        self, path: str, older_than_s: float | None = None
+    ) -> Mapping[str, Literal["removed", "published", "kept"]]:
+        """Remove it, or publish what was whole, at a path and right below it.
+
+        Args:
+            path: Of a checkpoint, or of a directory of them.
+            older_than_s: What says nothing of its process that can be asked, as on another machine, counts
+                as left once it has not changed for so many seconds; None if it never does.
+
+        Returns:
+            By path, what became of each; `kept` where somebody may be at work.
+        """
         ...
 
 

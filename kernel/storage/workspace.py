@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("Workspace", "check_place")
+__all__ = ("Overwrite", "Workspace", "check_place")
 
 import errno
 import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, final
 
 from anyio import Lock
 
@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.protocols.store_capabilities import Hold
     from penstock.kernel.protocols.stores import BuildToken, Store
+
+
+Overwrite: TypeAlias = bool | Literal["delete-first"]
+"""Whether what lies at a path may be replaced, and whether it may be deleted before the new one is there."""
+
+_ADVICE: Final = 'overwrite="delete-first" deletes it and then saves; until that ends, nothing is there'
 
 
 def check_place(store: Store, place: str) -> None:
@@ -55,7 +61,8 @@ class Workspace:
         final: The checkpoint's own absolute path.
         temporary: A path beside `final` that the store may use as the place to build. If it is `final`
             itself, the caller made that directory, and publishes or discards it.
-        overwrite: Whether an existing checkpoint may be replaced.
+        overwrite: Whether an existing checkpoint may be replaced. If `"delete-first"`, it is deleted before
+            the first file is written, unless the store can replace it in one step.
         recognises: Returns whether a path holds a checkpoint that may be replaced; by default any directory
             does. Blocking.
         file: The one file in the workspace that becomes the checkpoint; None if all of it does.
@@ -91,7 +98,7 @@ class Workspace:
         final: str,
         temporary: str,
         *,
-        overwrite: bool,
+        overwrite: Overwrite,
         recognises: Callable[[str], bool] = lambda _: True,
         file: str | None = None,
     ) -> None:
@@ -129,6 +136,10 @@ class Workspace:
         Under a name of its own nothing is taken for what a later save builds in the same place.
         """
         self._folder = folder
+
+    @property
+    def _deletes_first(self) -> bool:
+        return self._overwrite == "delete-first" and not isinstance(self._store, Exchanges)
 
     @property
     def _in_place(self) -> bool:
@@ -251,8 +262,8 @@ class Workspace:
             raise PathError(self.final, f"is a {kind}, not a checkpoint; it is not overwritten")
         if not self._recognises(self.final):
             raise PathError(self.final, f"is a {kind} but not a checkpoint; only checkpoints are overwritten")
-        if not isinstance(self._store, Exchanges):
-            raise UnsupportedByStoreError("replace", self.final, self._store, Exchanges)
+        if not (self._deletes_first or isinstance(self._store, Exchanges)):
+            raise UnsupportedByStoreError("replace", self.final, self._store, Exchanges, _ADVICE)
 
     def open_now(self) -> None:
         """Blocking form of `open`."""
@@ -281,6 +292,14 @@ class Workspace:
             store.make_directory(self.temporary)
 
     def _begin(self) -> BuildToken:
+        if self._deletes_first:
+            kind = self._store.kind(self.final)
+            if kind is not None:  # which may have changed since the check
+                self._check_replaceable(kind)
+                delete_checkpoint(self._store, self.final, self._beside)
+
+            self._overwrite = False  # what comes there now is another save's
+
         within = "/".join([name for name in (self._folder, self._file) if name])
         try:
             return self._store.begin_build(self.final, self._beside, within or None)

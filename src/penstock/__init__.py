@@ -23,6 +23,7 @@ __all__ = (
     "Checkpointer",
     "Composite",
     "Config",
+    "GcReport",
     "HandlerRegistry",
     "JobOptions",
     "LeafMetadata",
@@ -48,6 +49,7 @@ __all__ = (
     "delete",
     "errors",
     "export_safetensors",
+    "gc",
     "items",
     "metadata",
     "pipelines",
@@ -84,6 +86,7 @@ if TYPE_CHECKING:
     from penstock.kernel.pipeline.pipeline import Pipeline
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.removal.delete import delete
+    from penstock.removal.gc import GcReport, gc
     from penstock.stages.pytree.per_process import PerProcess
     from penstock.steps.manager import CheckpointManager
     from penstock.steps.step_watch import watch
@@ -128,6 +131,7 @@ else:
             "penstock.steps.step_watch": ("watch",),
             "penstock.tools.convert": ("convert",),
             "penstock.removal.delete": ("delete",),
+            "penstock.removal.gc": ("GcReport", "gc"),
             "penstock.tools.export": ("export_safetensors",),
             "penstock.tools.repair": ("repair",),
             "penstock.tools.repair_report": ("RepairReport",),

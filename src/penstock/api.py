@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.kernel.pipeline.pipeline import Pipeline
     from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
     from penstock.kernel.protocols.leaf import KeyPath
+    from penstock.kernel.storage.workspace import Overwrite
     from penstock.verification.verify_report import VerifyReport
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ async def save(
     path: Path,
     tree: object,
     *,
-    overwrite: bool = False,
+    overwrite: Overwrite = False,
     prioritise: First | None = None,
     staging: Staging = "copy",
     custom_metadata: Mapping[str, Any] | None = None,

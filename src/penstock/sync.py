@@ -21,6 +21,7 @@ __all__ = (
     "convert",
     "delete",
     "export_safetensors",
+    "gc",
     "metadata",
     "repair",
     "restore",
@@ -48,6 +49,7 @@ from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.removal.delete import delete as _delete
+from penstock.removal.gc import gc as _gc
 from penstock.tools.convert import convert as _convert
 from penstock.tools.export import export_safetensors as _export_safetensors
 from penstock.tools.repair import repair as _repair
@@ -160,6 +162,7 @@ metadata = blocking(api.metadata)
 verify = blocking(api.verify)
 convert = blocking(_convert)
 delete = blocking(_delete)
+gc = blocking(_gc)
 export_safetensors = blocking(_export_safetensors)
 repair = blocking(_repair)
 seal = blocking(_seal)

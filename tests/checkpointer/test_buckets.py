@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,13 +14,14 @@ from tests.handlers.stores.buckets.bucket_rig import URL, Bucket
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.formats.orbax.documents import commit_mark_text
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
-from penstock.handlers.stores.buckets.bucket_builds import MARK
+from penstock.handlers.stores.buckets.bucket_builds import MARK, Builds
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config.config import StoreOptions
 from penstock.kernel.errors import (
     DestinationExistsError,
     NotACheckpointError,
+    PathError,
     SaveCancelledError,
     SpecError,
     UnsupportedByStoreError,
@@ -57,12 +59,40 @@ async def test_a_tree_is_saved_described_verified_and_restored(
         assert commit_mark_text.decode(mark) is not None, "the digest of the record is still in it"
         with pytest.raises(DestinationExistsError):
             await (await checkpointer.save(PATH, state(2)))
-        with pytest.raises(UnsupportedByStoreError, match="Exchanges"):
+        with pytest.raises(UnsupportedByStoreError, match='Exchanges; overwrite="delete-first" deletes'):
             await (await checkpointer.save(PATH, state(2), overwrite=True))
 
         assert checkpointer.statistics().leased == 0
 
     assert not [key for key in bucket.objects_there() if "penstock-saving" in key]
+
+
+async def test_what_is_there_is_deleted_first_if_that_is_asked_for(bucket: Bucket, tmp_path: Path) -> None:
+    store = FaultyStore(bucket.store())
+    async with Checkpointer(store=store) as checkpointer:
+        for step in (1, 2):  # the first time there is nothing to delete
+            await (await checkpointer.save(PATH, state(step), overwrite="delete-first"))
+
+        names = [each.name for each in store.operations if each.path == PATH]
+        assert [name for name in names if name in {"begin_build", "remove_tree", "publish"}] == [
+            "begin_build",
+            "remove_tree",
+            "begin_build",
+        ]
+        assert (await checkpointer.restore(PATH))["step"] == 2
+        with pytest.raises(SpecError, match="overwrite must be"):
+            await checkpointer.save(PATH, state(3), overwrite=cast("Any", "delete"))
+
+    bucket.client().put("run/8/other", b"no checkpoint")
+    async with Checkpointer(store=bucket.store()) as checkpointer:
+        with pytest.raises(PathError, match="only checkpoints are overwritten"):
+            await (await checkpointer.save(f"{URL}/run/8", state(), overwrite="delete-first"))
+
+    async with Checkpointer() as checkpointer:  # a disk replaces in one step
+        for step in (1, 2):
+            await (await checkpointer.save(tmp_path / "7", state(step), overwrite="delete-first"))
+
+        assert (await checkpointer.restore(tmp_path / "7"))["step"] == 2
 
 
 async def test_a_file_is_put_as_soon_as_it_is_full(bucket: Bucket) -> None:
@@ -122,6 +152,11 @@ async def test_steps_are_saved_listed_and_deleted(bucket: Bucket) -> None:
         await manager.wait()
         assert list(manager.all_steps()) == [2]
         assert (await manager.restore())["step"] == 2
+
+    Builds(bucket.client(), "dead").begin("run/3", "place", None)
+    bucket.end_owner("run/3.penstock-saving")
+    async with CheckpointManager(f"{URL}/run", store=bucket.store()):
+        assert not [key for key in bucket.objects_there() if key.startswith("run/3")], "cleaned up"
 
     assert bucket.store().list_folders(f"{URL}/run") == ["2"]
 

@@ -9,17 +9,18 @@ The page "Commits in a bucket" of docs/design tells what each step is for.
 
 from __future__ import annotations
 
-__all__ = ("MARK", "Build", "Builds", "ConditionalWrites")
+__all__ = ("MARK", "Build", "Builds", "ConditionalWrites", "Left")
 
 import errno
 import uuid
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final, Literal, Protocol, TypeAlias, final
 
 from penstock.handlers.stores.buckets.claim_records import CLAIM, ClaimRecord, Purpose, what_to_do
-from penstock.handlers.stores.buckets.object_client import Created, ObjectClient
+from penstock.handlers.stores.buckets.object_client import Created, ObjectClient, Stat
 from penstock.kernel.concurrency.process_identity import ProcessIdentity
 from penstock.kernel.errors import (
     AccessDeniedError,
@@ -34,6 +35,9 @@ MARK: Final = "commit_success.txt"
 
 STAGED: Final = ".d"
 """Ends the prefix in which a single file lies until it is copied to where it is published."""
+
+Left: TypeAlias = Literal["removed", "published", "kept"]
+"""What became of what somebody left; `kept` if he may be at work."""
 
 _Found: TypeAlias = Literal["nothing", "leftovers", "committing"]
 
@@ -236,6 +240,48 @@ class Builds:
         self._wipe(final)
         self._client.delete([claim.key])
 
+    def collect(self, final: str, older_than_s: float | None) -> Left | None:
+        """Remove what an ended process left at a key, or put the mark that it did not come to put.
+
+        Args:
+            final: The key that is claimed.
+            older_than_s: A claim of which the process cannot be asked is taken over once it is so old, by the
+                server's clock; None if it never is.
+
+        Returns:
+            What was done; None if nothing was there.
+        """
+        there, found = self._client.read(final + CLAIM), self._client.head(final + CLAIM)
+        if there is None or found is None:
+            return None
+
+        other, also = ClaimRecord.decode(there[0]), set[str]()
+        if what_to_do(other, self._identity(), self.given_up) == "wait":
+            if older_than_s is None or other.lives_here(self._identity()):
+                return "kept"
+            if self._age_s(final, found) < older_than_s:
+                return "kept"
+
+            also = {other.token}
+
+        try:
+            claim = self._take(final, "saving", also)
+        except InUseError:  # somebody came meanwhile
+            return "kept"
+
+        self.given_up.add(claim.token)
+        is_free = self._prepare(claim, final, None)
+        self._client.delete([claim.key])
+        return "removed" if is_free or claim.found != "committing" else "published"
+
+    def _age_s(self, final: str, claim: Stat) -> float:
+        """Return how long ago the server says that a claim was written."""
+        probe = f"{final}{CLAIM}.probe"
+        self._client.put(probe, b"what time is it?")
+        now = self._client.head(probe)
+        self._client.delete([probe])
+        return 0.0 if now is None else (now.modified - claim.modified).total_seconds()
+
     def is_claimed(self, key: str) -> bool:
         """Whether somebody builds or removes there, or died while doing so."""
         return self._client.head(key + CLAIM) is not None
@@ -244,8 +290,8 @@ class Builds:
         """Return the save that builds at or above a path; None if none does."""
         return next((build for build in list(self.live.values()) if _is_within(path, build.place)), None)
 
-    def _take(self, final: str, purpose: Purpose) -> _Claim:
-        """Claim a key, or take the claim over from a process that has ended."""
+    def _take(self, final: str, purpose: Purpose, also: Collection[str] = ()) -> _Claim:
+        """Claim a key, or take the claim over from a process that has ended, or whose token is in `also`."""
         mine, key, token = self._identity(), final + CLAIM, uuid.uuid4().hex
         if self._single_writer:
             self._try_conditions(f"{key}.probe", token.encode())
@@ -263,7 +309,7 @@ class Builds:
                 continue
 
             other = ClaimRecord.decode(there[0])
-            step = what_to_do(other, mine, self.given_up)
+            step = what_to_do(other, mine, {*self.given_up, *also})
             if step == "wait":
                 raise InUseError(self._client.path(final), self._told(other, key))
             if step == "finish" and purpose == "saving":  # what was about to be published never goes back

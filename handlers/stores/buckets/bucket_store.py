@@ -5,10 +5,10 @@ from __future__ import annotations
 __all__ = ("BucketStore",)
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, final
 
-from penstock.handlers.stores.buckets.bucket_builds import MARK, Build, Builds
+from penstock.handlers.stores.buckets.bucket_builds import MARK, Build, Builds, Left
 from penstock.handlers.stores.buckets.bucket_files import BucketDataFile, BucketReadableFile
 from penstock.handlers.stores.buckets.claim_records import CLAIM
 from penstock.handlers.stores.buckets.object_client import Listed, ObjectClient
@@ -213,6 +213,23 @@ class BucketStore:
 
     def discard(self, token: BuildToken) -> None:
         self._builds.discard(_build(token))
+
+    def collect(self, path: str, older_than_s: float | None = None) -> Mapping[str, Left]:
+        """Remove what ended savers left at a path and right below it, or publish what was whole.
+
+        `older_than_s` is for those whose process cannot be asked, as on another machine. A claim is not
+        renewed while its save goes on: let it be longer than any save.
+        """
+        key = self._key(path)
+        names = [name for name in self._client.list(key).files if name.endswith(CLAIM)]
+        at = f"{key}/" if key else ""
+        found: dict[str, Left] = {}
+        for claimed in (*([key] if key else []), *[at + name.removesuffix(CLAIM) for name in names]):
+            left = self._builds.collect(claimed, older_than_s)
+            if left is not None:
+                found[self._client.path(claimed)] = left
+
+        return found
 
     def _listed(self, path: str) -> tuple[str, Listed]:
         key, build = self._located(path)

@@ -32,6 +32,10 @@ class ClaimRecord:
     owner: ProcessIdentity | None  #: None if that cannot be read
     mark: bytes = b""  #: what the mark will say, once `purpose` is `committing`
 
+    def lives_here(self, mine: ProcessIdentity) -> bool:
+        """Whether its process is on this machine, so that it is known whether it has ended. Pure."""
+        return self.owner is not None and self.owner.is_beside(mine)
+
     def encode(self, owner: ProcessIdentity) -> bytes:
         """Return it as JSON that differs from every other, also from the same claim written twice."""
         return owner.encode(

@@ -8,6 +8,7 @@ import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from importlib import import_module
 from threading import Lock
 from typing import Any, Final, Literal, TypeAlias, cast, final
@@ -34,7 +35,7 @@ class Stat:
 
     size: int  #: in bytes
     tag: str | None  #: changes with the object; what `swap` compares
-    modified: object  #: the server's time of the last change
+    modified: datetime  #: the server's time of the last change
 
 
 @final

@@ -21,6 +21,7 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.messages.save import TreeToSave
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.storage.workspace import Overwrite
 
 
 @final
@@ -28,7 +29,7 @@ from penstock.kernel.pipeline.run_context import SaveRun
 class SaveOptions:
     """The options of `Checkpointer.save`, which says what they mean."""
 
-    overwrite: bool
+    overwrite: Overwrite
     prioritise: First | None
     custom_metadata: Mapping[str, Any] | None
     pipeline: Pipeline[SaveRun] | None

@@ -19,6 +19,7 @@ from penstock.kernel.config.config import Config
 from penstock.kernel.config.job_options import JobOptions
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
+from penstock.kernel.storage.workspace import Overwrite
 
 if TYPE_CHECKING:
     # What a first save needs is loaded on entering, in a worker thread. Nothing here may import it sooner:
@@ -145,7 +146,7 @@ class Checkpointer:
         path: Path,
         tree: object,
         *,
-        overwrite: bool = False,
+        overwrite: Overwrite = False,
         prioritise: First | None = None,
         staging: Staging = "copy",
         custom_metadata: Mapping[str, Any] | None = None,
@@ -162,7 +163,8 @@ class Checkpointer:
         Args:
             path: A directory that does not exist yet; its parents may be missing.
             tree: Any PyTree of handled leaf types, or a `Composite` of named items.
-            overwrite: Replace the checkpoint at `path`, atomically, when the new one is complete.
+            overwrite: Replace the checkpoint at `path`, atomically, when the new one is complete. A bucket
+                cannot; there `"delete-first"` deletes it first, and until the save ends nothing is there.
             prioritise: Says which leaves are staged first and completely, by key path.
             staging: `"copy"` returns when the tree may be mutated, deleted or donated;
                 `"overlap"` when it is planned: await `save.staged()` before changing it.

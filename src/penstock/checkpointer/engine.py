@@ -37,7 +37,7 @@ from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import hold_for_reading
 from penstock.kernel.storage.paths import BUCKETS, bucket_of, path_or_url
-from penstock.kernel.storage.workspace import Workspace
+from penstock.kernel.storage.workspace import Overwrite, Workspace
 from penstock.stores.store_finder import StoreFinder
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Engine:
         path: str,
         threads: Threads,
         *,
-        overwrite: bool,
+        overwrite: Overwrite,
         custom_metadata: Mapping[str, Any] | None,
         save_args: object,
         base: str | os.PathLike[str] | None,
@@ -144,12 +144,15 @@ class Engine:
         """Make the context of one save; the arguments are those of `Checkpointer.save`.
 
         Raises:
-            SpecError: If `custom_metadata` cannot be written as JSON, or there is no such `compare`. If
-                `base` lies in another store. If several processes save to a bucket, or another layout than
-                Orbax's is to be written to one.
+            SpecError: If `custom_metadata` cannot be written as JSON, or there is no such `compare` or
+                `overwrite`. If `base` lies in another store. If several processes save to a bucket, or
+                another layout than Orbax's is to be written to one.
         """
         if compare not in ("identity", "digest"):
             raise SpecError(f"compare must be 'identity' or 'digest', not {compare!r}")
+
+        if overwrite not in (False, True, "delete-first"):
+            raise SpecError(f"overwrite must be True, False or 'delete-first', not {overwrite!r}")
 
         base = None if base is None else path_or_url(base)
         if base is not None and self.stores.at(base) is not self.store:

@@ -39,6 +39,7 @@ from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import BUCKETS, bucket_of, path_or_url, path_to_save_to
+from penstock.kernel.storage.workspace import Overwrite
 from penstock.verification.verify import Verification
 from penstock.verification.verify_report import VerifyReport
 
@@ -125,7 +126,7 @@ class Operations:
         path: Path,
         tree: object,
         until_staged: bool,
-        overwrite: bool,
+        overwrite: Overwrite,
         prioritise: First | None,
         custom_metadata: Mapping[str, Any] | None,
         pipeline: Pipeline[SaveRun] | None,

@@ -25,6 +25,7 @@ from penstock.kernel.concurrency.entered_once import EnteredOnce
 from penstock.kernel.concurrency.imports import Homes, load
 from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.storage.paths import path_or_url
+from penstock.kernel.storage.workspace import Overwrite
 from penstock.steps.keep_policies import KeepAll, KeepPolicy, Metric, Mode, ranking_of
 from penstock.steps.manager_opening import Opening, check_trash, own_or_given
 from penstock.steps.save_policies import Always, SavePolicy, awaits_preemption
@@ -228,7 +229,7 @@ class CheckpointManager:
         metrics: Mapping[str, Any] | None = None,
         custom_metadata: Mapping[str, Any] | None = None,
         force: bool = False,
-        overwrite: bool = False,
+        overwrite: Overwrite = False,
         prioritise: First | None = None,
         staging: Staging = "copy",
         pipeline: Pipeline[SaveRun] | None = None,
@@ -244,7 +245,8 @@ class CheckpointManager:
             metrics: Numbers, by name, nested or not; kept with the step and ranked by `KeepBest`.
             custom_metadata: JSON values kept with the step.
             force: Save it, whatever the policy says.
-            overwrite: Replace the step if it exists, and allow one older than the latest.
+            overwrite: Replace the step if it exists, and allow one older than the latest; as for
+                `Checkpointer.save`.
             prioritise: As for `Checkpointer.save`; and so is everything below.
             staging: When this returns: `"copy"` or `"overlap"`.
             pipeline: Stages for this save alone.
@@ -266,7 +268,7 @@ class CheckpointManager:
             Cancels the save and returns when its temporary files are gone.
         """
         number = self._writable(step, "saved")
-        if not await self._saves.admits(number, force=force, overwrite=overwrite):
+        if not await self._saves.admits(number, force=force, overwrite=bool(overwrite)):
             return None
 
         save = partial(

@@ -15,6 +15,7 @@ from penstock.checkpointer.engine import Engine
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import CorruptCheckpointError, InUseError, StorageError
 from penstock.kernel.protocols.coordinator import Announcements, SingleProcessCoordinator
+from penstock.kernel.protocols.store_capabilities import Leftovers
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.deletion import remove_abandoned
 from penstock.kernel.storage.writer_hold import WriterHold
@@ -159,12 +160,26 @@ class OpenedRoot:
         if opening.metadata is not None:
             on_disk.write_root_metadata(store, root, opening.metadata)
 
+        if opening.clean and isinstance(store, Leftovers):
+            self._collect(store)
+
         listed = on_disk.list_root(store, root)
         if opening.clean:
             for name in on_disk.leftovers(listed, self._names):
                 self._clean_up(name, remove_abandoned)
 
         return listed
+
+    def _collect(self, store: Leftovers) -> None:
+        try:
+            found = store.collect(self._root)
+        except StorageError as error:
+            self._events.warning("step.left_behind", path=self._root, error=repr(error))
+            return
+
+        for path, became in found.items():
+            if became != "kept":
+                self._events.info("step.cleaned_up", path=path)
 
     def _own(self, steps: Mapping[int, str]) -> Mapping[int, OwnStep]:
         """Say of each step on this disk whose part it is."""

@@ -20,6 +20,7 @@ from penstock.kernel.protocols.store_capabilities import (
     FreeSpace,
     Hold,
     KvStoreSpecs,
+    Leftovers,
     ManyFiles,
     MappedFiles,
     Placement,
@@ -81,6 +82,7 @@ class CrashStore:
     kvstore_spec: Callable[[str], dict[str, Any]]
     placement: Placement
     relies_on_single_writer: Callable[[], bool]
+    collect: Callable[..., Any]
     free_bytes: Callable[[str], int | None]
     hold: Callable[[str], Hold]
     make_held: Callable[[str], Hold]
@@ -147,6 +149,8 @@ class CrashStore:
             self.placement = inner.placement
         if isinstance(inner, SingleWriter):
             self.relies_on_single_writer = inner.relies_on_single_writer
+        if isinstance(inner, Leftovers):
+            self.collect = inner.collect
 
     @property
     def n_changes(self) -> int:

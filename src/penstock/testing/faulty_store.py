@@ -21,6 +21,7 @@ from penstock.kernel.protocols.store_capabilities import (
     FreeSpace,
     Hold,
     KvStoreSpecs,
+    Leftovers,
     ManyFiles,
     MappedFiles,
     Placement,
@@ -68,6 +69,7 @@ class FaultyStore:
     kvstore_spec: Callable[[str], dict[str, Any]]
     placement: Placement
     relies_on_single_writer: Callable[[], bool]
+    collect: Callable[..., Any]
     free_bytes: Callable[[str], int | None]
     hold: Callable[[str], Hold]
     make_held: Callable[[str], Hold]
@@ -124,6 +126,8 @@ class FaultyStore:
             self.placement = inner.placement
         if isinstance(inner, SingleWriter):
             self.relies_on_single_writer = inner.relies_on_single_writer
+        if isinstance(inner, Leftovers):
+            self.collect = inner.collect
 
     def _show_holds(self, inner: Store) -> None:
         if isinstance(inner, BuildHolds):

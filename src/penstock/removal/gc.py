@@ -1,0 +1,121 @@
+"""What processes left that ended in the middle of a save or a deletion: it is found and removed."""
+
+from __future__ import annotations
+
+__all__ = ("GcReport", "gc")
+
+import errno
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, final
+
+from penstock.checkpointer.checkpointer import Path
+from penstock.checkpointer.memory_budget import config_and_regulator
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.config.config import Config
+from penstock.kernel.errors import InUseError, NotACheckpointError, StorageError
+from penstock.kernel.protocols.store_capabilities import FolderListing, Leftovers
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.deletion import remove_abandoned
+from penstock.kernel.storage.paths import path_or_url
+from penstock.steps.step_directory import DELETED
+from penstock.stores.store_finder import StoreFinder
+
+_Left: TypeAlias = Literal["removed", "published", "kept"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What was found. Each path is that of a checkpoint, or of the directory in which one was being built."""
+
+    path: str
+    removed: tuple[str, ...] = ()  #: what was no checkpoint, and is gone
+    published: tuple[str, ...] = ()
+    """Checkpoints in a bucket of which only the mark was missing. They are there now."""
+    kept: tuple[str, ...] = ()  #: where somebody is at work, or may be
+
+
+async def gc(
+    path: Path,
+    *,
+    older_than_s: float | None = None,
+    config: Config | Path | None = None,
+    store: Store | None = None,
+) -> GcReport:
+    """Remove what savers and deleters left that ended before they were done.
+
+    Looks at `path` itself and right below it. Checkpoints are not touched, nor is what a live process does.
+    A save to the same path, or a manager that opens the directory, does the same for itself.
+
+    Args:
+        path: A checkpoint's path, or a directory of checkpoints, such as one of steps.
+        older_than_s: In a bucket, what a process of another machine left counts as left once it has not
+            changed for so many seconds, by the server's clock. Let it be longer than any save takes. None
+            keeps it.
+        config: As for `Checkpointer`.
+        store: Where it lies; by default where its path says, on a disk or in a bucket.
+
+    Raises:
+        NotACheckpointError: If neither the path nor anything that was left there exists.
+        StorageError: If the medium refuses. What was removed until then is gone.
+
+    Cancellation:
+        Returns when what was being removed is gone.
+    """
+    final = path_or_url(path)
+    options, _ = config_and_regulator(config, {})
+    return await Threads(1).run(_collect, StoreFinder(store, options.store).at(final), final, older_than_s)
+
+
+def _collect(store: Store, path: str, older_than_s: float | None) -> GcReport:
+    if isinstance(store, Leftovers):
+        found = store.collect(path, older_than_s)
+    else:
+        found = _collect_by_name(store, path)
+    if not found and store.kind(path) is None:
+        raise NotACheckpointError(path, "does not exist")
+
+    return GcReport(path, *[_which(found, became) for became in ("removed", "published", "kept")])
+
+
+def _collect_by_name(store: Store, path: str) -> Mapping[str, _Left]:
+    """Remove the directories in which saves build and deletions hide, but for those that are held."""
+    found: dict[str, _Left] = {}
+    for place in (
+        *_temporary(store, os.path.dirname(path), os.path.basename(path)),
+        *_temporary(store, path),
+    ):
+        try:
+            remove_abandoned(store, place)
+        except InUseError:
+            found[place] = "kept"
+        else:
+            found[place] = "removed"
+
+    return found
+
+
+def _temporary(store: Store, directory: str, of: str | None = None) -> list[str]:
+    """Return the places in a directory where something is built, or hidden; of one name alone."""
+    try:
+        listed = store.list_folders if isinstance(store, FolderListing) else store.list_directory
+        names = listed(directory)
+    except StorageError as error:
+        if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+            return []
+
+        raise
+
+    wanted = None if of is None else (of, f"{DELETED}{of}")
+    return [
+        os.path.join(directory, name)
+        for name in sorted(names)
+        if TEMPORARY_SUFFIX in name and (wanted is None or name.partition(TEMPORARY_SUFFIX)[0] in wanted)
+    ]
+
+
+def _which(found: Mapping[str, _Left], became: str) -> tuple[str, ...]:
+    return tuple([path for path, each in found.items() if each == became])
