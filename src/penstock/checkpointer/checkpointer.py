@@ -191,8 +191,8 @@ class Checkpointer:
         Cancellation:
             Cancels the save and returns when its temporary files are gone.
         """
-        until_staged, options = staging == "copy", (overwrite, prioritise, custom_metadata, pipeline)
-        begin = self._operations.save(path, tree, until_staged, *options, save_args, base, compare)
+        until_staged, options = staging == "copy", (prioritise, custom_metadata, pipeline, save_args)
+        begin = self._operations.save(path, tree, until_staged, overwrite, *options, base, compare)
         del tree  # a save in the background must not keep arrays that the caller dropped
         return await begin
 
