@@ -163,8 +163,7 @@ class Checkpointer:
         Args:
             path: A directory that does not exist yet; its parents may be missing.
             tree: Any PyTree of handled leaf types, or a `Composite` of named items.
-            overwrite: Replace the checkpoint at `path`, atomically, when the new one is complete. A bucket
-                cannot; there `"delete-first"` deletes it first, and until the save ends nothing is there.
+            overwrite: Replace what is there, in one step, at the end. In a bucket only `"delete-first"` does.
             prioritise: Says which leaves are staged first and completely, by key path.
             staging: `"copy"` returns when the tree may be mutated, deleted or donated;
                 `"overlap"` when it is planned: await `save.staged()` before changing it.
