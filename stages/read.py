@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, TypeAlias, final
 
 from anyio import create_task_group
@@ -32,6 +33,7 @@ from penstock.stages.common.opaque_leaves import check_plain
 from penstock.stages.files.file_closing import closing
 from penstock.stages.files.open_files import OpenFiles
 from penstock.stages.files.packed_reads import read_pack
+from penstock.stages.files.second_reads import read_twice
 from penstock.stages.files.transfer_log import tell_transfers
 
 FileRead: TypeAlias = DirectRead | ScatterRead | CheckedRead
@@ -141,7 +143,7 @@ class _Reader:
     async def _read_pack(self, batch: ReadBatch, pack: ReadPack) -> HostBatch:
         def read() -> HostPack:
             with self._files.lent(pack.file) as file:
-                return read_pack(file, pack, verify=self._verify)
+                return read_twice(file, partial(read_pack, file, pack, verify=self._verify))
 
         try:
             host = await self._run.threads.run(read)
@@ -219,12 +221,15 @@ class _Reader:
             wanted.sort(key=lambda read: read.offset)
             with self._files.lent(path) as file:
                 for run in adjacent(wanted, _one_read):
-                    self._read_run(file, run, names)
+                    read_twice(file, partial(self._read_run, file, run, names))
 
     def _read_checked(self, read: CheckedRead, names: dict[int, str]) -> None:
+        with self._files.lent(read.file) as file:
+            read_twice(file, partial(self._fill_checked, file, read, names))
+
+    def _fill_checked(self, file: ReadableFile, read: CheckedRead, names: dict[int, str]) -> None:
         try:
-            with self._files.lent(read.file) as file:
-                found = read.fill(file.read_at, crc32c)
+            found = read.fill(file.read_at, crc32c)
         except TruncatedDataError as error:
             raise TruncatedDataError(
                 error.path, error.needed, error.found, key_path=names[read.leaf]

@@ -20,7 +20,7 @@ from penstock.kernel.messages.save import Pack, Piece, StagedBatch, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout, JointLayout
-from penstock.kernel.protocols.stores import DataFile
+from penstock.kernel.protocols.stores import DataFile, WholeWrites
 from penstock.kernel.protocols.written import Written
 from penstock.kernel.reports.statistics import Advice
 from penstock.kernel.storage.byte_placement import placement_of
@@ -161,7 +161,9 @@ class _Writer:
                 return done
 
             blocks = block_bytes_of(self._run)
-            some = await self._run.threads.run(_write, batch.leaves, placed, located, blocks)
+            some = await self._run.threads.run(
+                _write, batch.leaves, placed, located, blocks, self._file_bytes
+            )
             done = replace(done, written=done.written + some.written, packs=done.packs + some.packs)
             for entry in placed:
                 entry.target.due -= entry.piece.nbytes
@@ -324,14 +326,15 @@ def _write(
     placed: Sequence[_Placed],
     packs: Sequence[tuple[Pack, _Place]],
     block_bytes: int,
+    file_bytes: int,
 ) -> WrittenBatch:
     for run in adjacent(placed, _one_write):
         with naming_leaf(run[0].piece.leaf):
-            run[0].target.file.write_at(run[0].offset, [entry.piece.data for entry in run])
+            _write_at(run[0].target, run[0].offset, [entry.piece.data for entry in run], file_bytes)
 
     for pack, (target, offset) in packs:
         with naming_leaf(pack.leaves[0]):
-            target.file.write_at(offset, [pack.data])
+            _write_at(target, offset, [pack.data], file_bytes)
 
     written = tuple([_written_piece(entry, block_bytes) for entry in placed])
     return WrittenBatch(leaves, written, tuple([_written(pack, *place) for pack, place in packs]))
@@ -342,6 +345,16 @@ def _written_piece(entry: _Placed, block_bytes: int) -> Written:
     checksum, running = summed(piece, block_bytes)
     place = entry.target.name, entry.offset, piece.nbytes
     return Written(piece.leaf.index, piece.chunk, piece.start, *place, checksum, piece.coded, running)
+
+
+def _write_at(target: _OpenFile, offset: int, buffers: Sequence[memoryview], file_bytes: int) -> None:
+    """Write buffers one after another; if they are the whole of a full file, from where they lie."""
+    file, (first, *others) = target.file, buffers
+    is_whole = not others and offset == 0 and first.nbytes == target.end >= file_bytes
+    if is_whole and isinstance(file, WholeWrites):
+        file.write_whole(first)
+    else:
+        file.write_at(offset, buffers)
 
 
 def _written(pack: Pack, target: _OpenFile, offset: int) -> WrittenPack:

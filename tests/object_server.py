@@ -19,6 +19,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree as Xml
 from xml.sax.saxutils import escape
 
+BUCKET = "bucket"
+"""The only one."""
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -92,6 +95,8 @@ class ObjectServer:
     log: list[Asked] = field(default_factory=list[Asked])
     before: Callable[[Asked], int | None] = lambda _: None
     """Called before each request is answered. It may wait, and return a status to answer with instead."""
+    after: Callable[[Asked, bytes], bytes] = lambda _, content: content
+    """Called with each body that is sent, and returns what is sent instead."""
     lock: Lock = field(default_factory=Lock)
 
     def asked(self, method: str, part: str = "") -> list[Asked]:
@@ -205,12 +210,17 @@ def object_server(backend: Backend | None = None) -> Generator[ObjectServer]:
         def handle_any(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             url = urlsplit(self.path)
-            key = unquote(url.path).lstrip("/").partition("/")[2]
+            bucket, _, key = unquote(url.path).lstrip("/").partition("/")
             query = {name: each[0] for name, each in parse_qs(url.query, keep_blank_values=True).items()}
             headers = {name.lower(): text for name, text in self.headers.items()}
             asked = Asked(self.command, key, query, headers, len(body))
             server.log.append(asked)
-            status, told, content = server.answer(asked, body)
+            if bucket == BUCKET:
+                status, told, content = server.answer(asked, body)
+            else:
+                status, told, content = 404, {}, b"<Error><Code>NoSuchBucket</Code></Error>"
+
+            content = server.after(asked, content)
             self.send_response_only(status)
             for name, text in told.items():
                 self.send_header(name, text)

@@ -381,4 +381,5 @@ class SaveReport(StageReport):
         whole = StageReport._figures(self)
         kept = f", {size_text(self.nbytes_kept)} kept" if self.nbytes_kept else ""
         staged = "" if math.isnan(self.staged_s) else f", staged after {self.staged_s:.3f} s"
-        return f"{whole}{kept}{staged}"
+        alone = ", kept apart from other savers by single_writer alone" if self.single_writer else ""
+        return f"{whole}{kept}{staged}{alone}"

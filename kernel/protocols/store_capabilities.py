@@ -17,6 +17,7 @@ __all__ = (
     "Leftovers",
     "ManyFiles",
     "MappedFiles",
+    "OverNetwork",
     "Placement",
     "PreferredPlacement",
     "ReadHolds",
@@ -205,6 +206,19 @@ class Leftovers(Capability, Protocol):
         Returns:
             By path, what became of each; `kept` where somebody may be at work.
         """
+        ...
+
+
+@runtime_checkable
+class OverNetwork(Capability, Protocol):
+    """A store, or a file of one, whose bytes may be damaged on their way although they are stored well.
+
+    What does not fit its checksum is read once more there before that is an error.
+    """
+
+    @property
+    def over_network(self) -> Literal[True]:
+        """Says that it is one."""
         ...
 
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-__all__ = ("BuildToken", "DataFile", "ReadableFile", "Store", "SummedReads")
+__all__ = ("BuildToken", "DataFile", "ReadableFile", "Store", "SummedReads", "WholeWrites")
 
 import os
 from collections.abc import Sequence
@@ -86,6 +86,21 @@ class BuildToken:
     def built(self) -> str:
         """The path, before publication, of what becomes `final`."""
         return self.place if self.file is None else os.path.join(self.place, self.file)
+
+
+@runtime_checkable
+class WholeWrites(Capability, Protocol):
+    """A `DataFile` that takes all of its bytes at once from where they lie. Any other gathers them first."""
+
+    def write_whole(self, buffer: memoryview) -> None:
+        """Write the whole file, durably. Nothing else was or will be written to it.
+
+        The buffer may be reused as soon as this returns.
+
+        Raises:
+            StorageError: If the medium refuses, or something was written before.
+        """
+        ...
 
 
 @runtime_checkable

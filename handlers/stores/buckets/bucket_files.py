@@ -7,7 +7,7 @@ __all__ = ("BucketDataFile", "BucketReadableFile")
 import errno
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,16 @@ class BucketDataFile:
 
             offset += nbytes
 
+    def write_whole(self, buffer: memoryview) -> None:
+        with self._lock:
+            if self._end or self._bytes is None:
+                raise StorageError("write", self._path, "has content already", errno.EBADF)
+
+            self._bytes = None
+            self._put(buffer)
+            self._is_put = True
+            self.transfers += Transfers(direct_bytes=buffer.nbytes)
+
     def sync(self) -> None:
         with self._lock:
             if self._is_put:
@@ -95,6 +105,8 @@ class BucketReadableFile:
     """
 
     __slots__ = ("_client", "_key", "_lock", "_size", "transfers")
+
+    over_network: Literal[True] = True
 
     def __init__(self, client: ObjectClient, key: str, size: int) -> None:
         self._client, self._key, self._size = client, key, size

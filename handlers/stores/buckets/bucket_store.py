@@ -49,8 +49,9 @@ class BucketStore:
     ) -> None:
         self.url = url
         #: Chunks lie one after another without gaps: what is read from here is copied anyway.
+        #: A chunk of more than half a file is one by itself: it is put from where it lies.
         self.placement = Placement(
-            file_bytes=file_bytes,
+            file_bytes=max(file_bytes // 2, 1),
             page_bytes=1,
             page_from_bytes=2**62,
             line_bytes=1,
@@ -59,6 +60,11 @@ class BucketStore:
         )
         self._client = ObjectClient(url, connect)
         self._builds = Builds(self._client, self, single_writer=single_writer)
+
+    @property
+    def over_network(self) -> Literal[True]:
+        """Say that what does not fit its checksum is worth a second look."""
+        return True
 
     def relies_on_single_writer(self) -> bool:
         """Whether the server was found to ignore conditions, so that nothing keeps two savers apart."""

@@ -25,7 +25,13 @@ from penstock.kernel.config.config import Config, FlowOptions
 from penstock.kernel.config.job_limits import JobLimits
 from penstock.kernel.config.job_options import JobOptions
 from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import ConfigError, PenstockError, SpecError, StorageError
+from penstock.kernel.errors import (
+    ConfigError,
+    CorruptCheckpointError,
+    PenstockError,
+    SpecError,
+    StorageError,
+)
 from penstock.kernel.events import get_logger
 from penstock.kernel.memory.bounded_cache import BoundedCache, Caching
 from penstock.kernel.memory.regulator import MemoryRegulator
@@ -34,6 +40,7 @@ from penstock.kernel.pipeline.shared_objects import Shared
 from penstock.kernel.protocols.coordinator import Coordinator, Operation, SingleProcessCoordinator
 from penstock.kernel.protocols.layouts import ArrangedLayout, ItemsLayout, Layout
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
+from penstock.kernel.protocols.store_capabilities import OverNetwork
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import hold_for_reading
 from penstock.kernel.storage.paths import BUCKETS, bucket_of, path_or_url
@@ -214,13 +221,18 @@ class Engine:
             return await self._read_unchanged(path, threads, read)
 
     async def _read_unchanged(self, path: str, threads: Threads, read: Callable[[], Awaitable[T]]) -> T:
+        may_repeat = isinstance(self.store, OverNetwork)
         for _ in range(MOST_READS):
             before = await threads.run(self.store.identity, path)
             try:
                 found = await read()
-            except PenstockError:
+            except PenstockError as error:
                 if before == await threads.run(self.store.identity, path):
-                    raise
+                    if not may_repeat or not _may_be_of_the_way(error):
+                        raise
+
+                    may_repeat = False
+                    continue
             else:
                 if before == await threads.run(self.store.identity, path):
                     return found
@@ -249,6 +261,11 @@ class Engine:
                 piece_bytes, options.batch_leaves, min(options.batch_bytes, MOST_PIECES * piece_bytes)
             ),
         }
+
+
+def _may_be_of_the_way(error: PenstockError) -> bool:
+    """Whether a document may have been damaged on its way here. Data is read again where it is compared."""
+    return isinstance(error, CorruptCheckpointError) and error.stage != "read"
 
 
 def make_engine(

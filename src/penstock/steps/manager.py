@@ -245,8 +245,7 @@ class CheckpointManager:
             metrics: Numbers, by name, nested or not; kept with the step and ranked by `KeepBest`.
             custom_metadata: JSON values kept with the step.
             force: Save it, whatever the policy says.
-            overwrite: Replace the step if it exists, and allow one older than the latest; as for
-                `Checkpointer.save`.
+            overwrite: Replace the step if it exists, and allow one older than the latest.
             prioritise: As for `Checkpointer.save`; and so is everything below.
             staging: When this returns: `"copy"` or `"overlap"`.
             pipeline: Stages for this save alone.

@@ -23,6 +23,7 @@ from penstock.kernel.protocols.store_capabilities import (
     Leftovers,
     ManyFiles,
     MappedFiles,
+    OverNetwork,
     Placement,
     PreferredPlacement,
     ReadHolds,
@@ -83,6 +84,7 @@ class CrashStore:
     placement: Placement
     relies_on_single_writer: Callable[[], bool]
     collect: Callable[..., Any]
+    over_network: Literal[True]
     free_bytes: Callable[[str], int | None]
     hold: Callable[[str], Hold]
     make_held: Callable[[str], Hold]
@@ -151,6 +153,8 @@ class CrashStore:
             self.relies_on_single_writer = inner.relies_on_single_writer
         if isinstance(inner, Leftovers):
             self.collect = inner.collect
+        if isinstance(inner, OverNetwork):
+            self.over_network = inner.over_network
 
     @property
     def n_changes(self) -> int:

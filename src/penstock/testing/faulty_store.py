@@ -24,6 +24,7 @@ from penstock.kernel.protocols.store_capabilities import (
     Leftovers,
     ManyFiles,
     MappedFiles,
+    OverNetwork,
     Placement,
     PreferredPlacement,
     ReadHolds,
@@ -70,6 +71,7 @@ class FaultyStore:
     placement: Placement
     relies_on_single_writer: Callable[[], bool]
     collect: Callable[..., Any]
+    over_network: Literal[True]
     free_bytes: Callable[[str], int | None]
     hold: Callable[[str], Hold]
     make_held: Callable[[str], Hold]
@@ -128,6 +130,8 @@ class FaultyStore:
             self.relies_on_single_writer = inner.relies_on_single_writer
         if isinstance(inner, Leftovers):
             self.collect = inner.collect
+        if isinstance(inner, OverNetwork):
+            self.over_network = inner.over_network
 
     def _show_holds(self, inner: Store) -> None:
         if isinstance(inner, BuildHolds):

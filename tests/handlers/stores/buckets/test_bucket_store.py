@@ -20,7 +20,7 @@ from penstock.kernel.protocols.store_capabilities import (
     Renames,
     SharedFiles,
 )
-from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.stores import Store, WholeWrites
 from penstock.testing.capability_conformance import SharingConformance
 from penstock.testing.store_conformance import StoreConformance
 
@@ -111,6 +111,21 @@ def test_a_data_file_grows_and_has_zeros_where_nothing_was_written(bucket: Bucke
     assert store.read_file(f"{URL}/data") == expected.tobytes()
     with pytest.raises(StorageError, match="was closed"):
         file.write_at(0, [memoryview(b"late")])
+
+
+def test_a_whole_file_is_put_at_once_from_where_it_lies(bucket: Bucket) -> None:
+    file = bucket.store().create_data_file(f"{URL}/data")
+    assert isinstance(file, WholeWrites)
+    file.allocate(4)
+    file.write_whole(memoryview(b"data"))
+    assert bucket.store().read_file(f"{URL}/data") == b"data"
+    assert file.transfers.buffered_bytes == 0
+    file.sync()
+    begun = bucket.store().create_data_file(f"{URL}/other")
+    begun.write_at(0, [memoryview(b"a")])
+    for late in (file, begun):
+        with pytest.raises(StorageError, match="has content already"):
+            late.write_whole(memoryview(b"data"))
 
 
 def test_a_file_that_became_shorter_is_truncated_data(bucket: Bucket) -> None:

@@ -1,0 +1,72 @@
+"""One save, one restore, one race and one failure on servers that pip installs: what `make test` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.cloud.fault_proxy import fault_proxy
+from tests.cloud.servers import ENDPOINTS, Server
+
+import penstock
+from penstock.kernel.errors import InUseError, StorageError
+
+AssertSame = Callable[[Any, Any], None]
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+
+
+def state(step: int = 1) -> dict[str, Any]:
+    return {"w": np.arange(500_000.0) * step, "small": [np.full(3, at) for at in range(20)], "step": step}
+
+
+async def test_a_tree_is_saved_restored_and_deleted(environ: Server, assert_same: AssertSame) -> None:
+    path = f"{environ.url()}/run/7"
+    await penstock.save(path, state())
+    assert_same(await penstock.restore(path, like=state(2)), state())
+    assert (await penstock.verify(path)).intact
+    await penstock.save(path, state(2), overwrite="delete-first")
+    assert (await penstock.restore(path))["step"] == 2
+    await penstock.delete(path)
+    assert environ.bucket_store().kind(path) is None
+
+
+def test_of_four_savers_of_one_path_one_wins(environ: Server) -> None:
+    url = environ.url()
+
+    def save(number: int) -> str:
+        store = environ.bucket_store()
+        try:
+            token = store.begin_build(f"{url}/7", f"{url}/7.tmp")
+        except StorageError as error:
+            return type(error).__name__ if isinstance(error, InUseError) else str(error.errno)
+
+        for name in ("a", "b"):
+            store.write_file(f"{token.place}/{name}", str(number).encode())
+
+        store.publish(token)
+        return "won"
+
+    with ThreadPoolExecutor(4) as pool:
+        ended = list(pool.map(save, range(4)))
+
+    assert ended.count("won") == 1, ended
+    store = environ.bucket_store()
+    found = {store.read_file(f"{url}/7/{name}") for name in ("a", "b")}
+    assert found == {str(ended.index("won")).encode()}
+
+
+async def test_one_503_and_one_lost_reply_are_survived(
+    environ: Server, monkeypatch: pytest.MonkeyPatch, assert_same: AssertSame
+) -> None:
+    path = f"{environ.url()}/7"
+    with fault_proxy(environ.endpoint) as proxy:
+        monkeypatch.setenv(ENDPOINTS[environ.scheme], environ.path_to(proxy.endpoint))
+        proxy.fail("^PUT .*/d/", "refuse")
+        proxy.fail("^PUT .*commit_success", "lost_reply")
+        await penstock.save(path, state())
+        assert sorted(proxy.fired()) == ["lost_reply", "refuse"]
+        assert_same(await penstock.restore(path), state())
