@@ -44,8 +44,8 @@ help: ## Say what there is (the default)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r target text; do \
 	  printf '  %-14s %s\n' $$target "$$text"; done
 
-demo: $(VENV)/.installed ## Train, save, be killed in the middle of a save, resume, and compare bit for bit
-	@$(BIN)/penstock demo
+demo: $(VENV)/.installed ## Train, save, be killed in the middle of a save, resume, and compare bit for bit (make demo STORE=s3: in a bucket)
+	@$(BIN)/penstock demo $(if $(STORE),--store $(STORE))
 
 demo-processes: $(VENV)/.installed ## Four processes train together; one is killed in the middle of a save; two go on, bit for bit
 	@PYTHONPATH=docs/examples/demo $(BIN)/python -m processes_demo

@@ -116,7 +116,7 @@ def test_only_what_has_its_own_name_is_a_checkpoint(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
 
     assert unfinished(tmp_path) == ["120.orbax-checkpoint-tmp"]
-    assert [row[:2] for row in disk_table(tmp_path).rows] == [
+    assert [row[:2] for row in disk_table(str(tmp_path)).rows] == [
         ("5", "a checkpoint"),
         ("20", "a checkpoint"),
         ("100", "a checkpoint"),

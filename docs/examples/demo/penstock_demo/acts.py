@@ -6,6 +6,7 @@ __all__ = ("DemoOptions", "require_followed", "run_demo")
 
 import signal
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -17,6 +18,7 @@ from anyio import Event, create_task_group, move_on_after
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import CommandError, Output
 from penstock_demo import report
+from penstock_demo.bucket import BUCKET, bucket_on_loopback
 from penstock_demo.process import TrainingLog, run_training
 from penstock_demo.records import DurableSave, FinishedStep, FollowedStep, Record, Restored
 from penstock_demo.scratch import end_on_signal, open_directory
@@ -37,6 +39,7 @@ class DemoOptions:
     seconds: float = 75.0  #: to aim at, by training fewer steps on a slow machine
     keep: Path | None = None  #: None: a temporary directory, removed at the end
     picture: Path = field(default=Path("penstock-demo-timeline.svg"))
+    store: str = "disk"  #: or `s3`
 
 
 def run_demo(options: DemoOptions, output: Output) -> int:
@@ -50,8 +53,13 @@ def run_demo(options: DemoOptions, output: Output) -> int:
         raise CommandError("it takes three saves at least: make --steps three times --every, or more")
 
     text, what = read_text(options.text)
-    with open_directory(options.keep, output) as directory:
+    with ExitStack() as ends:
+        directory = ends.enter_context(open_directory(options.keep, output))
         (directory / "text.txt").write_text(text, "utf-8")
+        if options.store == "s3":
+            ends.enter_context(bucket_on_loopback(directory / "seaweedfs"))
+            output.say(f"SeaweedFS, an object store, runs on loopback; checkpoints go to s3://{BUCKET}.")
+
         demo = _Demo(options, output, directory)
         return anyio.run(demo, f"{what}, {len(text):,} characters")
 
@@ -136,9 +144,10 @@ class _Demo:
 
         output.say(
             f"Sent SIGKILL after step {log.steps[-1].step}: step {hold_at} was staged, "
-            f"{format_bytes(log.held.nbytes)} of it were written. On disk are now:"
+            f"{format_bytes(log.held.nbytes)} of it were written. In its place are now:"
         )
-        output.table(await anyio.to_thread.run_sync(report.disk_table, self._directory / "run"))
+        table = report.bucket_table if self._options.store == "s3" else report.disk_table
+        output.table(await anyio.to_thread.run_sync(table, self._root("run")))
 
     async def _resume(self) -> None:
         output = self._output
@@ -209,11 +218,17 @@ class _Demo:
         while not any(step.step == last for step in self._follower.followed):
             await self._news.wait()
 
-    def _common(self, folder: str) -> dict[str, Any]:
+    def _root(self, folder: str) -> str:
+        if self._options.store == "s3":
+            return f"s3://{BUCKET}/{folder}"
+
         directory = self._directory / folder
         directory.mkdir(exist_ok=True)
+        return str(directory)
+
+    def _common(self, folder: str) -> dict[str, Any]:
         return {
-            "directory": str(directory),
+            "directory": self._root(folder),
             "text": str(self._directory / "text.txt"),
             "size": self._options.size,
         }

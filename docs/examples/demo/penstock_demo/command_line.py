@@ -27,6 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         seconds=options.seconds_budget,
         keep=options.keep,
         picture=options.picture,
+        store=options.store,
     )
     return run_demo(chosen, open_output(for_people=True))
 
@@ -43,6 +44,10 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--text", type=Path, metavar="FILE", help="what to learn (penstock's documentation)")
     demo.add_argument("--steps", type=int, default=190, metavar="N", help="steps to train (%(default)s)")
     demo.add_argument("--every", type=int, default=30, metavar="N", help="steps between saves (%(default)s)")
+    demo.add_argument(
+        "--store", choices=("disk", "s3"), default="disk",
+        help="where checkpoints go: a directory, or a bucket in SeaweedFS on loopback (%(default)s)",
+    )  # fmt: skip
     demo.add_argument("--small", action="store_true", help="a smaller model, for a quick look")
     demo.add_argument("--keep", type=Path, metavar="DIR", help="put the checkpoints there and leave them")
     demo.add_argument(

@@ -20,6 +20,7 @@ from pathlib import Path
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Table
 from penstock.kernel import bottleneck
+from penstock_demo.bucket import objects_below
 from penstock_demo.process import TrainingLog
 from penstock_demo.records import DurableSave, FollowedStep, Restored
 
@@ -94,10 +95,22 @@ def loss_table(reference: Mapping[int, str], other: Mapping[int, str], steps: Se
     return Table(("step", "loss", "uninterrupted", "killed and resumed", ""), rows, n_left=0)
 
 
-def disk_table(directory: Path) -> Table:
+def bucket_table(url: str) -> Table:
+    """Make the table of what lies below `s3://demo/...`, where a mark makes a checkpoint."""
+    found = objects_below(url)
+    rows: list[tuple[str, ...]] = []
+    for name in sorted({path.partition("/")[0] for path in found}, key=lambda name: _by_step(Path(name))):
+        sizes = [size for path, size in found.items() if path.partition("/")[0] == name]
+        what = "a checkpoint" if f"{name}/commit_success.txt" in found else "what the killed save left"
+        rows.append((name, what, str(len(sizes)), format_bytes(sum(sizes))))
+
+    return Table(("name", "what it is", "objects", "in the bucket"), rows, n_left=2)
+
+
+def disk_table(directory: str) -> Table:
     """Make the table of what lies in a directory of checkpoints."""
     rows: list[tuple[str, ...]] = []
-    for entry in sorted(directory.iterdir(), key=_by_step):
+    for entry in sorted(Path(directory).iterdir(), key=_by_step):
         files = [path for path in entry.rglob("*") if path.is_file()]
         nbytes = sum(path.stat().st_size for path in files)
         what = "a checkpoint" if entry.name.isdecimal() else "what the killed save left"

@@ -85,7 +85,8 @@ async def train(options: TrainingOptions, emit: Callable[[Record], object]) -> N
     Raises:
         PenstockError: If a save or the restore fails.
     """
-    others = unfinished(Path(options.directory))  # before the manager removes them
+    in_bucket = options.directory.startswith("s3://")
+    others = [] if in_bucket else unfinished(Path(options.directory))  # before the manager removes them
     manager = penstock.CheckpointManager(
         options.directory,
         save_when=EverySteps(options.every),
