@@ -7,7 +7,7 @@ from __future__ import annotations
 
 __all__ = ("NOTHING_OWN", "OwnValues", "find_own")
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, cast, final
@@ -20,7 +20,7 @@ from penstock.kernel.protocols.leaf_infos import LeafInfos
 from penstock.stages.common.stored_columns import key_columns
 from penstock.stages.planning.leaf_sources import Function, Input, described, rule_difference
 from penstock.stages.pytree.flattening import nest, step
-from penstock.stages.pytree.per_process import PROCESS_KEY, PerProcess
+from penstock.stages.pytree.per_process import PROCESS_KEY, Divide, PerProcess
 
 _jax: Any = tree_util
 _Saved: TypeAlias = Mapping[int, Sequence[int]]
@@ -61,7 +61,8 @@ def find_own(
     index, count = process
     hidden = {row for by in saved.values() for one, rows in by.items() if one != index for row in rows}
     odd = {keys: by for keys, by in saved.items() if by and len(by) != count}
-    if not odd:
+    # Where a target has None, it may not say what this process's value looks like.
+    if not odd and not any(_is_whole_value(info, count) for info in infos):
         return OwnValues(hidden)
 
     functions: dict[KeyPath, Function] = {}
@@ -69,10 +70,22 @@ def find_own(
     whole: set[int] = set()
     for path, found in _jax.tree_flatten_with_path(like, is_leaf=_is_own)[0]:
         keys = tuple([step(entry)[0] for entry in path])
-        if not _is_own(found) or keys not in odd:
+        if not _is_own(found):
             continue
 
         node = cast("PerProcess[Any]", found)
+        if keys not in odd:
+            mine = saved.get(keys, {}).get(index)
+            if mine and node.value is None and node.divide is not None:
+                whole.add(id(node))
+                hidden.update(mine)
+                by = {index: mine}
+                functions[keys] = _function(
+                    stored, keys, by, _as_it_was, process, is_named=count > 1, kept=node.divide
+                )
+
+            continue
+
         whole.add(id(node))
         hidden.update(row for rows in odd[keys].values() for row in rows)
         if node.divide is None:
@@ -80,9 +93,22 @@ def find_own(
             advice = "give the PerProcess a function `divide`, or leave it out of the target"
             differences.append(rule_difference(_jax.keystr(path), f"{problem}: {advice}"))
         else:
-            functions[keys] = _function(stored, keys, odd[keys], node.divide, process)
+            is_named = len(odd[keys]) > 1
+            functions[keys] = _function(
+                stored, keys, odd[keys], node.divide, process, is_named=is_named, kept=node.divide
+            )
 
     return OwnValues(hidden, functions, differences, whole)
+
+
+def _is_whole_value(info: ParamInfo, count: int) -> bool:
+    """Whether a leaf of the target is all that it has of its process."""
+    return info.own_from is not None and len(info.keys) == info.own_from + (count > 1)
+
+
+def _as_it_was(values: Sequence[Any], index: int, count: int) -> object:
+    """Return the value of this process alone, as a restore without a target gives it."""
+    return values[0]
 
 
 def _is_own(node: object) -> bool:
@@ -123,18 +149,30 @@ def _function(
     stored: Sequence[StoredLeaf],
     node: KeyPath,
     saved: _Saved,
-    divide: Callable[[Sequence[Any], int, int], Any],
+    divide: Divide,
     process: tuple[int, int],
+    *,
+    is_named: bool,
+    kept: Divide | None,
 ) -> Function:
-    """Return what makes the value of this process from those of all that saved."""
+    """Return what makes the value of this process from those of some that saved.
+
+    Args:
+        stored: All leaves of the checkpoint.
+        node: Where the values lie.
+        saved: The rows of each that is needed.
+        divide: What makes the value.
+        process: The index of this process, and how many there are.
+        is_named: Whether the keys below the node name processes.
+        kept: What the result has as its `divide`.
+    """
     parts = [[stored[row] for row in saved[one]] for one in sorted(saved)]
-    is_named = len(saved) > 1
     infos = [[_below(leaf.info, len(node) + is_named) for leaf in part] for part in parts]
 
     def call(values: Sequence[Any]) -> object:
         rest = iter(values)
         found = [nest(part, [next(rest) for _ in part]) if part else None for part in infos]
-        return PerProcess(divide(found, *process), divide)
+        return PerProcess(divide(found, *process), kept)
 
     inputs = tuple([Input(leaf) for part in parts for leaf in part])
     return Function(described("divide", divide), inputs, call)

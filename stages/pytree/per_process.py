@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("PROCESS_KEY", "PerProcess", "ProcessEntry", "process_key", "settled")
+__all__ = ("PROCESS_KEY", "Divide", "PerProcess", "ProcessEntry", "process_key", "settled")
 
 import re
 from collections.abc import Callable, Sequence
@@ -36,7 +36,9 @@ class PerProcess(Generic[T]):
         value: Any tree of leaves that this process holds whole. Its structure may differ between processes.
         divide: What a restore by another number of processes asks for this process's value. It gets the
             values of all processes that saved, each as a restore without a target gives it, the index of
-            this process, and how many there are now. Without it, such a restore is refused.
+            this process, and how many there are now. Without it, such a restore is refused. In a target whose
+            value is None it says that any structure is right: as many processes get their values as they
+            were saved.
     """
 
     value: T

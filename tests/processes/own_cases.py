@@ -48,6 +48,10 @@ def state(here: Here) -> dict[str, Any]:
     }
 
 
+def not_called(values: Any, index: int, count: int) -> Any:
+    raise AssertionError("as many processes restore as have saved")
+
+
 async def each_keeps_its_own(here: Here) -> Any:
     tree, found = state(here), {}
     for name, form in FORMATS.items():
@@ -56,6 +60,14 @@ async def each_keeps_its_own(here: Here) -> Any:
             await (await opened.save(path, {**tree, "step": 6}))
             await (await opened.save(path, tree, overwrite=True))
             found[name] = differences(await opened.restore(path, like=tree), tree)
+            anything = {**tree, "iterator": PerProcess(None, not_called)}
+            back = await opened.restore(path, like=anything)
+            shown = {**back["iterator"].value, "pair": tuple(back["iterator"].value["pair"])}
+            number = (
+                f"only in {here.rank}"  # which is stored as a number, and a target would say of which type
+            )
+            shown[number] = np.float32(shown[number])
+            found[f"{name}, unknown"] = differences(shown, tree["iterator"].value)
             assert (await opened.verify(path)).intact
 
     async with checkpointer() as opened:

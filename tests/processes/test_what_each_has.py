@@ -23,7 +23,8 @@ def saved(job: Job, name: str = "plain") -> Path:
 
 
 def test_each_process_gets_its_own_back(job: Job) -> None:
-    assert job.results("each_keeps_its_own") == [{name: [] for name in (*FORMATS, "items")}] * job.count
+    names = (*FORMATS, *[f"{name}, unknown" for name in FORMATS], "items")
+    assert job.results("each_keeps_its_own") == [{name: [] for name in names}] * job.count
 
 
 @pytest.mark.parametrize("name", FORMATS)
