@@ -63,9 +63,7 @@ async def each_keeps_its_own(here: Here) -> Any:
             anything = {**tree, "iterator": PerProcess(None, not_called)}
             back = await opened.restore(path, like=anything)
             shown = {**back["iterator"].value, "pair": tuple(back["iterator"].value["pair"])}
-            number = (
-                f"only in {here.rank}"  # which is stored as a number, and a target would say of which type
-            )
+            number = f"only in {here.rank}"  # stored as a number: only a target says of which type
             shown[number] = np.float32(shown[number])
             found[f"{name}, unknown"] = differences(shown, tree["iterator"].value)
             assert (await opened.verify(path)).intact
