@@ -57,7 +57,9 @@ def test_the_values_of_several_processes_are_divided_anew(tmp_path: Path) -> Non
     saved = {f"process_{at}-of-3": {"rows": np.arange(at, 9, 3)} for at in range(3)}
     penstock.sync.save(tmp_path / "a", {"own": saved, "w": 1})
 
-    found = penstock.sync.restore(tmp_path / "a", like={"own": PerProcess(None, divide), "w": 0})
+    like: dict[str, Any] = {"own": PerProcess(None, divide), "w": 0}
+
+    found = penstock.sync.restore(tmp_path / "a", like=like)
 
     assert found["own"].value == [0, 3, 6, 1, 4, 7, 2, 5, 8]
     assert found["w"] == 1
