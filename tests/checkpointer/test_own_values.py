@@ -26,11 +26,10 @@ def not_called(values: Any, index: int, count: int) -> Any:
 def test_a_target_without_a_value_takes_what_was_saved_whatever_it_is(tmp_path: Path) -> None:
     penstock.sync.save(tmp_path / "a", {"w": np.ones(2), "own": PerProcess(OWN)})
 
-    found = penstock.sync.restore(
-        tmp_path / "a", like={"w": np.zeros(2), "own": PerProcess(None, not_called)}
-    )
+    like: dict[str, Any] = {"w": np.zeros(2), "own": PerProcess(None, not_called)}
 
-    assert isinstance(found["own"], PerProcess)
+    found = penstock.sync.restore(tmp_path / "a", like=like)
+
     assert found["own"].divide is not_called
     assert list(found["own"].value) == ["at", "name", "rows"]
     assert found["own"].value["rows"].tolist() == list(range(5))

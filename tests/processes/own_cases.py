@@ -60,9 +60,9 @@ async def each_keeps_its_own(here: Here) -> Any:
             await (await opened.save(path, {**tree, "step": 6}))
             await (await opened.save(path, tree, overwrite=True))
             found[name] = differences(await opened.restore(path, like=tree), tree)
-            anything = {**tree, "iterator": PerProcess(None, not_called)}
+            anything: dict[str, Any] = {**tree, "iterator": PerProcess(None, not_called)}
             back = await opened.restore(path, like=anything)
-            shown = {**back["iterator"].value, "pair": tuple(back["iterator"].value["pair"])}
+            shown: dict[str, Any] = {**back["iterator"].value, "pair": tuple(back["iterator"].value["pair"])}
             number = f"only in {here.rank}"  # stored as a number: only a target says of which type
             shown[number] = np.float32(shown[number])
             found[f"{name}, unknown"] = differences(shown, tree["iterator"].value)
