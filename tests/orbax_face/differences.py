@@ -358,6 +358,17 @@ SECTIONS: Final[dict[str, Section]] = {
 }
 
 
+SHORTLY: Final = (
+    "What is there stays until the new checkpoint is complete, and a save that fails leaves nothing behind.",
+    "What Orbax drops, skips or makes up in silence is an error, as two leaves of one name.",
+    "One process writes one database, without `ocdbt.process_0`; what compresses badly is not compressed.",
+    "A failure in the background is raised once, to whoever asks first.",
+    "Limits of memory are one budget, and what is larger than a limit is cut into pieces.",
+    "What Orbax reports by `jax.monitoring` and its log, penstock reports by events.",
+)
+"""What a program is likeliest to meet."""
+
+
 def differences() -> Section:
     """All of them."""
     return {name: entry for section in SECTIONS.values() for name, entry in section.items()}
@@ -370,7 +381,11 @@ def render() -> str:
         "",
         "Names, signatures, defaults and behaviour are those of Orbax 0.12.8, but for what is listed here.",
         "The page is generated from `tests/orbax_face/differences.py`; the tests that compare signatures",
-        "fail for whatever differs and is not in it.",
+        "fail for whatever differs and is not in it. In short:",
+        "",
+        *(f"* {line}" for line in SHORTLY),
+        "",
+        "The rest is to look things up in.",
     ]
     for title, section in {**SECTIONS, "The newer API, `penstock.orbax.v1`": V1}.items():
         lines += ["", f"## {title}", "", "| name | difference | reason |", "| --- | --- | --- |"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -83,13 +84,15 @@ def _run(options: argparse.Namespace, source: Path, file: Path) -> None:
     ]
     if options.failed_in is not None:
         command += ["--failed-in", str((options.failed_in / f"{name}.jsonl").absolute())]
+    scratch = options.results.absolute() / "tmp" / name
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
         "TF_CPP_MIN_LOG_LEVEL": "3",
-        "TEST_TMPDIR": str(options.results.absolute() / "tmp"),
+        "TEST_TMPDIR": str(scratch),
     }
+    shutil.rmtree(scratch, ignore_errors=True)  # a test that is run again finds nothing of the first time
     began = time.monotonic()
     for _ in range(_STARTS):
         if any(line["status"] in ("end", "import") for line in _lines(results)):

@@ -34,7 +34,7 @@ _ALSO = {
     ),
     f"{_V1}.handlers.registration": (
         "penstock.orbax.v1.common.handler_registration",
-        ("NoEntryError",),
+        ("NoEntryError", "resolve_handler_for_load", "resolve_handler_for_save"),
     ),
     f"{_V1}.serialization.registry": (
         "penstock.orbax.v1.trees.leaf_registry",
