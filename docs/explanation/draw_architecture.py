@@ -16,7 +16,7 @@ HANDLERS = (
     ("leaves/", "one handler for a kind of leaf:", "arrays, numbers, strings", "2  a new leaf type"),
     (
         "formats/",
-        "layouts: Orbax, items, safetensors;",
+        "layouts: Orbax, safetensors;",
         "chunks, codecs, documents",
         "3  a new codec or layout",
     ),
@@ -35,7 +35,7 @@ KERNEL = (
     ("concurrency/", "threads"),
     ("reports/", "the bottleneck"),
     ("config/", "options"),
-    ("errors/", "one for each case"),
+    ("errors/", "by what to do"),
 )
 
 
