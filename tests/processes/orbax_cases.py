@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import anyio
@@ -162,7 +163,7 @@ async def handlers_are_called_directly(here: Here) -> Any:
             for name in tree
         ]
 
-    def found_by(library: Any, read: Sequence[Any]) -> list[str]:
+    def found_by(read: Sequence[Any]) -> list[str]:
         return differences(dict(zip(tree, read, strict=True)), tree)
 
     handler, found = ocp.type_handlers.ArrayHandler(), dict[str, Any]()
@@ -179,10 +180,12 @@ async def handlers_are_called_directly(here: Here) -> Any:
         await ocp.type_handlers.merge_ocdbt_per_process_files(path, context, use_zarr3=False)
 
     await here.meet("merged")
-    for library in (ocp.type_handlers, theirs.type_handlers):
-        args = [library.ArrayRestoreArgs(sharding=value.sharding) for value in tree.values()]
-        found[library.__name__] = found_by(
-            library, await library.ArrayHandler().deserialize(infos(library), args)
-        )
 
+    async def read_by(library: Any) -> Any:
+        args = [library.ArrayRestoreArgs(sharding=value.sharding) for value in tree.values()]
+        return await library.ArrayHandler().deserialize(infos(library), args)
+
+    on_asyncio = partial(anyio.run, read_by, theirs.type_handlers, backend="asyncio")
+    found["ours"] = found_by(await read_by(ocp.type_handlers))
+    found["theirs"] = found_by(await anyio.to_thread.run_sync(on_asyncio))
     return found
