@@ -185,7 +185,9 @@ async def handlers_are_called_directly(here: Here) -> Any:
         args = [library.ArrayRestoreArgs(sharding=value.sharding) for value in tree.values()]
         return await library.ArrayHandler().deserialize(infos(library), args)
 
-    on_asyncio = partial(anyio.run, read_by, theirs.type_handlers, backend="asyncio")
+    def on_asyncio() -> Any:
+        return anyio.run(partial(read_by, theirs.type_handlers), backend="asyncio")
+
     found["ours"] = found_by(await read_by(ocp.type_handlers))
     found["theirs"] = found_by(await anyio.to_thread.run_sync(on_asyncio))
     return found
