@@ -35,9 +35,10 @@ class BucketStore:
             method that asks the server anything.
         file_bytes: The length of a data file, which is held in memory until it is put.
         single_writer: Whether a server that ignores conditions is used all the same.
+        tensorstore: What TensorStore opens the bucket by, but for the path; None if it cannot.
     """
 
-    __slots__ = ("_builds", "_client", "placement", "url")
+    __slots__ = ("_builds", "_client", "kvstore_spec", "placement", "url")
 
     def __init__(
         self,
@@ -46,8 +47,13 @@ class BucketStore:
         *,
         file_bytes: int = FILE_BYTES,
         single_writer: bool = False,
+        tensorstore: Mapping[str, Any] | None = None,
     ) -> None:
         self.url = url
+        self.kvstore_spec: Callable[[str], dict[str, Any]] | None = None
+        if tensorstore is not None:
+            self.kvstore_spec = lambda directory: {**tensorstore, "path": f"{self._key(directory)}/"}
+
         #: Chunks lie one after another without gaps: what is read from here is copied anyway.
         #: A chunk of more than half a file is one by itself: it is put from where it lies.
         self.placement = Placement(

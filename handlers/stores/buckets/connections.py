@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("connect",)
+__all__ = ("connect", "tensorstore_spec")
 
 import os
 from collections.abc import Callable, Mapping
@@ -14,6 +14,7 @@ from penstock.kernel.errors import ConfigError
 
 _S3_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
+_KEYS: Final = ("AWS_ACCESS_KEY_ID",)
 _GS_ENDPOINTS: Final = ("GOOGLE_BASE_URL", "STORAGE_EMULATOR_HOST")
 _AZ_ENDPOINTS: Final = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 _ACCOUNTS: Final = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
@@ -62,6 +63,38 @@ def connect(
         )
 
     return connected
+
+
+def tensorstore_spec(
+    bucket: str, options: BucketOptions, environ: Mapping[str, str] | None = None
+) -> dict[str, Any] | None:
+    """Return what TensorStore opens a bucket by, without a path; None if it has no driver for it.
+
+    TensorStore finds credentials by itself, too. For Google, it takes another endpoint from
+    `TENSORSTORE_GCS_HTTP_URL` alone.
+
+    Args:
+        bucket: Its name.
+        options: Where it is.
+        environ: As for `connect`.
+    """
+    variables = os.environ if environ is None else environ
+    if isinstance(options, GsOptions):
+        return {"driver": "gcs", "bucket": bucket}
+    if not isinstance(options, S3Options):
+        return None
+
+    spec: dict[str, Any] = {"driver": "s3", "bucket": bucket}
+    endpoint = options.endpoint or _first(variables, _S3_ENDPOINTS)
+    region = options.region or _first(variables, _REGIONS)
+    if endpoint is not None:
+        spec["endpoint"] = endpoint
+    if region is not None:
+        spec["aws_region"] = region
+    if _first(variables, _KEYS) is not None:
+        spec["aws_credentials"] = {"type": "environment"}
+
+    return spec
 
 
 _Told = tuple[str, str | None, dict[str, Any], dict[str, str]]

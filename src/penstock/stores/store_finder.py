@@ -43,7 +43,7 @@ class StoreFinder:
             if url not in self._buckets:
                 # Here, because local paths need nothing of it.
                 from penstock.handlers.stores.buckets.bucket_store import BucketStore
-                from penstock.handlers.stores.buckets.connections import connect
+                from penstock.handlers.stores.buckets.connections import connect, tensorstore_spec
 
                 options = self._options.of_scheme(scheme)
                 self._buckets[url] = BucketStore(
@@ -51,6 +51,7 @@ class StoreFinder:
                     connect(name, options),
                     file_bytes=options.file_bytes,
                     single_writer=options.single_writer,
+                    tensorstore=tensorstore_spec(name, options),
                 )
 
             return self._buckets[url]

@@ -9,12 +9,13 @@ import json
 import os
 
 from penstock.cli.terminal.byte_sizes import format_bytes
-from penstock.cli.terminal.terminal_output import Output, Table
+from penstock.cli.terminal.terminal_output import CommandError, Output, Table
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.inspection.file_sizes import FileSizes, sizes_below
 from penstock.inspection.places import store_of
 from penstock.inspection.step_listing import is_held
 from penstock.kernel.errors import InUseError, NotACheckpointError
+from penstock.kernel.protocols.store_capabilities import Leftovers
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.deletion import remove_abandoned
 
@@ -31,6 +32,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "path", metavar="PATH", nargs="?", default=".", help="a directory of steps or runs (here)"
     )
     parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be removed")
+    parser.add_argument(
+        "--older-than", type=float, metavar="SECONDS",
+        help="in a bucket: what a process of another machine left, if it has not changed for so long",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="as one JSON document")
 
 
@@ -42,6 +47,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
         StorageError: If the medium refuses.
     """
     store, path = store_of(options.path)
+    if isinstance(store, Leftovers):
+        return _collect(store, path, options, output)
     if store.kind(path) != "directory":
         raise NotACheckpointError(path, "is no directory")
 
@@ -62,6 +69,22 @@ def run(options: argparse.Namespace, output: Output) -> int:
     freed = sum([sizes for _, sizes, state in found if state != "in use"], FileSizes())
     what = "would be freed" if options.dry_run else "freed"
     output.note(f"{format_bytes(freed.own_bytes)} {what}")
+    return 0
+
+
+def _collect(store: Leftovers, path: str, options: argparse.Namespace, output: Output) -> int:
+    """In a bucket, have the store find what was left: nothing there has a name of its own."""
+    if options.dry_run:
+        raise CommandError("in a bucket, --dry-run cannot say what would be removed")
+
+    became = store.collect(path, options.older_than)
+    if options.json:
+        documents = [{"path": left, "state": state} for left, state in became.items()]
+        output.say(json.dumps({"dry_run": False, "left": documents}, indent=2))
+    elif became:
+        rows = [("in use" if state == "kept" else state, left) for left, state in became.items()]
+        output.table(Table(("", "path"), rows, n_left=2, plain=rows))
+
     return 0
 
 

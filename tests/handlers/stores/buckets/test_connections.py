@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.handlers.stores.buckets.connections import connect
+from penstock.handlers.stores.buckets.connections import connect, tensorstore_spec
 from penstock.kernel.config.bucket_options import AzOptions, BucketOptions, GsOptions, S3Options
 from penstock.kernel.config.config import Config
 from penstock.kernel.errors import ConfigError
@@ -105,3 +105,16 @@ def test_each_kind_of_bucket_has_options_of_its_own() -> None:
     assert found["retry_config"]["retry_timeout"] == timedelta(seconds=9)
     assert config.store.of_scheme("az") == AzOptions(account="a")
     assert config.store.of_scheme("s3") == S3Options()
+
+
+def test_tensorstore_is_told_the_same_place_and_no_secret() -> None:
+    environ = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "hidden", "AWS_REGION": "r"}
+    assert tensorstore_spec("b", S3Options(endpoint="http://e"), environ) == {
+        "driver": "s3",
+        "bucket": "b",
+        "endpoint": "http://e",
+        "aws_region": "r",
+        "aws_credentials": {"type": "environment"},
+    }
+    assert tensorstore_spec("b", GsOptions(), {}) == {"driver": "gcs", "bucket": "b"}
+    assert tensorstore_spec("b", AzOptions(account="a"), {}) is None
