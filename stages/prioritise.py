@@ -7,7 +7,6 @@ __all__ = ("Prioritise",)
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any, ClassVar, final
 
 from penstock.kernel.messages.packs import ReadLeaf, ReadPack
@@ -17,6 +16,7 @@ from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
 from penstock.kernel.reports.statistics import Advice
 from penstock.stages.common.batching import batched
+from penstock.stages.common.key_patterns import pattern_fits
 
 
 @final
@@ -56,8 +56,7 @@ class Prioritise:
         if callable(self.first):
             return bool(self.first(info.keys))
 
-        name = info.name
-        return any(fnmatchcase(name, pattern) for pattern in self.first)
+        return any(pattern_fits(pattern, info.name, info.keys, below=False) for pattern in self.first)
 
 
 async def _pass_on(batch: LeafBatch[Any], /) -> LeafBatch[Any]:

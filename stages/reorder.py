@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, ClassVar, TypeAlias, final
 
 from penstock.kernel.errors import HandlerFailedError
@@ -19,6 +18,7 @@ from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.leaf import ParamInfo
 from penstock.stages.common.batching import batched
+from penstock.stages.common.key_patterns import pattern_fits
 
 
 @final
@@ -53,7 +53,7 @@ def ranks_of(order: Order, infos: Sequence[ParamInfo]) -> list[int]:
         HandlerFailedError: If the function raises, or its results cannot be compared.
     """
     if not callable(order):
-        return [_first_fitting(order, info.name) for info in infos]
+        return [_first_fitting(order, info) for info in infos]
 
     try:
         places: list[Any] = [order(info.keys) for info in infos]
@@ -64,9 +64,9 @@ def ranks_of(order: Order, infos: Sequence[ParamInfo]) -> list[int]:
     return [rank[place] for place in places]
 
 
-def _first_fitting(patterns: Sequence[str], name: str) -> int:
+def _first_fitting(patterns: Sequence[str], info: ParamInfo) -> int:
     for at, pattern in enumerate(patterns):
-        if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*"):
+        if pattern_fits(pattern, info.name, info.keys):
             return at
 
     return len(patterns)

@@ -23,12 +23,21 @@ class NoHandlerError(HandlerError, TypeError):
         type_name: Its Python type, or the type name found on disk.
     """
 
-    def __init__(self, key_path: str, type_name: str, known: Sequence[str] = ()) -> None:
-        super().__init__(
-            f"{key_path}: no handler for {type_name}. Register one with "
-            f"registry.register(Type, handler) and pass the registry to the Checkpointer"
+    def __init__(
+        self, key_path: str, type_name: str, known: Sequence[str] = (), *, is_function: bool = False
+    ) -> None:
+        advice = (
+            "Register one with registry.register(Type, handler) and pass the registry to the Checkpointer"
             + (f"; handled here: {', '.join(known)}" if known else "")
         )
+        if is_function:
+            advice = (
+                "It is a function, and belongs to the code: save the rest, in equinox "
+                "`eqx.filter(model, eqx.is_array)`, and put both together after a restore, in equinox "
+                "`eqx.combine(restored, model)`"
+            )
+
+        super().__init__(f"{key_path}: no handler for {type_name}. {advice}")
         self.key_path = key_path
         self.type_name = type_name
 

@@ -91,6 +91,32 @@ class TreeDifference:
         return text + (f"; did you mean {self.suggestion}?" if self.suggestion else "")
 
 
+def _accepting(path: str, differences: Sequence[TreeDifference]) -> list[str]:
+    """Return lines that say which options would accept differences; none for a broken rule."""
+    kinds = {difference.kind for difference in differences}
+    if not kinds or "rule" in kinds:
+        return []
+
+    options: list[str] = []
+    advice: list[str] = []
+    other = [difference.key_path for difference in differences if difference.kind in {"shape", "type"}]
+    if other:
+        shown = ", ".join(f"{key_path!r}: None" for key_path in other[:3])
+        options.append(f"rename={{{shown}{', ...' if len(other) > 3 else ''}}}")
+        advice.append("rename leaves out what is stored there (strict=False pads arrays or cuts them off)")
+    if "dtype" in kinds:
+        options.append('dtype="like"')
+        advice.append('dtype="like" casts to the dtypes of the target')
+    if other or "missing" in kinds:
+        options.append('on_missing="keep"')
+        advice.append('on_missing="keep" keeps what the target has and the checkpoint has not')
+    if "unexpected" in kinds:
+        options.append('on_unexpected="skip"')
+        advice.append('on_unexpected="skip" leaves out what only the checkpoint has')
+
+    return [f"accepted by: restore({path!r}, like=..., {', '.join(options)})", *advice]
+
+
 @final
 class StructureMismatchError(SpecError):
     """The restore target and the checkpoint differ; every difference is listed.
@@ -107,6 +133,7 @@ class StructureMismatchError(SpecError):
         if len(differences) > self.SHOWN:
             lines.append(f"... and {len(differences) - self.SHOWN} more")
 
+        lines += _accepting(path, differences)
         super().__init__("\n  ".join([f"the target does not fit {path}:", *lines]))
         self.path, self.differences = path, tuple(differences)
 

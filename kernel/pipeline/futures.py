@@ -36,6 +36,9 @@ class Milestone(IntEnum):
     COMMITTED = 4  #: index and metadata are durable, under a temporary name
     FINALIZED = 5  #: durable and visible under its own name
 
+    def __str__(self) -> str:
+        return self.name.lower()
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:

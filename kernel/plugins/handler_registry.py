@@ -6,7 +6,9 @@ __all__ = ("HandlerRegistry",)
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from threading import RLock
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import final
 
 from penstock.kernel.errors import AmbiguousHandlerError, HandlerError, NoHandlerError
@@ -130,7 +132,9 @@ class HandlerRegistry:
 
             entries = self._fitting(type_)
             if not entries:
-                raise NoHandlerError(key_path, type_name(type_), self.known())
+                raise NoHandlerError(
+                    key_path, type_name(type_), self.known(), is_function=_is_of_functions(type_)
+                )
 
             handler = _the_only_one(type_name(type_), entries, key_path)
             self._state.cache[type_] = handler
@@ -204,6 +208,14 @@ class HandlerRegistry:
 
 def _named(typestr: str, entries: Iterable[Entry]) -> list[Entry]:
     return [entry for entry in entries if entry.handler.typestr == typestr]
+
+
+def _is_of_functions(type_: type) -> bool:
+    """Whether values of a type are functions: of Python, or made by jax, as `jnp.tanh` is."""
+    if type_ in {FunctionType, BuiltinFunctionType, MethodType, partial}:
+        return True
+
+    return type_.__module__.partition(".")[0] in {"jax", "jaxlib", "numpy"} and "__call__" in dir(type_)
 
 
 def _most(closer: Callable[[type, type], bool], types: list[type]) -> list[type]:

@@ -10,7 +10,6 @@ __all__ = ("DtypeRule", "Refit", "Refitted", "refit_spec")
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from threading import Lock
 from typing import Any, TypeAlias, cast, final
@@ -26,6 +25,7 @@ from penstock.kernel.protocols.leaf_handlers import LeafHandler, PartsHandler
 from penstock.kernel.protocols.reads import Destination, Target
 from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
+from penstock.stages.common.key_patterns import pattern_fits
 from penstock.stages.planning.leaf_sources import call_foreign, described
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
@@ -70,7 +70,7 @@ class DtypeRule:
             wanted: object = call_foreign(self._function, name, info.key_path, info.keys)
             return _dtype(wanted)
         if self._all is None:
-            return self._by_pattern(info.name)
+            return self._by_pattern(info)
 
         # One dtype for all leaves is not meant for step counters or for Python numbers.
         is_number = stored.spec.typestr == "scalar" and of_like is None
@@ -82,9 +82,9 @@ class DtypeRule:
         """The patterns that decided for no leaf."""
         return [pattern for pattern, _ in self._patterns if pattern not in self._used]
 
-    def _by_pattern(self, name: str) -> np.dtype[Any] | None:
+    def _by_pattern(self, info: ParamInfo) -> np.dtype[Any] | None:
         for pattern, wanted in self._patterns:
-            if fnmatchcase(name, pattern):
+            if pattern_fits(pattern, info.name, info.keys, below=False):
                 self._used.add(pattern)
                 return wanted
 

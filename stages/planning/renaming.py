@@ -12,6 +12,7 @@ from typing import Final, cast
 from penstock.kernel.errors import SpecError, TreeDifference
 from penstock.kernel.messages.restore_options import Change, Rename
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo, StoredLeaf
+from penstock.stages.common.key_patterns import keys_in
 from penstock.stages.planning.leaf_sources import call_foreign, described, rule_difference
 
 MOST_CANDIDATES: Final = 2_000  # a search for a similar name compares with every other name
@@ -100,7 +101,7 @@ class _Renamer:
 
 def _old(name: object) -> str | KeyPath:
     if isinstance(name, str):
-        return name
+        return keys_in(name) or name
 
     return _keys(name, "is a key of rename")
 
@@ -109,7 +110,7 @@ def _new(name: object, old: object) -> KeyPath | None:
     if name is None:
         return None
     if isinstance(name, str):
-        return tuple(name.split(".")) if name else ()
+        return keys_in(name) or (tuple(name.split(".")) if name else ())
 
     return _keys(name, f"is the new name of {old!r} in rename")
 

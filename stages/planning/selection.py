@@ -5,11 +5,11 @@ from __future__ import annotations
 __all__ = ("select_rows",)
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 from penstock.kernel.errors import SpecError
 from penstock.kernel.messages.restore import Only
 from penstock.kernel.protocols.leaf import KeyPath
+from penstock.stages.common.key_patterns import pattern_fits
 
 
 def select_rows(path: str, keys: Sequence[KeyPath], only: Only) -> list[int]:
@@ -18,8 +18,8 @@ def select_rows(path: str, keys: Sequence[KeyPath], only: Only) -> list[int]:
     Args:
         path: The checkpoint, for messages.
         keys: The keys of all stored leaves.
-        only: A predicate on key paths, or shell patterns over dotted names. A pattern that matches a
-            node selects every leaf below it.
+        only: A predicate on key paths, or shell patterns over dotted names, or key paths as they are
+            printed. One that matches a node selects every leaf below it.
 
     Raises:
         SpecError: If a pattern matches no leaf, or no leaf is selected.
@@ -39,7 +39,7 @@ def _fitting(path: str, keys: Sequence[KeyPath], patterns: Sequence[str]) -> lis
     rows: list[int] = []
     for row, key_path in enumerate(keys):
         name = ".".join(key_path)
-        fitting = [one for one in patterns if fnmatchcase(name, one) or fnmatchcase(name, f"{one}.*")]
+        fitting = [one for one in patterns if pattern_fits(one, name, key_path)]
         unused.difference_update(fitting)
         if fitting:
             rows.append(row)

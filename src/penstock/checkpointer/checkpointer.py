@@ -238,9 +238,9 @@ class Checkpointer:
     ) -> Any:
         """Return the tree saved at `path`.
 
-        From `only` on the options let the result depart from what is stored; `RestoreKeywords` and
-        docs/howto/restore-onto-something-else.md describe them in full. Without them every difference
-        is an error.
+        Without `like`, a jax.Array that was saved over devices of which some are not here, or of 64 bits
+        where these are disabled, becomes a NumPy array. Options from `only` on let the result differ from
+        what is stored (docs/howto/restore-onto-something-else.md); without them a difference is an error.
 
         Args:
             path: A checkpoint, an item in it, or a directory of steps, whose latest finished one is taken.
@@ -258,8 +258,8 @@ class Checkpointer:
             prioritise: Says which leaves are read first, by stored key path.
             pipeline: Stages for this restore alone.
             on_report: Called with the `RestoreReport` when the result is complete.
-            only: Which leaves are restored: shell patterns over dotted names, or a function.
-            rename: Stored names to names in the result.
+            only: Which leaves are restored: shell patterns over dotted names, key paths, or a function.
+            rename: Stored names or key paths to names in the result; None leaves out.
             transforms: Regular expressions over key paths to `penstock.Transform`s.
             transforms_default_to_original: Whether leaves without a transform come from the checkpoint.
             dtype: What arrays are cast to: a dtype, `"like"`, or a mapping from patterns to dtypes.

@@ -7,6 +7,7 @@ __all__ = ("CheckpointMetadata", "LeafMetadata", "describe_checkpoint")
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, final
 
 from penstock.kernel.pipeline.leased_opening import open_leased
@@ -144,6 +145,16 @@ class CheckpointMetadata:
     )
     started_at_ns: int | None = None  #: when the save began, as `committed_at_ns`
     uses_zarr3: bool = False  #: whether arrays are in zarr version 3, as recorded
+
+    def __repr__(self) -> str:
+        about = f"{self.path!r}: {len(self.leaves):,} leaves, {self.nbytes:,} bytes"
+        if self.committed_at_ns is not None:
+            when = datetime.fromtimestamp(self.committed_at_ns / 1e9, UTC)
+            about += f", committed {when.isoformat(timespec='seconds')}"
+        if self.custom_metadata:
+            about += f", custom_metadata={dict(self.custom_metadata)!r}"
+
+        return f"<CheckpointMetadata {about}>"
 
     @property
     def nbytes(self) -> int:

@@ -367,12 +367,14 @@ class CheckpointManager:
         return self._saves.catalogue.steps
 
     def latest_step(self) -> int | None:
-        """The last durable step; None if there is none."""
+        """The last durable step; None if there is none. Not awaited: the names of steps are known."""
         self._saves.check_open()
         return self._saves.catalogue.latest
 
     async def best_step(self, metric: Metric | None = None, mode: Mode = "min") -> int | None:
         """Return the step with the best metric, the latest of equals; None if none has a finite one.
+
+        Awaited, unlike `latest_step`: it reads the metrics of steps that were not read yet.
 
         Args:
             metric: By default that of the manager, with its mode.

@@ -36,6 +36,11 @@ class StepMetadata:
     custom_metadata: Mapping[str, Any] | None = None  #: the caller's metadata
     committed_at_ns: int | None = None  #: wall clock, nanoseconds since the epoch
 
+    def __repr__(self) -> str:
+        items = ", ".join(f"{name} ({len(held.leaves):,} leaves)" for name, held in self.items.items())
+        metrics = "" if self.metrics is None else f", metrics={dict(self.metrics)!r}"
+        return f"<StepMetadata step {self.step} {self.path!r}: {items}{metrics}>"
+
     @property
     def tree(self) -> Any:
         """The tree of a step that holds one, with a `LeafMetadata` for each leaf."""

@@ -6,10 +6,10 @@ __all__ = ("add_choice", "chosen_at", "chosen_items", "fitting")
 
 import argparse
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 from penstock.inspection.places import checkpoint_path, store_of
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts, read_items
+from penstock.stages.common.key_patterns import pattern_fits
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
@@ -39,11 +39,9 @@ def fitting(leaves: Sequence[LeafFacts], only: Sequence[str] | None) -> Sequence
     if only is None:
         return leaves
 
-    return [leaf for leaf in leaves if any(_fits(leaf, pattern) for pattern in only)]
+    # What is the name of a leaf is no pattern, whatever characters it has.
+    return [leaf for leaf in leaves if any(one == leaf.name or _fits(leaf, one) for one in only)]
 
 
 def _fits(leaf: LeafFacts, pattern: str) -> bool:
-    if leaf.key_path == pattern or leaf.key_path.startswith((f"{pattern}[", f"{pattern}.")):
-        return True
-
-    return fnmatchcase(leaf.name, pattern) or fnmatchcase(leaf.name, f"{pattern}.*")
+    return pattern_fits(pattern, leaf.name, leaf.keys)
