@@ -80,6 +80,27 @@ def test_a_dry_cp_only_says(stored: Stored, tmp_path: Path, call: Call) -> None:
     assert not (tmp_path / "copy").exists()
 
 
+def test_cp_copies_the_metadata_of_a_run_and_no_unfinished_step(tmp_path: Path, call: Call) -> None:
+    with penstock.sync.CheckpointManager(tmp_path / "run", metadata={"by": "me"}) as manager:
+        manager.save(1, {"a": 1})
+    unfinished = tmp_path / "run" / "2"  # as Orbax builds on object stores
+    unfinished.mkdir()
+    (unfinished / "_CHECKPOINT_METADATA").write_text('{"init_timestamp_nsecs": 1}')
+
+    copied = call("cp", tmp_path / "run", tmp_path / "copy", "--json").document["copied"]
+
+    assert [Path(entry["destination"]).name for entry in copied] == ["metadata", "1"]
+    with penstock.sync.CheckpointManager(tmp_path / "copy", read_only=True) as manager:
+        assert manager.all_steps() == (1,)
+        assert manager.root_metadata() == {"by": "me"}
+
+
+def test_convert_prints_a_document(stored: Stored, tmp_path: Path, call: Call) -> None:
+    document = call("convert", stored.tensors, tmp_path / "c", "--json").document
+
+    assert (document["path"], document["n_leaves"]) == (str(tmp_path / "c"), 2)
+
+
 def test_gc_removes_what_was_left_and_nothing_else(stored: Stored, call: Call) -> None:
     before = contents(stored.run)
 

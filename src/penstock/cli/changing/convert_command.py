@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ("configure", "run")
 
 import argparse
+import json
 from functools import partial
 
 import penstock
@@ -53,6 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--memory", metavar="SIZE", help="host memory to use at most, as in 512MiB")
     add_storage_options(parser)
+    parser.add_argument("--json", action="store_true", help="as one JSON document")
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
@@ -80,6 +82,11 @@ def run(options: argparse.Namespace, output: Output) -> int:
     seconds = f"{report.durable_s:.1f} s"
     to_tensors = options.format == "safetensors" or options.destination.endswith(SUFFIX)
     stored = "safetensors" if to_tensors else said_format(options)
+    if options.json:
+        document = {"path": report.path, "n_leaves": report.n_leaves, "nbytes": report.nbytes}
+        output.say(json.dumps({**document, "seconds": report.durable_s, "format": stored}, indent=2))
+        return 0
+
     nbytes = format_bytes(report.nbytes)
     output.success(f"{report.path}: {report.n_leaves:,} leaves, {nbytes}, in {seconds} ({stored})")
     return 0
