@@ -79,6 +79,7 @@ __all__ = (
     "Messages",
     "Milestone",
     "NamedTensors",
+    "Observer",
     "Only",
     "OpaquePiece",
     "Opening",
@@ -198,6 +199,7 @@ if TYPE_CHECKING:
         WrittenBatch,
     )
     from penstock.kernel.pipeline.futures import Milestone, Progress, SaveFuture
+    from penstock.kernel.pipeline.observers import Observer
     from penstock.kernel.pipeline.pipeline import Pipeline, Slot
     from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
     from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
@@ -320,6 +322,7 @@ else:
             "penstock.kernel.reports.statistics": (
                 "Advice", "Advises", "Span", "StageStatistics", "bottleneck",
             ),
+            "penstock.kernel.pipeline.observers": ("Observer",),
             "penstock.kernel.pipeline.futures": ("Milestone", "Progress", "SaveFuture"),
             "penstock.kernel.pipeline.pipeline": ("Pipeline", "Slot"),
             "penstock.kernel.pipeline.run_context": ("RestoreRun", "RunLimits", "SaveRun"),

@@ -4,7 +4,8 @@ Event names are `<what>.<happened>`: `save.started`, `save.staged`, `save.finali
 `restore.finished`. Fields carry their unit in their name, as everywhere: `nbytes`, `staged_s`.
 
 Nothing is written unless the application configures `logging`. A record's text is the event with
-its fields; the fields by themselves are in its attribute `penstock`, for handlers that want them.
+its fields. The fields by themselves are attributes of the record, as handlers and formatters expect it
+(`extra`), and all of them together are its attribute `penstock`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ LOGGER_NAME = "penstock"
 # Without a handler of its own the logger would fall back to writing warnings to stderr.
 logging.getLogger(LOGGER_NAME).addHandler(logging.NullHandler())
 
+_OF_RECORDS = {*vars(logging.makeLogRecord({})), "message", "asctime"}
 _PASSED_ON = ("exc_info", "stack_info", "stacklevel")
 
 
@@ -50,5 +52,7 @@ def _to_record(_: object, __: str, event: EventDict) -> tuple[tuple[str], dict[s
     options = {name: event.pop(name) for name in _PASSED_ON if name in event}
     name = event.pop("event")
     text = " ".join([str(name), *(f"{field}={value!r}" for field, value in event.items())])
-    # Under one attribute, because `logging` refuses fields that share a name with its own.
-    return (text,), {**options, "extra": {LOGGER_NAME: {"event": name, **event}}}
+    fields = {"event": name, **event}
+    # `logging` refuses fields that share a name with its own: these are only under the one attribute.
+    extra = {field: value for field, value in fields.items() if field not in _OF_RECORDS}
+    return (text,), {**options, "extra": {**extra, LOGGER_NAME: fields}}

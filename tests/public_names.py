@@ -28,6 +28,7 @@ NAMES = {
         CheckpointManager Checkpointer convert export_safetensors metadata restore restore_items save seal
         verify watch
     """,
+    "penstock.telemetry": "OpenTelemetrySpans PrometheusMetrics",
     "penstock.testing": """
         Crash CrashStore FaultyStore HandlerConformance Hang Operation PowerLoss StageConformance
         StoreConformance

@@ -22,6 +22,9 @@
     [processes]
     silence_s = 30               # PENSTOCK_PROCESSES__SILENCE_S=30
 
+    [telemetry]
+    observers = ["prometheus"]   # PENSTOCK_TELEMETRY__OBSERVERS=prometheus
+
     [save]
     piece_bytes = "16MiB"
     stages = ["flatten", "prioritise", "device_to_host", "limit_bytes", "write", "commit", "finalize"]
@@ -29,7 +32,11 @@
     [save.write]                 # the options of a stage, known to that stage alone
     concurrency = 4              # PENSTOCK_SAVE__WRITE__CONCURRENCY=4
 
-The file is named by `PENSTOCK_CONFIG` or by the caller.
+    [profiles.tpu-pod.memory]    # over the others, with PENSTOCK_PROFILE=tpu-pod
+    limit_bytes = "64GiB"
+
+The file is named by the caller or by `PENSTOCK_CONFIG`, or is the nearest `penstock.toml` upwards from the
+working directory.
 """
 
 from __future__ import annotations
@@ -40,24 +47,32 @@ __all__ = (
     "LoopOptions",
     "MemoryOptions",
     "StoreOptions",
+    "given_layers",
 )
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 from penstock.kernel.config.bucket_options import AzOptions, BucketOptions, GsOptions, S3Options
+from penstock.kernel.config.config_file import FILE_VARIABLE, PROFILE_VARIABLE, find_file, options_in
 from penstock.kernel.config.job_limits import JobLimits
 from penstock.kernel.config.job_options import JobOptions
-from penstock.kernel.config.option_layers import ENVIRONMENT_PREFIX, TABLES, load_options, sourced
+from penstock.kernel.config.option_layers import (
+    TABLES,
+    Table,
+    environment_table,
+    load_options,
+    merged,
+    sourced,
+)
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.config.shutdown_options import StoppingOptions
+from penstock.kernel.config.telemetry_options import TelemetryOptions
 from penstock.kernel.errors import ConfigError
 
 MIB = 2**20
-FILE_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
 
 
 @final
@@ -66,6 +81,8 @@ class MemoryOptions:
     """`[memory]`: the budget that all saves and restores share."""
 
     limit_bytes: int | Literal["auto"] = field(default="auto", metadata={"positive": True})
+    """Host bytes that all saves and restores together may hold. By default a quarter of what the machine or
+    the cgroup allows, less under memory pressure."""
     save_device_host_concurrent_bytes: int | None = field(default=None, metadata={"positive": True})
     """How many of these bytes saves may hold staged; None for all of them."""
     save_concurrent_bytes: int = field(default=128 * MIB, metadata={"positive": True})
@@ -105,9 +122,12 @@ class FlowOptions:
     """What `[save]` and `[restore]` have in common: the size of messages, and the stages that they pass."""
 
     piece_bytes: int = field(default=16 * MIB, metadata={"positive": True})
+    """A larger leaf travels in pieces of about this size."""
     batch_leaves: int = field(default=2048, metadata={"positive": True})
+    """At most so many small leaves travel in one message."""
     batch_bytes: int = field(default=4 * MIB, metadata={"positive": True})
-    stages: tuple[str, ...] | None = None  #: by name, built in or from entry points; None: the default ones
+    """And at most so many bytes; never more than 256 pieces."""
+    stages: tuple[str, ...] | None = None  #: names, of penstock or of plug-ins; None: as usual
     stage_options: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict[str, Any], metadata={TABLES: True}
     )
@@ -152,42 +172,62 @@ class Config:
     stopping: StoppingOptions = field(default_factory=StoppingOptions)
     job: JobOptions = field(default_factory=JobOptions)
     processes: JobLimits = field(default_factory=JobLimits)
+    telemetry: TelemetryOptions = field(default_factory=TelemetryOptions)
 
     @classmethod
     def load(
         cls,
         path: str | os.PathLike[str] | None = None,
         *,
+        profile: str | None = None,
         environ: Mapping[str, str] | None = None,
         arguments: Mapping[str, object] | None = None,
     ) -> Config:
         """Read the configuration. Blocking: reads one file.
 
         Args:
-            path: A TOML file; None for the one that `PENSTOCK_CONFIG` names, if any.
+            path: A TOML file; None for the one that `PENSTOCK_CONFIG` names, or else the nearest
+                `penstock.toml` from the working directory upwards.
+            profile: A table `[profiles.NAME]` of that file, whose options go over the others in it; None for
+                the one that `PENSTOCK_PROFILE` names, if any.
             environ: Environment variables, instead of those of the process.
-            arguments: Options that override both, as nested mappings: `{"memory": {"limit_bytes": "2GiB"}}`.
+            arguments: Options that override all, as nested mappings: `{"memory": {"limit_bytes": "2GiB"}}`.
 
         Raises:
-            ConfigError: If the file cannot be read, an option is unknown, or a value does not fit.
-                Every variable whose name begins with `PENSTOCK_` must be an option.
+            ConfigError: If the file cannot be read, it has no such profile, an option is unknown, or a value
+                does not fit. Every variable whose name begins with `PENSTOCK_` must be an option.
         """
-        variables = dict(os.environ if environ is None else environ)
-        named = variables.pop(FILE_VARIABLE, "")
-        file, told_by = (os.fspath(path), "argument") if path is not None else (named, FILE_VARIABLE)
-        toml = sourced(_read(file, told_by), file) if file else {}
-        return load_options(cls, toml=toml, environ=variables, arguments=arguments)
+        return load_options(
+            cls, toml=given_layers(path, profile=profile, environ=environ, arguments=arguments)
+        )
 
     def changed(self, arguments: Mapping[str, object]) -> Config:
         """Return a copy with some options changed, given and checked like the arguments of `load`."""
         return load_options(self, arguments=arguments)
 
 
-def _read(path: str, told_by: str) -> dict[str, object]:
-    try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        raise ConfigError("config", f"cannot read {path!r}: {error.strerror}", told_by) from error
-    except ValueError as error:  # not TOML, or not even UTF-8
-        raise ConfigError("config", f"{path!r} is not TOML: {error}", told_by) from error
+def given_layers(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    profile: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    arguments: Mapping[str, object] | None = None,
+) -> Table:
+    """Return all that is given, each value with its source; the arguments are those of `Config.load`.
+
+    Raises:
+        ConfigError: If the file cannot be read, or has no such profile.
+    """
+    variables = dict(os.environ if environ is None else environ)
+    file = find_file(path, variables)
+    chosen, told_by = profile, "argument"
+    if chosen is None:
+        chosen, told_by = variables.get(PROFILE_VARIABLE) or None, PROFILE_VARIABLE
+    if file is None and chosen is not None:
+        raise ConfigError("profiles", f"there is no profile {chosen!r}, and no file for it", told_by)
+
+    for name in (FILE_VARIABLE, PROFILE_VARIABLE):
+        variables.pop(name, None)
+
+    table = {} if file is None else options_in(file, chosen, told_by)
+    return merged(merged(table, environment_table(variables)), sourced(arguments or {}, "argument"))

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 __all__ = (
     "ENVIRONMENT_PREFIX",
+    "TABLES",
     "Given",
+    "Table",
+    "environment_table",
+    "given_leaves",
     "load_options",
+    "merged",
     "sourced",
 )
 
@@ -91,10 +96,10 @@ def load_options(
     table: Table = {}
     for layer in (
         sourced(toml or {}, "TOML", section),
-        _environment(environ or {}, section),
+        environment_table(environ or {}, section),
         sourced(arguments or {}, source, section),
     ):
-        table = _merged(table, layer)
+        table = merged(table, layer)
 
     made: T = _build(spec, section, table)
     return made
@@ -114,7 +119,8 @@ def sourced(values: Mapping[str, object], source: str, section: str = "") -> Tab
     return table
 
 
-def _environment(environ: Mapping[str, str], section: str) -> Table:
+def environment_table(environ: Mapping[str, str], section: str = "") -> Table:
+    """Return the options of a section that variables set."""
     prefix = _variable(section, "") if section else ENVIRONMENT_PREFIX
     table: Table = {}
     for variable, text in environ.items():
@@ -125,19 +131,30 @@ def _environment(environ: Mapping[str, str], section: str) -> Table:
         layer: Table = {last: Given(text, variable, _dotted(section, *outer, last), textual=True)}
         for name in reversed(outer):
             layer = {name: layer}
-        table = _merged(table, layer)
+        table = merged(table, layer)
 
     return table
 
 
-def _merged(below: Table, above: Table) -> Table:
-    merged = dict(below)
+def merged(below: Table, above: Table) -> Table:
+    """Lay one table over another."""
+    table = dict(below)
     for name, value in above.items():
-        before = merged.get(name)
+        before = table.get(name)
         both = isinstance(before, dict) and isinstance(value, dict)
-        merged[name] = _merged(cast("Table", before), cast("Table", value)) if both else value
+        table[name] = merged(cast("Table", before), cast("Table", value)) if both else value
 
-    return merged
+    return table
+
+
+def given_leaves(table: Table, section: str = "") -> Iterator[tuple[str, Given]]:
+    """Yield the dotted name of each value in a table, with the value and its source."""
+    for name, given in table.items():
+        key = _dotted(section, name)
+        if isinstance(given, dict):
+            yield from given_leaves(given, key)
+        else:
+            yield key, given
 
 
 def _build(spec: Any, section: str, table: Table) -> Any:
@@ -157,9 +174,7 @@ def _build(spec: Any, section: str, table: Table) -> Any:
             raise _unknown(class_, section, name, given)
 
     if rest is not None and extra:
-        changes[rest] = (
-            extra if isinstance(spec, type) else _merged(getattr(spec, rest), cast("Table", extra))
-        )
+        changes[rest] = extra if isinstance(spec, type) else merged(getattr(spec, rest), cast("Table", extra))
     if not isinstance(spec, type):
         return _made(partial(dataclasses.replace, spec, **changes), table)
 

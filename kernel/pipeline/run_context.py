@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.memory.byte_account import ByteLease
     from penstock.kernel.memory.regulator import Flow, MemoryRegulator
+    from penstock.kernel.pipeline.observers import Observer
     from penstock.kernel.protocols.coordinator import Coordinator, Operation
     from penstock.kernel.protocols.files_handler import Background
     from penstock.kernel.protocols.layouts import Layout
@@ -82,6 +83,7 @@ class Run:
     flow: ClassVar[Flow]
     shared: Shared = field(default_factory=Shared)
     progress: ProgressMeter = field(default_factory=ProgressMeter)
+    observers: tuple[Observer, ...] = ()
 
     @property
     def process(self) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import sys
@@ -102,3 +103,53 @@ def test_the_configuration_of_structlog_is_left_to_the_application(
         structlog.reset_defaults()
 
     assert [record.getMessage() for record in caplog.records] == ["save.staged"]
+
+
+def test_a_formatter_of_json_gets_the_fields_of_every_record(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "penstock")
+    get_logger().info("save.started", path="/a", nbytes=3, module="mine")
+
+    (record,) = caplog.records
+    assert (vars(record)["event"], vars(record)["path"], vars(record)["nbytes"]) == ("save.started", "/a", 3)
+    assert vars(record)["module"] != "mine"  # that of `logging` stays
+    assert vars(record)["penstock"]["module"] == "mine"
+
+
+def test_a_host_that_writes_json_by_structlog_gets_events_with_their_fields() -> None:
+    ended = run("""
+import logging, structlog, sys
+shared = [structlog.stdlib.ExtraAdder(), structlog.processors.format_exc_info]
+structlog.configure(
+    processors=[structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+    logger_factory=structlog.stdlib.LoggerFactory(),
+)
+handler = logging.StreamHandler(sys.stdout)
+handler.setFormatter(structlog.stdlib.ProcessorFormatter(
+    foreign_pre_chain=shared,
+    processors=[
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta, structlog.processors.JSONRenderer()
+    ],
+))
+logging.basicConfig(handlers=[handler], level=logging.INFO)
+get_logger(path="/a").info("save.finalized", nbytes=3)
+structlog.get_logger("host").info("mine", x=1)
+""")
+    ours, host = map(json.loads, ended.stdout.splitlines())
+
+    assert (ours["event"], ours["path"], ours["nbytes"]) == ("save.finalized", "/a", 3)
+    assert host == {"event": "mine", "x": 1}
+
+
+def test_a_json_renderer_alone_changes_nothing() -> None:
+    ended = run("""
+import logging, structlog, sys
+structlog.configure(processors=[structlog.processors.JSONRenderer()])
+logging.basicConfig(stream=sys.stdout, level=logging.INFO)
+get_logger(path="/a").info("save.finalized", nbytes=3)
+structlog.get_logger().info("mine")
+""")
+
+    assert ended.stdout.splitlines() == [
+        "INFO:penstock:save.finalized path='/a' nbytes=3",
+        '{"event": "mine"}',
+    ]

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.kernel.messages.restore import Only, Order
     from penstock.kernel.messages.restore_options import Rename, RestoreReport, Transform
     from penstock.kernel.pipeline.futures import SaveFuture
+    from penstock.kernel.pipeline.observers import Observer
     from penstock.kernel.pipeline.pipeline import Pipeline
     from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
     from penstock.kernel.protocols.coordinator import Coordinator
@@ -66,34 +67,32 @@ class Checkpointer:
     awaited. Leaving it on an error cancels them and removes what they wrote.
 
     Args:
-        config: Options, or the path of a TOML file that holds them; by default the file that the
-            environment names, if any.
+        config: Options, or the path of a TOML file that holds them; by default as `Config.load` finds one.
+        profile: A profile in that file; by default the one that `PENSTOCK_PROFILE` names, if any.
         registry: Handlers for leaf types; by default those that come with penstock.
-        save_pipeline: The stages of a save.
-        restore_pipeline: The stages of a restore.
+        save_pipeline, restore_pipeline: The stages of saves, and of restores.
         store: Where checkpoints lie; by default the local file system, with the options of the config.
         save_format: How arrays are stored; overrides that of the config.
         layout: The format on disk; by default Orbax's is written, with `save_format`, and every format
             that penstock knows is read.
-        coordinator: How the processes of a job agree; by default by the service of `jax.distributed`, if it
-            has joined several.
+        coordinator: How the processes of a job agree; by default by the service of `jax.distributed`.
+        observers: Are told of every save and restore, as are those that the config names.
         job: Which of them save together, and on which disks; overrides that of the config.
-        memory_limit: Host bytes that all saves and restores together may hold, or `"auto"`. This and the
-            next three are numbers or texts such as `"2GiB"`; each overrides the config.
+        memory_limit: Host bytes that all saves and restores may hold, or `"auto"`; overrides the config, as
+            the next three do. All are numbers or texts such as `"2GiB"`.
         save_device_host_concurrent_bytes: Of these, how many saves may hold staged; by default all.
-        save_concurrent_bytes: Bytes that may be on their way to storage at once.
-        restore_concurrent_bytes: Bytes that may be on their way from storage at once.
+        save_concurrent_bytes, restore_concurrent_bytes: Bytes that may be under way to or from storage.
         memory: The budget of another Checkpointer, to share it; instead of the four above.
 
     Raises:
-        ConfigError: If an option is unknown or does not fit. What concerns stages, formats and the store is
-            found on entering, and so is a PipelineError: until then they are not loaded.
+        ConfigError: If an option is unknown or does not fit; on entering, one of a stage, format or store.
     """
 
     def __init__(
         self,
         *,
         config: Config | Path | None = None,
+        profile: str | None = None,
         registry: HandlerLookup | None = None,
         save_pipeline: Pipeline[SaveRun] | None = None,
         restore_pipeline: Pipeline[RestoreRun] | None = None,
@@ -101,6 +100,7 @@ class Checkpointer:
         save_format: SaveFormat | None = None,
         layout: Layout | None = None,
         coordinator: Coordinator | None = None,
+        observers: Iterable[Observer] = (),
         job: JobOptions | None = None,
         memory_limit: int | str | None = None,
         save_device_host_concurrent_bytes: int | str | None = None,
@@ -115,18 +115,18 @@ class Checkpointer:
             restore_concurrent_bytes=restore_concurrent_bytes,
             memory=memory,
         )
-        options, self._memory = config_and_regulator(config, budget)
+        options, self._memory = config_and_regulator(config, budget, profile)
         self._options = options if job is None else replace(options, job=job)
         self._parts = (registry, save_pipeline, restore_pipeline, store, save_format, layout, coordinator)
+        self._observers = tuple(observers)
         self._made: Operations | None = None
         self._entered = EnteredOnce("Checkpointer")
 
     async def __aenter__(self) -> Checkpointer:
         await load(NEEDED_TO_OPERATE, self._options.loop)
-        from penstock.checkpointer.engine import needed_together  # it is loaded by now
+        from penstock.checkpointer.engine import needed_besides  # it is loaded by now
 
-        await load(needed_together(), self._options.loop)
-
+        await load(needed_besides(self._options), self._options.loop)
         await self._entered.enter(self._operations.life.live)
         return self
 
@@ -395,6 +395,6 @@ class Checkpointer:
             # Imported here because it imports jax and numpy; entering has loaded it by now.
             from penstock.checkpointer.operations import Operations
 
-            self._made = Operations(self._options, self._memory, *self._parts)
+            self._made = Operations(self._options, self._memory, *self._parts, self._observers)
 
         return self._made

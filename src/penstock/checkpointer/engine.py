@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Compare", "Engine", "make_engine", "needed_together")
+__all__ = ("Compare", "Engine", "make_engine", "needed_besides")
 
 import json
 import os
@@ -35,6 +35,7 @@ from penstock.kernel.errors import (
 from penstock.kernel.events import get_logger
 from penstock.kernel.memory.bounded_cache import BoundedCache, Caching
 from penstock.kernel.memory.regulator import MemoryRegulator
+from penstock.kernel.pipeline.observers import Observer
 from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
 from penstock.kernel.pipeline.shared_objects import Shared
 from penstock.kernel.protocols.coordinator import Coordinator, Operation, SingleProcessCoordinator
@@ -46,6 +47,7 @@ from penstock.kernel.storage.holds import hold_for_reading
 from penstock.kernel.storage.paths import BUCKETS, bucket_of, path_or_url
 from penstock.kernel.storage.workspace import Overwrite, Workspace
 from penstock.stores.store_finder import StoreFinder
+from penstock.telemetry.find_observers import homes_of_observers
 
 if TYPE_CHECKING:
     from penstock.kernel.storage.joined_workspace import JoinedWorkspace
@@ -97,6 +99,7 @@ class Engine:
     """Of what is saved to buckets, by the length of a data file: large arrays are cut to that size. A layout
     that the caller gave is used as it is, and not among them."""
     shared: Shared = field(default_factory=Shared)
+    observers: tuple[Observer, ...] = ()  #: told of every save and restore
 
     def at(self, path: str) -> Engine:
         """Return the engine for what lies at an absolute path or a URL: with the store that it lies in."""
@@ -257,6 +260,7 @@ class Engine:
             "coordinator": self.coordinator,
             "events": self.events,
             "shared": self.shared,
+            "observers": self.observers,
             "limits": RunLimits(
                 piece_bytes, options.batch_leaves, min(options.batch_bytes, MOST_PIECES * piece_bytes)
             ),
@@ -316,9 +320,10 @@ def make_engine(
     )
 
 
-def needed_together() -> Homes:
-    """Return the modules that only a job of several processes needs; none for one."""
-    return NEEDED_TOGETHER if processes_of_jax()[1] > 1 else {}
+def needed_besides(options: Config) -> Homes:
+    """Return the modules that not everybody needs: a job of several processes, and who is told of saves."""
+    together = NEEDED_TOGETHER if processes_of_jax()[1] > 1 else {}
+    return {**together, **homes_of_observers(options.telemetry)}
 
 
 def _coordinator_of_jax(limits: JobLimits, chosen: JobOptions) -> Coordinator:

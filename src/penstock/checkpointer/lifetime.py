@@ -26,6 +26,7 @@ from penstock.kernel.memory.buffers import give_back_freed_memory
 from penstock.kernel.memory.limit_sharing import LimitSharing
 from penstock.kernel.memory.limit_watch import watching_memory
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture
+from penstock.kernel.pipeline.observers import watched
 from penstock.kernel.protocols.coordinator import SingleProcessCoordinator
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class Lifetime:
                     watching_memory(tasks, memory, events),
                     sharing.going_on(tasks),
                     memory.counting(self._engine.caches()),
+                    watched(self._engine.observers, memory.statistics, events),
                 ):
                     yield
                     self.streams.stop()

@@ -33,7 +33,7 @@ class MemoryKeywords(TypedDict, total=False):
 
 
 def config_and_regulator(
-    config: Config | str | os.PathLike[str] | None, keywords: MemoryKeywords
+    config: Config | str | os.PathLike[str] | None, keywords: MemoryKeywords, profile: str | None = None
 ) -> tuple[Config, MemoryRegulator]:
     """Return the options, overridden by the keywords, and the budget that they describe.
 
@@ -47,7 +47,14 @@ def config_and_regulator(
     if "memory_limit" in given:
         given = {"limit_bytes": given.pop("memory_limit"), **given}
 
-    options = config if isinstance(config, Config) else Config.load(config)
+    if isinstance(config, Config):
+        if profile is not None:
+            raise ConfigError("profile", "cannot be combined with a Config, which has been loaded already")
+
+        options = config
+    else:
+        options = Config.load(config, profile=profile)
+
     options = options.changed({"memory": given}) if given else options
     return options, _regulator(options) if memory is None else memory
 

@@ -31,6 +31,7 @@ from penstock.kernel.messages.restore import Only, Order, RestoreRequest
 from penstock.kernel.messages.restore_options import Rename, RestoreOptions, RestoreReport, Transform
 from penstock.kernel.messages.save import TreeToSave
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture
+from penstock.kernel.pipeline.observers import Observer
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
 from penstock.kernel.protocols.coordinator import Coordinator
@@ -40,6 +41,7 @@ from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import BUCKETS, bucket_of, path_or_url, path_to_save_to
 from penstock.kernel.storage.workspace import Overwrite
+from penstock.telemetry.find_observers import observers_of
 from penstock.verification.verify import Verification
 from penstock.verification.verify_report import VerifyReport
 
@@ -67,8 +69,10 @@ class Operations:
         save_format: SaveFormat | None,
         layout: Layout | None,
         coordinator: Coordinator | None,
+        observers: tuple[Observer, ...] = (),
     ) -> None:
-        self.engine = make_engine(options, memory, registry, store, save_format, layout, coordinator)
+        made = make_engine(options, memory, registry, store, save_format, layout, coordinator)
+        self.engine = replace(made, observers=(*observers, *observers_of(options.telemetry)))
         layout = self.engine.layout
         saving = pipelines.save_pipeline(layout) if save_pipeline is None else save_pipeline
         restoring = pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline

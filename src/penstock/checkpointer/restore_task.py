@@ -14,6 +14,7 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import InsufficientMemoryError
 from penstock.kernel.messages.restore import RestoredTree, RestoreRequest
 from penstock.kernel.messages.restore_options import RestoreReport
+from penstock.kernel.pipeline.observers import observed
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
@@ -49,7 +50,14 @@ class RestoreTask:
 
     async def __call__(self) -> tuple[Any, RestoreReport]:
         """Return the tree, and the report of the restore."""
-        path = self._request.path
+        engine, path = self._engine, self._request.path
+        with observed(engine.observers, "restore", path, engine.events) as tell:
+            tree, report = await self._restore(path)
+            tell(report)
+
+        return tree, report
+
+    async def _restore(self, path: str) -> tuple[Any, RestoreReport]:
         result, run, identity = await self._engine.read_unchanged(path, self._threads, self._once)
         restored: RestoredTree = result.value
         plan, progress = restored.plan, run.progress

@@ -24,6 +24,7 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.messages.save import SaveReport, TreeToSave
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture, SavePromise
+from penstock.kernel.pipeline.observers import TellReport, observed
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
@@ -106,8 +107,8 @@ class SaveTask:
     async def __call__(self) -> None:
         """Save."""
         try:
-            with self._scope:
-                await self._save()
+            with self._scope, observed(self._run.observers, "save", self._run.path, self._run.events) as tell:
+                await self._save(tell)
         except get_cancelled_exc_class():
             self._give_up()
             raise
@@ -123,7 +124,7 @@ class SaveTask:
         if not self.future.done:
             self._give_up()
 
-    async def _save(self) -> None:
+    async def _save(self, tell: TellReport) -> None:
         run = self._run
         async with self._turn:
             run.events.info("save.started", path=run.path)
@@ -158,6 +159,7 @@ class SaveTask:
             durable_s=report.durable_s,
             memory_wait_s=waited_for_memory_s(report.stages),
         )
+        tell(report)
         self._promise.finish(report)
 
     async def _run_pipeline(self) -> PipelineResult:

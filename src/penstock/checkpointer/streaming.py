@@ -23,6 +23,8 @@ from penstock.kernel.concurrency.interpreter_settings import calm_interpreter
 from penstock.kernel.concurrency.threads import LoopHandle, Threads
 from penstock.kernel.errors import ClosedError, PenstockError, StorageError
 from penstock.kernel.messages.restore import Order, RestoreRequest
+from penstock.kernel.messages.restore_options import RestoreReport
+from penstock.kernel.pipeline.observers import observed
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.runner import run_pipeline
@@ -192,9 +194,14 @@ class _Reading:
         async with hold_for_reading(engine.store, self._threads, path):
             self._identity = await self._threads.run(engine.store.identity, path)
             run = engine.restore_run(path, self._threads)
-            with calm_interpreter(self._tasks, engine.config.loop):
+            observing = observed(engine.observers, "restore", path, engine.events)
+            with calm_interpreter(self._tasks, engine.config.loop), observing as tell:
                 try:
-                    await run_pipeline(self._pipeline, run, self._request)
+                    result = await run_pipeline(self._pipeline, run, self._request)
+                    progress = run.progress
+                    tell(
+                        RestoreReport(path, progress.leaves_total, progress.bytes_done, stages=result.stages)
+                    )
                 except PenstockError as error:
                     if error is not self._replaced:
                         await self._check(error)  # a replaced checkpoint explains any error

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "_ARGCOMPLETE" in os.environ:
             _complete()
 
-        options = _parser(given).parse_args(given)
+        options = _parser(_named(given)).parse_args(given)
         if options.command != "doctor":
             # Nothing that a command does needs an accelerator, and a training may hold the only one.
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -46,6 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (CommandError, penstock.PenstockError, OSError) as error:
         say_error(in_options(str(error)))
         return 1
+
+
+def _named(given: Sequence[str]) -> Sequence[str]:
+    """Return the command that is called, if there is one: its subcommand may be called as another one is."""
+    return [word for word in given if not word.startswith("-")][:1]
 
 
 def _parser(configured: Collection[str]) -> argparse.ArgumentParser:

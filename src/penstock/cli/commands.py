@@ -57,6 +57,8 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "rm": Command("changing.rm_command", "delete checkpoints"),
     "repair": Command("changing.repair_command", "write what is intact of a damaged checkpoint anew"),
     "seal": Command("changing.seal_command", "record digests of a checkpoint that has none"),
+    "config": Command("tuning.config_command", "show, check and explain the configuration"),
+    "tune": Command("tuning.tune_command", "measure a store, and write a profile that is faster there"),
     "verify": Command("changing.verify_command", "compare a checkpoint with its checksums"),
     "completion": Command("completion_command", "print what makes a shell complete commands and options"),
 }

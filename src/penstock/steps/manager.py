@@ -129,6 +129,7 @@ class CheckpointManager:
         sigterm: bool | None = None,
         checkpointer: Checkpointer | None = None,
         config: Config | Path | None = None,
+        profile: str | None = None,
         registry: HandlerRegistry | None = None,
         save_pipeline: Pipeline[SaveRun] | None = None,
         restore_pipeline: Pipeline[RestoreRun] | None = None,
@@ -145,6 +146,7 @@ class CheckpointManager:
     ) -> None:
         options = {
             "config": config,
+            "profile": profile,
             "registry": registry,
             "save_pipeline": save_pipeline,
             "restore_pipeline": restore_pipeline,

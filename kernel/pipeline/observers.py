@@ -1,0 +1,119 @@
+"""Who is told of every save and restore, for metrics and traces."""
+
+from __future__ import annotations
+
+__all__ = ("Observer", "TellReport", "observed", "watched")
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, TypeAlias, final, runtime_checkable
+
+from penstock.kernel.protocols.capability import Capability
+
+if TYPE_CHECKING:
+    from structlog.stdlib import BoundLogger
+
+    from penstock.kernel.memory.regulator import RegulatorStatistics
+    from penstock.kernel.reports.stage_report import StageReport
+
+TellReport: TypeAlias = "Callable[[StageReport], object]"
+
+
+@runtime_checkable
+class Observer(Capability, Protocol):
+    """Is told of every save and restore of a Checkpointer, in the event loop: it must not block.
+
+    An error of its own is logged as `telemetry.failed`, and disturbs nothing.
+    """
+
+    def observing(self, kind: str, path: str) -> AbstractContextManager[TellReport]:
+        """Return a context for one save or restore.
+
+        An exception that leaves it is how the operation failed, or its cancellation. What it yields is called
+        with the report of one that succeeded. The stages run inside it, so a context variable that is set
+        here is seen by them, and by the store.
+
+        Args:
+            kind: `save` or `restore`.
+            path: Of the checkpoint.
+        """
+        ...
+
+    def watching(self, statistics: Callable[[], RegulatorStatistics]) -> AbstractContextManager[object]:
+        """Return a context for the time that a Checkpointer is open.
+
+        Args:
+            statistics: Tells the state of its memory budget, from any thread.
+        """
+        ...
+
+
+@contextmanager
+def observed(
+    observers: Sequence[Observer], kind: str, path: str, events: BoundLogger
+) -> Generator[TellReport]:
+    """Tell all observers of one save or restore. What it yields tells them its report."""
+    with ExitStack() as stack:
+        told: list[TellReport] = []
+        for observer in observers:
+            guarded = _Guarded(partial(observer.observing, kind, path), events)
+            tell = stack.enter_context(guarded)
+            if tell is not None:
+                told.append(tell)
+
+        def tell_all(report: StageReport) -> None:
+            for tell in told:
+                try:
+                    tell(report)
+                except Exception as error:
+                    events.warning("telemetry.failed", error=repr(error))
+
+        yield tell_all
+
+
+@contextmanager
+def watched(
+    observers: Sequence[Observer], statistics: Callable[[], RegulatorStatistics], events: BoundLogger
+) -> Generator[None]:
+    """Let all observers watch the memory budget."""
+    with ExitStack() as stack:
+        for observer in observers:
+            stack.enter_context(_Guarded(partial(observer.watching, statistics), events))
+
+        yield
+
+
+@final
+class _Guarded:
+    """A context of an observer, whose own errors are logged and not raised."""
+
+    __slots__ = ("_context", "_events", "_make")
+
+    def __init__(self, make: Callable[[], AbstractContextManager[object]], events: BoundLogger) -> None:
+        self._make = make
+        self._events = events
+        self._context: AbstractContextManager[object] | None = None
+
+    def __enter__(self) -> TellReport | None:
+        try:
+            context = self._make()
+            entered: object = context.__enter__()
+        except Exception as error:
+            self._events.warning("telemetry.failed", error=repr(error))
+            return None
+
+        self._context = context
+        return entered if callable(entered) else None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._context is None:
+            return
+        try:
+            self._context.__exit__(kind, value, traceback)
+        except Exception as error:
+            if error is not value:
+                self._events.warning("telemetry.failed", error=repr(error))

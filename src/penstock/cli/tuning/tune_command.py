@@ -1,0 +1,114 @@
+"""`penstock tune`: measures a store with real saves and restores, and writes the profile that is faster."""
+
+from __future__ import annotations
+
+__all__ = ("configure", "run")
+
+import argparse
+import os
+import re
+import shutil
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+
+from penstock.cli.terminal.byte_sizes import format_bytes
+from penstock.cli.terminal.terminal_output import CommandError, Output
+from penstock.kernel.config.config import Config
+from penstock.kernel.config.config_file import FoundFile, profiles_in
+from penstock.kernel.config.units import parse_bytes, parse_seconds
+from penstock.tuning.search import CANDIDATES, CODECS, Tuned, search
+from penstock.tuning.tuned_profile import profile_text, tuned_svg
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Describe the command's arguments."""
+    parser.description = (
+        "Save and restore below PATH with one option after the other, each in pairs with what is best so "
+        "far, and write what is faster than the defaults beyond noise as a profile, with the figures. What "
+        "is saved there is removed. Arrays are in host memory: staging from an accelerator is not measured."
+    )
+    parser.add_argument("path", metavar="PATH", help="an existing directory on the store")
+    parser.add_argument(
+        "--like", metavar="RUN/STEP", help="a checkpoint of yours to save; codecs are tried, too"
+    )
+    parser.add_argument("--size", default="256MiB", help="of made-up arrays without --like (%(default)s)")
+    parser.add_argument(
+        "--time", default="5min", metavar="LIMIT", help="begin no candidate after this (%(default)s)"
+    )
+    parser.add_argument("--profile", default="tuned", metavar="NAME", help="its name (%(default)s)")
+    parser.add_argument(
+        "--output", default="penstock.toml", metavar="FILE",
+        help="the file to write, or to add the profile to (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--picture", metavar="FILE.svg", help="write a picture of the figures there, too")
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    """Measure, and write the profile.
+
+    Raises:
+        CommandError: If an argument does not fit, or the file has the profile already.
+    """
+    output_path = Path(options.output)
+    _check(options, output_path)
+    tuned, about = anyio.run(partial(_tune, options, output))
+    text = profile_text(options.profile, tuned, about)
+    before = output_path.read_text(encoding="utf-8").rstrip() + "\n\n" if output_path.exists() else ""
+    output_path.write_text(before + text, encoding="utf-8")
+    if options.picture is not None:
+        Path(options.picture).write_text(tuned_svg(tuned), encoding="utf-8")
+
+    output.say(text.rstrip())
+    output.success(f"written to {output_path}; use it by PENSTOCK_PROFILE={options.profile}")
+    return 0
+
+
+def _check(options: argparse.Namespace, file: Path) -> None:
+    if not os.path.isdir(options.path):
+        raise CommandError(f"{options.path!r} is no directory")
+    if not _NAME.fullmatch(options.profile):
+        raise CommandError(f"--profile {options.profile!r}: letters, digits, - and _ alone")
+    if file.exists() and options.profile in profiles_in(FoundFile(str(file), "--output")):
+        raise CommandError(
+            f"{str(file)!r} has a profile {options.profile!r} already: remove it, or name another"
+        )
+    for name, parse in (("size", parse_bytes), ("time", parse_seconds)):
+        try:
+            parse(getattr(options, name))
+        except ValueError as error:
+            raise CommandError(f"--{name}: {error}") from None
+
+
+async def _tune(options: argparse.Namespace, output: Output) -> tuple[Tuned, list[str]]:
+    from penstock.tuning.real_runs import RealRuns, made_up_tree, tree_of  # which load numpy, and more
+
+    nbytes = parse_bytes(options.size)
+    tree: Any = made_up_tree(nbytes) if options.like is None else await tree_of(options.like)
+    candidates = [*CANDIDATES, *(() if options.like is None else CODECS)]
+    directory = tempfile.mkdtemp(prefix=".penstock-tune-", dir=options.path)
+    try:
+        runs = RealRuns(directory, tree, Config())
+        await runs.measure({})  # what is loaded at the first save is not part of it
+        end = time.monotonic() + parse_seconds(options.time)
+        with output.bar(len(candidates), "options") as bar:
+            tuned = await search(
+                runs.measure, candidates, has_time=lambda: time.monotonic() < end, tell=bar.show
+            )
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+    what = (
+        f"made-up arrays of {format_bytes(nbytes)}" if options.like is None else f"the tree of {options.like}"
+    )
+    when = time.strftime("%Y-%m-%d %H:%M")
+    return tuned, [
+        f"Measured by `penstock tune` at {when}, below {options.path},",
+        f"with {what}.",
+    ]

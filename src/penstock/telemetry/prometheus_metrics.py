@@ -1,0 +1,156 @@
+"""Counters, histograms and gauges for Prometheus."""
+
+from __future__ import annotations
+
+__all__ = ("PrometheusMetrics",)
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from typing import Final, final
+
+from anyio import get_cancelled_exc_class
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from penstock.kernel.memory.regulator import RegulatorStatistics
+from penstock.kernel.messages.save import SaveReport
+from penstock.kernel.pipeline.observers import TellReport
+from penstock.kernel.reports.stage_report import StageReport
+
+_SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+_STALLS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
+_BYTES: Final = tuple(float(10**power) for power in range(3, 14))
+Statistics = Callable[[], RegulatorStatistics]
+
+
+@final
+class PrometheusMetrics:
+    """An observer that keeps metrics in a registry of `prometheus_client`. docs/howto/watch-it.md lists them.
+
+    Several Checkpointers may each have one: over one registry they add up.
+
+    Args:
+        registry: By default that of the process.
+    """
+
+    __slots__ = ("_metrics",)
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._metrics = _metrics_in(registry)
+
+    @contextmanager
+    def observing(self, kind: str, path: str) -> Generator[TellReport]:
+        """Count one save or restore."""
+        metrics = self._metrics
+        with metrics.under_way.labels(kind).track_inprogress():
+            try:
+                yield metrics.finished
+            except get_cancelled_exc_class():
+                metrics.failures.labels(kind, "cancelled").inc()
+                raise
+            except Exception as error:
+                metrics.failures.labels(kind, type(error).__name__).inc()
+                raise
+
+    @contextmanager
+    def watching(self, statistics: Statistics) -> Generator[None]:
+        """Show the memory budget of one Checkpointer while it is open."""
+        self._metrics.budgets.append(statistics)
+        try:
+            yield
+        finally:
+            self._metrics.budgets.remove(statistics)
+
+
+@final
+class _Metrics:
+    """All metrics of one registry, which refuses to have them twice."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.budgets: list[Statistics] = []
+        self.done = Counter(
+            "penstock_operations", "Saves and restores that succeeded.", ["operation"], registry=registry
+        )
+        self.failures = Counter(
+            "penstock_failures",
+            "Saves and restores that failed, by the class of the error, or were cancelled.",
+            ["operation", "error"],
+            registry=registry,
+        )
+        self.under_way = Gauge(
+            "penstock_operations_under_way", "Saves and restores.", ["operation"], registry=registry
+        )
+        self.nbytes = Counter(
+            "penstock_bytes", "Array bytes written or read.", ["operation"], registry=registry
+        )
+        self.sizes = Histogram(
+            "penstock_operation_bytes",
+            "Array bytes of one save or restore.",
+            ["operation"],
+            buckets=_BYTES,
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "penstock_operation_seconds",
+            "Seconds from the first to the last work of one save or restore.",
+            ["operation"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.stalls = Histogram(
+            "penstock_save_stall_seconds",
+            "Seconds from the call until the state may change: what training waits for.",
+            buckets=_STALLS,
+            registry=registry,
+        )
+        self.stage_seconds = Counter(
+            "penstock_stage_seconds",
+            "Seconds of all workers of a stage: working, or waiting for input, output or memory.",
+            ["operation", "stage", "doing"],
+            registry=registry,
+        )
+        self.stage_work = Histogram(
+            "penstock_stage_work_seconds",
+            "Seconds of work of a stage's busiest worker in one save or restore.",
+            ["operation", "stage"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        for name, field, about in (
+            ("penstock_memory_limit_bytes", "limit", "Memory budgets of the open Checkpointers."),
+            ("penstock_memory_leased_bytes", "leased", "Bytes of these budgets in use."),
+            ("penstock_memory_cached_bytes", "cached", "Bytes of these budgets that caches hold."),
+            ("penstock_memory_tasks_waiting", "tasks_waiting", "Tasks that wait for bytes of them."),
+        ):
+            gauge = Gauge(name, about, registry=registry)
+            gauge.set_function(partial(self._sum, field))
+
+    def finished(self, report: StageReport) -> None:
+        """Count what a report says."""
+        kind = report.kind
+        self.done.labels(kind).inc()
+        self.nbytes.labels(kind).inc(report.nbytes)
+        self.sizes.labels(kind).observe(report.nbytes)
+        self.seconds.labels(kind).observe(report.wall_s)
+        if isinstance(report, SaveReport):
+            self.stalls.observe(report.staged_s)
+
+        for stage in report.stages:
+            doing = {
+                "work": stage.busy_s,
+                "input": stage.starved_s,
+                "output": stage.blocked_s,
+                "memory": stage.memory_wait_s,
+            }
+            for name, seconds in doing.items():
+                self.stage_seconds.labels(kind, stage.name, name).inc(max(seconds, 0.0))
+
+            self.stage_work.labels(kind, stage.name).observe(stage.longest_s)
+
+    def _sum(self, field: str) -> float:
+        return float(sum(getattr(statistics(), field) for statistics in list(self.budgets)))
+
+
+@lru_cache(maxsize=16)
+def _metrics_in(registry: CollectorRegistry) -> _Metrics:
+    return _Metrics(registry)

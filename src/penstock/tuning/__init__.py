@@ -1,0 +1,1 @@
+"""Measuring a store with real saves and restores, and the options that are faster there."""

@@ -1,0 +1,139 @@
+"""Which options are faster than the defaults: tried one after the other, each beside what is best so far."""
+
+from __future__ import annotations
+
+__all__ = ("CANDIDATES", "CODECS", "Comparison", "Measure", "Options", "Timing", "Tuned", "search")
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final, Literal, TypeAlias, final
+
+Options: TypeAlias = Mapping[str, object]
+"""Dotted keys to values."""
+
+PAIRS: Final = 3
+GAIN: Final = 0.92
+"""A candidate must take at most this part of the time, and be faster in every pair: less is noise."""
+
+CANDIDATES: Final[Sequence[tuple[Literal["save", "restore"], Options]]] = (
+    ("save", {"store.io": "buffered"}),
+    ("save", {"store.io": "direct"}),
+    ("save", {"save.write.concurrency": 2}),
+    ("save", {"save.write.concurrency": 8}),
+    ("save", {"save.write.concurrency": 16}),
+    ("save", {"save.piece_bytes": 4 << 20}),
+    ("save", {"save.piece_bytes": 64 << 20}),
+    ("restore", {"restore.read.concurrency": 1}),
+    ("restore", {"restore.read.concurrency": 4}),
+    ("restore", {"restore.read.concurrency": 8}),
+    ("restore", {"restore.read.concurrency": 16}),
+    ("restore", {"restore.piece_bytes": 8 << 20}),
+    ("restore", {"restore.piece_bytes": 128 << 20}),
+)
+CODECS: Final[Sequence[tuple[Literal["save", "restore"], Options]]] = (
+    ("save", {"format.codec": "auto"}),
+    ("save", {"format.codec": "zstd:1"}),
+)
+"""Tried with a checkpoint of the user's own alone: how well a made-up one compresses says nothing."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one save and of one restore."""
+
+    save_s: float
+    restore_s: float
+
+
+Measure: TypeAlias = Callable[[Options], Awaitable[Timing]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A candidate beside what was best before it: the timings of each pair."""
+
+    flow: Literal["save", "restore"]
+    options: Options
+    before: tuple[Timing, ...]
+    after: tuple[Timing, ...]
+
+    def seconds(self, timings: Sequence[Timing], flow: Literal["save", "restore"]) -> list[float]:
+        return [timing.save_s if flow == "save" else timing.restore_s for timing in timings]
+
+    def ratio(self, flow: Literal["save", "restore"]) -> float:
+        """The median time as a part of that before."""
+        return median(self.seconds(self.after, flow)) / max(median(self.seconds(self.before, flow)), 1e-9)
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether it is, beyond noise, and does not slow the other flow down."""
+        pairs = zip(self.seconds(self.after, self.flow), self.seconds(self.before, self.flow), strict=True)
+        other: Literal["save", "restore"] = "restore" if self.flow == "save" else "save"
+        return all(a < b for a, b in pairs) and self.ratio(self.flow) <= GAIN and self.ratio(other) < 1 / GAIN
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What was found."""
+
+    options: Options  #: that differ from the defaults; empty if nothing is faster
+    tried: tuple[Comparison, ...]
+    final: Comparison | None  #: the options beside the defaults, measured once more
+    complete: bool  #: whether time sufficed for every candidate
+
+
+async def search(
+    measure: Measure,
+    candidates: Sequence[tuple[Literal["save", "restore"], Options]],
+    *,
+    has_time: Callable[[], bool],
+    tell: Callable[[int, str], object] = lambda done, text: None,
+) -> Tuned:
+    """Return the options that are faster than the defaults.
+
+    Each candidate is measured in pairs with the best so far, so that a disk that is slow for a while is slow
+    for both. In the end all that was chosen is compared with the defaults, and what is slower is dropped.
+
+    Args:
+        measure: Saves and restores with these options.
+        candidates: In the order tried; of the same key, the fastest is kept.
+        has_time: Asked before each candidate.
+        tell: Told how many are done, and what is tried now.
+    """
+    best: dict[str, object] = {}
+    tried: list[Comparison] = []
+    for done, (flow, options) in enumerate(candidates):
+        if not has_time():
+            break
+
+        tell(done, ", ".join(f"{key} = {value}" for key, value in options.items()))
+        found = await _compared(measure, flow, best, {**best, **options}, options)
+        tried.append(found)
+        if found.is_faster:
+            best.update(options)
+
+    complete = len(tried) == len(candidates)
+    if not best:
+        return Tuned({}, tuple(tried), None, complete)
+
+    tell(len(candidates), "all that was chosen, beside the defaults")
+    last = await _compared(measure, "save", {}, best, best)
+    kept = {key: value for key, value in best.items() if last.ratio(_flow_of(key)) <= 1.0}
+    return Tuned(kept, tuple(tried), last, complete)
+
+
+async def _compared(
+    measure: Measure, flow: Literal["save", "restore"], before: Options, after: Options, options: Options
+) -> Comparison:
+    pairs = [(await measure(before), await measure(after)) for _ in range(PAIRS)]
+    return Comparison(
+        flow, dict(options), tuple(first for first, _ in pairs), tuple(second for _, second in pairs)
+    )
+
+
+def _flow_of(key: str) -> Literal["save", "restore"]:
+    return "restore" if key.startswith("restore.") else "save"

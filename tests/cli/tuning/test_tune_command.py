@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.cli import main
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "store").mkdir()
+    return tmp_path
+
+
+def test_a_profile_is_written_beside_what_the_file_has(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    penstock.sync.save(place / "step", {"w": np.zeros(1000, np.float32)})
+    file = place / "penstock.toml"
+    file.write_text("[store]\nlinks = 'any'")
+
+    # No time for a candidate: what is measured depends on the machine, and tests/tuning has the choice.
+    arguments = [
+        "tune",
+        "store",
+        "--like",
+        "step",
+        "--time",
+        "0s",
+        "--picture",
+        "figures.svg",
+        "--profile",
+        "pod",
+    ]
+    assert main(arguments) == 0
+
+    said = capsys.readouterr().out
+    assert "PENSTOCK_PROFILE=pod" in said
+    assert "There was no time for every candidate." in file.read_text()
+    assert penstock.Config.load(file, profile="pod", environ={}).store.links == "any"
+    assert (place / "figures.svg").read_text().startswith("<svg")
+    assert os.listdir(place / "store") == []
+
+    assert main(arguments) == 1
+    assert "has a profile 'pod' already" in capsys.readouterr().err
+
+
+def test_candidates_are_measured_by_real_saves_and_restores(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.cli.tuning import tune_command
+
+    monkeypatch.setattr(tune_command, "CANDIDATES", (("restore", {"restore.read.concurrency": 1}),))
+    assert main(["tune", "store", "--size", "100KiB"]) == 0
+
+    text = (place / "penstock.toml").read_text()
+    assert "# restore, restore.read.concurrency = 1: " in text
+    assert penstock.Config.load(profile="tuned", environ={}) is not None
+    assert os.listdir(place / "store") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["absent"], "'absent' is no directory"),
+        (["store", "--size", "much"], "--size: 'much' is not a number of bytes"),
+        (["store", "--time", "soon"], "--time: 'soon' is not a number of seconds"),
+        (["store", "--profile", "a]b"], "letters, digits"),
+        (["store", "--like", "absent"], "absent"),
+    ],
+)
+def test_wrong_arguments_are_told(
+    place: Path, arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", *arguments]) == 1
+    assert problem in capsys.readouterr().err
+    assert not (place / "penstock.toml").exists()
+    assert os.listdir(place / "store") == []

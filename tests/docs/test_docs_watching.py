@@ -1,0 +1,89 @@
+"""docs/howto/watch-it.md, its dashboard, and the reference of events are about what there is."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+import penstock
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "howto" / "watch-it.md").read_text()
+EVENTS = (ROOT / "docs" / "reference" / "events.md").read_text()
+DASHBOARD = json.loads((ROOT / "docs" / "howto" / "grafana.json").read_text())
+
+
+def examples() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def metrics() -> set[str]:
+    """The names of what a registry has."""
+    prometheus = pytest.importorskip("prometheus_client")
+    from penstock.telemetry.prometheus_metrics import PrometheusMetrics
+
+    registry = prometheus.CollectorRegistry()
+    PrometheusMetrics(registry)
+    families = registry.collect()
+    return {f"{each.name}_total" if each.type == "counter" else each.name for each in families}
+
+
+def test_every_metric_is_on_the_page() -> None:
+    listed = set(re.findall(r"^\| `(penstock_\w+)`", PAGE, re.MULTILINE))
+
+    assert listed == metrics()
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are_and_for_all_of_them() -> None:
+    asked = re.findall(r"penstock_\w+", json.dumps(DASHBOARD["panels"]))
+
+    assert {re.sub(r"_bucket$", "", name) for name in asked} == metrics()
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_the_examples_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import logging
+
+    prometheus = pytest.importorskip("prometheus_client")
+    monkeypatch.chdir(tmp_path)
+    logger = logging.getLogger("penstock")
+    before, level = list(logger.handlers), logger.level
+    names: dict[str, Any] = {"penstock": penstock, "state": {"w": np.ones(10)}}
+
+    async def run() -> None:
+        for code in examples():
+            body = "".join(f"    {line}\n" for line in code.splitlines())
+            exec(f"async def example():\n{body}    globals().update(locals())\n", names)
+            await names["example"]()
+
+    try:
+        anyio.run(run)
+    finally:
+        logger.handlers, logger.level = before, level
+        logger.setLevel(level)
+
+    text = prometheus.generate_latest(names["registry"]).decode()
+    assert 'penstock_operations_total{operation="save"} 1.0' in text
+    assert "is the bottleneck" in names["notes"].lines[0]
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    (finalized,) = [line for line in lines if line["event"] == "save.finalized"]
+    assert (finalized["nbytes"], finalized["level"]) == (80, "info")
+
+
+def test_every_event_of_the_source_is_in_the_reference() -> None:
+    parts = ("kernel", "stages", "handlers", "src")
+    sources = [path.read_text() for part in parts for path in (ROOT / part).rglob("*.py")]
+    call = re.compile(r'\.(?:debug|info|warning|error|exception)\(\s*"([a-z]+\.[a-z_]+)"')
+    logged = {name for source in sources for name in call.findall(source)}
+    ours = {name for name in logged if not name.startswith(("orbax.", "load.", "metadata.", "operation."))}
+
+    assert len(ours) > 25
+    assert [name for name in sorted(ours) if f"`{name}`" not in EVENTS] == []

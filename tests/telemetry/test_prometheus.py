@@ -1,0 +1,117 @@
+"""What Prometheus's own client shows of saves, restores, failures and the budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+import penstock
+from penstock.errors import DestinationExistsError
+from penstock.pipelines import save_pipeline
+
+prometheus = pytest.importorskip("prometheus_client")
+from penstock.telemetry.prometheus_metrics import PrometheusMetrics  # noqa: E402
+
+pytestmark = pytest.mark.anyio
+TREE = {"w": np.ones(1000, np.float32), "b": np.ones(10)}
+NBYTES = 4080
+
+
+async def test_saves_and_restores_are_counted(tmp_path: Path) -> None:
+    registry = prometheus.CollectorRegistry()
+    async with penstock.Checkpointer(observers=[PrometheusMetrics(registry)]) as checkpointer:
+        for step in range(2):
+            await (await checkpointer.save(tmp_path / str(step), TREE))
+        await checkpointer.restore(tmp_path / "1")
+        async for _ in checkpointer.stream(tmp_path / "1"):
+            pass
+
+        text = prometheus.generate_latest(registry).decode()
+        assert 'penstock_operations_under_way{operation="save"} 0.0' in text
+
+    def value(name: str, **labels: str) -> float | None:
+        found: float | None = registry.get_sample_value(name, labels)
+        return found
+
+    assert value("penstock_operations_total", operation="save") == 2
+    assert value("penstock_operations_total", operation="restore") == 2
+    assert value("penstock_bytes_total", operation="save") == 2 * NBYTES
+    assert value("penstock_operation_bytes_sum", operation="restore") == 2 * NBYTES
+    assert value("penstock_operation_bytes_bucket", operation="save", le="10000.0") == 2
+    assert value("penstock_operation_seconds_count", operation="save") == 2
+    assert value("penstock_save_stall_seconds_count") == 2
+    assert value("penstock_stage_work_seconds_count", operation="restore", stage="read") == 2
+    for doing in ("work", "input", "output", "memory"):
+        seconds = value("penstock_stage_seconds_total", operation="save", stage="write", doing=doing)
+        assert seconds is not None
+    work = value("penstock_stage_seconds_total", operation="save", stage="write", doing="work")
+    assert work is not None
+    assert work > 0
+    assert value("penstock_failures_total", operation="save", error="cancelled") is None
+
+
+async def test_failures_and_cancellations_are_counted_apart(tmp_path: Path) -> None:
+    registry = prometheus.CollectorRegistry()
+    reached = anyio.Event()
+
+    async def hold(batch: Any) -> Any:
+        reached.set()
+        await anyio.sleep_forever()
+        return batch
+
+    async with penstock.Checkpointer(observers=[PrometheusMetrics(registry)]) as checkpointer:
+        await (await checkpointer.save(tmp_path / "a", TREE))
+        with pytest.raises(DestinationExistsError):
+            await (await checkpointer.save(tmp_path / "a", TREE))
+
+        holding = save_pipeline().insert_after("limit_bytes", hold)
+        save = await checkpointer.save(tmp_path / "b", TREE, pipeline=holding)
+        await reached.wait()
+        save.cancel()
+        with pytest.raises(penstock.errors.SaveCancelledError):
+            await save
+
+    def failures(error: str) -> float | None:
+        labels = {"operation": "save", "error": error}
+        found: float | None = registry.get_sample_value("penstock_failures_total", labels)
+        return found
+
+    assert (failures("DestinationExistsError"), failures("cancelled")) == (1, 1)
+    assert registry.get_sample_value("penstock_operations_total", {"operation": "save"}) == 1
+
+
+async def test_budgets_of_open_checkpointers_are_summed(tmp_path: Path) -> None:
+    registry = prometheus.CollectorRegistry()
+
+    def limit() -> float | None:
+        found: float | None = registry.get_sample_value("penstock_memory_limit_bytes")
+        return found
+
+    async with penstock.Checkpointer(observers=[PrometheusMetrics(registry)], memory_limit=1000):
+        assert limit() == 1000
+        async with penstock.Checkpointer(observers=[PrometheusMetrics(registry)], memory_limit=500):
+            assert limit() == 1500
+
+    assert limit() == 0
+    assert registry.get_sample_value("penstock_memory_leased_bytes") == 0
+
+
+async def test_the_configuration_turns_them_on_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_TELEMETRY__OBSERVERS", "prometheus,opentelemetry")
+    path = anyio.Path(tmp_path / "a")
+
+    def saves() -> float:
+        found: float | None = prometheus.REGISTRY.get_sample_value(
+            "penstock_operations_total", {"operation": "save"}
+        )
+        return found or 0.0
+
+    before = saves()
+    await penstock.save(path, TREE)
+    assert saves() == before + 1
