@@ -22,6 +22,7 @@ tree = {"a": np.arange(3.0), "b": 1}
 
 pytestmark = [
     pytest.mark.process,
+    pytest.mark.timeout(115),  # a kernel starts, and imports jax
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the client's, when it starts and ends
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
@@ -46,11 +47,11 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Run]
     manager.start_kernel(cwd=str(folder), env={**os.environ, "PYTHONPATH": path, "IPYTHONDIR": str(folder)})
     talk = manager.blocking_client()
     talk.start_channels()
-    talk.wait_for_ready(timeout=60)
+    talk.wait_for_ready(timeout=100)
 
     def run(code: str) -> Cell:
         messages: list[dict[str, Any]] = []
-        talk.execute_interactive(code, output_hook=messages.append, timeout=50)
+        talk.execute_interactive(code, output_hook=messages.append, timeout=100)
         return Cell(messages)
 
     assert run(PREPARED).error is None
@@ -129,6 +130,7 @@ def test_what_is_open_ends_with_the_interpreter(kernel: tuple[Any, Run]) -> None
 
     opened = run("print(os.getcwd()); c = ps.Checkpointer(); s = c.save('last', tree)")
     assert opened.error is None
+    manager.shutdown_wait_time = 100.0  # until it is killed
     manager.shutdown_kernel()  # asks it to end, and waits
 
     assert (Path(opened.out.splitlines()[0]) / "last" / "_METADATA").exists()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -171,24 +172,31 @@ print(status, *[name for name in ("jax", "rich", "matplotlib", "tensorstore") if
     assert said.stdout.splitlines()[-1] == "0"
 
 
+def said_on_a_terminal(command: list[str], environment: dict[str, str]) -> str:
+    """Return all that a command writes to a terminal, read until the last one who writes there has ended."""
+    ours, terminal = os.openpty()
+    with subprocess.Popen(command, stdout=terminal, cwd=SOURCE, env=environment) as run:
+        os.close(terminal)
+        said = b""
+        with suppress(OSError):  # Linux's way to tell the end
+            while part := os.read(ours, 65536):
+                said += part
+
+    os.close(ours)
+    assert run.returncode == 0
+    return said.decode()
+
+
 @pytest.mark.process
 def test_on_a_terminal_it_is_a_table_with_whole_key_paths(tmp_path: Path) -> None:
     long = "a" * 150
     penstock.sync.save(tmp_path / "c", {long: 1, "b": 2})
-    main_end, terminal = os.openpty()
     environment = {**os.environ, "COLUMNS": "40", "TERM": "xterm"}
     environment.pop("NO_COLOR", None)
     for name, is_bold in (("TERM", True), ("NO_COLOR", False)):
-        run = subprocess.run(
-            [sys.executable, "-m", "penstock", "show", tmp_path / "c"],
-            check=True, stdout=terminal, cwd=SOURCE, env={**environment, name: "xterm"},
-        )  # fmt: skip
-        said = os.read(main_end, 65536).decode()
+        command = [sys.executable, "-m", "penstock", "show", str(tmp_path / "c")]
+        said = said_on_a_terminal(command, {**environment, name: "xterm"})
 
-        assert run.returncode == 0
         assert f"['{long}']" in said
         assert "2 leaves" in said
         assert ("\x1b[1m" in said) is is_bold
-
-    os.close(main_end)
-    os.close(terminal)
