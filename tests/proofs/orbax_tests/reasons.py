@@ -123,6 +123,9 @@ _NAMED: Final[dict[str, dict[str, str | tuple[str, str]]]] = {
     "experimental.v1._src.handlers.registration_test": {r"test_global_registry": MIXED},
     "experimental.v1._src.layout.orbax_layout_test": {r"test_v1_validate_checkpointables_.*": MIXED},
     "experimental.v1._src.loading.layout_loading_test": {r"test_load_async\d": "`load_async` works"},
+    "_src.serialization.serialization_test": {
+        r"test_memory_consumption": ("not less than 10000000", "fails on a busy machine, with Orbax, too"),
+    },
     "experimental.v1.deprecations_test": {r"test_deprecated_alias_.*": ("unexpected keyword", PRIVATE)},
     "experimental.v1._src.testing.compatibility.load_checkpointables_compatibility_test": {
         r"test_load_checkpointables_compatibility\d+": ("Could not recognize the checkpoint", _UNDESCRIBED),
