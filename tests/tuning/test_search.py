@@ -77,6 +77,21 @@ async def test_what_is_not_faster_in_the_end_is_dropped() -> None:
     assert "Nothing is faster" in profile_text("x", found, [])
 
 
+async def test_what_slows_restores_down_in_the_end_is_dropped() -> None:
+    n_runs = 0
+
+    def restore(options: Options) -> float:
+        nonlocal n_runs
+        n_runs += 1
+        in_the_end = n_runs > 2 * PAIRS * len(CANDIDATES)
+        return 1.5 if in_the_end and "store.io" in options else 1.0
+
+    found = await tuned_with(lambda options: 0.5 if options.get("store.io") == "direct" else 1.0, restore)
+
+    assert found.tried[1].is_faster
+    assert found.options == {}
+
+
 async def test_time_that_is_up_ends_the_search_and_is_told() -> None:
     left = iter([True, True, False])
     shown: list[tuple[int, str]] = []

@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock import api
 from penstock.kernel.config.config import Config
+from penstock.kernel.protocols.stores import Store
 from penstock.removal.delete import delete
 from penstock.tuning.search import Options, Timing
 
@@ -57,21 +58,24 @@ class RealRuns:
         directory: Exists; what is saved there is removed after each run.
         tree: What is saved.
         config: The options that are measured are laid over these.
+        store: Where the directory lies; by default on a disk.
     """
 
-    __slots__ = ("_config", "_directory", "_n", "_tree")
+    __slots__ = ("_config", "_directory", "_n", "_store", "_tree")
 
-    def __init__(self, directory: str, tree: Any, config: Config) -> None:
+    def __init__(self, directory: str, tree: Any, config: Config, store: Store | None = None) -> None:
         self._directory = directory
         self._tree = tree
         self._config = config
         self._n = 0
+        self._store = store
 
     async def measure(self, options: Options) -> Timing:
         """Save and restore once. What was written is dropped from the page cache before it is read."""
         self._n += 1
         path = os.path.join(self._directory, str(self._n))
-        async with api.Checkpointer(config=self._config.changed(nested(options))) as checkpointer:
+        config = self._config.changed(nested(options))
+        async with api.Checkpointer(config=config, store=self._store) as checkpointer:
             start = time.perf_counter()
             await (await checkpointer.save(path, self._tree))
             saved = time.perf_counter()

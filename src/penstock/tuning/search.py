@@ -122,8 +122,16 @@ async def search(
 
     tell(len(candidates), "all that was chosen, beside the defaults")
     last = await _compared(measure, "save", {}, best, best)
-    kept = {key: value for key, value in best.items() if last.ratio(_flow_of(key)) <= 1.0}
+    kept = {key: value for key, value in best.items() if _holds(last, key)}
     return Tuned(kept, tuple(tried), last, complete)
+
+
+def _holds(last: Comparison, key: str) -> bool:
+    """Whether an option is to be kept: what concerns both saves and restores may slow neither down."""
+    if key.startswith(("save.", "restore.")):
+        return last.ratio(_flow_of(key)) <= 1.0
+
+    return last.ratio("save") <= 1.0 and last.ratio("restore") < 1 / GAIN
 
 
 async def _compared(
