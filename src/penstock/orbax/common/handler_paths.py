@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("handler_path", "path_as_given", "path_text")
+__all__ = ("bucket_url", "handler_path", "path_as_given", "path_text", "place_of")
 
 import os
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from penstock.kernel.storage.paths import absolute_path
+from penstock.kernel.storage.paths import BUCKETS, absolute_path, bucket_of, path_or_url
 
 
 def handler_path(path: str | os.PathLike[str]) -> Any:
@@ -22,6 +22,29 @@ def handler_path(path: str | os.PathLike[str]) -> Any:
         PathError: If it names no local path.
     """
     return path_as_given(absolute_path(path))
+
+
+def place_of(path: str | os.PathLike[str]) -> Any:
+    """Return a path as `handler_path` does, for a handler that writes no files: it may be in a bucket.
+
+    Raises:
+        PathError: If it names neither a local path nor a place in a bucket.
+    """
+    return path_as_given(path_or_url(path))
+
+
+def bucket_url(path: str | os.PathLike[str]) -> str | None:
+    """Return the URL that a path names in a bucket; None if it names no bucket.
+
+    Raises:
+        PathError: If it is a URL of a bucket that says more than a name.
+    """
+    text = path_text(path)
+    if text.partition(":")[0] not in BUCKETS:
+        return None
+
+    found = path_or_url(text)
+    return None if bucket_of(found) is None else found
 
 
 def path_as_given(path: str | os.PathLike[str]) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.blocking.background import run_sync, start_thread
 from penstock.kernel.errors import ConfigError, SpecError
-from penstock.orbax.common.handler_paths import handler_path, path_text
+from penstock.kernel.storage.paths import path_or_url
 from penstock.orbax.common.job_processes import is_primary_host
 from penstock.orbax.v0.checkpointers.checkpointer import Checkpointer, SaveContext
 from penstock.orbax.v0.common.checkpoint_args import construct_checkpoint_args
@@ -132,7 +132,7 @@ class AsyncCheckpointer(Checkpointer):
             self.wait_until_finished()
 
         with timed(*[f"{prefix}blocking_duration_secs" for prefix in WRITE_ASYNC]):
-            if self._is_joint():
+            if self._saves_whole(directory):
                 ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
                 finish = self._staged_jointly(directory, ckpt_args, custom_metadata, force)
                 self._pending = start_thread(self._await_joint, finish, begun, name="penstock.orbax.save")
@@ -261,12 +261,12 @@ class AsyncCheckpointer(Checkpointer):
     ) -> Callable[[], None]:
         """Start to save together with the other processes. Returns what waits for it, once all is copied."""
         self._cancelled = False
-        if not self._hands_on_whole():
+        if not self._hands_on_whole(directory):
             save = self._begin_jointly(directory, ckpt_args, custom_metadata, force)
             self._futures = save.call(self._handler, ckpt_args)
             return partial(save.finish, self._futures, self._timeout_s, self._complete_part)
 
-        joint = JointDirectory(path_text(handler_path(directory)), force, custom_metadata)
+        joint = JointDirectory(path_or_url(directory), force, custom_metadata)
         self._futures = all_futures(run_sync(partial(self._handler.async_save, joint, args=ckpt_args)))
         then = self._before_publishing if is_primary_host(0) else _nothing
         return partial(_await_all, self._futures, self._timeout_s, then)

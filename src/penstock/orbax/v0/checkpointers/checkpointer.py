@@ -15,8 +15,10 @@ from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError
-from penstock.orbax.common.handler_paths import handler_path, path_text
+from penstock.kernel.storage.paths import path_or_url
+from penstock.orbax.common.handler_paths import bucket_url, handler_path, path_as_given, path_text
 from penstock.orbax.joint.shared_directory import SharedDirectory
+from penstock.orbax.v0.checkpointers.bucket_saving import check_handler, check_options, metadata_in_bucket
 from penstock.orbax.v0.checkpointers.joint_saving import JointSave, JointSaves, described_call
 from penstock.orbax.v0.common.checkpoint_args import construct_checkpoint_args, has_registered_args
 from penstock.orbax.v0.common.joint_directory import (
@@ -141,17 +143,19 @@ class Checkpointer(AbstractCheckpointer):
         Args:
             directory: A path where nothing exists yet.
             *args: For the handler: a `CheckpointArgs`, or the arguments to make one.
-            force: Whether to replace what exists there, in one step, when the new checkpoint is complete.
+            force: Whether to replace what exists there, in one step, when the new checkpoint is complete. In
+                a bucket it is deleted first.
             custom_metadata: JSON values kept with the checkpoint.
             save_context: Has no effect.
             **kwargs: Likewise.
 
         Raises:
-            ValueError: If something exists at `directory` and `force` is off.
+            ValueError: If something exists at `directory` and `force` is off; or if it is in a bucket, and
+                the handler writes files itself.
             Exception: What the handler raises.
         """
         with recorded(WRITE):
-            if self._is_joint():
+            if self._saves_whole(directory):
                 ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
                 self._save_jointly(directory, ckpt_args, custom_metadata, force)
                 return
@@ -182,17 +186,27 @@ class Checkpointer(AbstractCheckpointer):
             Exception: What the handler raises.
         """
         with recorded(READ):
-            path = handler_path(directory)
-            if not path.exists():
-                raise NotACheckpointError(path_text(path), "Checkpoint not found")
-            if not self._is_finalized(path):
-                raise IncompleteCheckpointError(path_text(path), "Found incomplete checkpoint")
+            url = bucket_url(directory)
+            if url is not None:
+                check_handler(self._handler, url)
+                path = path_as_given(url)
+            else:
+                path = handler_path(directory)
+                if not path.exists():
+                    raise NotACheckpointError(path_text(path), "Checkpoint not found")
+                if not self._is_finalized(path):
+                    raise IncompleteCheckpointError(path_text(path), "Found incomplete checkpoint")
 
             ckpt_args = construct_checkpoint_args(self._handler, False, *args, **kwargs)
             return self._handler.restore(path, args=ckpt_args)
 
     def metadata(self, directory: str | os.PathLike[str]) -> StepMetadata:
         """Return the recorded metadata of a checkpoint, and what its handler knows of it."""
+        url = bucket_url(directory)
+        if url is not None:
+            check_handler(self._handler, url)
+            return metadata_in_bucket(self._handler, url)
+
         path = handler_path(directory)
         if isinstance(self._handler, CompositeCheckpointHandler):
             return self._handler.metadata(path)
@@ -232,6 +246,21 @@ class Checkpointer(AbstractCheckpointer):
             links=links_in_force(),
         )
 
+    def _saves_whole(self, directory: str | os.PathLike[str]) -> bool:
+        """Return whether penstock builds the whole checkpoint: in a bucket, or with all processes of the job.
+
+        Raises:
+            PathError: If the handler cannot save to the bucket.
+            ConfigError: If it is to be published in a way that is not possible there.
+        """
+        url = bucket_url(directory)
+        if url is None:
+            return self._is_joint()
+
+        check_handler(self._handler, url)
+        check_options(self._processes, self._file_options, url)
+        return True
+
     def _is_joint(self) -> bool:
         """Return whether all processes of the job save together; False if this one saves by itself.
 
@@ -252,16 +281,19 @@ class Checkpointer(AbstractCheckpointer):
         custom_metadata: dict[str, Any] | None,
         force: bool,
     ) -> None:
-        if self._hands_on_whole():
-            joint = JointDirectory(path_text(handler_path(directory)), force, custom_metadata)
+        if self._hands_on_whole(directory):
+            joint = JointDirectory(path_or_url(directory), force, custom_metadata)
             self._handler.save(joint, args=ckpt_args)
             return
 
         save = self._begin_jointly(directory, ckpt_args, custom_metadata, force)
         save.finish(save.call(self._handler, ckpt_args), None, self._complete_part)
 
-    def _hands_on_whole(self) -> bool:
+    def _hands_on_whole(self, directory: str | os.PathLike[str]) -> bool:
         """Whether the handler publishes the checkpoint, too, as those of one tree do for a whole job."""
+        if bucket_url(directory) is not None:
+            return True
+
         return not self._processes.active_processes and saves_together(self._handler)
 
     def _begin_jointly(

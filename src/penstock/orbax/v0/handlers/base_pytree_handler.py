@@ -24,7 +24,7 @@ from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.orbax.common.array_metadata_store import Store
 from penstock.orbax.common.as_raised import awaited_as_raised, called_as_raised
-from penstock.orbax.common.handler_paths import handler_path, path_text
+from penstock.orbax.common.handler_paths import bucket_url, path_text, place_of
 from penstock.orbax.common.leaf_args import PathAwaitingCreation, RestoreArgs, SaveArgs, TransferPriority
 from penstock.orbax.common.metadata_recording import recorded_by, store_of, validate
 from penstock.orbax.joint.joint_place import joint_build_around
@@ -196,14 +196,16 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         return [PipelineFuture(save, keep=self._loop)]
 
     async def _save_jointly(self, place: JointDirectory | Within, args: BasePyTreeSaveArgs) -> Future:
-        """Begin to save a tree together with the other processes, as a whole checkpoint or within one.
+        """Begin to save a tree together with the other processes, or as a whole checkpoint in a bucket.
 
         Raises:
             ValueError: If there is custom metadata of the tree of a whole checkpoint, or a leaf cannot be
                 saved.
         """
+        url = bucket_url(place.path)
         if isinstance(place, JointDirectory) and args.custom_metadata is not None:
-            raise ValueError("Several processes save the custom metadata of a checkpoint, not of a tree.")
+            who = "Several processes" if url is None else "Saves to buckets"
+            raise ValueError(f"{who} save the custom metadata of a checkpoint, not of a tree.")
 
         form, most = self._form, args.ocdbt_target_data_file_size
         keywords: dict[str, Any] = {
@@ -212,7 +214,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         }
         if args.custom_metadata is not None:
             keywords["custom_metadata"] = {CUSTOM: args.custom_metadata}
-        if most is not None or self._own_store is not None:
+        if url is None and (most is not None or self._own_store is not None):
             keywords["pipeline"] = self._recording_pipeline(most)
 
         workers = self._workers(
@@ -241,7 +243,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         """
         args = args or BasePyTreeRestoreArgs()
         path = path_text(directory)
-        if not os.path.isdir(path):
+        if bucket_url(path) is None and not os.path.isdir(path):
             raise NotACheckpointError(path, "Requested directory for restore does not exist")
 
         asked = Asked(args.item, args.restore_args, args.partial_restore, rich=self._form.rich_types)
@@ -261,12 +263,12 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             FileNotFoundError: If there is no tree.
             ValueError: If it is damaged.
         """
-        about = self._about(directory)
-        return describe_tree(about, handler_path(directory), self._registry, rich=self._form.rich_types)
+        about = self.about(directory)
+        return describe_tree(about, place_of(directory), self._registry, rich=self._form.rich_types)
 
     def kinds(self, directory: Any) -> dict[str, str]:
         """Return what `_METADATA` calls the type of each leaf, by its stored name; see `metadata`."""
-        return {leaf.name: leaf.kind for leaf in self._about(directory).leaves}
+        return {leaf.name: leaf.kind for leaf in self.about(directory).leaves}
 
     def finalize(self, directory: Any) -> None:
         """Validate the recorded array metadata. What was written was merged when it was committed.
@@ -282,7 +284,8 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         """End the thread. Using the handler again starts another one."""
         self._loop.close()
 
-    def _about(self, directory: Any) -> CheckpointMetadata:
+    def about(self, directory: Any) -> CheckpointMetadata:
+        """Return what `penstock.Checkpointer.metadata` does."""
         serves = partial(with_type_handlers, self._registry, self._workers(use_ocdbt=None), self._layout)
         found: CheckpointMetadata = called_as_raised(self._loop.call, describe, serves, path_text(directory))
         return found

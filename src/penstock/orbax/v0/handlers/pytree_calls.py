@@ -27,12 +27,16 @@ from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.checkpointer.description import CheckpointMetadata
 from penstock.handlers.coordinators.jax_processes import processes_of_jax
 from penstock.handlers.formats.auto_layout import AutoLayout
+from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.orbax.tree_layout import TreeLayout
+from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import ConfigError, CorruptCheckpointError, StorageError
 from penstock.kernel.memory.regulator import Flow
 from penstock.kernel.pipeline.futures import SaveFuture
 from penstock.kernel.protocols.coordinator import SingleProcessCoordinator
+from penstock.kernel.storage.paths import bucket_of
+from penstock.kernel.storage.workspace import Overwrite
 from penstock.orbax.common.byte_limiters import Limiters
 from penstock.orbax.v0.common.joint_directory import JointDirectory
 from penstock.orbax.v0.common.v0_options import MemoryLimitOptions
@@ -51,6 +55,7 @@ Serving: TypeAlias = Callable[[Checkpointer, Flow], Checkpointer]
 class Resources:
     """What saves, and what restores: the same if both have one budget."""
 
+    form: SaveFormat  #: how arrays are stored
     save: Checkpointer
     restore: Checkpointer
     together: Checkpointer | None  #: saves with the other processes of the job, if there are any
@@ -103,7 +108,7 @@ async def open_checkpointers(
     Args:
         layout: Of trees in given directories.
         limits: Host bytes that saves may hold, and restores.
-        form: How several processes store arrays together.
+        form: How arrays are stored in whole checkpoints.
     """
     chosen = AutoLayout(layout)
     async with AsyncExitStack() as stack:
@@ -125,7 +130,7 @@ async def open_checkpointers(
             within = await stack.enter_async_context(item)
             receiving = await stack.enter_async_context(Checkpointer(layout=chosen, memory_limit=limits[1]))
 
-        yield Resources(opened[0], opened[-1], together, within, receiving)
+        yield Resources(form, opened[0], opened[-1], together, within, receiving)
 
 
 async def start_save(
@@ -154,9 +159,13 @@ async def start_joint_save(
 ) -> SaveFuture:
     """Begin to save together with the other processes: a whole checkpoint, or into a directory of one.
 
+    A whole checkpoint in a bucket is saved by this process alone.
+
     Raises:
         ConfigError: If there were none yet when this handler was first used.
     """
+    if isinstance(place, JointDirectory) and bucket_of(place.path) is not None:
+        return await _start_in_bucket(resources, registry, workers, place, item, keywords)
     if resources.together is None or resources.within is None:
         problem = "must be initialised before the first save of a checkpointer"
         raise ConfigError("jax.distributed", problem)
@@ -174,6 +183,35 @@ async def start_joint_save(
     chosen = chosen.with_handlers(handlers)
     about: dict[str, Any] = {"overwrite": place.overwrite, "custom_metadata": place.custom_metadata}
     return await chosen.save(place.path, item, **about, **keywords)
+
+
+async def _start_in_bucket(
+    resources: Resources,
+    registry: Any,
+    workers: StageWorkers,
+    place: JointDirectory,
+    item: Any,
+    keywords: dict[str, Any],
+) -> SaveFuture:
+    """Begin to save a whole checkpoint to a bucket, where no handler can write files by itself.
+
+    A checkpoint that may be replaced is deleted first, as Orbax does: a bucket cannot replace in one step.
+    """
+    engine = resources.save.engine
+    bucket = bucket_of(place.path)
+    assert bucket is not None, "the caller has looked"
+    layout = OrbaxLayout(
+        replace(resources.form, replica_parallel=False),
+        min(CODED_CHUNK, engine.memory.limit // 4),
+        plain_chunk=engine.config.store.of_scheme(bucket[0]).file_bytes,
+    )
+    limiters = Limiters.of(engine.memory, "save")
+    handlers = StageRegistry(registry, replace(workers, limiters=limiters))
+    chosen = resources.save.with_handlers(handlers, AutoLayout(layout))
+    overwrite: Overwrite = "delete-first" if place.overwrite else False
+    return await chosen.save(
+        place.path, item, overwrite=overwrite, custom_metadata=place.custom_metadata, **keywords
+    )
 
 
 async def note_moved(resources: Resources, path: str, built: str, to: str) -> None:

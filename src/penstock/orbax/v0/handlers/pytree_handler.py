@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, final
 
+from penstock.checkpointer.description import CheckpointMetadata
 from penstock.handlers.formats.orbax.documents.file_names import LEGACY_MSGPACK
 from penstock.kernel.errors import NotACheckpointError, UnsupportedFormatError
-from penstock.orbax.common.handler_paths import handler_path, path_text
+from penstock.orbax.common.handler_paths import bucket_url, path_text, place_of
 from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs, register_with_handler
 from penstock.orbax.v0.common.save_future import Future
 from penstock.orbax.v0.common.stored_tree_metadata import TreeMetadata
@@ -174,7 +175,7 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             raise ValueError("Make sure to specify kwarg name `args=` when providing `PyTreeRestoreArgs`.")
 
         path = path_text(directory)
-        if not os.path.isdir(path):
+        if bucket_url(path) is None and not os.path.isdir(path):
             raise NotACheckpointError(path, "Requested directory for restore does not exist")
 
         self._refuse_other_name(path)
@@ -187,7 +188,7 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             plain = BasePyTreeRestoreArgs(args.item, args.restore_args, args.partial_restore)
             return self._handler_impl.restore(directory, args=plain)
 
-        return restore_transformed(args, _Reader(self._handler_impl), handler_path(directory))
+        return restore_transformed(args, _Reader(self._handler_impl), place_of(directory))
 
     def metadata(self, directory: Any) -> TreeMetadata:
         """Return what is known of each leaf, in a tree of dicts and lists.
@@ -199,6 +200,10 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         self._refuse_other_name(path_text(directory))
         found: TreeMetadata = self._handler_impl.metadata(directory)
         return found
+
+    def about(self, directory: Any) -> CheckpointMetadata:
+        """Return what `penstock.Checkpointer.metadata` does."""
+        return self._handler_impl.about(directory)
 
     def finalize(self, directory: Any) -> None:
         """Complete a tree that several processes wrote."""

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax import tree_util
 
+from penstock.checkpointer.description import CheckpointMetadata
 from penstock.orbax.common.leaf_args import ArrayRestoreArgs, RestoreArgs
 from penstock.orbax.common.value_metadata import ArrayMetadata, ScalarMetadata
 from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs, register_with_handler
@@ -121,6 +122,10 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
     def metadata(self, directory: Any) -> TreeMetadata:
         """Return what is known of each leaf; see `PyTreeCheckpointHandler`."""
         return self._impl.metadata(directory)
+
+    def about(self, directory: Any) -> CheckpointMetadata:
+        """Return what `penstock.Checkpointer.metadata` does."""
+        return self._impl.about(directory)
 
     def finalize(self, directory: Any) -> None:
         """Complete a tree that several processes wrote."""

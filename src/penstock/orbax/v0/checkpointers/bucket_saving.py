@@ -1,0 +1,67 @@
+"""Which handlers save to buckets and restore from them, and what is known of a checkpoint there."""
+
+from __future__ import annotations
+
+__all__ = ("check_handler", "check_options", "metadata_in_bucket")
+
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from penstock.checkpointer.description import CheckpointMetadata
+from penstock.kernel.errors import ConfigError, PathError
+from penstock.orbax.common.handler_paths import path_as_given
+from penstock.orbax.v0.common.joint_directory import check_processes, is_joint
+from penstock.orbax.v0.common.step_metadata import StepMetadata
+from penstock.orbax.v0.common.v0_options import FileOptions, MultiprocessingOptions
+from penstock.orbax.v0.handlers.checkpoint_handler import saves_together
+
+
+class _Trees(Protocol):
+    about: Callable[[Any], CheckpointMetadata]
+
+
+def check_handler(handler: object, url: str) -> None:
+    """Refuse a handler that needs a directory of the operating system.
+
+    Raises:
+        PathError: If it does. It is a ValueError.
+    """
+    if not saves_together(handler):
+        name = type(handler).__name__
+        raise PathError(
+            url,
+            f"is in a bucket, and a {name} reads and writes files by itself. The handlers of one tree "
+            "(StandardCheckpointHandler, PyTreeCheckpointHandler) save there; several items are saved "
+            "there by penstock.Checkpointer",
+        )
+
+
+def check_options(processes: MultiprocessingOptions, files: FileOptions, url: str) -> None:
+    """Refuse what a save to a bucket cannot do.
+
+    Raises:
+        PathError: If several processes are to save together. It is a ValueError.
+        ConfigError: If directories are to have permissions. It is a ValueError, too.
+    """
+    check_processes(processes)
+    if is_joint(processes):
+        raise PathError(url, "is in a bucket, where several processes cannot save together yet")
+    if files.path_permission_mode is not None:
+        raise ConfigError("file_options", "a bucket has no directories, and so no permissions of them")
+
+
+def metadata_in_bucket(handler: Any, url: str) -> StepMetadata:
+    """Return what a checkpoint in a bucket records of itself, and what its handler knows of the tree.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        ValueError: If it is damaged.
+    """
+    about = cast("_Trees", handler).about(url)
+    return StepMetadata(
+        item_handlers=handler.typestr(),
+        item_metadata=handler.metadata(path_as_given(url)),
+        custom_metadata=dict(about.custom_metadata or {}),
+        init_timestamp_nsecs=about.started_at_ns,
+        commit_timestamp_nsecs=about.committed_at_ns,
+    )
