@@ -24,7 +24,6 @@ from penstock.steps import StepNames
 __all__ = (
     "COMMANDS",
     "REPLACED",
-    "SHOWN_ONLY",
     "SLOW",
     "TEXT_ONLY",
     "made_for_commands",
@@ -41,12 +40,10 @@ def with_own_tests() -> set[str]:
     return {page for page in named if Path(page).name not in ("README.md", "index.md", "errors.md")}
 
 
-_OF_TABLES = ("test_docs_formats.py", "test_every_block.py", "test_indexes.py", "test_site.py")
-
-SHOWN_ONLY = {
-    "docs/reference/command-line.md",  # sizes and ages of a run; tests/cli tries each command
-}
-"""Pages whose commands no test of the pages types."""
+_OF_TABLES = (
+    *("test_docs_formats.py", "test_every_block.py", "test_indexes.py", "test_reference_lists.py"),
+    "test_site.py",
+)
 
 SLOW: set[str] = set()
 """Pages whose blocks only `make test-slow` runs."""

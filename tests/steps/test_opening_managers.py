@@ -171,7 +171,7 @@ class TestOneWriter:
             assert manager.latest_step() == 1
 
     def test_orbax_lets_several_save_and_that_is_logged_once(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         ocp: Any = penstock.orbax
         with ocp.CheckpointManager(tmp_path) as one, ocp.CheckpointManager(tmp_path) as other:
@@ -183,13 +183,13 @@ class TestOneWriter:
             with pytest.raises(RootInUseError):
                 hold.take()
 
-        assert capsys.readouterr().out.count("step.root_in_use") == 1
+        assert caplog.text.count("step.root_in_use") == 1
         assert sorted(os.listdir(tmp_path)) == ["1", "2", "3"]
 
 
 class TestRoots:
     def test_orbax_opens_a_checkpoint_as_an_empty_root_and_that_is_logged(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         ocp: Any = penstock.orbax
         penstock.sync.save(tmp_path / "one", state())
@@ -197,7 +197,7 @@ class TestRoots:
             with ocp.CheckpointManager(root) as manager:
                 assert list(manager.all_steps()) == []
 
-            assert capsys.readouterr().out.count("step.root_is_checkpoint") == times
+            assert caplog.text.count("step.root_is_checkpoint") == times
 
         penstock.sync.restore(tmp_path / "one")
 

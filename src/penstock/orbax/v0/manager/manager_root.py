@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
-import structlog
-
 from penstock.blocking.background import start_thread
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.discovery.step_dirs import is_checkpoint
@@ -27,6 +25,7 @@ from penstock.kernel.errors import (
     RootInUseError,
     StorageError,
 )
+from penstock.kernel.events import get_logger
 from penstock.kernel.storage.deletion import remove_abandoned
 from penstock.kernel.storage.writer_hold import WriterHold
 from penstock.orbax.common.handler_paths import handler_path, path_text
@@ -113,7 +112,7 @@ class Root:
         self._unwritten: Mapping[str, Any] | None = None
         self._deletions: dict[Future[None], Sequence[int]] = {}
         self._left: set[int] = set()
-        self._events: Any = structlog.get_logger("penstock.orbax")
+        self._events = get_logger()
         self._writing = WriterHold(self._store, self._path)
         self._said: set[str] = set()  # events of which one is enough
 

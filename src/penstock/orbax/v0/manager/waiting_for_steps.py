@@ -12,12 +12,11 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, final
 
-import structlog
-
 from penstock.blocking.background import run_sync
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import StorageError
+from penstock.kernel.events import get_logger
 from penstock.orbax.common.handler_paths import handler_path, path_text
 from penstock.orbax.v0.manager.step_name_formats import NameFormat, standard_name_format
 from penstock.orbax.v0.manager.step_paths import STEP_NAME
@@ -205,9 +204,7 @@ def _snapshot(path: str, snapshots: Any, *, forgiving: bool) -> str:
             raise
         if not forgiving:  # what Orbax raises, whose copy is `shutil.copytree`
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
-        structlog.get_logger("penstock.orbax").warning(
-            "step.no_snapshot", step=os.path.basename(path), error=repr(error)
-        )
+        get_logger().warning("step.no_snapshot", step=os.path.basename(path), error=repr(error))
 
     return snapshot
 
