@@ -29,17 +29,29 @@ def assert_same(found: Any, expected: Any) -> None:
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other), str(path))
 
 
-@pytest.mark.timeout(240)  # eight programs
-@pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_does_with_penstock_what_it_does_with_orbax(tmp_path: Path, name: str) -> None:
-    script = importlib.import_module(f"tests.orbax_face.scripts.{name}")
-    trained = script.train(orbax, str(tmp_path / "orbax"))
-    assert_same(script.train(penstock.orbax, str(tmp_path / "penstock")), trained)
-    assert_same(script.train(penstock.orbax, str(tmp_path / "for-orbax")), trained)
-    script.train(orbax, str(tmp_path / "for-penstock"))
+pytestmark = [
+    pytest.mark.timeout(240),  # eight programs
+    pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning"),
+    pytest.mark.parametrize("name", SCRIPTS),
+]
 
-    resumed = script.resume(orbax, str(tmp_path / "orbax"))
-    assert_same(script.resume(penstock.orbax, str(tmp_path / "penstock")), resumed)
-    assert_same(script.resume(penstock.orbax, str(tmp_path / "for-penstock")), resumed)
-    assert_same(script.resume(orbax, str(tmp_path / "for-orbax")), resumed)
+
+def test_a_script_resumes_with_penstock_what_it_did_with_orbax_and_back(tmp_path: Path, name: str) -> None:
+    script = importlib.import_module(f"tests.orbax_face.scripts.{name}")
+    with_orbax, with_penstock = (str(tmp_path / library) for library in ("orbax", "penstock"))
+    assert_same(script.train(penstock.orbax, with_penstock), script.train(orbax, with_orbax))
+
+    resumed = script.resume(penstock.orbax, with_orbax)
+    assert_same(resumed, script.resume(orbax, with_penstock))
+
+
+@pytest.mark.slow
+def test_a_script_resumes_what_it_did_with_the_same_library(tmp_path: Path, name: str) -> None:
+    script = importlib.import_module(f"tests.orbax_face.scripts.{name}")
+    found: list[Any] = []
+    for library in (penstock.orbax, orbax):
+        folder = str(tmp_path / library.__name__)
+        script.train(library, folder)
+        found.append(script.resume(library, folder))
+
+    assert_same(*found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,9 @@ CONTENTS: dict[str, dict[str, str]] = {
     "a commit mark alone": {"commit_success.txt": ""},
     "an empty folder": {"state/": ""},
     "folders of other numbers": {"0/a": "", "1/a": ""},
+    "nothing": {"": ""},
 }
 UNFINISHED: dict[str, dict[str, str]] = {
-    "nothing": {"": ""},
     "an item being built": {"default.orbax-checkpoint-tmp/x": ""},
     "a database that was never merged": {"state/ocdbt.process_0/manifest.ocdbt": ""},
     "a save that began": {"_CHECKPOINT_METADATA": '{"init_timestamp_nsecs": 5}', "state/x": ""},
@@ -69,6 +70,71 @@ def test_a_step_counts_whatever_lies_in_it(content: dict[str, str], tmp_path: Pa
     (tmp_path / "x").mkdir()
 
     assert listed(penstock.orbax, tmp_path) == listed(orbax.checkpoint, tmp_path) == ([2, 3], 3)
+
+
+def told(function: Callable[[], Any]) -> Any:
+    """Return what a call returns, or whether it raises a ValueError or another error."""
+    try:
+        return function()
+    except Exception as error:
+        return "ValueError" if isinstance(error, ValueError) else "an error"
+
+
+def over_an_empty_directory(ocp: Any, root: Path) -> list[Any]:
+    tree = ocp.args.StandardSave({"a": np.arange(3)})
+    found: list[Any] = []
+    with ocp.CheckpointManager(root) as manager:
+        manager.save(1, args=tree)
+        manager.wait_until_finished()
+        (root / "3").mkdir()
+        found += [manager.all_steps(), manager.all_steps(read=True), manager.latest_step()]
+        found += [manager.should_save(step) for step in (2, 3, 4)]
+        found += [manager.save(3, args=tree), told(lambda: manager.save(3, args=tree, force=True))]
+        found += [sorted(path.name for path in (root / "3").iterdir()), manager.metrics(3)]
+        found += [manager.save(4, args=tree), manager.all_steps()]
+        manager.wait_until_finished()
+        manager.delete(3)
+        found += [manager.all_steps(), (root / "3").exists()]
+
+    with ocp.CheckpointManager(root) as manager:
+        found += [manager.all_steps(), manager.latest_step()]
+
+    return found
+
+
+def test_nothing_is_saved_over_an_empty_directory(tmp_path: Path) -> None:
+    ours, theirs = (over_an_empty_directory(ocp, tmp_path / ocp.__name__) for ocp in LIBRARIES)
+
+    assert ours == theirs
+    assert ours[:3] == [[1], [1, 3], 3]
+    assert ours[6:9] == [False, "ValueError", []]
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=["penstock", "orbax"])
+@pytest.mark.parametrize("step", [3, None])
+def test_an_empty_directory_is_an_error_to_restore(ocp: Any, step: int | None, tmp_path: Path) -> None:
+    (tmp_path / "3").mkdir()
+    with ocp.CheckpointManager(tmp_path) as manager, pytest.raises(ValueError):
+        manager.restore(step, args=ocp.args.StandardRestore())
+
+
+def test_after_such_an_error_a_step_is_one_object_as_before(tmp_path: Path) -> None:
+    (tmp_path / "3").mkdir()
+    with penstock.orbax.CheckpointManager(tmp_path) as manager:
+        with pytest.raises(FileNotFoundError, match="is empty; delete this step to save it"):
+            manager.restore(args=penstock.orbax.args.StandardRestore())
+        assert manager.save(4, args=penstock.orbax.args.StandardSave({"a": np.arange(3)}))
+
+
+def test_an_empty_directory_takes_no_place_among_the_steps_to_keep(tmp_path: Path) -> None:
+    tree = penstock.orbax.args.StandardSave({"a": np.arange(3)})
+    options = penstock.orbax.CheckpointManagerOptions(max_to_keep=2)
+    (tmp_path / "2").mkdir()
+    with penstock.orbax.CheckpointManager(tmp_path, options=options) as manager:
+        for step in (3, 4):
+            manager.save(step, args=tree)
+        manager.wait_until_finished()
+        assert manager.all_steps() == [2, 3, 4]
 
 
 @pytest.mark.parametrize("content", UNFINISHED.values(), ids=UNFINISHED)

@@ -230,7 +230,7 @@ class CheckpointManager:
             The object, or a `Composite` of several.
 
         Raises:
-            FileNotFoundError: If there is no such step, or no step at all.
+            FileNotFoundError: If there is no such step, no step at all, or nothing in it.
             ValueError: If the arguments are of the wrong kind.
             Exception: What a handler raises.
         """
@@ -242,6 +242,7 @@ class CheckpointManager:
             raise NotACheckpointError(str(directory or self.directory), "there is no step in it")
 
         path = self._root.path(step_number(step), directory)
+        self._root.check_content(path)
         single = self._is_single((path / DEFAULT_ITEM).exists())
         check_args(items, args, single)
         if args is None:

@@ -22,6 +22,7 @@ from penstock.kernel.errors import (
     ConfigError,
     CorruptCheckpointError,
     InUseError,
+    NotACheckpointError,
     RootInUseError,
     StorageError,
 )
@@ -33,7 +34,7 @@ from penstock.orbax.v0.common.step_metadata import RootMetadata
 from penstock.orbax.v0.common.unchanged_links import StepLinks
 from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions
 from penstock.orbax.v0.manager.preservation_policy import PreservationContext, PreservationPolicy
-from penstock.orbax.v0.manager.step_name_formats import as_name_format, find_complete, standard_name_format
+from penstock.orbax.v0.manager.step_name_formats import as_name_format, is_empty, standard_name_format
 from penstock.steps import step_directory as on_disk
 from penstock.steps.step_deletion import delete_step
 
@@ -50,7 +51,8 @@ class CheckpointInfo:
         time: When it was complete; for a step that was just saved, when its save began.
         metrics: None if it has none.
         path: Where it lies, or will; None for a step that is only being considered.
-        is_readable: False if its time or its metrics are damaged, or its time is unknown. Such a step stays.
+        is_readable: False if its time or its metrics are damaged, its time is unknown, or there is nothing in
+            it. Such a step stays, and is not counted.
     """
 
     step: int
@@ -138,11 +140,11 @@ class Root:
             on_disk.write_root_metadata(self._store, self._path, metadata)
 
     def infos(self) -> list[CheckpointInfo]:
-        """Return every durable step, ascending, with what policies see."""
+        """Return every durable step, ascending, with what policies see. An empty directory is one, as in Orbax."""
         if self._store.kind(self._path) is None:
             return []
 
-        found = (self._info(one) for one in find_complete(self._names, self.directory))
+        found = (self._info(one) for one in self._names.find_all(self.directory))
         return sorted((info for info in found if info is not None), key=lambda info: info.step)
 
     def new_path(self, step: int) -> Any:
@@ -157,6 +159,15 @@ class Root:
         """
         base = self.directory if directory is None else handler_path(directory)
         return self._names.find_step(base, step).path if self._given else base / self._names.build_name(step)
+
+    def check_content(self, path: Any) -> None:
+        """Refuse a step in which there is nothing.
+
+        Raises:
+            NotACheckpointError: If there is nothing. Deleting the step makes room for it.
+        """
+        if is_empty(self._store, path_text(path)):
+            raise NotACheckpointError(path_text(path), "is empty; delete this step to save it")
 
     @contextmanager
     def reading(self, path: Any) -> Generator[None]:
@@ -184,7 +195,7 @@ class Root:
 
     def latest_in(self, directory: Any) -> int | None:
         """Return the latest step in another directory."""
-        return max((found.step for found in find_complete(self._names, directory)), default=None)
+        return max((found.step for found in self._names.find_all(directory)), default=None)
 
     def metrics(self, step: int) -> Any:
         """Return the metrics of a step; None if it has none."""
@@ -274,7 +285,8 @@ class Root:
         path = path_text(found.path)
         try:
             time, metrics = found.commit_timestamp, self._reader.metrics(path)
-            return CheckpointInfo(found.step, time or _LONG_AGO, metrics, found.path, time is not None)
+            is_readable = time is not None and not is_empty(self._store, path)
+            return CheckpointInfo(found.step, time or _LONG_AGO, metrics, found.path, is_readable)
         except (FileNotFoundError, StorageError, CorruptCheckpointError) as error:
             if self._store.kind(path) is None:
                 return None

@@ -7,9 +7,9 @@ __all__ = (
     "NameFormat",
     "as_name_format",
     "composite_name_format",
-    "find_complete",
     "get_save_directory",
     "has_standard_names",
+    "is_empty",
     "standard_name_format",
 )
 
@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Protocol, TypeVar, final, runtime_checkable
+from typing import Any, Protocol, TypeVar, final
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ConfigError, CorruptCheckpointError, NotACheckpointError, SpecError
@@ -91,20 +91,6 @@ class NameFormat(Protocol[MetadataT]):
         ...
 
 
-@runtime_checkable
-class FindsComplete(Protocol):
-    """A format that tells steps from empty directories which are named like them."""
-
-    def find_complete(self, base_path: Any) -> Iterator[Any]:
-        """Yield every step in a directory, and no empty directory."""
-        ...
-
-
-def find_complete(names: NameFormat[Any], base_path: Any) -> Iterator[Any]:
-    """Yield every step in a directory; an empty directory only if a format of the caller's own finds it."""
-    return names.find_complete(base_path) if isinstance(names, FindsComplete) else names.find_all(base_path)
-
-
 @final
 @dataclass(frozen=True)
 class _Format(NameFormat[Metadata]):
@@ -124,19 +110,14 @@ class _Format(NameFormat[Metadata]):
         found = {name: step for step, name in find_steps(store, path_text(base), self.names, listed).items()}
         for name in listed:
             step = self.names.step(name)
-            if step is not None and name not in found and _is_empty(store, os.path.join(base, name)):
+            if step is not None and name not in found and is_empty(store, os.path.join(base, name)):
                 found[name] = step
 
         yield from (Metadata(step, base / name) for name, step in sorted(found.items(), key=itemgetter(1)))
 
-    def find_complete(self, base_path: Any) -> Iterator[Metadata]:
-        base = handler_path(base_path)
-        for step, name in find_steps(LocalStore(), path_text(base), self.names).items():
-            yield Metadata(step, base / name)
-
     def find_step(self, base_path: Any, step: int) -> Metadata:
         path, store = handler_path(base_path) / self.build_name(step), LocalStore()
-        if not (is_finished(store, path_text(path)) or _is_empty(store, path_text(path))):
+        if not (is_finished(store, path_text(path)) or is_empty(store, path_text(path))):
             raise NotACheckpointError(path_text(path), f"there is no step {step} of {self}")
 
         return Metadata(step, path)
@@ -158,9 +139,6 @@ class _Composite(NameFormat[Any]):
     def find_all(self, base_path: Any) -> Iterator[Any]:
         return _once(one for reading in self.reading for one in reading.find_all(base_path))
 
-    def find_complete(self, base_path: Any) -> Iterator[Any]:
-        return _once(one for reading in self.reading for one in find_complete(reading, base_path))
-
     def find_step(self, base_path: Any, step: int) -> Any:
         problems: list[str] = []
         for reading in self.reading:
@@ -172,7 +150,8 @@ class _Composite(NameFormat[Any]):
         raise NotACheckpointError(path_text(base_path), "\n".join(problems))
 
 
-def _is_empty(store: LocalStore, path: str) -> bool:
+def is_empty(store: LocalStore, path: str) -> bool:
+    """Whether there is a directory with nothing in it."""
     return store.kind(path) == "directory" and not store.list_directory(path)
 
 

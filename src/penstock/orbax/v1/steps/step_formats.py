@@ -35,10 +35,6 @@ class _Format(NameFormat[CheckpointMetadata[None]]):
     def find_all(self, base_path: Any) -> Iterator[CheckpointMetadata[None]]:
         return map(_described, self.names.find_all(base_path))
 
-    def find_complete(self, base_path: Any) -> Iterator[CheckpointMetadata[None]]:
-        """See `FindsComplete`."""
-        return map(_described, established.find_complete(self.names, base_path))
-
     def find_step(self, base_path: Any, step: int) -> CheckpointMetadata[None]:
         return _described(self.names.find_step(base_path, step))
 
