@@ -254,7 +254,7 @@ MANAGERS: Final[Section] = {
             "may be arrays of one number. `restore` waits for a save first. A `handler_registry` is "
             "copied. While it saves, a folder `.penstock-writer` lies in the directory, and a second "
             "manager that saves there is logged, and so is a root that is itself a checkpoint. An empty "
-            "directory is no step."
+            "directory is a step, as in Orbax, and takes no place among those to keep."
         ),
         (
             "A link is as good a file as the first, whichever step is deleted. Orbax forgets steps "

@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.proofs.orbax_tests.reasons import reason_of
+from tests.proofs.orbax_tests.reasons import SAYS_NOTHING, WORDS, reason_of
 
 _LEFT_OUT = ("emergency", "tiering_service", "benchmarks", "testing/oss", "gcs_")
 _STARTS = 4
@@ -132,6 +132,10 @@ def page(orbax: Path, penstock: Path) -> str:
     rows, failed, left_out = list[str](), list[str](), Counter[str]()
     for path in sorted(penstock.glob("*.jsonl")):
         counted = _counted(orbax / path.name, path) if _uses(path) else {}
+        if _uses(path):
+            ran = [status for status, _ in results_of(path).values()]
+            skipped = ran.count("skipped")
+            totals.update(ran=len(ran), skipped=skipped, failed_in_both=len(ran) - skipped - len(counted))
         reasons = {
             test: reason_of(path.stem, test, why)
             for test, (status, why) in counted.items()
@@ -152,13 +156,42 @@ def page(orbax: Path, penstock: Path) -> str:
         (
             *_HEAD,
             f"{totals['passed']} of {in_scope} tests in scope pass ({share:.1f} %); {totals['out']} are not.",
-            *("", "| file | pass | fail | out of scope |", "| --- | --- | --- | --- |", *rows),
+            *("", "## What the numbers mean", "", *_meaning(totals, left_out)),
+            *(
+                "",
+                "## File by file",
+                "",
+                "| file | pass | fail | out of scope |",
+                "| --- | --- | --- | --- |",
+                *rows,
+            ),
             *("", "## What fails", "", "| test | why |", "| --- | --- |", *failed),
             *("", "## What is out of scope, and why", "", "| tests | reason |", "| --- | --- |"),
             *(f"| {n} | {reason} |" for reason, n in left_out.most_common()),
             "",
         )
     )
+
+
+def _meaning(totals: Counter[str], left_out: Counter[str]) -> list[str]:
+    """Return a list that says of each number what it counts."""
+    counted = totals["passed"] + totals["failed"] + totals["out"]
+    words, nothing = left_out[WORDS], sum(left_out[reason] for reason in SAYS_NOTHING)
+    as_asked = totals["passed"] + words
+    share, share_asked = (100 * n / max(counted, 1) for n in (totals["passed"], as_asked))
+    differ = totals["out"] - words - nothing
+    return f"""\
+* {totals["ran"]} tests reach something of penstock. {totals["skipped"]} skip themselves here, and
+  {totals["failed_in_both"]} fail with the installed Orbax, too. The other {counted} count.
+* {totals["passed"]} of these pass as they are: {share:.1f} %.
+* {words} differ in the words of an error alone. They use `assertRaisesRegex`, which compares the text only
+  if the error is of the type that the test expects. With them {as_asked} do what is asked:
+  {share_asked:.1f} %.
+* {nothing} show nothing of penstock: a private part of Orbax takes part in them, or a service that is not
+  here.
+* {differ} meet a difference that is meant, and that [the differences](orbax-differences.md) name.
+* {totals["failed"]} fail for another reason. The share in scope says that each failure has a reason, and not
+  that penstock is Orbax.""".splitlines()
 
 
 _HEAD = (
