@@ -140,7 +140,10 @@ class Root:
             on_disk.write_root_metadata(self._store, self._path, metadata)
 
     def infos(self) -> list[CheckpointInfo]:
-        """Return every durable step, ascending, with what policies see. An empty directory is one, as in Orbax."""
+        """Return every durable step, ascending, with what policies see.
+
+        An empty directory that is named like a step is one, as in Orbax.
+        """
         if self._store.kind(self._path) is None:
             return []
 
