@@ -114,7 +114,7 @@ def test_nothing_is_saved_over_an_empty_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", [3, None])
 def test_an_empty_directory_is_an_error_to_restore(ocp: Any, step: int | None, tmp_path: Path) -> None:
     (tmp_path / "3").mkdir()
-    with ocp.CheckpointManager(tmp_path) as manager, pytest.raises(ValueError, match="Composite|is empty"):
+    with ocp.CheckpointManager(tmp_path) as manager, pytest.raises(ValueError, match=r"Composite|is empty"):
         manager.restore(step, args=ocp.args.StandardRestore())
 
 
