@@ -57,6 +57,7 @@ async def flipping(server: ObjectServer, part: str, times: int) -> list[Asked]:
     return done
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("part", ["/d/", "/_METADATA", "/manifest.ocdbt", "/_CHECKPOINT_METADATA"])
 async def test_one_flipped_bit_is_read_again(server: ObjectServer, part: str, assert_same: Any) -> None:
     done = await flipping(server, part, 1)

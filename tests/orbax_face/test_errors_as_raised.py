@@ -99,6 +99,7 @@ def tree() -> dict[str, Any]:
 
 
 @BOTH
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("kind", ["Checkpointer", "AsyncCheckpointer"])
 @pytest.mark.parametrize("failing", ["serialize", "write", "finalize"])
 def test_what_a_type_handler_raises_in_a_save(ocp: Any, kind: str, failing: str, tmp_path: Path) -> None:
@@ -183,6 +184,7 @@ def test_what_a_handler_of_an_item_raises(ocp: Any, failing: str, tmp_path: Path
         save_and_restore(manager)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("library", [penstock_v1, orbax_v1], ids=["penstock", "orbax"])
 @pytest.mark.parametrize("failing", ["save", "write", "load", "read"])
 def test_what_a_handler_of_the_newer_api_raises(library: Any, failing: str, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def run_once(
 
 
 def run_job(
-    folder: Path, count: int, cases: Sequence[str], *, backend: str = "asyncio", limit_s: float = 110.0
+    folder: Path, count: int, cases: Sequence[str], *, backend: str = "asyncio", limit_s: float = 170.0
 ) -> Job:
     """Run cases of `tests.processes.cases` in `count` processes with two devices each, one after another.
 

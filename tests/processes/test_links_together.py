@@ -6,7 +6,7 @@ import pytest
 from tests.processes.base_cases import FORMATS
 from tests.processes.launcher import Job
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(118)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(178)]
 
 ROWS = 64 * 64 * 4
 """Bytes of one of the arrays that change."""

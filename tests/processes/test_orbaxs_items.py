@@ -12,7 +12,7 @@ CASES = (
     "orbaxs_array_options_hold_together",
 )
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(118)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(178)]
 
 
 @pytest.fixture(scope="session", params=[2, pytest.param(4, marks=pytest.mark.slow)], ids=["two", "four"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.processes.launcher import Job
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(118)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(178)]
 
 
 def test_all_processes_save_one_tree_together(job: Job) -> None:

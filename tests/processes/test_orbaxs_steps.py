@@ -11,7 +11,7 @@ CASES = (
     "orbaxs_v1_saves",
 )
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(118)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(178)]
 
 
 @pytest.fixture(scope="session", params=[2, pytest.param(4, marks=pytest.mark.slow)], ids=["two", "four"])

@@ -14,7 +14,7 @@ from orbax.checkpoint.experimental import v1 as ocp_v1
 from tests.processes.launcher import Job, run_job
 from tests.processes.trees import values
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(118)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(178)]
 
 
 def test_orbax_reads_it_in_one_process(job: Job) -> None:

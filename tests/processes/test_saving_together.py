@@ -15,7 +15,7 @@ from tests.processes.trees import host_leaves, values
 
 import penstock.sync
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(118)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(178)]
 
 
 def test_what_is_saved_together_is_restored_by_all(job: Job) -> None:

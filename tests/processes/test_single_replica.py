@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.processes.launcher import Job, run_job
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(118)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(178)]
 
 
 def test_one_replica_reads_and_all_have_it_bit_for_bit(job: Job) -> None:

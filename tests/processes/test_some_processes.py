@@ -19,7 +19,7 @@ CASES = (
     "a_preemption_is_reached_by_all_at_the_same_step",
 )
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(118)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(178)]
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from tests.processes.own_cases import FORMATS, own
 
 import penstock.sync
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(118)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(178)]
 
 
 def saved(job: Job, name: str = "plain") -> Path:

@@ -50,7 +50,7 @@ def test_what_exceeds_its_bound_is_told() -> None:
     agreed = {"processes": 8, "calls_primary": 12, "calls_worker": 14}
     found = {"service": [agreed], "memory": [], "trees": [busiest, {**busiest, "leaves": 9}]}
     assert program.problems(found) == [
-        "8 processes: calls_worker 14, more than 13",
+        "8 processes: calls_worker 14, more than 12",
         "10000 leaves of 64 processes: first_cpu_s 7.0, more than 6.0",
     ]
 
