@@ -30,11 +30,15 @@ MAX_FILES_IN_A_ROOM = 15
 
 # Lines count as they are, docstrings and signatures included. What is longer is public, names and describes
 # each of some fifteen options, and hands them on by name.
-LONG_MODULES = {"src/penstock/steps/manager.py"}  # one class, with three such methods and five overloads
+LONG_MODULES = {  # one class each, with such methods and five overloads
+    "src/penstock/checkpointer/checkpointer.py",
+    "src/penstock/steps/manager.py",
+}
 LONG_FUNCTIONS = {
     "src/penstock/checkpointer/checkpointer.py:restore",
     "src/penstock/steps/manager.py:__init__",
     "src/penstock/steps/manager.py:restore",
+    "src/penstock/steps/manager.py:save",
     "src/penstock/tools/convert.py:convert",
 }
 

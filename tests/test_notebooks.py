@@ -125,6 +125,19 @@ def test_tracebacks_show_the_cell_and_none_of_ours(kernel: tuple[Any, Run]) -> N
     assert len(shown.splitlines()) < 30
 
 
+def test_progress_shows_in_a_cell(kernel: tuple[Any, Run]) -> None:
+    _, run = kernel
+    if run("import rich").error is not None:
+        pytest.skip("rich draws the bar: pip install rich")
+
+    cell = run("ps.save('shown', tree, progress='rich'); print(ps.restore('shown', progress=True)['b'])")
+
+    assert cell.error is None
+    assert "save shown" in cell.out
+    assert "restore shown" in cell.out
+    assert "━" in cell.out
+
+
 def test_what_is_open_ends_with_the_interpreter(kernel: tuple[Any, Run]) -> None:
     manager, run = kernel
 

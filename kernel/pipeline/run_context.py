@@ -37,21 +37,30 @@ if TYPE_CHECKING:
 
 @final
 class ProgressMeter:
-    """Counts leaves and bytes. Written in the event loop, read from any thread."""
+    """Counts leaves and bytes. Written in the event loop, read from any thread.
 
-    __slots__ = ("bytes_done", "bytes_total", "leaves_done", "leaves_total")
+    Args:
+        listener: Called with the bytes done and all bytes whenever they change. It must not raise or block.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_listener", "bytes_done", "bytes_total", "leaves_done", "leaves_total")
+
+    def __init__(self, listener: Callable[[int, int], object] | None = None) -> None:
+        self._listener = listener
         self.leaves_done = self.leaves_total = self.bytes_done = self.bytes_total = 0
 
     def plan(self, leaves: int, nbytes: int) -> None:
         """Set the totals."""
         self.leaves_total, self.bytes_total = leaves, nbytes
+        if self._listener is not None:
+            self._listener(self.bytes_done, nbytes)
 
     def advance(self, leaves: int, nbytes: int) -> None:
         """Count work done."""
         self.leaves_done += leaves
         self.bytes_done += nbytes
+        if self._listener is not None:
+            self._listener(self.bytes_done, self.bytes_total)
 
     def snapshot(self) -> Progress:
         """Return the figures as they are now."""

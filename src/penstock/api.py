@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
     from penstock.kernel.protocols.leaf import KeyPath
     from penstock.kernel.storage.workspace import Overwrite
+    from penstock.progress.shown_progress import ShowProgress
     from penstock.verification.verify_report import VerifyReport
 
 T = TypeVar("T")
@@ -50,6 +51,7 @@ async def save(
     save_args: SaveArgs | Callable[[KeyPath], SaveArgs | None] | object = None,
     base: Path | None = None,
     compare: Compare = "identity",
+    progress: ShowProgress = False,
 ) -> SaveReport:
     """Save `tree` at `path` and return when it is durable and visible.
 
@@ -70,6 +72,7 @@ async def save(
             save_args=save_args,
             base=base,
             compare=compare,
+            progress=progress,
         )
         return await future
 
@@ -111,6 +114,7 @@ async def restore(
     max_expansion: int | None = None,
     replica_axis: str | None = None,
     primary_replica: int = 0,
+    progress: ShowProgress = False,
 ) -> Any:
     """Return the tree saved at `path`: a checkpoint, an item in it, or a directory of steps.
 
@@ -142,6 +146,7 @@ async def restore(
             max_expansion=max_expansion,
             replica_axis=replica_axis,
             primary_replica=primary_replica,
+            progress=progress,
         )
 
 
@@ -151,6 +156,7 @@ async def restore_items(
     like: Mapping[str, Any] | None = None,
     items: Iterable[str] | None = None,
     mmap: bool = False,
+    progress: ShowProgress = False,
 ) -> dict[str, Any]:
     """Return the values of the items of the checkpoint at `path`, by name, all of one checkpoint.
 
@@ -162,6 +168,7 @@ async def restore_items(
             without a target, or with `...`, are restored as they were saved.
         items: Names of the items wanted; by default all.
         mmap: As for `restore`.
+        progress: As for `restore`; each item has a bar of its own.
 
     Raises:
         UnsupportedFormatError: If the checkpoint has no items, or one that penstock cannot read.
@@ -173,7 +180,7 @@ async def restore_items(
         Stops reading and gives back every byte.
     """
     async with Checkpointer() as checkpointer:
-        return await checkpointer.restore_items(path, like=like, items=items, mmap=mmap)
+        return await checkpointer.restore_items(path, like=like, items=items, mmap=mmap, progress=progress)
 
 
 async def metadata(path: Path, *, item: str | None = None) -> CheckpointMetadata:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.leaf import KeyPath
     from penstock.kernel.protocols.leaf_handlers import HandlerLookup
     from penstock.kernel.protocols.stores import Store
+    from penstock.progress.shown_progress import ShowProgress
     from penstock.verification.verify_report import VerifyReport
 
 Path: TypeAlias = str | os.PathLike[str]
@@ -154,6 +155,7 @@ class Checkpointer:
         save_args: SaveArgs | Callable[[KeyPath], SaveArgs | None] | object = None,
         base: Path | None = None,
         compare: Compare = "identity",
+        progress: ShowProgress = False,
     ) -> SaveFuture:
         """Begin to save `tree` at `path`; return once it is staged.
 
@@ -177,6 +179,7 @@ class Checkpointer:
             compare: How an unchanged leaf is known. `"identity"`: it is the very jax.Array that this
                 Checkpointer saved there. `"digest"`: its bytes have the SHA-256 that a save with
                 `"digest"` recorded there.
+            progress: Shows a bar: True, `"rich"` or `"tqdm"`; or a function of the bytes done and all bytes.
 
         Returns:
             The save in the background. Await it for the durable checkpoint.
@@ -191,7 +194,7 @@ class Checkpointer:
             Cancels the save and returns when its temporary files are gone.
         """
         until_staged, options = staging == "copy", (prioritise, custom_metadata, pipeline, save_args)
-        begin = self._operations.save(path, tree, until_staged, overwrite, *options, base, compare)
+        begin = self._operations.save(path, tree, until_staged, overwrite, *options, base, compare, progress)
         del tree  # a save in the background must not keep arrays that the caller dropped
         return await begin
 
@@ -235,6 +238,7 @@ class Checkpointer:
         max_expansion: int | None = None,
         replica_axis: str | None = None,
         primary_replica: int = 0,
+        progress: ShowProgress = False,
     ) -> Any:
         """Return the tree saved at `path`.
 
@@ -269,6 +273,7 @@ class Checkpointer:
             max_expansion: How many times the bytes stored a result without `like` may take; by default 1,000.
             replica_axis: Of meshes, along which replicas lie: one reads, and the others receive.
             primary_replica: Which one reads.
+            progress: As for `save`.
 
         Raises:
             SpecError: If the options contradict each other, or need a `like`.
@@ -304,6 +309,7 @@ class Checkpointer:
             max_expansion=max_expansion,
             replica_axis=replica_axis,
             primary_replica=primary_replica,
+            progress=progress,
         )
 
     async def restore_items(
@@ -313,9 +319,10 @@ class Checkpointer:
         like: Mapping[str, Any] | None = None,
         items: Iterable[str] | None = None,
         mmap: bool = False,
+        progress: ShowProgress = False,
     ) -> dict[str, Any]:
         """Return the values of the items of the checkpoint at `path`; see `penstock.restore_items`."""
-        restore = partial(self.restore, mmap=mmap)
+        restore = partial(self.restore, mmap=mmap, progress=progress)
         return await self._operations.restore_items(restore, path, like, items)
 
     def with_handlers(

@@ -36,7 +36,7 @@ from penstock.kernel.events import get_logger
 from penstock.kernel.memory.bounded_cache import BoundedCache, Caching
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.pipeline.observers import Observer
-from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
+from penstock.kernel.pipeline.run_context import ProgressMeter, RestoreRun, RunLimits, SaveRun
 from penstock.kernel.pipeline.shared_objects import Shared
 from penstock.kernel.protocols.coordinator import Coordinator, Operation, SingleProcessCoordinator
 from penstock.kernel.protocols.layouts import ArrangedLayout, ItemsLayout, Layout
@@ -46,6 +46,7 @@ from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import hold_for_reading
 from penstock.kernel.storage.paths import BUCKETS, bucket_of, path_or_url
 from penstock.kernel.storage.workspace import Overwrite, Workspace
+from penstock.progress.shown_progress import ShowProgress, shown_progress
 from penstock.stores.store_finder import StoreFinder
 from penstock.telemetry.find_observers import homes_of_observers
 
@@ -100,6 +101,7 @@ class Engine:
     that the caller gave is used as it is, and not among them."""
     shared: Shared = field(default_factory=Shared)
     observers: tuple[Observer, ...] = ()  #: told of every save and restore
+    on_progress: Callable[[int, int], object] | None = None  #: called with the bytes done and all bytes
 
     def at(self, path: str) -> Engine:
         """Return the engine for what lies at an absolute path or a URL: with the store that it lies in."""
@@ -110,6 +112,18 @@ class Engine:
 
         file_bytes = self.config.store.of_scheme(bucket[0]).file_bytes
         return replace(self, store=store, layout=self.bucket_layouts.get(file_bytes, self.layout))
+
+    def showing(self, progress: ShowProgress) -> Engine:
+        """Return the engine for one save or restore, which shows its progress.
+
+        Raises:
+            SpecError: If it cannot be shown in this way.
+        """
+        shown = shown_progress(progress)
+        if shown is None:
+            return self
+
+        return replace(self, observers=(*self.observers, shown), on_progress=shown)
 
     @property
     def is_joint(self) -> bool:
@@ -261,6 +275,7 @@ class Engine:
             "events": self.events,
             "shared": self.shared,
             "observers": self.observers,
+            "progress": ProgressMeter(self.on_progress),
             "limits": RunLimits(
                 piece_bytes, options.batch_leaves, min(options.batch_bytes, MOST_PIECES * piece_bytes)
             ),

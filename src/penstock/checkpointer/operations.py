@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, final
 from penstock.checkpointer import pipelines
 from penstock.checkpointer.background_saves import SaveOptions
 from penstock.checkpointer.description import CheckpointMetadata, describe_checkpoint
-from penstock.checkpointer.engine import Compare, make_engine
+from penstock.checkpointer.engine import Compare, Engine, make_engine
 from penstock.checkpointer.lifetime import Lifetime
 from penstock.checkpointer.pipelines import First
 from penstock.checkpointer.restore_items import restore_items
@@ -41,6 +41,7 @@ from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import BUCKETS, bucket_of, path_or_url, path_to_save_to
 from penstock.kernel.storage.workspace import Overwrite
+from penstock.progress.shown_progress import ShowProgress
 from penstock.telemetry.find_observers import observers_of
 from penstock.verification.verify import Verification
 from penstock.verification.verify_report import VerifyReport
@@ -137,11 +138,12 @@ class Operations:
         save_args: SaveArgs | Callable[[KeyPath], SaveArgs | None] | object,
         base: Path | None,
         compare: Compare,
+        progress: ShowProgress,
     ) -> SaveFuture:
         """Begin a save; return when it is staged, or only planned."""
         options = SaveOptions(overwrite, prioritise, custom_metadata, pipeline, save_args, base, compare)
         life, final = self.life, path_to_save_to(path)
-        threads, engine = life.running()[1], self.engine.at(final)
+        threads, engine = life.running()[1], self.engine.at(final).showing(progress)
         ours = self._pipelines_at(final)[0]
         try:
             task = await life.background.make(threads, engine, ours, final, tree, options)
@@ -181,6 +183,7 @@ class Operations:
         max_expansion: int | None,
         replica_axis: str | None,
         primary_replica: int,
+        progress: ShowProgress,
     ) -> Any:
         """Restore a tree."""
         threads = self.life.reading()
@@ -204,7 +207,8 @@ class Operations:
         request = RestoreRequest(final, wanted, has_like, asked, mmap, split, item, only, compared)
         chosen.check(RestoreRequest)
         pipeline = with_derive(chosen, asked)
-        task = self._restore_task(threads, pipeline, request, replica_axis, primary_replica)
+        engine = self.engine.at(final).showing(progress)
+        task = _restore_task(engine, threads, pipeline, request, replica_axis, primary_replica)
         tree, report = await self.life.calmly(task)
         result = finish(tree)
         check(result)
@@ -212,23 +216,6 @@ class Operations:
             on_report(report)
 
         return result
-
-    def _restore_task(
-        self,
-        threads: Threads,
-        pipeline: Pipeline[RestoreRun],
-        request: RestoreRequest,
-        axis: str | None,
-        primary: int,
-    ) -> Callable[[], Awaitable[tuple[Any, RestoreReport]]]:
-        engine = self.engine.at(request.path)
-        if axis is not None:
-            check_single_replica(request)
-        # One process reads each shard once anyway, and on local disks each has its own to read.
-        if axis is None or not engine.is_joint or engine.is_local(request.path):
-            return RestoreTask(engine, threads, pipeline, request)
-
-        return SingleReplicaTask(engine, threads, pipeline, request, axis, primary)
 
     async def restore_items(
         self,
@@ -273,3 +260,20 @@ class Operations:
         engine = self.engine.at(final)
         verification = Verification(engine.store, threads, engine.memory, engine.read_unchanged)
         return await self.life.calmly(partial(verification.verify, final, item))
+
+
+def _restore_task(
+    engine: Engine,
+    threads: Threads,
+    pipeline: Pipeline[RestoreRun],
+    request: RestoreRequest,
+    axis: str | None,
+    primary: int,
+) -> Callable[[], Awaitable[tuple[Any, RestoreReport]]]:
+    if axis is not None:
+        check_single_replica(request)
+    # One process reads each shard once anyway, and on local disks each has its own to read.
+    if axis is None or not engine.is_joint or engine.is_local(request.path):
+        return RestoreTask(engine, threads, pipeline, request)
+
+    return SingleReplicaTask(engine, threads, pipeline, request, axis, primary)

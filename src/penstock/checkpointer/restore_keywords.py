@@ -13,6 +13,7 @@ from penstock.kernel.messages.restore import Only, RestoreRequest
 from penstock.kernel.messages.restore_options import Rename, RestoreOptions, RestoreReport, Transform
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
+from penstock.progress.shown_progress import ShowProgress
 from penstock.stages.derive import Derive
 
 
@@ -58,6 +59,9 @@ class RestoreKeywords(TypedDict, total=False):
             sent to all others, in rounds within the memory budget. All processes call it at one time, and
             none runs other collectives meanwhile. Other leaves, and PRNG keys, each process reads itself.
         primary_replica: Which replica is read: its place along that axis.
+        progress: Whether a progress bar is shown on stderr: True, for one of tqdm or rich, whichever is
+            installed, where stderr is a terminal or a notebook; `"tqdm"` or `"rich"`, wherever it goes; or a
+            function that is called with the bytes done and all bytes, in the thread of the event loop.
     """
 
     mmap: bool
@@ -78,6 +82,7 @@ class RestoreKeywords(TypedDict, total=False):
     max_expansion: int | None
     replica_axis: str | None
     primary_replica: int
+    progress: ShowProgress
 
 
 def asked_for(options: RestoreOptions, *, has_like: bool) -> RestoreOptions | None:

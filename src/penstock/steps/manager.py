@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ("CheckpointManager",)
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import EllipsisType, TracebackType
 from typing import (
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from penstock.kernel.messages.restore import Only
     from penstock.kernel.messages.restore_options import Rename, RestoreReport, Transform
     from penstock.kernel.pipeline.futures import SaveFuture
+    from penstock.kernel.pipeline.observers import Observer
     from penstock.kernel.pipeline.pipeline import Pipeline
     from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.layouts import Layout
     from penstock.kernel.protocols.leaf import KeyPath
     from penstock.kernel.protocols.stores import Store
+    from penstock.progress.shown_progress import ShowProgress
     from penstock.steps.save_queue import StepSaves
     from penstock.steps.step_contents import StepMetadata
     from penstock.steps.step_watch import Watch
@@ -137,6 +139,7 @@ class CheckpointManager:
         save_format: SaveFormat | None = None,
         layout: Layout | None = None,
         coordinator: Coordinator | None = None,
+        observers: Iterable[Observer] = (),
         job: JobOptions | None = None,
         memory_limit: int | str | None = None,
         save_device_host_concurrent_bytes: int | str | None = None,
@@ -154,6 +157,7 @@ class CheckpointManager:
             "save_format": save_format,
             "layout": layout,
             "coordinator": coordinator,
+            "observers": tuple(observers),
             "job": job,
             "memory_limit": memory_limit,
             "save_device_host_concurrent_bytes": save_device_host_concurrent_bytes,
@@ -238,6 +242,7 @@ class CheckpointManager:
         save_args: SaveArgs | Callable[[KeyPath], SaveArgs | None] | object = None,
         base: Path | None = None,
         compare: Compare = "identity",
+        progress: ShowProgress = False,
     ) -> SaveFuture | None:
         """Begin to save a step, if the policy wants it; return once it is staged.
 
@@ -255,6 +260,7 @@ class CheckpointManager:
             base: An earlier checkpoint that unchanged leaves are linked to; by default the last step whose
                 values are known here, if the manager was made with `link`.
             compare: How an unchanged leaf is known.
+            progress: Whether and how the progress is shown.
 
         Returns:
             The save in the background; None if the policy does not want it.
@@ -281,6 +287,7 @@ class CheckpointManager:
             pipeline=pipeline,
             save_args=save_args,
             compare=compare,
+            progress=progress,
         )
         return await self._saves.begin(number, items, metrics, save, base)
 
@@ -324,6 +331,7 @@ class CheckpointManager:
         max_expansion: int | None = None,
         replica_axis: str | None = None,
         primary_replica: int = 0,
+        progress: ShowProgress = False,
     ) -> Any:
         """Return what was saved as a step. While it is read, no penstock on this machine deletes it.
 
@@ -358,6 +366,7 @@ class CheckpointManager:
             max_expansion=max_expansion,
             replica_axis=replica_axis,
             primary_replica=primary_replica,
+            progress=progress,
         )
         found = await self._restore(number, restore, like, item, as_type)
         self._saves.note_base(number)

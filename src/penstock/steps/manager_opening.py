@@ -37,7 +37,7 @@ def own_or_given(
         made = Checkpointer(**options)
         return made, made
 
-    unused = [name for name, value in options.items() if value is not None]
+    unused = [name for name, value in options.items() if value is not None and value != ()]
     if unused:
         raise SpecError(f"{', '.join(unused)}: an option of the checkpointer, which is given already")
 

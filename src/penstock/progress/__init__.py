@@ -1,0 +1,1 @@
+"""Showing how far one save or restore is."""
