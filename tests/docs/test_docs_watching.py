@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
+import structlog
 
 import penstock
 
@@ -18,8 +19,8 @@ PAGE = (ROOT / "docs" / "howto" / "watch-it.md").read_text()
 DASHBOARD = json.loads((ROOT / "docs" / "howto" / "grafana.json").read_text())
 
 
-def examples() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 
 def metrics() -> set[str]:
@@ -58,20 +59,27 @@ def test_the_examples_run(
     names: dict[str, Any] = {"penstock": penstock, "state": {"w": np.ones(10)}}
 
     async def run() -> None:
-        for code in examples():
+        for code in blocks("python"):
             body = "".join(f"    {line}\n" for line in code.splitlines())
             exec(f"async def example():\n{body}    globals().update(locals())\n", names)
             await names["example"]()
+            if "structlog.configure(" in code:
+                await penstock.save("told_by_structlog", names["state"])
+                structlog.reset_defaults()
 
     try:
         anyio.run(run)
     finally:
-        logger.handlers, logger.level = before, level
+        structlog.reset_defaults()
+        logger.handlers = before
         logger.setLevel(level)
 
     text = prometheus.generate_latest(names["registry"]).decode()
     assert 'penstock_operations_total{operation="save"} 1.0' in text
     assert "is the bottleneck" in names["notes"].lines[0]
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    (finalized,) = [line for line in lines if line["event"] == "save.finalized"]
-    assert (finalized["nbytes"], finalized["level"]) == (80, "info")
+    written = capsys.readouterr()
+    for stream in (written.out, written.err):  # of structlog, then of `logging`
+        lines = [json.loads(line) for line in stream.splitlines()]
+        (finalized,) = [line for line in lines if line["event"] == "save.finalized"]
+        assert (finalized["nbytes"], finalized["level"]) == (80, "info")
+        assert set(finalized) >= set(json.loads(blocks("json")[0])) - {"logger", "timestamp"}

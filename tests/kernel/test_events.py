@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import structlog
 
 from penstock.kernel.events import get_logger
 
@@ -90,21 +89,6 @@ def test_an_event_below_the_level_costs_not_even_the_text_of_its_fields(
     assert caplog.records == []
 
 
-def test_the_configuration_of_structlog_is_left_to_the_application(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO, "penstock")
-    before = structlog.get_config()
-    try:
-        structlog.configure(processors=[], wrapper_class=structlog.make_filtering_bound_logger(50))
-        get_logger().info("save.staged")
-    finally:
-        structlog.configure(**before)
-        structlog.reset_defaults()
-
-    assert [record.getMessage() for record in caplog.records] == ["save.staged"]
-
-
 def test_a_formatter_of_json_gets_the_fields_of_every_record(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "penstock")
     get_logger().info("save.started", path="/a", nbytes=3, module="mine")
@@ -140,16 +124,133 @@ structlog.get_logger("host").info("mine", x=1)
     assert host == {"event": "mine", "x": 1}
 
 
-def test_a_json_renderer_alone_changes_nothing() -> None:
+def test_a_host_that_configured_structlog_gets_events_by_it_alone() -> None:
     ended = run("""
 import logging, structlog, sys
-structlog.configure(processors=[structlog.processors.JSONRenderer()])
+early = get_logger(path="/a")
 logging.basicConfig(stream=sys.stdout, level=logging.INFO)
-get_logger(path="/a").info("save.finalized", nbytes=3)
+structlog.configure(processors=[structlog.processors.add_log_level, structlog.processors.JSONRenderer()])
+early.info("save.finalized", nbytes=3, name="x")
+get_logger().warning("step.not_deleted", step=1, logger="its own")
 structlog.get_logger().info("mine")
 """)
 
-    assert ended.stdout.splitlines() == [
-        "INFO:penstock:save.finalized path='/a' nbytes=3",
-        '{"event": "mine"}',
+    assert list(map(json.loads, ended.stdout.splitlines())) == [
+        {
+            "event": "save.finalized",
+            "level": "info",
+            "logger": "penstock",
+            "path": "/a",
+            "nbytes": 3,
+            "name": "x",
+        },
+        {"event": "step.not_deleted", "level": "warning", "logger": "its own", "step": 1},
+        {"event": "mine", "level": "info"},
     ]
+    assert ended.stderr == ""
+
+
+def test_a_traceback_reaches_the_host_s_processors() -> None:
+    ended = run("""
+import structlog
+structlog.configure(processors=[structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()])
+try: 1 / 0
+except ZeroDivisionError: get_logger().exception("save.failed")
+""")
+
+    (line,) = map(json.loads, ended.stdout.splitlines())
+    assert line["exception"][0]["exc_type"] == "ZeroDivisionError"
+
+
+def test_json_that_structlog_sends_through_logging_is_written_once() -> None:
+    ended = run("""
+import logging, structlog, sys
+logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
+structlog.configure(
+    processors=[
+        structlog.stdlib.filter_by_level, structlog.stdlib.add_logger_name,
+        structlog.processors.JSONRenderer(),
+    ],
+    logger_factory=structlog.stdlib.LoggerFactory(), wrapper_class=structlog.stdlib.BoundLogger,
+)
+get_logger(path="/a").info("save.finalized", nbytes=3)
+get_logger(path="/a").debug("save.staged")
+""")
+
+    (line,) = map(json.loads, ended.stdout.splitlines())
+    assert line == {"event": "save.finalized", "logger": "penstock", "path": "/a", "nbytes": 3}
+
+
+def test_levels_hold_for_structlog_too() -> None:
+    ended = run("""
+import logging, structlog
+structlog.configure(
+    processors=[structlog.processors.JSONRenderer()],
+    wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+)
+log = get_logger()
+log.debug("too low for structlog")
+log.info("first")
+logging.getLogger("penstock").setLevel(logging.WARNING)
+log.info("too low for penstock")
+log.warning("second")
+""")
+
+    assert [json.loads(line)["event"] for line in ended.stdout.splitlines()] == ["first", "second"]
+
+
+HOSTS_THAT_CANNOT = {
+    "processors that raise": "processors=[lambda *_: 1 / 0]",
+    "a logger without levels": "wrapper_class=structlog.BoundLoggerBase",
+    "loggers that are awaited": "wrapper_class=structlog.stdlib.AsyncBoundLogger",
+}
+
+
+@pytest.mark.parametrize("options", HOSTS_THAT_CANNOT.values(), ids=HOSTS_THAT_CANNOT)
+def test_what_structlog_cannot_take_goes_to_logging(options: str) -> None:
+    ended = run(f"""
+import logging, structlog
+logging.basicConfig(level=logging.INFO)
+structlog.configure({options})
+get_logger().info("save.finalized", nbytes=3)
+""")
+
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("INFO:penstock:save.finalized nbytes=3")
+    assert ended.stdout == ""
+
+
+def test_logging_that_is_configured_later_gets_what_comes_then() -> None:
+    ended = run("""
+import logging, structlog
+log = get_logger(path="/a")
+log.info("save.started")
+logging.basicConfig(level=logging.INFO)
+log.info("save.finalized")
+structlog.configure(processors=[structlog.processors.JSONRenderer()])
+log.info("save.started")
+structlog.reset_defaults()
+log.info("save.failed")
+""")
+
+    assert ended.stderr.splitlines() == [
+        "INFO:penstock:save.finalized path='/a'",
+        "INFO:penstock:save.failed path='/a'",
+    ]
+    assert json.loads(ended.stdout) == {"event": "save.started", "logger": "penstock", "path": "/a"}
+
+
+def test_a_save_is_told_by_the_host_s_structlog_with_its_context(tmp_path: Path) -> None:
+    ended = run(f"""
+import numpy as np, penstock, structlog
+structlog.configure(
+    processors=[structlog.contextvars.merge_contextvars, structlog.processors.JSONRenderer()]
+)
+structlog.contextvars.bind_contextvars(run="a")
+penstock.sync.save({str(tmp_path / "step")!r}, {{"w": np.zeros(4)}})
+""")
+
+    lines = {line["event"]: line for line in map(json.loads, ended.stdout.splitlines())}
+    finalized = lines["save.finalized"]
+    assert (finalized["n_leaves"], finalized["nbytes"], finalized["run"]) == (1, 32, "a")
+    assert len(lines) == len(ended.stdout.splitlines())
