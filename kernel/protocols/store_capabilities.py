@@ -22,6 +22,7 @@ __all__ = (
     "PreferredPlacement",
     "ReadHolds",
     "Renames",
+    "SharedBuilds",
     "SharedFiles",
     "SingleWriter",
     "SyncsFiles",
@@ -92,6 +93,39 @@ class WritableTogether(Capability, Protocol):
 
         Raises:
             StorageError: If it is not there.
+        """
+        ...
+
+
+@runtime_checkable
+class SharedBuilds(Capability, Protocol):
+    """A store without renames, into whose builds other processes write by what the place says.
+
+    On any other, several processes build in a directory that each of them sees by its path.
+    """
+
+    def begin_shared_build(self, final: str, beside: str) -> BuildToken:
+        """Give a place to build, as `Store.begin_build` does. No other build ever has that place.
+
+        This process alone publishes or discards it. What all wrote goes when it is discarded.
+        """
+        ...
+
+    def join_build(self, final: str, place: str) -> BuildToken:
+        """Write into what another process builds at `place`. To discard it forgets it, and asks nobody.
+
+        At the place is a directory as long as the other process may still publish.
+        """
+        ...
+
+    def take_back(self, token: BuildToken) -> bool:
+        """Take a build that was joined away from the process that began it.
+
+        Returns:
+            Whether that process can publish it no more. False, too, if it has published it.
+
+        Raises:
+            StorageError: If that is not known.
         """
         ...
 

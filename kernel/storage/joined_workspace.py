@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final, final
 from anyio import Lock
 
 from penstock.kernel.errors import PipelineError, StorageError
-from penstock.kernel.protocols.store_capabilities import BuildHolds, Renames
+from penstock.kernel.protocols.store_capabilities import BuildHolds, Renames, SharedBuilds
 from penstock.kernel.storage.workspace import check_place
 
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
-    from penstock.kernel.protocols.stores import Store
+    from penstock.kernel.protocols.stores import BuildToken, Store
 
 
 GIVEN_UP: Final = "given-up"
@@ -41,6 +41,7 @@ class JoinedWorkspace:
         "_place",
         "_store",
         "_threads",
+        "_token",
         "final",
         "identity",
         "left_behind",
@@ -55,6 +56,7 @@ class JoinedWorkspace:
         self._store = store
         self._threads = threads
         self._place: str | None = None
+        self._token: BuildToken | None = None  # where the store knows a build by more than its path
         self._lock = Lock(fast_acquire=True)
         self._made: set[str] = set()
 
@@ -64,7 +66,14 @@ class JoinedWorkspace:
         return self.final if self._place is None else self._place
 
     def enter(self, place: str) -> None:
-        """Note where the primary builds. Nothing can be written before."""
+        """Note where the primary builds. Nothing can be written before. Blocking.
+
+        Raises:
+            StorageError: If the store cannot be asked.
+        """
+        if isinstance(self._store, SharedBuilds):
+            self._token = self._store.join_build(self.final, place)
+
         self._place = place
 
     def path(self, relative: str) -> str:
@@ -116,10 +125,11 @@ class JoinedWorkspace:
 
         It publishes by a rename of what lies in the place. So whoever renames first decides, without a word
         to anybody: this, or the primary when it wakes. What was taken lies where the next save removes it,
-        and the hold of the primary is on that, so it is in nobody's way.
+        and the hold of the primary is on that, so it is in nobody's way. A store of `SharedBuilds` has a
+        way of its own.
 
         Returns:
-            False also where the store cannot rename or hold directories.
+            False also where the store can do neither, or does not answer.
 
         Cancellation:
             At once; it goes on in its thread.
@@ -131,6 +141,12 @@ class JoinedWorkspace:
 
     def _take_back(self, built: str) -> bool:
         store = self._store
+        if isinstance(store, SharedBuilds) and self._token is not None:
+            try:
+                return store.take_back(self._token)
+            except StorageError:
+                return False
+
         if not isinstance(store, Renames) or not isinstance(store, BuildHolds):
             return False
 
@@ -174,4 +190,7 @@ class JoinedWorkspace:
         """Leave everything to the primary."""
 
     def release(self) -> None:
-        """Hold nothing, so release nothing."""
+        """Write there no more. Idempotent."""
+        token, self._token = self._token, None
+        if token is not None:
+            self._store.discard(token)

@@ -20,7 +20,7 @@ from penstock.kernel.errors import (
     StorageError,
     UnsupportedByStoreError,
 )
-from penstock.kernel.protocols.store_capabilities import BuildHolds, Exchanges
+from penstock.kernel.protocols.store_capabilities import BuildHolds, Exchanges, SharedBuilds
 from penstock.kernel.storage.deletion import delete_checkpoint, remove_abandoned
 from penstock.kernel.storage.holds import BRIEF_WAITS_S, hold_with_readers
 
@@ -133,7 +133,8 @@ class Workspace:
     def build_below(self, folder: str) -> None:
         """Build in `folder` below the place, which it leaves when it is published. Before `open`.
 
-        Under a name of its own nothing is taken for what a later save builds in the same place.
+        Under a name of its own nothing is taken for what a later save builds in the same place. A store of
+        `SharedBuilds` gives each build a place that no other one has, and no folder is needed.
         """
         self._folder = folder
 
@@ -287,7 +288,7 @@ class Workspace:
             store.make_directory(place)
 
         self.temporary = place
-        if self._folder is not None:
+        if self._folder is not None and not isinstance(store, SharedBuilds):
             self.temporary = os.path.join(place, self._folder)
             store.make_directory(self.temporary)
 
@@ -302,6 +303,9 @@ class Workspace:
 
         within = "/".join([name for name in (self._folder, self._file) if name])
         try:
+            if self._folder is not None and isinstance(self._store, SharedBuilds):
+                return self._store.begin_shared_build(self.final, self._beside)
+
             return self._store.begin_build(self.final, self._beside, within or None)
         except StorageError as error:
             if error.errno == errno.EEXIST:  # it came after the check, and cannot be replaced

@@ -37,7 +37,8 @@ MOST_INLINE: Final = 16 * 1024
 
 INLINE, IN_FILE = b"=", b"@"
 PARTS_FOLDER: Final = "_PENSTOCK_PARTS"
-"""Where they lie until the primary has read them, by the index of the process."""
+"""Where they lie until the primary has read them, by the index of the process. The operation's name ends it:
+in a bucket, a process that was stopped may write there when another save is under way."""
 
 
 @final
@@ -128,8 +129,8 @@ class JointCommitter:
         if len(data) <= MOST_INLINE:
             return INLINE + data
 
-        run.workspace.make_directory(PARTS_FOLDER)
-        run.store.write_file(run.workspace.path(_part_file(self._operation.process_index)), data)
+        run.workspace.make_directory(self._parts_folder)
+        run.store.write_file(self._part_file(self._operation.process_index), data)
         return IN_FILE
 
     async def _merge(self, plan: SavePlan) -> int:
@@ -166,7 +167,7 @@ class JointCommitter:
         sums = [part.sums for part in told.values()]
         del told
         if any(part == IN_FILE for part in parts.values()):
-            run.store.remove_tree(run.workspace.path(PARTS_FOLDER))
+            run.store.remove_tree(run.workspace.path(self._parts_folder))
 
         check_all_there(plan, specs, self._batches)
         arranged = self._arranged
@@ -179,11 +180,18 @@ class JointCommitter:
 
         return plan, specs
 
+    @property
+    def _parts_folder(self) -> str:
+        return f"{PARTS_FOLDER}-{self._operation.identity}"
+
+    def _part_file(self, index: int) -> str:
+        return self._run.workspace.path(f"{self._parts_folder}/{index}")
+
     def _content(self, index: int, part: bytes) -> bytes:
         if part.startswith(INLINE):
             return part[len(INLINE) :]
         if part == IN_FILE:
-            return self._run.store.read_file(self._run.workspace.path(_part_file(index)))
+            return self._run.store.read_file(self._part_file(index))
 
         raise CoordinationError(f"{part[:80]!r} is no part: do all processes run one penstock?")
 
@@ -203,7 +211,3 @@ async def _nothing() -> None:
 def _named(run: SaveRun, plan: SavePlan) -> Mapping[str, bytes]:
     """Return the digests of what this process writes, by the names they are recorded under."""
     return {digest_name(run, name): digest for name, digest in plan.digests.items()}
-
-
-def _part_file(index: int) -> str:
-    return f"{PARTS_FOLDER}/{index}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.processes import (
     base_cases,
+    bucket_cases,
     failure_cases,
     format_cases,
     handler_cases,
@@ -35,6 +36,7 @@ FILES = (
     base_cases,
     some_cases,
     local_cases,
+    bucket_cases,
     failure_cases,
 )
 

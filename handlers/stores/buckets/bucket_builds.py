@@ -15,10 +15,10 @@ import errno
 import uuid
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final, Literal, Protocol, TypeAlias, final
 
+from penstock.handlers.stores.buckets.build_states import MARK, STAGED, Build, Claim, Found
 from penstock.handlers.stores.buckets.claim_records import CLAIM, ClaimRecord, Purpose, what_to_do
 from penstock.handlers.stores.buckets.object_client import Created, ObjectClient, Stat
 from penstock.kernel.concurrency.process_identity import ProcessIdentity
@@ -30,16 +30,8 @@ from penstock.kernel.errors import (
     UnsupportedByStoreError,
 )
 
-MARK: Final = "commit_success.txt"
-"""Publishes the prefix that it lies in. Orbax looks for this name in buckets, too."""
-
-STAGED: Final = ".d"
-"""Ends the prefix in which a single file lies until it is copied to where it is published."""
-
 Left: TypeAlias = Literal["removed", "published", "kept"]
 """What became of what somebody left; `kept` if he may be at work."""
-
-_Found: TypeAlias = Literal["nothing", "leftovers", "committing"]
 
 _ADVICE: Final = "if nobody else saves there, the option single_writer of its table [store.*] says so"
 
@@ -57,42 +49,6 @@ class ConditionalWrites(Protocol):
     def swap(self, key: str, data: bytes, tag: str) -> str | None:
         """Write an object only if nobody else did meanwhile."""
         ...
-
-
-@final
-@dataclass(slots=True)
-class _Claim:
-    key: str
-    token: str
-    tag: str | None
-    found: _Found  #: what lay there when it was taken
-    mark: bytes = b""  #: of a save that had only its mark to put
-
-
-@final
-@dataclass(slots=True)
-class Build:
-    """One save that builds. Thread-safe."""
-
-    final: str  #: the key that will be published
-    place: str  #: the path to build at, by which the store knows it
-    file: str | None  #: the one file at the place that becomes `final`
-    claim: _Claim
-    phase: Literal["building", "committing", "ended"] = "building"
-    mark: bytes | None = None  #: what the save wrote as its mark, kept back until it is published
-    created: set[str] = field(default_factory=set[str])  #: keys whose objects are this save's
-    met: set[str] = field(default_factory=set[str])  #: keys with the right content that it may not own
-    lock: Lock = field(default_factory=Lock)
-
-    @property
-    def prefix(self) -> str:
-        """What the keys of its objects begin with."""
-        return self.final if self.file is None else f"{self.final}{CLAIM}{STAGED}"
-
-    def published_mark(self) -> bytes:
-        """Return the content of the mark. It names the save, so that no two marks are equal."""
-        said = (self.mark or b"").rstrip()
-        return (said + b"\n" if said else b"") + f"published by {self.claim.token}\n".encode()
 
 
 @final
@@ -137,7 +93,22 @@ class Builds:
         build = self.live[place] = Build(final, place, file, claim)
         return build
 
-    def _prepare(self, claim: _Claim, final: str, file: str | None) -> bool:
+    def share(self, build: Build) -> str:
+        """Let other processes write into a build. Returns its new place, which tells them the claim."""
+        del self.live[build.place]
+        build.place, build.is_shared = f"{build.place}/{build.claim.token}", True
+        self.live[build.place] = build
+        return build.place
+
+    def enter(self, build: Build) -> None:
+        """Write into what another process began."""
+        if self._single_writer:
+            probe = uuid.uuid4().hex  # other processes try at the same time
+            self._try_conditions(f"{build.claim.key}.probe-{probe}", probe.encode())
+
+        self.live[build.place] = build
+
+    def _prepare(self, claim: Claim, final: str, file: str | None) -> bool:
         """Put the mark that a dead save did not come to put, or remove what it left. Return if it is free."""
         if claim.found == "committing":
             self._client.create(f"{final}/{MARK}", claim.mark)
@@ -215,11 +186,29 @@ class Builds:
         """
         if build.phase == "building":
             self._end(build)
+            if build.is_joined:
+                return  # its owner removes it
+            if build.is_shared:
+                self._discard_shared(build)
+                return
+
             self.given_up.add(build.claim.token)
             if self._swap(build.claim, "removing"):
                 self._client.delete(sorted(build.created))
                 if not build.met:
                     self._client.delete([build.claim.key])
+
+    def _discard_shared(self, build: Build) -> None:
+        """Remove what all processes of a job wrote.
+
+        The claim stays, since one of them that is stopped may still write; but whoever comes may take it.
+        """
+        try:
+            if self._swap(build.claim, "removing"):
+                self._wipe(build.final)
+                self._swap(build.claim, "left")
+        finally:
+            self.given_up.add(build.claim.token)
 
     def remove(self, final: str) -> None:
         """Remove everything below a key. What is published there ends with the first object that goes.
@@ -256,8 +245,8 @@ class Builds:
             return None
 
         other, also = ClaimRecord.decode(there[0]), set[str]()
-        if what_to_do(other, self._identity(), self.given_up) == "wait":
-            if older_than_s is None or other.lives_here(self._identity()):
+        if what_to_do(other, self.identity(), self.given_up) == "wait":
+            if older_than_s is None or other.lives_here(self.identity()):
                 return "kept"
             if self._age_s(final, found) < older_than_s:
                 return "kept"
@@ -290,9 +279,9 @@ class Builds:
         """Return the save that builds at or above a path; None if none does."""
         return next((build for build in list(self.live.values()) if _is_within(path, build.place)), None)
 
-    def _take(self, final: str, purpose: Purpose, also: Collection[str] = ()) -> _Claim:
+    def _take(self, final: str, purpose: Purpose, also: Collection[str] = ()) -> Claim:
         """Claim a key, or take the claim over from a process that has ended, or whose token is in `also`."""
-        mine, key, token = self._identity(), final + CLAIM, uuid.uuid4().hex
+        mine, key, token = self.identity(), final + CLAIM, uuid.uuid4().hex
         if self._single_writer:
             self._try_conditions(f"{key}.probe", token.encode())
 
@@ -302,7 +291,7 @@ class Builds:
             if self._client.create(key, data) != "other":
                 self._check_conditions(final, key, data)
                 found = self._client.head(key)
-                return _Claim(key, token, found and found.tag, "nothing")
+                return Claim(key, token, found and found.tag, "nothing")
 
             there = self._client.read(key)
             if there is None or there[1] is None:
@@ -317,8 +306,8 @@ class Builds:
 
             tag = self._client.swap(key, data, there[1])
             if tag is not None:
-                found_there: _Found = "committing" if step == "finish" else "leftovers"
-                return _Claim(key, token, tag, found_there, other.mark)
+                found_there: Found = "committing" if step == "finish" else "leftovers"
+                return Claim(key, token, tag, found_there, other.mark)
 
         raise InUseError(self._client.path(final), "others claim it and give it up all the time")
 
@@ -357,12 +346,12 @@ class Builds:
         if not self._swap(build.claim, purpose, mark):
             raise InUseError(self._client.path(build.final), "another process took this save over")
 
-    def _swap(self, claim: _Claim, purpose: Purpose, mark: bytes = b"") -> bool:
+    def _swap(self, claim: Claim, purpose: Purpose, mark: bytes = b"") -> bool:
         """Say in the claim what it is for, if it is still ours."""
         if claim.tag is None:  # it was lost before
             return False
 
-        mine = self._identity()
+        mine = self.identity()
         data = ClaimRecord(claim.token, purpose, mine, mark).encode(mine)
         claim.tag = self._client.swap(claim.key, data, claim.tag)
         return claim.tag is not None
@@ -374,7 +363,8 @@ class Builds:
         build.phase = "ended"
         self.live.pop(build.place, None)
 
-    def _identity(self) -> ProcessIdentity:
+    def identity(self) -> ProcessIdentity:
+        """Return this process, which the claims name."""
         with self._lock:
             if self._mine is None:
                 self._mine = ProcessIdentity.mine()

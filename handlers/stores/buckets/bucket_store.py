@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, final
 from penstock.handlers.stores.buckets.bucket_builds import MARK, Build, Builds, Left
 from penstock.handlers.stores.buckets.bucket_files import BucketDataFile, BucketReadableFile
 from penstock.handlers.stores.buckets.claim_records import CLAIM
+from penstock.handlers.stores.buckets.joined_builds import is_current, join, take_back
 from penstock.handlers.stores.buckets.object_client import Listed, ObjectClient
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.store_capabilities import Placement
@@ -79,7 +80,9 @@ class BucketStore:
     def kind(self, path: str) -> Literal["file", "directory"] | None:
         key, build = self._located(path)
         if build is not None:
-            if path == build.place or self._client.has_below(key):
+            if path == build.place:
+                return "directory" if not build.is_shared or is_current(self._client, build) else None
+            if self._client.has_below(key):
                 return "directory"
 
             return "file" if self._held_mark(build, key) or self._client.head(key) else None
@@ -146,6 +149,10 @@ class BucketStore:
         key, build = self._located(path)
         if build is None:
             self._builds.remove(key)
+            return
+
+        if build.is_shared and path != build.place:  # others write there, too
+            self._client.delete(list(self._client.walk(key)))
             return
 
         gone = [own for own in sorted(build.created) if own.startswith(f"{key}/")]
@@ -218,6 +225,19 @@ class BucketStore:
             UnsupportedByStoreError: If the server does not keep to conditions.
         """
         return BuildToken(final, beside, file, self._builds.begin(self._key(final), beside, file))
+
+    def begin_shared_build(self, final: str, beside: str) -> BuildToken:
+        """Claim `final` as `begin_build` does. The last name of the place is the token of the claim."""
+        build = self._builds.begin(self._key(final), beside, None)
+        return BuildToken(final, self._builds.share(build), None, build)
+
+    def join_build(self, final: str, place: str) -> BuildToken:
+        build = join(self._key(final), place, place.rsplit("/", 1)[-1])
+        self._builds.enter(build)
+        return BuildToken(final, place, None, build)
+
+    def take_back(self, token: BuildToken) -> bool:
+        return take_back(self._client, _build(token), self._builds.identity())
 
     def publish(self, token: BuildToken) -> None:
         """Put the mark. See `Builds.publish` for what it raises."""

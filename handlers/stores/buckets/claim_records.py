@@ -17,9 +17,10 @@ from penstock.kernel.concurrency.process_identity import ProcessIdentity
 CLAIM: Final = ".penstock-saving"
 """Ends the key of the claim, which lies beside what it claims."""
 
-Purpose: TypeAlias = Literal["saving", "committing", "removing"]
+Purpose: TypeAlias = Literal["saving", "committing", "removing", "left"]
 """`saving`: objects are being written. `committing`: all are there, and the mark comes next. `removing`: what
-lies there is no checkpoint, or will be none."""
+lies there is no checkpoint, or will be none. `left`: the processes of a job gave it up, and whoever comes
+takes it; it hides what one of them that was stopped may still write."""
 
 
 @final
@@ -67,8 +68,8 @@ def what_to_do(
 ) -> Literal["wait", "take", "finish"]:
     """Say what whoever finds a claim does about it. Blocking: looks for the process.
 
-    A claim is taken only from a process that is known to have ended: the objects that a live one writes would
-    come to lie among those of whoever took it.
+    A claim is taken only from a process that is known to have ended, or that gave it up: the objects that a
+    live one writes would come to lie among those of whoever took it.
 
     Args:
         record: What the claim says.
@@ -79,6 +80,8 @@ def what_to_do(
         `wait` if its process may be at work; `take` if what it claimed is no checkpoint and can be removed;
         `finish` if only the mark is absent.
     """
+    if record.purpose == "left":
+        return "take"
     if record.token not in given_up and (record.owner is None or not record.owner.has_ended(mine)):
         return "wait"
 

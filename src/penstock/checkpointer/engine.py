@@ -169,8 +169,8 @@ class Engine:
 
         Raises:
             SpecError: If `custom_metadata` cannot be written as JSON, or there is no such `compare` or
-                `overwrite`. If `base` lies in another store. If several processes save to a bucket, or
-                another layout than Orbax's is to be written to one.
+                `overwrite`. If `base` lies in another store. If another layout than Orbax's is
+                to be written to a bucket.
         """
         if compare not in ("identity", "digest"):
             raise SpecError(f"compare must be 'identity' or 'digest', not {compare!r}")
@@ -215,8 +215,6 @@ class Engine:
         )
 
     def _check_fit_for_buckets(self, path: str) -> None:
-        if self.is_joint:
-            raise SpecError(f"{path!r}: several processes cannot save to a bucket together yet")
         if isinstance(self.layout, ArrangedLayout):  # its files are as long as it likes, and held in memory
             name = type(self.layout).__name__
             raise SpecError(f"{path!r}: a {name} cannot be written to a bucket yet; write Orbax's layout")

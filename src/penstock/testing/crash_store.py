@@ -28,6 +28,7 @@ from penstock.kernel.protocols.store_capabilities import (
     PreferredPlacement,
     ReadHolds,
     Renames,
+    SharedBuilds,
     SharedFiles,
     SingleWriter,
     SyncsFiles,
@@ -74,6 +75,9 @@ class CrashStore:
     """
 
     exchange: Callable[[BuildToken], None]
+    begin_shared_build: Callable[[str, str], BuildToken]
+    join_build: Callable[[str, str], BuildToken]
+    take_back: Callable[[BuildToken], bool]
     rename: Callable[[str, str], None]
     share: Callable[[str, str], Literal["link", "copy"]]
     map_file: Callable[[str], memoryview]
@@ -115,6 +119,11 @@ class CrashStore:
             self.exchange = partial(self._exchange, inner)
         if isinstance(inner, Renames):
             self.rename = partial(self._rename, inner)
+        if isinstance(inner, SharedBuilds):
+            begin, join, take_back = inner.begin_shared_build, inner.join_build, inner.take_back
+            self.begin_shared_build = lambda final, at: self._look("build", final, lambda _: begin(final, at))
+            self.join_build = lambda final, at: self._look("join_build", final, lambda _: join(final, at))
+            self.take_back = lambda token: self._look("take_back", token.place, lambda _: take_back(token))
         if isinstance(inner, SharedFiles):
             self.share = partial(self._share, inner)
         if isinstance(inner, WritableTogether):

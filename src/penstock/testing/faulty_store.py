@@ -29,6 +29,7 @@ from penstock.kernel.protocols.store_capabilities import (
     PreferredPlacement,
     ReadHolds,
     Renames,
+    SharedBuilds,
     SharedFiles,
     SingleWriter,
     SyncsFiles,
@@ -61,6 +62,9 @@ class FaultyStore:
     """
 
     exchange: Callable[[BuildToken], None]
+    begin_shared_build: Callable[[str, str], BuildToken]
+    join_build: Callable[[str, str], BuildToken]
+    take_back: Callable[[BuildToken], bool]
     rename: Callable[[str, str], None]
     share: Callable[[str, str], Literal["link", "copy"]]
     map_file: Callable[[str], memoryview]
@@ -104,6 +108,16 @@ class FaultyStore:
         if isinstance(inner, Renames):
             rename = inner.rename
             self.rename = lambda source, to: self.perform("rename", source, lambda: rename(source, to))
+
+        if isinstance(inner, SharedBuilds):
+            begin, join, take_back = inner.begin_shared_build, inner.join_build, inner.take_back
+            self.begin_shared_build = lambda final, beside: self.perform(
+                "begin_shared_build", final, lambda: begin(final, beside)
+            )
+            self.join_build = lambda final, place: self.perform(
+                "join_build", final, lambda: join(final, place)
+            )
+            self.take_back = lambda token: self.perform("take_back", token.place, lambda: take_back(token))
 
     def _show_sharing(self, inner: Store) -> None:
         if isinstance(inner, SharedFiles):

@@ -16,7 +16,7 @@ from anyio import CancelScope, Event, create_task_group, move_on_after
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.kernel.concurrency.threads import LoopHandle, await_future
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
-from penstock.kernel.errors import ConfigError, SaveCancelledError
+from penstock.kernel.errors import ConfigError, SaveCancelledError, UnsupportedByStoreError
 from penstock.kernel.messages.joint_plan import JointPlan
 from penstock.kernel.messages.save import Committed, TreeToSave
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture
@@ -24,6 +24,7 @@ from penstock.kernel.pipeline.pipeline import Pipeline, Slot
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.coordinator import Operation
+from penstock.kernel.protocols.store_capabilities import ForeignFiles
 from penstock.stages.finalize import Finalize
 from penstock.stages.joint.agreement import Agreement
 
@@ -216,6 +217,9 @@ class _Agree:
         """Yield the actor of one save."""
 
         async def agree(message: TreeToSave, /) -> _Begun:
+            if not isinstance(run.store, ForeignFiles):  # a bucket
+                raise UnsupportedByStoreError("let handlers write to", run.path, run.store, ForeignFiles)
+
             lines = cast("list[str]", message.take())
             digest = hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).digest()
             await run.threads.run(run.workspace.check_now)
