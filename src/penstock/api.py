@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from penstock.checkpointer.description import CheckpointMetadata
     from penstock.checkpointer.engine import Compare
     from penstock.checkpointer.pipelines import First
-    from penstock.checkpointer.restore_keywords import RestoreKeywords
+    from penstock.checkpointer.restore_keywords import RestoreOnceKeywords
     from penstock.kernel.config.save_format import SaveArgs
     from penstock.kernel.messages.restore import Only
     from penstock.kernel.messages.restore_options import Rename, RestoreReport, Transform
     from penstock.kernel.messages.save import SaveReport
+    from penstock.kernel.pipeline.observers import Observer
     from penstock.kernel.pipeline.pipeline import Pipeline
     from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
     from penstock.kernel.protocols.leaf import KeyPath
@@ -52,15 +53,17 @@ async def save(
     base: Path | None = None,
     compare: Compare = "identity",
     progress: ShowProgress = False,
+    observers: Iterable[Observer] = (),
 ) -> SaveReport:
     """Save `tree` at `path` and return when it is durable and visible.
 
-    Takes and raises what `Checkpointer.save` does, where each argument is described.
+    Takes and raises what `Checkpointer.save` does, where each argument is described, and `observers` as
+    `Checkpointer` does.
 
     Cancellation:
         Cancels the save; nothing of it is left on disk.
     """
-    async with Checkpointer() as checkpointer:
+    async with Checkpointer(observers=observers) as checkpointer:
         future = await checkpointer.save(
             path,
             tree,
@@ -79,18 +82,18 @@ async def save(
 
 @overload
 async def restore(
-    path: Path, *, as_type: type[T], like: object = ..., **options: Unpack[RestoreKeywords]
+    path: Path, *, as_type: type[T], like: object = ..., **options: Unpack[RestoreOnceKeywords]
 ) -> T: ...
 @overload
-async def restore(path: Path, *, like: EllipsisType = ..., **options: Unpack[RestoreKeywords]) -> Any: ...
+async def restore(path: Path, *, like: EllipsisType = ..., **options: Unpack[RestoreOnceKeywords]) -> Any: ...
 @overload
-async def restore(path: Path, *, like: type[T], **options: Unpack[RestoreKeywords]) -> T: ...
+async def restore(path: Path, *, like: type[T], **options: Unpack[RestoreOnceKeywords]) -> T: ...
 @overload
 async def restore(
-    path: Path, *, like: jax.ShapeDtypeStruct, **options: Unpack[RestoreKeywords]
+    path: Path, *, like: jax.ShapeDtypeStruct, **options: Unpack[RestoreOnceKeywords]
 ) -> jax.Array: ...
 @overload
-async def restore(path: Path, *, like: T, **options: Unpack[RestoreKeywords]) -> T: ...
+async def restore(path: Path, *, like: T, **options: Unpack[RestoreOnceKeywords]) -> T: ...
 async def restore(
     path: Path,
     *,
@@ -115,13 +118,14 @@ async def restore(
     replica_axis: str | None = None,
     primary_replica: int = 0,
     progress: ShowProgress = False,
+    observers: Iterable[Observer] = (),
 ) -> Any:
     """Return the tree saved at `path`: a checkpoint, an item in it, or a directory of steps.
 
     Takes, raises and does on cancellation what `Checkpointer.restore` does, where each argument is
-    described.
+    described; and `observers` as `Checkpointer` does.
     """
-    async with Checkpointer() as checkpointer:
+    async with Checkpointer(observers=observers) as checkpointer:
         # No overload takes what any of them takes.
         again = cast("Callable[..., Awaitable[Any]]", checkpointer.restore)
         return await again(
@@ -157,6 +161,7 @@ async def restore_items(
     items: Iterable[str] | None = None,
     mmap: bool = False,
     progress: ShowProgress = False,
+    observers: Iterable[Observer] = (),
 ) -> dict[str, Any]:
     """Return the values of the items of the checkpoint at `path`, by name, all of one checkpoint.
 
@@ -169,6 +174,7 @@ async def restore_items(
         items: Names of the items wanted; by default all.
         mmap: As for `restore`.
         progress: As for `restore`; each item has a bar of its own.
+        observers: As for `Checkpointer`.
 
     Raises:
         UnsupportedFormatError: If the checkpoint has no items, or one that penstock cannot read.
@@ -179,7 +185,7 @@ async def restore_items(
     Cancellation:
         Stops reading and gives back every byte.
     """
-    async with Checkpointer() as checkpointer:
+    async with Checkpointer(observers=observers) as checkpointer:
         return await checkpointer.restore_items(path, like=like, items=items, mmap=mmap, progress=progress)
 
 

@@ -43,7 +43,7 @@ from penstock.blocking.portal import Portal, refuse_running_loop, run_once
 from penstock.blocking.sync_steps import CheckpointManager, watch
 from penstock.blocking.twins import blocking, blocking_method, parameters_of, shown_as
 from penstock.checkpointer.checkpointer import Path
-from penstock.checkpointer.restore_keywords import RestoreKeywords
+from penstock.checkpointer.restore_keywords import RestoreKeywords, RestoreOnceKeywords
 from penstock.kernel.messages.restore import Only, Order
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
@@ -141,15 +141,19 @@ class Checkpointer:
 
 
 @overload
-def restore(path: Path, *, as_type: type[T], like: object = ..., **options: Unpack[RestoreKeywords]) -> T: ...
+def restore(
+    path: Path, *, as_type: type[T], like: object = ..., **options: Unpack[RestoreOnceKeywords]
+) -> T: ...
 @overload
-def restore(path: Path, *, like: EllipsisType = ..., **options: Unpack[RestoreKeywords]) -> Any: ...
+def restore(path: Path, *, like: EllipsisType = ..., **options: Unpack[RestoreOnceKeywords]) -> Any: ...
 @overload
-def restore(path: Path, *, like: type[T], **options: Unpack[RestoreKeywords]) -> T: ...
+def restore(path: Path, *, like: type[T], **options: Unpack[RestoreOnceKeywords]) -> T: ...
 @overload
-def restore(path: Path, *, like: jax.ShapeDtypeStruct, **options: Unpack[RestoreKeywords]) -> jax.Array: ...
+def restore(
+    path: Path, *, like: jax.ShapeDtypeStruct, **options: Unpack[RestoreOnceKeywords]
+) -> jax.Array: ...
 @overload
-def restore(path: Path, *, like: T, **options: Unpack[RestoreKeywords]) -> T: ...
+def restore(path: Path, *, like: T, **options: Unpack[RestoreOnceKeywords]) -> T: ...
 @partial(shown_as, api.restore)
 def restore(path: Path, **options: Any) -> Any:
     """Return the tree saved at `path`; takes what `penstock.restore` takes."""

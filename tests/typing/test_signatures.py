@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.checkpointer.restore_keywords import RestoreKeywords
+from penstock.checkpointer.restore_keywords import RestoreKeywords, RestoreOnceKeywords
 from penstock.kernel.messages.restore_options import RestoreOptions
 
 BARE: Any = penstock  # without its types
@@ -72,12 +72,19 @@ def test_a_blocking_twin_shows_what_its_original_takes(name: str, function: Call
 
 
 @pytest.mark.parametrize(
-    "restore", [penstock.restore, penstock.Checkpointer.restore, penstock.CheckpointManager.restore]
+    ("restore", "keywords"),
+    [
+        (penstock.restore, RestoreOnceKeywords),
+        (penstock.Checkpointer.restore, RestoreKeywords),
+        (penstock.CheckpointManager.restore, RestoreKeywords),
+    ],
 )
-def test_the_overloads_of_restore_name_what_restore_takes(restore: Callable[..., Any]) -> None:
+def test_the_overloads_of_restore_name_what_restore_takes(
+    restore: Callable[..., Any], keywords: type[RestoreKeywords]
+) -> None:
     shown = set(parameters(restore)) - {"self", "path", "step", "like", "as_type"}
 
-    assert shown == set(RestoreKeywords.__annotations__)
+    assert shown == set(keywords.__annotations__)
     assert set(RestoreOptions.__dataclass_fields__) <= shown
 
 
@@ -89,7 +96,10 @@ def test_defaults_are_the_same_in_every_layer() -> None:
     for layer in layers:
         shown = [parameters(function) for function in layer]
         for name, parameter in shown[0].items():
-            if name not in {"path", "tree"}:
+            if name == "observers":  # of all that open a Checkpointer
+                every = [parameters(function) for function in (*saves, *restores, *makers)]
+                assert {other.get(name, parameter) for other in every} == {parameter}
+            elif name not in {"path", "tree"}:
                 assert all(other[name] == parameter for other in shown), name
 
 

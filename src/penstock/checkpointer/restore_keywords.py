@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-__all__ = ("RestoreKeywords", "asked_for", "check_single_replica", "result_check", "with_derive")
+__all__ = (
+    "RestoreKeywords",
+    "RestoreOnceKeywords",
+    "asked_for",
+    "check_single_replica",
+    "result_check",
+    "with_derive",
+)
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypedDict, cast, get_origin, is_typeddict
 
 from penstock.checkpointer.pipelines import First
 from penstock.kernel.errors import ResultTypeError, SpecError
 from penstock.kernel.messages.restore import Only, RestoreRequest
 from penstock.kernel.messages.restore_options import Rename, RestoreOptions, RestoreReport, Transform
+from penstock.kernel.pipeline.observers import Observer
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.progress.shown_progress import ShowProgress
@@ -83,6 +91,16 @@ class RestoreKeywords(TypedDict, total=False):
     replica_axis: str | None
     primary_replica: int
     progress: ShowProgress
+
+
+class RestoreOnceKeywords(RestoreKeywords, total=False):
+    """Those of a `restore` that opens a Checkpointer of its own.
+
+    Attributes:
+        observers: As for `Checkpointer`.
+    """
+
+    observers: Iterable[Observer]
 
 
 def asked_for(options: RestoreOptions, *, has_like: bool) -> RestoreOptions | None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.errors import ConfigError, DestinationExistsError
+from penstock.errors import ConfigError, DestinationExistsError, SpecError
 
 pytestmark = pytest.mark.anyio
 TREE = {"w": np.ones(10)}
@@ -88,3 +88,31 @@ async def test_an_unknown_observer_is_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigError, match="no observer 'promethius'; did you mean 'prometheus'"):
         async with penstock.Checkpointer():
             pass
+
+
+async def test_a_manager_has_observers_too(tmp_path: Path) -> None:
+    hearing = Hearing()
+    async with penstock.CheckpointManager(tmp_path, observers=[hearing], memory_limit="1MB") as manager:
+        await manager.save(1, TREE)
+        await manager.wait()
+        await manager.restore()
+
+    assert hearing.heard == SAVE_AND_RESTORE
+
+
+async def test_observers_beside_a_given_checkpointer_are_refused(tmp_path: Path) -> None:
+    checkpointer = penstock.Checkpointer()
+    with pytest.raises(SpecError, match="observers: an option of the checkpointer"):
+        penstock.CheckpointManager(tmp_path, checkpointer=checkpointer, observers=[Hearing()])
+
+    penstock.CheckpointManager(tmp_path, checkpointer=checkpointer)
+
+
+async def test_calls_that_open_a_checkpointer_have_observers_too(tmp_path: Path) -> None:
+    first, second, third = Hearing(), Hearing(), Hearing()
+    await penstock.save(tmp_path / "a", penstock.Composite(x=TREE), observers=[first])
+    await penstock.restore(tmp_path / "a", observers=[second])
+    await penstock.restore_items(tmp_path / "a", observers=[third])
+
+    assert first.heard[1:] == [*SAVE_AND_RESTORE[1:4], "closed"]
+    assert second.heard[1:] == third.heard[1:] == SAVE_AND_RESTORE[4:]
