@@ -115,7 +115,13 @@ class JointOperation:
         Cancellation:
             The others are told first, within three times `JobLimits.call_s`.
         """
-        other = await self._join()
+        try:
+            other = await self._join()
+        except BaseException as error:
+            if self.is_primary:  # the others may have found it, and would wait for this process
+                await self._touch.end(error)
+            raise
+
         if other is not None:
             raise await self._touch.end(other) or other
 

@@ -191,9 +191,10 @@ class Touch:
     async def _forget(self, identity: str) -> None:
         """Delete all keys of an operation, and what says that it is to be joined, if it can be."""
         job = self._job
-        for key in [key for key, value in job.open.items() if value == identity]:
+        # A copy: operations within this one, which share it, run in other threads.
+        for key in [key for key, value in job.open.copy().items() if value == identity]:
             await job.calls.delete(key)
-            del job.open[key]
+            job.open.pop(key, None)
 
         await job.calls.delete(OperationKeys(identity).all)
 

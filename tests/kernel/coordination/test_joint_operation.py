@@ -563,6 +563,48 @@ class Watched:
         self._service.delete(prefix)
 
 
+class HeldLook(Watched):
+    """A service whose first list of keys comes when it is let go."""
+
+    def __init__(self, service: KeyValues) -> None:
+        super().__init__(service, "no key has this")
+        self.looks, self.may_go_on = threading.Event(), threading.Event()
+
+    def under(self, prefix: str, /) -> Mapping[str, bytes]:
+        if not self.looks.is_set():
+            self.looks.set()
+            self.may_go_on.wait(60.0)
+
+        return super().under(prefix)
+
+
+async def test_a_primary_that_is_cancelled_while_it_joins_tells_who_found_its_operation() -> None:
+    job, joining = Processes(2), CancelScope()
+    held = HeldLook(job.service)
+    job.coordinators[0] = JobCoordinator(held, 0, 2, LONG)
+
+    async def begin() -> None:
+        with joining:
+            await job.take_part(0, PATH, job.save)
+
+    try:
+        async with create_task_group() as tasks:
+            tasks.start_soon(begin)
+            assert await to_thread.run_sync(held.looks.wait, 20.0)
+            joining.cancel()
+            await job.take_part(1, PATH, job.save)
+    finally:
+        held.may_go_on.set()
+
+    error = job.errors[1]
+    assert isinstance(error, PeerFailedError)
+    assert (error.processes, error.reason) == ((0,), "it was cancelled")
+
+    await job.run()
+    assert not job.errors
+    assert job.published == [b"part"]
+
+
 async def test_the_primary_ends_a_failed_one_only_when_nobody_is_in_it_any_more() -> None:
     """It is about to remove what the others may still write into."""
     job, cleaned_up, was_in_it = Processes(3), Event(), False

@@ -172,6 +172,24 @@ class JointBuild:
 
         return found[0]
 
+    async def begin_within(self, begin: Callable[[], Awaitable[SaveFuture]]) -> SaveFuture:
+        """Return the save that `begin()` begins. It is cancelled if this one is ended.
+
+        Raises:
+            SaveCancelledError: If this one is ended first.
+            Exception: What `begin` raises.
+
+        Cancellation:
+            The save goes on if it has begun, until this one is ended.
+        """
+
+        async def begin_bound() -> SaveFuture:
+            save = await begin()
+            self.when_ended(lambda: _give_up(save))  # here: who is cancelled now never gets the save
+            return save
+
+        return await self.unless_ended(begin_bound)
+
     def enter(self, place: str) -> None:
         """Note where it is built. For its own stages."""
         self._place = place
@@ -261,6 +279,12 @@ class _AwaitHandlers:
             return Committed(0, 0, 0)
 
         yield wait
+
+
+def _give_up(save: SaveFuture) -> None:
+    """Cancel a save whose failure is of no interest: what ended the one around it is told instead."""
+    save.cancel()
+    save.add_done_callback(SaveFuture.exception)
 
 
 def _settle(future: Future[None]) -> None:

@@ -7,6 +7,7 @@ __all__ = ("AbstractCheckpointer", "Checkpointer", "SaveContext")
 import abc
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -221,9 +222,10 @@ class Checkpointer(AbstractCheckpointer):
 
     def close(self) -> None:
         """Close the handler. Idempotent if the handler is."""
-        self._joint_saves.close()
-        self._handler.close()
-        self._metadata_store.close()
+        with ExitStack() as ends:  # backwards; one that fails does not keep the others
+            ends.callback(self._metadata_store.close)
+            ends.callback(self._handler.close)
+            ends.callback(self._joint_saves.close)
 
     def __enter__(self) -> Self:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ("CompositeArgs", "CompositeCheckpointHandler", "CompositeOptions", "CompositeResults")
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -240,9 +241,10 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
             self._current_temporary_paths.clear()
 
     def close(self) -> None:
-        """Close every handler."""
-        for _, handler in self._handlers.unique():
-            handler.close()
+        """Close every handler, also if one of them fails to."""
+        with ExitStack() as ends:
+            for _, handler in self._handlers.unique():
+                ends.callback(handler.close)
 
     def _get_or_set_handler(self, item_name: str, args: CheckpointArgs | None) -> Any:
         return self._handlers.choose(item_name, args)

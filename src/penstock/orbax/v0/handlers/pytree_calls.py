@@ -176,9 +176,7 @@ async def start_joint_save(
     if isinstance(place, Within):
         chosen = chosen.with_handlers(handlers, coordinator=place.build.nested_coordinator())
         begin = partial(chosen.save, place.path, item, overwrite=True, **keywords)
-        save = await place.build.unless_ended(begin)
-        place.build.when_ended(save.cancel)
-        return save
+        return await place.build.begin_within(begin)
 
     chosen = chosen.with_handlers(handlers)
     about: dict[str, Any] = {"overwrite": place.overwrite, "custom_metadata": place.custom_metadata}

@@ -1,0 +1,90 @@
+"""A save that handlers make in several processes, and the saves of trees within it."""
+
+from __future__ import annotations
+
+import pytest
+from anyio import CancelScope
+
+from penstock import orbax as ocp
+from penstock.errors import PeerFailedError
+from penstock.kernel.pipeline.futures import Progress, SaveFuture, SavePromise
+from penstock.orbax.joint.joint_build import JointBuild
+
+pytestmark = pytest.mark.anyio
+
+
+class Within:
+    """A save of a tree that begins at once."""
+
+    def __init__(self, scope: CancelScope | None = None) -> None:
+        self.n_cancelled = 0
+        self.promise = SavePromise("/run/place/tree", self._cancel, lambda: Progress(0, 0, 0, 0))
+        self._scope = scope
+
+    def _cancel(self) -> None:
+        self.n_cancelled += 1
+
+    async def begin(self) -> SaveFuture:
+        if self._scope is not None:
+            self._scope.cancel()
+
+        return self.promise.future
+
+
+async def end(build: JointBuild) -> None:
+    """End it as a handler that raises does."""
+    build.fail(LookupError("no such thing"))
+    with pytest.raises(LookupError):
+        await build.wait_written()
+
+
+async def test_a_save_within_one_that_ends_is_cancelled_and_its_failure_is_nobodys() -> None:
+    build, tree = JointBuild(), Within()
+    assert await build.begin_within(tree.begin) is tree.promise.future
+    assert not tree.n_cancelled
+
+    await end(build)
+    assert tree.n_cancelled == 1
+
+    tree.promise.fail(PeerFailedError(1, "write", None, "it was cancelled"))
+    assert tree.promise.error_unseen is None
+
+
+async def test_it_is_cancelled_also_if_who_began_it_was_cancelled_just_then() -> None:
+    build, scope = JointBuild(), CancelScope()
+    tree = Within(scope)
+    with scope:
+        await build.begin_within(tree.begin)
+
+    assert scope.cancelled_caught
+    await end(build)
+    assert tree.n_cancelled == 1
+
+
+async def test_one_that_fails_by_itself_is_told() -> None:
+    build, tree = JointBuild(), Within()
+    await build.begin_within(tree.begin)
+    tree.promise.fail(PeerFailedError(1, "write", "x", "no space"))
+    assert isinstance(tree.promise.error_unseen, PeerFailedError)
+
+
+def test_a_handler_that_cannot_be_closed_keeps_no_other_one_open() -> None:
+    closed: list[str] = []
+
+    class Closing(ocp.JsonCheckpointHandler):
+        def __init__(self, name: str, *, fails: bool) -> None:
+            super().__init__()
+            self._name, self._fails = name, fails
+
+        def close(self) -> None:
+            closed.append(self._name)
+            super().close()
+            if self._fails:
+                raise LookupError(self._name)
+
+    items = {"a": Closing("a", fails=True), "b": Closing("b", fails=True), "c": Closing("c", fails=False)}
+    checkpointer = ocp.Checkpointer(ocp.CompositeCheckpointHandler(**items))
+    with pytest.raises(LookupError):
+        checkpointer.close()
+
+    assert sorted(closed) == ["a", "b", "c"]
