@@ -308,7 +308,7 @@ class JointOperation:
 
         Raises:
             PeerError: If the operation was ended, or the primary could not publish.
-            OutcomeUnknownError: If the primary says nothing after the verdict.
+            OutcomeUnknownError: If the primary says nothing after the verdict, or does not know itself.
         """
         timeout_s = self._job.limits.write_s
         told = await self._job.calls.wait(self._keys.result, timeout_s)
@@ -316,7 +316,11 @@ class JointOperation:
             problem = f"process {self._job.primary} said nothing for {timeout_s:g} s"
             raise OutcomeUnknownError(self._path, problem, self._job.primary)
         if not told.startswith(PUBLISHED):
-            raise Verdict.decoded(told).error()
+            verdict = Verdict.decoded(told)
+            if verdict.kind == "unknown":  # the primary itself does not know
+                raise OutcomeUnknownError(self._path, verdict.text, verdict.process, verdict.stage)
+
+            raise verdict.error()
 
         return told[len(PUBLISHED) :]
 

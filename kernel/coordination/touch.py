@@ -138,7 +138,7 @@ class Touch:
         limits, primary = self._job.limits, self._job.primary
         of_primary = isinstance(error, PeerSilentError) and primary in error.seen and self.verdict is None
         # The service mostly lives in the primary, and is silent with it.
-        is_silent = of_primary or isinstance(error, OutcomeUnknownError)
+        is_silent = of_primary or (isinstance(error, OutcomeUnknownError) and not self._job.is_primary)
         with (
             CancelScope(shield=True),
             move_on_after(limits.beat_s / 2 if is_silent else 3 * limits.call_s),

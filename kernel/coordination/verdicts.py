@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias, final
 
 from penstock.kernel.errors import (
     CoordinationError,
+    OutcomeUnknownError,
     PeerError,
     PeerFailedError,
     PeerSilentError,
@@ -18,7 +19,7 @@ from penstock.kernel.errors import (
     PlansDifferError,
 )
 
-VerdictKind: TypeAlias = Literal["commit", "failed", "silent", "differs"]
+VerdictKind: TypeAlias = Literal["commit", "failed", "silent", "differs", "unknown"]
 
 MOST_TEXT = 2000
 MOST_DIFFERENCES = 20
@@ -81,6 +82,8 @@ def verdict_of(error: BaseException, process: int, stage: str) -> Verdict:
     """
     if isinstance(error, PeerSilentError):
         return Verdict(kind="silent", process=process, seen=error.seen, limit_s=error.limit_s)
+    if isinstance(error, OutcomeUnknownError):
+        return Verdict(kind="unknown", process=process, stage=stage, text=error.reason[:MOST_TEXT])
     if isinstance(error, PlansDifferError):
         lines = tuple([line[:MOST_TEXT] for line in error.differences[:MOST_DIFFERENCES]])
         return Verdict(kind="differs", process=error.processes[0], differences=lines)

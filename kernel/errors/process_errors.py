@@ -103,13 +103,13 @@ class NotOnThisDiskError(SpecError):
 
 @final
 class OutcomeUnknownError(PenstockError):
-    """The primary fell silent at a time when it may or may not have published.
+    """The primary fell silent, or its store did, at a time when it may or may not have published.
 
     Look at the path: if a checkpoint is there, it is whole. The next job removes what is not.
 
     Attributes:
         path: What was to be published.
-        processes: Who fell silent, by index: the primary.
+        processes: Who publishes, by index: the primary.
         peer_stage: The stage in which it was heard of last; None if that is not known.
     """
 

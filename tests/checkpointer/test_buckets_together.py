@@ -16,7 +16,7 @@ from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.stores.buckets.bucket_builds import MARK
 from penstock.kernel.config.job_limits import JobLimits
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
-from penstock.kernel.errors import PeerFailedError, PenstockError, StorageError
+from penstock.kernel.errors import OutcomeUnknownError, PeerFailedError, PenstockError, StorageError
 from penstock.testing import FaultyStore
 from penstock.testing.memory_key_values import MemoryKeyValues
 
@@ -139,6 +139,14 @@ async def test_a_failure_publishes_nothing_and_the_next_save_goes_on(
         assert (await made.checkpointers[0].verify(PATH)).intact, reports
 
     assert "run/7.penstock-saving" not in bucket.objects_there()
+
+
+async def test_that_the_outcome_is_unknown_is_raised_by_all(bucket: Bucket) -> None:
+    async with job(bucket) as made:
+        made.stores[0].fail_on("publish", error=OutcomeUnknownError(PATH, "its mark could not be put"))
+        for error in await made.save(PATH):
+            assert isinstance(error, OutcomeUnknownError)
+            assert error.reason == "its mark could not be put"
 
 
 async def test_what_a_failed_save_left_is_collected(bucket: Bucket) -> None:

@@ -149,6 +149,33 @@ async def test_of_two_swaps_the_first_decides(bucket: Bucket) -> None:
     assert bucket.objects_there() == [f"run/7/{MARK}"]
 
 
+async def test_what_is_about_to_be_published_is_not_taken_back(bucket: Bucket) -> None:
+    primary = await Process(bucket).begins()
+    place, taken = primary.path(""), list[bool]()
+    build = join("run/7", place, place.rsplit("/", 1)[-1])
+
+    def look(method: Callable[[str, bytes], object], key: str, data: bytes) -> object:
+        if key.endswith(MARK):
+            taken.append(take_back(bucket.client(), build, ProcessIdentity.mine()))
+        return method(key, data)
+
+    client = Interposed(bucket.client(), {"create": look})
+    primary._store._builds._client = client  # type: ignore[attr-defined]
+    await primary.publish()
+    assert taken == [False]
+    assert bucket.objects_there() == [f"run/7/{MARK}"]
+
+
+async def test_who_has_left_knows_the_place_no_more(bucket: Bucket) -> None:
+    primary, process = await Process(bucket).begins(), Process(bucket)
+    other = process.joins(primary)
+    assert process.store.kind(primary.path("")) == "directory"
+    for _ in range(2):
+        other.release()
+    assert process.store.kind(primary.path("")) is None
+    await primary.discard()
+
+
 async def test_a_server_that_does_not_answer_gives_nothing_back(bucket: Bucket) -> None:
     def fail() -> None:
         raise StorageError("get", FINAL, "no answer")
