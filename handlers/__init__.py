@@ -25,6 +25,7 @@ __all__ = (
     "ScalarHandler",
     "StringHandler",
     "default_handlers",
+    "fsspec_store",
 )
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from penstock.handlers.leaves.numpy_array import NumpyHandler
     from penstock.handlers.leaves.scalar import ScalarHandler
     from penstock.handlers.leaves.string import StringHandler
+    from penstock.handlers.stores.buckets.fsspec_store import fsspec_store
     from penstock.handlers.stores.local import LocalStore
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
@@ -71,6 +73,7 @@ else:
             "penstock.handlers.leaves.numpy_array": ("NumpyHandler",),
             "penstock.handlers.leaves.scalar": ("ScalarHandler",),
             "penstock.handlers.leaves.string": ("StringHandler",),
+            "penstock.handlers.stores.buckets.fsspec_store": ("fsspec_store",),
             "penstock.handlers.stores.local": ("LocalStore",),
         },
     )

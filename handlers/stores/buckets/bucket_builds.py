@@ -20,7 +20,7 @@ from typing import Final, Literal, Protocol, TypeAlias, final
 
 from penstock.handlers.stores.buckets.build_states import MARK, STAGED, Build, Claim, Found
 from penstock.handlers.stores.buckets.claim_records import CLAIM, ClaimRecord, Purpose, what_to_do
-from penstock.handlers.stores.buckets.object_client import Created, ObjectClient, Stat
+from penstock.handlers.stores.buckets.objects import Created, Objects, Stat
 from penstock.kernel.concurrency.process_identity import ProcessIdentity
 from penstock.kernel.errors import (
     AccessDeniedError,
@@ -63,7 +63,7 @@ class Builds:
 
     __slots__ = ("_client", "_is_checked", "_lock", "_mine", "_single_writer", "_store", "given_up", "live")
 
-    def __init__(self, client: ObjectClient, store: object, *, single_writer: bool = False) -> None:
+    def __init__(self, client: Objects, store: object, *, single_writer: bool = False) -> None:
         self._client, self._store, self._single_writer = client, store, single_writer
         self._lock = Lock()
         self._mine: ProcessIdentity | None = None

@@ -12,7 +12,7 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.handlers.stores.buckets.object_client import ObjectClient
+from penstock.handlers.stores.buckets.objects import Objects
 from penstock.kernel.errors import StorageError, TruncatedDataError
 from penstock.kernel.protocols.transfers import Transfers
 
@@ -108,7 +108,7 @@ class BucketReadableFile:
 
     over_network: Literal[True] = True
 
-    def __init__(self, client: ObjectClient, key: str, size: int) -> None:
+    def __init__(self, client: Objects, key: str, size: int) -> None:
         self._client, self._key, self._size = client, key, size
         self._lock = Lock()
         self.transfers = Transfers()

@@ -12,7 +12,8 @@ from penstock.handlers.stores.buckets.bucket_builds import MARK, Build, Builds, 
 from penstock.handlers.stores.buckets.bucket_files import BucketDataFile, BucketReadableFile
 from penstock.handlers.stores.buckets.claim_records import CLAIM
 from penstock.handlers.stores.buckets.joined_builds import is_current, join, take_back
-from penstock.handlers.stores.buckets.object_client import Listed, ObjectClient
+from penstock.handlers.stores.buckets.object_client import ObjectClient
+from penstock.handlers.stores.buckets.objects import Listed, Objects
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.store_capabilities import Placement
 from penstock.kernel.protocols.stores import BuildToken
@@ -37,6 +38,7 @@ class BucketStore:
         file_bytes: The length of a data file, which is held in memory until it is put.
         single_writer: Whether a server that ignores conditions is used all the same.
         tensorstore: What TensorStore opens the bucket by, but for the path; None if it cannot.
+        objects: What makes the requests; None for obstore.
     """
 
     __slots__ = ("_builds", "_client", "kvstore_spec", "placement", "url")
@@ -49,6 +51,7 @@ class BucketStore:
         file_bytes: int = FILE_BYTES,
         single_writer: bool = False,
         tensorstore: Mapping[str, Any] | None = None,
+        objects: Objects | None = None,
     ) -> None:
         self.url = url
         self.kvstore_spec: Callable[[str], dict[str, Any]] | None = None
@@ -65,7 +68,7 @@ class BucketStore:
             document_bytes=file_bytes,
             full_files=1,
         )
-        self._client = ObjectClient(url, connect)
+        self._client: Objects = ObjectClient(url, connect) if objects is None else objects
         self._builds = Builds(self._client, self, single_writer=single_writer)
 
     @property

@@ -12,7 +12,7 @@ from typing import Final
 
 from penstock.handlers.stores.buckets.build_states import Build, Claim
 from penstock.handlers.stores.buckets.claim_records import CLAIM, ClaimRecord
-from penstock.handlers.stores.buckets.object_client import ObjectClient
+from penstock.handlers.stores.buckets.objects import Objects
 from penstock.kernel.concurrency.process_identity import ProcessIdentity
 
 _TRIES: Final = 4
@@ -25,7 +25,7 @@ def join(final: str, place: str, token: str) -> Build:
     return Build(final, place, None, claim, is_shared=True, is_joined=True)
 
 
-def is_current(client: ObjectClient, build: Build) -> bool:
+def is_current(client: Objects, build: Build) -> bool:
     """Whether the save still claims its path. Blocking.
 
     Raises:
@@ -39,7 +39,7 @@ def is_current(client: ObjectClient, build: Build) -> bool:
     return record.token == build.claim.token and record.purpose in ("saving", "committing")
 
 
-def take_back(client: ObjectClient, build: Build, mine: ProcessIdentity) -> bool:
+def take_back(client: Objects, build: Build, mine: ProcessIdentity) -> bool:
     """Give the claim up for the process that holds it, and is silent. Blocking.
 
     The owner swaps its claim before it puts the mark. So of two swaps the first decides, without a word to

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ("Created", "Listed", "ObjectClient", "Stat")
+__all__ = ("ObjectClient",)
 
 import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from importlib import import_module
 from threading import Lock
-from typing import Any, Final, Literal, TypeAlias, cast, final
+from typing import Any, Final, cast, final
 
 from penstock.handlers.stores.buckets.object_errors import NO_BUCKET, translated
+from penstock.handlers.stores.buckets.objects import Created, Listed, Stat
 from penstock.kernel.errors import MissingExtraError, StorageError, ThrottledError, UnreachableError
 
 EXTRA: Final = "cloud"
@@ -22,29 +21,6 @@ WAITS_S: Final = (0.1, 0.4, 1.6)
 
 _AT_ONCE: Final = 1000
 """Keys that one request deletes."""
-
-
-Created: TypeAlias = Literal["created", "same", "other"]
-"""What became of an object that was to be new: this call made it; the same content was there; another was."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """An object's properties."""
-
-    size: int  #: in bytes
-    tag: str | None  #: changes with the object; what `swap` compares
-    modified: datetime  #: the server's time of the last change
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """What lies right below a prefix, by name."""
-
-    folders: Sequence[str]
-    files: Sequence[str]
 
 
 @final

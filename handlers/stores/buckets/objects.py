@@ -1,0 +1,92 @@
+"""The requests that a bucket is used by, whoever makes them."""
+
+from __future__ import annotations
+
+__all__ = ("Created", "Listed", "Objects", "Stat")
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, Protocol, TypeAlias, final
+
+Created: TypeAlias = Literal["created", "same", "other"]
+"""What became of an object that was to be new: this call made it; the same content was there; another was."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """An object's properties."""
+
+    size: int  #: in bytes
+    tag: str | None  #: changes with the object; what `swap` compares
+    modified: datetime  #: the server's time of the last change
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What lies right below a prefix, by name."""
+
+    folders: Sequence[str]
+    files: Sequence[str]
+
+
+class Objects(Protocol):
+    """Objects under keys. Every method blocks, is thread-safe, and raises `StorageError`s."""
+
+    uses_conditions: bool
+    """Whether the server decides if an object is new or unchanged. If not, it is looked at before it is
+    written, and who writes it meanwhile is written over."""
+
+    def path(self, key: str) -> str:
+        """Return what errors and callers call an object."""
+        ...
+
+    def head(self, key: str) -> Stat | None:
+        """Return an object's properties; None if there is no such object."""
+        ...
+
+    def read(self, key: str) -> tuple[bytes, str | None] | None:
+        """Return an object's content and its tag; None if there is no such object."""
+        ...
+
+    def read_range(self, key: str, start: int, nbytes: int) -> memoryview:
+        """Return bytes of an object, from `start` on; fewer than asked for if it ends before."""
+        ...
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        """Write an object, whatever was there before."""
+        ...
+
+    def create(self, key: str, data: bytes | memoryview) -> Created:
+        """Write an object that must be new. Of several who try at once, one succeeds."""
+        ...
+
+    def swap(self, key: str, data: bytes, tag: str) -> str | None:
+        """Replace an object if it still has the tag; return its new one, or None if it has another."""
+        ...
+
+    def copy(self, source: str, destination: str) -> None:
+        """Copy an object; the server does it if it can."""
+        ...
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; those that are not there count as deleted."""
+        ...
+
+    def list(self, prefix: str) -> Listed:
+        """Name what lies right below a prefix, which may be empty for everything."""
+        ...
+
+    def walk(self, prefix: str) -> Iterator[str]:
+        """Yield the key of every object below a prefix, at any depth."""
+        ...
+
+    def has_below(self, prefix: str) -> bool:
+        """Whether any object lies below a prefix."""
+        ...
+
+    def keeps_conditions(self, key: str, data: bytes) -> bool:
+        """Whether the server refuses to create what is there, and to replace what has another tag."""
+        ...
