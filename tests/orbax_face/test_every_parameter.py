@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import enum
 import inspect
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -24,11 +25,13 @@ from tests.orbax_face import (
     test_options_of_managers,
 )
 from tests.orbax_face.differences import PAGE
+from tests.orbax_face.without_effect import WITHOUT_EFFECT
 
 import penstock.orbax
 import penstock.orbax.v1
 
 TESTS = Path(__file__).parents[1]
+SOURCES = Path(penstock.orbax.__file__).parent
 ROOMS = ("orbax_face", "interop", "processes", "docs")
 RECORDS = {
     *("metadata.RootMetadata", "metadata.StepMetadata", "v1.CheckpointMetadata"),
@@ -68,37 +71,12 @@ SIBLINGS = {
     "utils.sync_global_devices": ("sync_global_processes",),
 }
 
-# Each of them is on the page of differences, which says why.
-WITHOUT_EFFECT = {
-    "options.MultiprocessingOptions": {"barrier_sync_key_prefix"},
-    "options.FileOptions": {"skip_sync_file_validations"},
-    "AsyncOptions": {"barrier_sync_fn"},
-    "Checkpointer.save": {"save_context"},
-    "AsyncCheckpointer.save": {"save_context"},
-    "PyTreeCheckpointHandler": {"enable_pinned_host_transfer"},
-    "BasePyTreeCheckpointHandler": {"enable_pinned_host_transfer", "enable_post_merge_validation"},
-    "checkpoint_utils.checkpoints_iterator": {"set_immutable"},
-    "checkpoint_utils.wait_for_new_checkpoint": {"set_immutable"},
-    "path.step.standard_name_format": {"atomicity_options"},
-    "utils.sync_global_devices": {"record_event_name"},
-    "v1.multihost.sync_global_processes": {"record_event_name"},
-    "type_handlers.SingleReplicaArrayHandler": {
-        *("broadcast_memory_limit_bytes", "broadcast_memory_scaling_factor"),
-    },
-    "type_handlers.SingleReplicaArrayRestoreArgs": {"single_replica_sharding"},
-    "type_handlers.ScalarHandler": {"ocdbt_process_id"},
-    "type_handlers.NumpyHandler": {"ocdbt_process_id", "deepcopy_host_arrays"},
-    "v1.options.FileOptions": {"skip_sync_file_validations"},
-    "v1.options.MemoryOptions": {
-        *("regulator_options", "expected_surge_bytes", "serialization_status_callback"),
-        "deepcopy_host_arrays",
-    },
-}
 ELSEWHERE = {
     "type_handlers.SingleReplicaArrayHandler": {"primary_replica_id"},  # in tests/processes
     "v1.handlers.JsonHandler": {"filename"},  # these three in v1/test_context_options.py
     "v1.handlers.ProtoHandler": {"filename"},
     "v1.handlers.PyTreeHandler": {"context"},
+    "options.MultiprocessingOptions": {"barrier_sync_key_prefix"},  # tests/kernel/coordination
     "future.PipelineFuture": {"keep"},  # penstock's own, for its handlers
     "pathways.register_type_handlers": {"use_single_replica_array_handler"},  # it refuses whatever is given
 }
@@ -249,7 +227,8 @@ def test_each_option_is_shown_or_has_no_effect_by_the_page() -> None:
         f"{name}.{option}"
         for name, option, place in options()
         if not is_shown(name, option, place)
-        and option not in WITHOUT_EFFECT.get(name, set()) | ELSEWHERE.get(name, set())
+        and option not in WITHOUT_EFFECT.get(name, {})
+        and option not in ELSEWHERE.get(name, set())
     ]
 
     assert unknown == []
@@ -258,24 +237,37 @@ def test_each_option_is_shown_or_has_no_effect_by_the_page() -> None:
 def test_the_page_says_what_has_no_effect() -> None:
     page = PAGE.read_text()
 
-    absent = [option for names in WITHOUT_EFFECT.values() for option in names if f"`{option}`" not in page]
-    assert absent == []
+    parameters = [f"{name}.{one}" for name, ones in WITHOUT_EFFECT.items() for one in ones]
+    assert [parameter for parameter in parameters if f"`{parameter}`" not in page] == []
 
 
 def test_what_has_no_effect_exists() -> None:
-    existing: dict[str, set[str]] = defaultdict(set)
-    for name, option, _ in options():
-        existing[name].add(option)
+    for name, ones in WITHOUT_EFFECT.items():
+        assert set(ones) <= set(inspect.signature(found_at(name)).parameters), name
 
-    for name, names in WITHOUT_EFFECT.items():
-        assert names <= existing[name], name
+
+def test_docstrings_say_what_has_no_effect() -> None:
+    said: set[str] = set()
+    for path in SOURCES.rglob("*.py"):
+        said |= set(re.findall(r"(?m)^ +(\w+): (?:[^:]*\n? +)?Has no effect", path.read_text()))
+
+    of_classes_without_a_public_name = {"primary_host", "write_timeout_secs", "verbose"}
+    assert said - of_classes_without_a_public_name == {
+        one for ones in WITHOUT_EFFECT.values() for one in ones
+    }
+
+
+def found_at(name: str) -> Any:
+    found: Any = penstock.orbax
+    for part in name.split("."):
+        found = getattr(found, part)
+
+    return found
 
 
 def test_records_hold_what_they_are_given() -> None:
     for name in sorted(RECORDS):
-        record: Any = penstock.orbax
-        for part in name.split("."):
-            record = getattr(record, part)
+        record = found_at(name)
         if dataclasses.is_dataclass(record):
             make: Any = record
             names = [field.name for field in dataclasses.fields(record) if field.init]

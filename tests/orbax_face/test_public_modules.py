@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import orbax.checkpoint as _orbax
 import pytest
-from tests.orbax_face.differences import ABSENT
+from tests.orbax_face.absent_names import ABSENT
 
 import penstock.orbax as _penstock
 

@@ -244,7 +244,7 @@ class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
     """How one leaf is to be restored by reading one replica and broadcasting it to the others.
 
     Attributes:
-        single_replica_sharding: Not needed: it follows from `sharding`; that is logged.
+        single_replica_sharding: Has no effect: it follows from `sharding`; that is logged.
     """
 
     _ORBAX_CLASS = ("type_handlers", "SingleReplicaArrayRestoreArgs")

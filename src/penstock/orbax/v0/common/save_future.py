@@ -97,7 +97,7 @@ class CommitFutureAwaitingContractedSignals:
     Args:
         coro: The coroutine.
         name: The name of the thread.
-        send_signals: Has no effect: one process has nobody to tell.
+        send_signals: Has no effect: there are no signals.
         timeout_secs: Has no effect: there is nothing to wait for.
         operation_id: Has no effect.
     """

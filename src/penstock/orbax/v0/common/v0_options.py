@@ -31,7 +31,7 @@ class AsyncOptions:
 
     Attributes:
         timeout_secs: How long a save may take after staging, in seconds.
-        barrier_sync_fn: Accepted; a single process needs no barrier.
+        barrier_sync_fn: Has no effect: there are no barriers.
         post_finalization_callback: Called in the background, before the checkpoint gets its own name.
         create_directories_asynchronously: Has no effect: creating a directory takes no time worth saving.
     """

@@ -36,7 +36,9 @@ class NumpyHandler(TypeHandler):
     Args:
         metadata_key: The name of an array's metadata file; by default that of its format.
         ocdbt_process_id: The process whose directory in the database gets the arrays; by default this one.
+            Has no effect in a tree.
         deepcopy_host_arrays: Whether arrays are copied, so that they may change during the save.
+            Has no effect in a tree: there they are.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class ScalarHandler(NumpyHandler):
 
     Args:
         metadata_key: See `NumpyHandler`.
-        ocdbt_process_id: See `NumpyHandler`.
+        ocdbt_process_id: Has no effect in a tree, see `NumpyHandler`.
     """
 
     def __init__(self, metadata_key: str | None = None, ocdbt_process_id: str | None = None) -> None:

@@ -62,7 +62,7 @@ class CheckpointManagerOptions:
         create: Whether to create the directory if it does not exist.
         cleanup_tmp_directories: Whether to remove what crashed saves left.
         save_on_steps: More steps to save.
-        single_host_load_and_broadcast: Has no effect: there is one process.
+        single_host_load_and_broadcast: Has no effect: every process lists the directory.
         todelete_subdir: A folder that deleted steps are moved to; by default they are removed.
         todelete_full_path: Not supported: for object stores.
         enable_background_delete: Whether old steps are removed in the background.

@@ -177,7 +177,7 @@ def standard_name_format(
     Args:
         step_prefix: What precedes the number, followed by an underscore.
         step_format_fixed_length: The number of digits, filled up with zeros.
-        single_host_load_and_broadcast: Has no effect: there is one process.
+        single_host_load_and_broadcast: Has no effect: every process lists the directory.
         temporary_path_cls: Not supported.
         atomicity_options: Has no effect: unfinished steps are left out anyway.
 

@@ -57,13 +57,13 @@ class ArrayOptions(Guarded):
             use_zarr3: Whether they are zarr v3, or v2.
             use_compression: Whether zstd is used, for leaves that it makes smaller.
             ocdbt_target_data_file_size: Bytes after which a data file is followed by another; 0: never.
-            enable_pinned_host_transfer: Accepted; penstock chooses how bytes get to the host.
-            enable_post_merge_validation: Accepted; penstock counts every byte before it publishes.
+            enable_pinned_host_transfer: Has no effect: jax chooses how bytes get to the host.
+            enable_post_merge_validation: Has no effect: penstock counts every byte before it publishes.
             use_replica_parallel: Whether each replica of a shard writes a part of it; by default
                 unless JAX_PLATFORMS names a GPU.
             min_slice_bytes_for_replica_parallel: Bytes of a part below which a shard is not divided so.
             max_replicas_for_replica_parallel: The most parts that it is divided into.
-            enable_replica_parallel_separate_folder: Accepted; there is one database.
+            enable_replica_parallel_separate_folder: Has no effect: there is one database.
             enable_write_sharding_file: Whether shardings are recorded.
             array_metadata_store: Records chunks and the kind of typed keys; None to record neither.
             scoped_storage_options_creator: Returns the storage options for a key path and a leaf;
@@ -111,14 +111,14 @@ class ArrayOptions(Guarded):
         Attributes:
             enable_padding_and_truncation: Whether arrays are padded with zeros and truncated to
                 the requested shapes; else other shapes are an error.
-            raise_array_data_missing_error: Accepted; absent bytes are always an error.
-            use_load_and_broadcast: Accepted; every process reads what it needs.
-            load_and_broadcast_options: Likewise.
+            raise_array_data_missing_error: Has no effect: absent bytes are always an error.
+            use_load_and_broadcast: Has no effect: every process reads what it needs.
+            load_and_broadcast_options: Has no effect, likewise.
         """
 
         @dataclass(kw_only=True)
         class LoadAndBroadcastOptions(Guarded):
-            """How Orbax broadcasts what one replica has read. Accepted."""
+            """How Orbax broadcasts what one replica has read. It has no effect."""
 
             replica_axis_index: int | None = 0
             primary_replica_id: int | None = 0

@@ -154,7 +154,7 @@ class Context:
 
     @property
     def pathways(self) -> PathwaysOptions:
-        """Accepted."""
+        """Options of a backend that is not supported. They have no effect."""
         return self._pathways
 
     @property
@@ -169,12 +169,12 @@ class Context:
 
     @property
     def safetensors(self) -> SafetensorsOptions:
-        """Accepted."""
+        """How safetensors files are read."""
         return self._safetensors
 
     @property
     def atomicity(self) -> AtomicityOptions:
-        """Accepted."""
+        """How a checkpoint becomes visible. It is built beside its place and renamed, whatever this says."""
         return self._atomicity
 
     @property

@@ -25,7 +25,7 @@ IsPrioritizedKeyFn: TypeAlias = Callable[[Any], "TransferPriority | bool"]
 
 
 class SerializationStatusCallback(Protocol):
-    """Receives the progress of each leaf of a save. Accepted; penstock writes to its event log instead."""
+    """Receives the progress of each leaf of a save. Never called: penstock writes to its event log."""
 
 
 @dataclass(kw_only=True)
@@ -37,16 +37,16 @@ class MemoryOptions(Guarded):
         read_concurrent_bytes: Bytes that a load may hold, likewise.
         transfer_concurrent_bytes: Bytes copied from devices and not yet written. It shares one
             budget with `write_concurrent_bytes`; the smaller of both applies.
-        regulator_options: Accepted, but without effect: penstock adapts the limit itself.
-        expected_surge_bytes: Accepted, but without effect.
+        regulator_options: Has no effect: penstock adapts the limit itself.
+        expected_surge_bytes: Has no effect.
         is_prioritized_key_fn: Decides by key path which leaves are copied first, before the save returns.
-        serialization_status_callback: Accepted, but without effect.
+        serialization_status_callback: Has no effect.
         deepcopy_host_arrays: Has no effect: NumPy arrays are always copied before `save_async` returns.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class RegulatorOptions:
-        """How Orbax adapts its limit from one save to the next. Accepted; penstock adapts it itself."""
+        """How Orbax adapts its limit from one save to the next. It has no effect."""
 
         max_memory_limit_gib: float
         profiler: Any

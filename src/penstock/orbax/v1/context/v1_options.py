@@ -56,7 +56,7 @@ class AsyncOptions(Guarded):
     Attributes:
         timeout_secs: Seconds after which a save fails.
         post_finalization_callback: Called when a save is done.
-        create_directories_asynchronously: Accepted; directories are made in the background.
+        create_directories_asynchronously: Has no effect: directories are made in the background.
     """
 
     timeout_secs: int = 1200
@@ -104,7 +104,7 @@ class FileOptions(Guarded):
     Attributes:
         path_permission_mode: Of the directory of a checkpoint, as in 0o750.
         path_class: The class of paths that handlers get.
-        skip_sync_file_validations: Accepted; the destination is always checked.
+        skip_sync_file_validations: Has no effect: the destination is always checked.
     """
 
     path_permission_mode: int | None = None
@@ -117,7 +117,7 @@ class PyTreeMetadataOptions:
     """How the structure of a tree is recorded.
 
     Attributes:
-        support_rich_types: Accepted; penstock reads rich types, and writes plain ones.
+        support_rich_types: Has no effect: penstock reads rich types, and writes plain ones.
     """
 
     support_rich_types: bool = False

@@ -62,7 +62,7 @@ class PyTreeHandler:
         array_metadata_validator: Called when everything is written, unless it is the default one; an
             error it raises fails the save.
         leaf_handler_registry: Handlers for leaves.
-        partial_save_mode: Accepted; a part is saved like any tree.
+        partial_save_mode: Has no effect: a part is saved like any tree.
     """
 
     RECORDED_AS: Final = "orbax.checkpoint.experimental.v1._src.handlers.pytree_handler.PyTreeHandler"
