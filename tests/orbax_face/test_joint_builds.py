@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from anyio import CancelScope
 
@@ -41,8 +43,6 @@ async def end(build: JointBuild) -> None:
 async def test_a_save_within_one_that_ends_is_cancelled_and_its_failure_is_nobodys() -> None:
     build, tree = JointBuild(), Within()
     assert await build.begin_within(tree.begin) is tree.promise.future
-    assert not tree.n_cancelled
-
     await end(build)
     assert tree.n_cancelled == 1
 
@@ -82,7 +82,11 @@ def test_a_handler_that_cannot_be_closed_keeps_no_other_one_open() -> None:
             if self._fails:
                 raise LookupError(self._name)
 
-    items = {"a": Closing("a", fails=True), "b": Closing("b", fails=True), "c": Closing("c", fails=False)}
+    items: dict[str, Any] = {
+        "a": Closing("a", fails=True),
+        "b": Closing("b", fails=True),
+        "c": Closing("c", fails=False),
+    }
     checkpointer = ocp.Checkpointer(ocp.CompositeCheckpointHandler(**items))
     with pytest.raises(LookupError):
         checkpointer.close()
