@@ -5,6 +5,7 @@ A page's blocks run in order. What a page takes for granted, such as `state`, is
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import shutil
@@ -26,10 +27,12 @@ from tests.docs.page_settings import (
 )
 
 from penstock.cli import main
+from penstock.cli.commands import COMMANDS as COMMANDS_THAT_ARE
 from penstock.kernel.config.config import Config
 
 WITH_PYTHON = [page for page in pages() if blocks(page, "python")]
 ELSEWHERE = with_own_tests()
+COMMAND_LINE = "docs/reference/command-line.md"
 HERE = [page for page in WITH_PYTHON if page not in ELSEWHERE]
 
 
@@ -81,28 +84,88 @@ def test_every_page_with_commands_is_tried() -> None:
 
 
 @pytest.mark.parametrize("page", COMMANDS)
-def test_the_commands_of_a_page_run(
+def test_the_commands_of_a_page_run_and_print_what_it_shows(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     made_for_commands()
-    expected = COMMANDS[page]
-    lines = [line for block in blocks(page, "console") for line in block.text.splitlines()]
-    typed = [line.removeprefix("$ penstock ") for line in lines if line.startswith("$ penstock ")]
-    assert len(typed) == len(expected)
+    expected = iter(COMMANDS[page])
+    status = 0
+    for line, shown in _typed(page):
+        if line == "echo $?":
+            assert shown == [str(status)]
+        elif line.startswith("penstock "):
+            status = _run(line.removeprefix("penstock "))
+            printed = capsys.readouterr()
+            assert status == next(expected), (line, printed)
+            text = (printed.out + printed.err).replace(f"{tmp_path}/", "")
+            if shown:
+                assert _without_numbers(text) == _without_numbers("\n".join(shown))
 
-    for line, status in zip(typed, expected, strict=True):
-        if line.startswith("convert "):  # each as if it were the only one
-            _remove(shlex.split(line)[2])
-        try:
-            found = main(shlex.split(line))
-        except SystemExit as ended:  # as `--help` ends
-            found = int(ended.code or 0)
-        assert found == status, (line, capsys.readouterr())
+    assert next(expected, None) is None
+
+
+def _typed(page: str) -> list[tuple[str, list[str]]]:
+    """Each line that a page shows behind a prompt, and what it shows below."""
+    found: list[tuple[str, list[str]]] = []
+    for line in (line for block in blocks(page, "console") for line in block.text.splitlines()):
+        if line.startswith("$ "):
+            found.append((line.removeprefix("$ "), []))
+        else:
+            found[-1][1].append(line)
+
+    return found
+
+
+def _run(line: str) -> int:
+    words = shlex.split(line)
+    if words[0] == "convert":  # each as if it were the only one
+        _remove(words[2])
+    try:
+        return main(words)
+    except SystemExit as ended:  # as `--help` ends
+        return int(ended.code or 0)
+
+
+def _without_numbers(text: str) -> list[str]:
+    return [re.sub(r"\d[\d.,]*(?: [kMG]?B\b)?", "#", line) for line in text.splitlines()]
 
 
 def _remove(name: str) -> None:
     shutil.rmtree(name, ignore_errors=True) if Path(name).is_dir() else Path(name).unlink(missing_ok=True)
+
+
+def test_commands_in_sentences_have_the_options_that_they_name() -> None:
+    named = [
+        (page, command, option)
+        for page in pages()
+        for command, rest in re.findall(r"`penstock ([a-z]+)([^`\n]*)`", (ROOT / page).read_text())
+        for option in re.findall(r"--[a-z][\w-]*", rest)
+    ]
+    listed = re.findall(r"^\| `([a-z]+)([^|]*)\|([^|]*)", (ROOT / COMMAND_LINE).read_text(), re.MULTILINE)
+    named += [
+        (COMMAND_LINE, command, option)
+        for command, given, about in listed
+        for option in re.findall(r"`(--[a-z][\w-]*)", given + about)
+    ]
+
+    assert len({option for _, _, option in named}) > 5
+    assert [each for each in named if each[2] not in _options(each[1])] == []
+
+
+def _options(command: str) -> set[str]:
+    """The options of a command, and of what is a command below it."""
+    parser = argparse.ArgumentParser()
+    COMMANDS_THAT_ARE[command].load().configure(parser)
+    found: set[str] = set()
+    parsers = [parser]
+    for each in parsers:
+        for action in each._actions:
+            found.update(action.option_strings)
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+
+    return found
 
 
 def test_make_targets_that_pages_name_are_there() -> None:
