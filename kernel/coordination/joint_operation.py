@@ -358,10 +358,7 @@ class JointOperation:
         if job.is_primary:
             self._enter(secrets.token_hex(8))
             job.open[key] = self.identity
-            with (
-                CancelScope(shield=True),
-                move_on_after(job.limits.call_s),
-            ):  # then `end` tells who has joined
+            with CancelScope(shield=True), move_on_after(job.limits.call_s):  # so that `end` tells who joined
                 await self._touch.come()
                 await job.calls.put(key, Joining(self.identity, job.group).encoded(), replace=True)
 
