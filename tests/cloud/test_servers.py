@@ -10,18 +10,17 @@ import textwrap
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.cloud.servers import ENDPOINTS, SECRET, Server, free_port
+from tests.cloud.server_processes import free_port
+from tests.cloud.servers import ENDPOINTS, SECRET, Server
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.stores.buckets.bucket_builds import MARK
-from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.kernel.errors import (
     AccessDeniedError,
     InUseError,
@@ -29,10 +28,6 @@ from penstock.kernel.errors import (
     StorageError,
     UnreachableError,
 )
-from penstock.kernel.protocols.stores import Store
-from penstock.steps import CheckpointManager, KeepLast
-from penstock.testing.capability_conformance import SharingConformance
-from penstock.testing.store_conformance import StoreConformance
 
 AssertSame = Callable[[Any, Any], None]
 
@@ -49,33 +44,6 @@ def state(step: int = 1) -> dict[str, Any]:
     }
 
 
-LIST_WHAT_IS_GONE = {
-    "test_what_is_discarded_is_gone",
-    "test_remove_tree_removes_what_is_below_and_no_more",
-    "test_checkpoints_are_saved_and_restored_and_undone_wherever_it_fails",
-}
-
-
-class TestConformance(StoreConformance, SharingConformance):
-    own_names = frozenset({MARK})
-    bucket: str
-    connect: Any
-
-    @pytest.fixture(autouse=True)
-    def _bucket(self, environ: Server, request: pytest.FixtureRequest) -> None:
-        if environ.name == "SeaweedFS" and request.function.__name__ in LIST_WHAT_IS_GONE:
-            pytest.skip("SeaweedFS lists a folder for a while after its last object has gone")
-
-        self.bucket = environ.bucket
-        self.connect = environ.connect(environ.url().rsplit("/", 1)[-1])
-
-    def make_store(self) -> Store:
-        return BucketStore(self.bucket, self.connect, file_bytes=2**20)
-
-    def root(self, tmp_path: Path) -> str:
-        return self.bucket
-
-
 async def test_a_tree_is_saved_and_restored(environ: Server, assert_same: AssertSame) -> None:
     path = f"{environ.url()}/run/7"
     async with Checkpointer() as checkpointer:
@@ -83,21 +51,6 @@ async def test_a_tree_is_saved_and_restored(environ: Server, assert_same: Assert
         assert_same(await checkpointer.restore(path, like=state(2)), state())
         assert len((await checkpointer.metadata(path)).leaves) == 104
         assert (await checkpointer.verify(path)).n_leaves == 104
-
-
-async def test_steps_are_kept_and_deleted(environ: Server) -> None:
-    root = f"{environ.url()}/run"
-    async with CheckpointManager(root, keep=KeepLast(2)) as manager:
-        for step in (1, 2, 3):
-            save = await manager.save(step, {"step": step})
-            assert save is not None
-            await save
-
-        await manager.wait()
-        assert list(manager.all_steps()) == [2, 3]
-
-    async with CheckpointManager(root, read_only=True) as reader:
-        assert (await reader.restore())["step"] == 3
 
 
 async def test_what_is_wrong_is_said(environ: Server, monkeypatch: pytest.MonkeyPatch) -> None:
