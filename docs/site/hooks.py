@@ -24,6 +24,15 @@ ABOVE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "
 LINK = re.compile(r"(?<!!)\[((?:[^\]\[]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 REST = re.compile(r"^<!-- the rest of ([\w.]+) -->$", re.MULTILINE)
 API = ROOT / "docs" / "reference" / "api"
+BOOSTS = (
+    ("design/2", 0.2),
+    ("changelog", 0.2),
+    ("tutorial/", 3.0),
+    ("howto/", 3.0),
+    ("install", 3.0),
+    ("explanation/", 2.0),
+)
+"""How much a page counts in the search, by how its name begins: who searches wants to do something first."""
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -84,6 +93,11 @@ def with_links(text: str, here: str, file: str, pages: set[str], source: str) ->
 
     parts = FENCE.split(text)
     return "".join(part if part.startswith("```") else LINK.sub(changed, part) for part in parts)
+
+
+def boost(page: str) -> float:
+    """How much a page counts in the search; 1 is usual."""
+    return next((by for begin, by in BOOSTS if page.startswith(begin)), 1.0)
 
 
 def not_in_the_menu(listed: set[str]) -> list[str]:
@@ -157,8 +171,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead every link to a page of the site."""
+    """Lead every link to a page of the site, and say how much the page counts in the search."""
     here = page.file.src_uri
+    page.meta["search"] = {"boost": boost(here)}
     above = {shown: name for name, shown in ABOVE.items()}
     extra = cast("dict[str, Any]", config.extra)
     pages = {file.src_uri for file in files}

@@ -103,6 +103,17 @@ def test_links_to_other_files_name_them_or_lead_to_the_source(hooks: dict[str, A
     assert linked == "[`t`](https://e.org/blob/main/tests/t.py)" + code
 
 
+def test_the_search_finds_what_to_do_before_why_it_is_so(hooks: dict[str, Any]) -> None:
+    boost = hooks["boost"]
+
+    assert boost("howto/watch-it.md") > boost("reference/events.md") > boost("design/2026-11-21-speed.md")
+    assert {page for page, _ in hooks["BOOSTS"] if not _begins_a_page(page)} == set()
+
+
+def _begins_a_page(begin: str) -> bool:
+    return begin == "changelog" or any(DOCS.glob(f"{begin}*"))
+
+
 def test_every_program_has_its_page(hooks: dict[str, Any]) -> None:
     programs = {path.name for path in (DOCS / "examples").glob("*.py")}
 
