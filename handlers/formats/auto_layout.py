@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ("AutoLayout", "is_safetensors")
+__all__ = ("AutoLayout",)
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
 
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.documents.file_names import MARKS
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.formats.safetensors.file_set import bytes_to_decode, holds_tensors
+from penstock.handlers.formats.safetensors.file_set import bytes_to_decode
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
+from penstock.handlers.formats.safetensors_paths import is_safetensors
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.memory.bounded_cache import BoundedCache, Caching
@@ -146,11 +144,3 @@ class AutoLayout:
             return open_checkpoint(store, path, item)
 
         return self.written.open(store, path, item)
-
-
-def is_safetensors(store: Store, path: str) -> bool:
-    """Whether `path` is a finished safetensors file, or a folder of them that is not an Orbax checkpoint."""
-    if TEMPORARY_SUFFIX in os.path.basename(path) or not holds_tensors(store, path):
-        return False
-
-    return store.kind(path) == "file" or MARKS.isdisjoint(store.list_directory(path))

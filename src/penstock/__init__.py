@@ -140,8 +140,12 @@ else:
         },
     )
 
-    # A program calls these first in its event loop, where nothing should be imported.
-    import penstock.api
-    import penstock.items
-    import penstock.steps.step_watch
-    import penstock.warming  # noqa: F401
+    from penstock.own_program import runs_the_command as _runs_the_command
+
+    if not _runs_the_command(_sys.argv, _sys.orig_argv):
+        # A program calls these first in its event loop, where nothing should be imported. The command
+        # should answer soon, and most of its subcommands need none of them.
+        import penstock.api
+        import penstock.items
+        import penstock.steps.step_watch
+        import penstock.warming  # noqa: F401

@@ -59,6 +59,29 @@ except SystemExit as end:
     assert penstock.__version__ in said[0] or "demo" in "".join(said)
 
 
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("arguments", "untouched"),
+    [
+        (["--help"], ["penstock.kernel.config", "penstock.checkpointer", "numpy"]),
+        (["config", "show"], ["penstock.checkpointer", "numpy"]),
+        (["ls", "{}"], ["penstock.checkpointer", "penstock.handlers.formats.auto_layout", "tensorstore"]),
+        (["show", "{}"], ["penstock.checkpointer", "penstock.stages.reading", "tensorstore"]),
+    ],
+)
+def test_a_command_that_only_looks_loads_little(
+    checkpoint: Path, arguments: list[str], untouched: list[str]
+) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "penstock"]
+    given = [argument.format(checkpoint) for argument in arguments]
+    run = subprocess.run([*command, *given], check=True, capture_output=True, text=True, cwd=SOURCE)
+
+    loaded = [line.rpartition("|")[2].strip() for line in run.stderr.splitlines()]
+    assert "penstock.cli" in loaded
+    for name in (*untouched, "jax"):
+        assert not [other for other in loaded if other == name or other.startswith(f"{name}.")], name
+
+
 def test_convert_there_and_back(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there, back = str(tmp_path / "m.safetensors"), str(tmp_path / "back")
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 __all__ = (
-    "INDEX_SUFFIX",
-    "SUFFIX",
     "FileSet",
     "bytes_to_decode",
     "file_of_each",
     "find_index",
-    "holds_tensors",
     "missing_siblings",
     "read_files",
     "read_index",
@@ -26,12 +23,11 @@ from penstock.handlers.formats.common.checked_json import as_object, as_string, 
 from penstock.handlers.formats.safetensors import file_digests
 from penstock.handlers.formats.safetensors.header import header_bytes, read_header
 from penstock.handlers.formats.safetensors.header_decoding import FileHeader
+from penstock.handlers.formats.safetensors_paths import INDEX_SUFFIX, SUFFIX
 from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.layouts import SMALL_DOCUMENT
 from penstock.kernel.protocols.stores import Store
 
-SUFFIX: Final = ".safetensors"
-INDEX_SUFFIX: Final = ".safetensors.index.json"
 _USUAL_INDEX: Final = "model.safetensors.index.json"
 _FACTOR: Final = 5  # host bytes for each byte of a header: it, and what is made of it
 _SHARD: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
@@ -45,17 +41,6 @@ class FileSet:
     headers: tuple[FileHeader, ...]
     index: str | None = None  #: the path of the document that lists them, if there is one
     index_is_sealed: bool = False  #: whether that was compared with a checksum
-
-
-def holds_tensors(store: Store, path: str) -> bool:
-    """Whether there is a safetensors file at `path`, or a folder with one in it."""
-    kind = store.kind(path)
-    if kind == "file":
-        return path.endswith(SUFFIX)
-
-    return kind == "directory" and any(
-        name.endswith((SUFFIX, INDEX_SUFFIX)) for name in store.list_directory(path)
-    )
 
 
 def bytes_to_decode(store: Store, path: str) -> int:

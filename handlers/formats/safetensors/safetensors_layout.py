@@ -11,12 +11,7 @@ from functools import partial
 from typing import Any, final
 
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX, temporary_path
-from penstock.handlers.formats.safetensors.file_set import (
-    INDEX_SUFFIX,
-    SUFFIX,
-    bytes_to_decode,
-    holds_tensors,
-)
+from penstock.handlers.formats.safetensors.file_set import bytes_to_decode
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
     SafetensorsCheckpoint,
     open_checkpoint,
@@ -28,6 +23,7 @@ from penstock.handlers.formats.safetensors.tensor_offsets import (
     check_leaf,
 )
 from penstock.handlers.formats.safetensors.written_digests import WrittenDigests
+from penstock.handlers.formats.safetensors_paths import INDEX_SUFFIX, SUFFIX, holds_tensors
 from penstock.kernel.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError, PathError
 from penstock.kernel.protocols.layouts import Arrangement, Opening
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo

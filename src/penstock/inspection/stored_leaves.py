@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from penstock.handlers.formats.auto_layout import AutoLayout, is_safetensors
+from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.orbax.discovery.item_kinds import (
     KINDS_WITHOUT_ITEMS,
     ItemKind,
@@ -17,6 +17,7 @@ from penstock.handlers.formats.orbax.discovery.item_kinds import (
     kind_of_item,
 )
 from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
+from penstock.handlers.formats.safetensors_paths import is_safetensors
 from penstock.kernel.protocols.checkpoints import StorageDetails, StoredCheckpoint
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, StoredLeaf
 from penstock.kernel.protocols.stores import Store

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from penstock.handlers.formats.auto_layout import is_safetensors
 from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.checksummed_reads import NONE, recorded_crc32c
 from penstock.handlers.formats.common.integrity import Checksum
@@ -23,6 +22,7 @@ from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDoc
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
+from penstock.handlers.formats.safetensors_paths import is_safetensors
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ChecksumError, NotACheckpointError, StorageError, UnsupportedFormatError

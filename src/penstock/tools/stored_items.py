@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, TypeAlias, final
 
-from penstock.handlers.formats.auto_layout import AutoLayout, is_safetensors
+from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.items.item_parts import HANDLERS, Parts, TreePart
 from penstock.handlers.formats.items.item_types import Json, NumpyRandomKey, Proto, PyTree, RandomKey
 from penstock.handlers.formats.orbax.discovery.item_kinds import (
@@ -27,6 +27,7 @@ from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.safetensors_paths import is_safetensors
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from penstock.handlers.formats.auto_layout import is_safetensors
 from penstock.handlers.formats.orbax.discovery.find_item import checkpoint_at
 from penstock.handlers.formats.orbax.discovery.step_dirs import (
     is_finished_step,
@@ -17,6 +16,7 @@ from penstock.handlers.formats.orbax.discovery.step_dirs import (
     names_a_step,
     read_root_metadata,
 )
+from penstock.handlers.formats.safetensors_paths import is_safetensors
 from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.protocols.stores import Store
 

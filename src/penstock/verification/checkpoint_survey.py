@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from penstock.handlers.formats.auto_layout import is_safetensors
 from penstock.handlers.formats.common.inside_paths import EnteredDirectories
 from penstock.handlers.formats.orbax.discovery.item_kinds import (
     KINDS_OF_TREES,
@@ -34,6 +33,7 @@ from penstock.handlers.formats.orbax.reading.item_survey import Survey, survey_i
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.reading.verification import Finding, RecordedRange, finding_of
 from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
+from penstock.handlers.formats.safetensors_paths import is_safetensors
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import DISK_MARK, STAGE_RECORD

@@ -8,7 +8,6 @@ import os
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from penstock.handlers.formats.auto_layout import is_safetensors
 from penstock.handlers.formats.common.inside_paths import EnteredDirectories
 from penstock.handlers.formats.common.temporary_names import PARTIAL_SUFFIX, TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.discovery.find_item import check_there
@@ -30,6 +29,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     V1_MARK,
 )
 from penstock.handlers.formats.orbax.reading.verification import Finding, finding_of
+from penstock.handlers.formats.safetensors_paths import is_safetensors
 from penstock.kernel.errors import IncompleteCheckpointError, NotACheckpointError, PenstockError
 from penstock.kernel.protocols.stores import Store
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from tests.handlers.formats.safetensors.test_header import entry, file_of
 
-from penstock.handlers.formats.auto_layout import AutoLayout, is_safetensors
+from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.safetensors.penstock_metadata import Note, decode, encode
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
@@ -21,6 +21,7 @@ from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
     open_checkpoint,
 )
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
+from penstock.handlers.formats.safetensors_paths import is_safetensors
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import (
     ConfigError,

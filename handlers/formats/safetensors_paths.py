@@ -1,0 +1,34 @@
+"""Whether a path is safetensors. Light: whoever lists a run asks it of every step."""
+
+from __future__ import annotations
+
+__all__ = ("INDEX_SUFFIX", "SUFFIX", "holds_tensors", "is_safetensors")
+
+import os
+from typing import Final
+
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.documents.file_names import MARKS
+from penstock.kernel.protocols.stores import Store
+
+SUFFIX: Final = ".safetensors"
+INDEX_SUFFIX: Final = ".safetensors.index.json"
+
+
+def is_safetensors(store: Store, path: str) -> bool:
+    """Whether `path` is a finished safetensors file, or a folder of them that is not an Orbax checkpoint."""
+    if TEMPORARY_SUFFIX in os.path.basename(path) or not holds_tensors(store, path):
+        return False
+
+    return store.kind(path) == "file" or MARKS.isdisjoint(store.list_directory(path))
+
+
+def holds_tensors(store: Store, path: str) -> bool:
+    """Whether there is a safetensors file at `path`, or a folder with one in it."""
+    kind = store.kind(path)
+    if kind == "file":
+        return path.endswith(SUFFIX)
+
+    return kind == "directory" and any(
+        name.endswith((SUFFIX, INDEX_SUFFIX)) for name in store.list_directory(path)
+    )
