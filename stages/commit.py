@@ -37,8 +37,14 @@ class Commit:
 
     messages: ClassVar[Messages] = {WrittenBatch: Committed}
     advice: ClassVar[Advice] = Advice(
-        "It makes the documents durable, and several processes wait there for the slowest one: "
-        "save fewer and larger leaves.",
+        work=(
+            "It makes the documents durable, and several processes wait there for the slowest one: "
+            "save fewer and larger leaves."
+        ),
+        few_leaves=(
+            "It makes a few small documents durable, which is the store's own time (several processes wait "
+            "there for the slowest one): save less often, or to a faster `[store]`."
+        ),
     )
 
     @asynccontextmanager

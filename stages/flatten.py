@@ -44,8 +44,14 @@ class Flatten:
 
     messages: ClassVar[Messages] = {TreeToSave: LeafBatch[Leaf]}
     advice: ClassVar[Advice] = Advice(
-        "Its time grows with the number of leaves: save fewer and larger ones, as by stacking "
-        "the layers of a model.",
+        work=(
+            "Its time grows with the number of leaves: save fewer and larger ones, as by stacking "
+            "the layers of a model."
+        ),
+        few_leaves=(
+            "For so few leaves that is what a first save loads (`penstock.warm_up()` does it before), or a "
+            "type handler that takes its time."
+        ),
     )
 
     @asynccontextmanager

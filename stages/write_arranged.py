@@ -54,8 +54,14 @@ class WriteArranged:
 
     messages: ClassVar[Messages] = {StagedBatch: WrittenBatch}
     advice: ClassVar[Advice] = Advice(
-        "If the store can do more at once, raise `[save.write] concurrency`; if not, write less: "
-        '`[format] codec = "auto"`, or `base=` for what did not change.',
+        work=(
+            "If the store can do more at once, raise `[save.write] concurrency`; if not, write less: "
+            '`[format] codec = "auto"`, or `base=` for what did not change.'
+        ),
+        few_bytes=(
+            "There is little to write, so it is the store's own time for each file: save less often, or to a "
+            "faster `[store]`."
+        ),
     )
 
     concurrency: int = field(default=4, metadata={"positive": True})

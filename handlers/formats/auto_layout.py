@@ -12,7 +12,7 @@ from typing import Any, final
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.safetensors.file_set import bytes_to_decode
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
-from penstock.handlers.formats.safetensors_paths import is_safetensors
+from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.memory.bounded_cache import BoundedCache, Caching

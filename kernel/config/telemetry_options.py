@@ -16,6 +16,9 @@ class TelemetryOptions:
     Attributes:
         observers: Names: `"prometheus"` and `"opentelemetry"` (extra `metrics`), or of entry points of the
             group "penstock.observers", which are called without arguments.
+        keep_reports: How many reports of recent saves are kept in a small file beside the checkpoints,
+            `_PENSTOCK_REPORTS.json`, which `penstock ui` shows. 0 writes none.
     """
 
     observers: tuple[str, ...] = ()
+    keep_reports: int = 0

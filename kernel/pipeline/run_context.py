@@ -139,6 +139,7 @@ class SaveRun(Run):
     by_digest: bool = False  #: whether leaves are compared by their bytes, and not by identity
     operation: Operation | None = None  #: what the processes of a job agree by, if there are several
     save_args: object = None  #: how leaves are stored: a `SaveArgs`, a tree prefix of them, or a function
+    keep_reports: int = 0  #: how many reports are kept beside the checkpoints
     loop: LoopOptions = field(default_factory=LoopOptions)  #: what becomes of the interpreter's settings
     background: list[Background] = field(default_factory=list["Background"])
     """Background work of third-party handlers; waited for before the workspace is discarded."""

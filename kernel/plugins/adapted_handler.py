@@ -18,6 +18,7 @@ from penstock.kernel.protocols.leaf_handlers import EveryProcess, TypeHandler, W
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
+from penstock.kernel.reports.counted_nouns import counted
 
 
 @final
@@ -178,7 +179,8 @@ def _names(leaves: Sequence[StagedLeaf] | Sequence[FilledLeaf]) -> str:
 
 def _one_for_each(leaves: Sequence[object], found: Sequence[Any]) -> Sequence[Any]:
     if len(found) != len(leaves):
-        raise ValueError(f"it returned {len(found)} results for {len(leaves)} leaves")
+        given = counted(len(leaves), "leaf", "leaves")
+        raise ValueError(f"it returned {counted(len(found), 'result')} for {given}")
 
     return found
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
-from penstock.kernel.reports.statistics import StageStatistics
+from penstock.kernel.reports.statistics import Advice, StageStatistics
 
 _BUSY: Final = 0.5
 """A stage that works for this part of the time is the bottleneck, whoever waits for memory."""
@@ -17,6 +17,9 @@ _SHORT: Final = 0.25
 """If no stage is that busy, one that waits for memory for this part of the time says what is."""
 
 _TINY_S: Final = 0.005
+
+_FEW_LEAVES: Final = 1000
+_FEW_BYTES: Final = 2**20
 
 
 @final
@@ -58,8 +61,15 @@ def find_bottleneck(stages: Sequence[StageStatistics]) -> Finding | None:
     return Finding(busiest, "work", busiest.longest_s, whole)
 
 
-def explained(stages: Sequence[StageStatistics], kind: str) -> str:
-    """Say in one or two sentences what held a save or a restore up, and which option to change."""
+def explained(stages: Sequence[StageStatistics], kind: str, n_leaves: int, nbytes: int) -> str:
+    """Say in one or two sentences what held a save or a restore up, and which option to change.
+
+    Args:
+        stages: What was measured.
+        kind: `save` or `restore`.
+        n_leaves: All leaves: what a stage advises where there are many is wrong for four.
+        nbytes: Array bytes.
+    """
     found = find_bottleneck(stages)
     if found is None:
         return f"No stage of this {kind} had anything to do."
@@ -73,7 +83,17 @@ def explained(stages: Sequence[StageStatistics], kind: str) -> str:
         )
 
     workers = f", with {stage.workers} workers" if stage.workers > 1 else ""
-    return f"The stage {stage.name!r} is the bottleneck: it worked {took}{workers}. {stage.advice.work}"
+    words = _advised(stage.advice, n_leaves, nbytes)
+    return f"The stage {stage.name!r} is the bottleneck: it worked {took}{workers}. {words}"
+
+
+def _advised(advice: Advice, n_leaves: int, nbytes: int) -> str:
+    if advice.few_leaves and n_leaves < _FEW_LEAVES:
+        return advice.few_leaves
+    if advice.few_bytes and nbytes < _FEW_BYTES:
+        return advice.few_bytes
+
+    return advice.work
 
 
 def _waited_s(stage: StageStatistics) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from penstock.kernel.reports.bottlenecks import explained, wall_s
+from penstock.kernel.reports.counted_nouns import counted
 from penstock.kernel.reports.report_table import COLUMNS, cells, stage_table
 from penstock.kernel.reports.statistics import StageStatistics
 from penstock.kernel.reports.timeline import timeline_svg
@@ -46,7 +47,7 @@ class StageReport:
 
     def explain(self) -> str:
         """Say in one or two sentences what the bottleneck was, and which option to change."""
-        return explained(self.stages, self.kind)
+        return explained(self.stages, self.kind, self.n_leaves, self.nbytes)
 
     def to_trace(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return a trace that `chrome://tracing` and https://ui.perfetto.dev open: JSON.
@@ -92,7 +93,7 @@ class StageReport:
 
     def _figures(self) -> str:
         """Return the figures of the whole, in one line."""
-        size = f"{self.n_leaves:,} leaves, {size_text(self.nbytes)}"
+        size = f"{counted(self.n_leaves, 'leaf', 'leaves')}, {size_text(self.nbytes)}"
         took = self.wall_s
         if not took:
             return size

@@ -33,6 +33,8 @@ class Advice:
         "Give it more workers, if it has an option `concurrency`, or less to do."  #: it works all the time
     )
     memory: str = "Raise `[memory] limit_bytes` (the argument `memory_limit`)."  #: it waits for memory
+    few_leaves: str = ""  #: instead of `work`, if their number cannot be why
+    few_bytes: str = ""  #: instead of `work`, if their number cannot be why
 
 
 NO_ADVICE: Final = Advice()

@@ -35,8 +35,8 @@ class Row:
     bars: tuple[Bar, ...]
 
 
-def timeline_rows(stages: Sequence[StageStatistics]) -> list[Row]:
-    """Return a row for each worker that did something. Bars that almost touch are one."""
+def timeline_rows(stages: Sequence[StageStatistics], most_bars: int = MOST_BARS) -> list[Row]:
+    """Return a row for each worker that did something. Bars that almost touch are one, if it has many."""
     spans = [span for stage in stages for span in stage.spans]
     start = min((span.start for span in spans), default=0.0)
     whole = max((span.end for span in spans), default=0.0) - start
@@ -50,7 +50,7 @@ def timeline_rows(stages: Sequence[StageStatistics]) -> list[Row]:
             ]
             if bars:
                 label = stage.name if stage.workers == 1 else f"{stage.name} {worker}"
-                rows.append(Row(label, _joined(bars, whole / MOST_BARS)))
+                rows.append(Row(label, _joined(bars, whole, most_bars)))
 
     return rows
 
@@ -83,12 +83,13 @@ def timeline_svg(stages: Sequence[StageStatistics]) -> str:
     return "".join(lines)
 
 
-def _joined(bars: Sequence[Bar], gap_s: float) -> tuple[Bar, ...]:
-    """Join neighbours, so that at most about `MOST_BARS` remain."""
+def _joined(bars: Sequence[Bar], whole_s: float, most: int) -> tuple[Bar, ...]:
+    """Join neighbours, so that at most about `most` remain."""
     joined: list[Bar] = []
+    gap_s = whole_s / most
     for bar in sorted(bars, key=lambda bar: bar.start_s):
         last = joined[-1] if joined else None
-        if last is not None and len(bars) > MOST_BARS and bar.start_s - last.start_s - last.seconds <= gap_s:
+        if last is not None and len(bars) > most and bar.start_s - last.start_s - last.seconds <= gap_s:
             end = max(last.start_s + last.seconds, bar.start_s + bar.seconds)
             joined[-1] = Bar(last.start_s, end - last.start_s, last.memory_s + bar.memory_s)
         else:

@@ -32,7 +32,7 @@ from penstock.stages.encode import Encode
 from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio
-PIECE = 2**16
+PIECE = 2**17
 TREE = {f"w{n}": np.full(PIECE // 4, n, np.float32) for n in range(8)}
 
 
@@ -159,12 +159,12 @@ async def saved(rig: Rig, pipeline: Pipeline[Any], clock: Clock) -> SaveReport:
 
 
 SAVE = {
-    "flatten": "fewer and larger ones",
+    "flatten": "penstock.warm_up()",
     "prioritise": "leave `prioritise` empty",
     "device_to_host": 'staging="overlap"',
     "limit_bytes": "raise `piece_bytes`",
     "write": "raise `[save.write] concurrency`",
-    "commit": "save fewer and larger leaves",
+    "commit": "save less often",
     "finalize": "save less often",
 }
 
@@ -181,12 +181,12 @@ async def test_a_slow_stage_of_a_save_is_named(name: str, rig: Rig, clock: Clock
 
 RESTORE = {
     "locate": "keep one Checkpointer open",
-    "plan": "`only=`",
+    "plan": "penstock.warm_up()",
     "prioritise": "leave `prioritise` empty",
     "limit_bytes": "raise `piece_bytes`",
     "read": "raise `[restore.read] concurrency`",
     "host_to_device": "Raise `[restore.host_to_device] concurrency`",
-    "assemble": "`only=`",
+    "assemble": "penstock.warm_up()",
 }
 
 

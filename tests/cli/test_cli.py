@@ -205,7 +205,7 @@ def test_seal_records_what_verify_then_compares(
     assert main(["verify", str(copy)]) == 4
 
     assert main(["seal", str(copy)]) == 0
-    assert f"{copy}: 1 records written (" in capsys.readouterr().out
+    assert f"{copy}: 1 record written (" in capsys.readouterr().out
     assert main(["verify", str(copy)]) == 0
     capsys.readouterr()
     assert main(["seal", "--json", str(copy)]) == 0

@@ -90,7 +90,7 @@ def test_reprs_say_what_is_held(tmp_path: Path) -> None:
         about = manager.metadata(3)
 
     assert repr(about).startswith("<StepMetadata step 3 ")
-    assert "default (1 leaves)" in repr(about)
+    assert "default (1 leaf)" in repr(about)
     assert "metrics={'loss': 0.5}" in repr(about)
-    assert "1 leaves, 16 bytes, committed 20" in repr(about.items["default"])
+    assert "1 leaf, 16 bytes, committed 20" in repr(about.items["default"])
     assert str(penstock.Milestone.STAGED) == "staged"

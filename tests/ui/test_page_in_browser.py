@@ -21,6 +21,7 @@ import penstock
 
 CHROMIUM = shutil.which("chromium")
 SOURCE = Path(__file__).parents[2] / "src"
+KEEPING = penstock.Config.load(environ={}, arguments={"telemetry": {"keep_reports": 5}})
 EVIL = "\x1b]0;owned\x07<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
 pytestmark = [
@@ -129,7 +130,7 @@ class Browser:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "run"
-    with penstock.sync.CheckpointManager(path) as manager:
+    with penstock.sync.CheckpointManager(path, config=KEEPING) as manager:
         for step in range(1, 9):
             tree = {
                 "encoder": {
@@ -169,14 +170,25 @@ def test_the_page_shows_a_run(root: Path, served: str, tmp_path: Path) -> None:
         assert browser.evaluate("document.querySelectorAll('.curve').length") == 3
         assert browser.wait("document.querySelectorAll('.map rect').length") > 10
         assert browser.evaluate("document.getElementById('tree-title').textContent") == "The tree of 8"
-        for width in (1280, 390):  # to be looked at; pytest keeps them for a while
-            (tmp_path / f"page-{width}.png").write_bytes(browser.picture(width))
+        for scheme, width in (
+            ("dark", 1280),
+            ("light", 390),
+        ):  # to be looked at; pytest keeps them for a while
+            scheme_asked = {"name": "prefers-color-scheme", "value": scheme}
+            browser.ask("Emulation.setEmulatedMedia", features=[scheme_asked])
+            (tmp_path / f"page-{width}-{scheme}.png").write_bytes(browser.picture(width))
 
         # Nothing that came out of the checkpoint is markup, and nothing is wider than a narrow window.
         assert browser.evaluate("document.title") == "penstock"
         assert browser.evaluate("document.querySelectorAll('main script, main img').length") == 0
         assert "<script>" in browser.evaluate("document.getElementById('tree').textContent")
         assert browser.evaluate("document.documentElement.scrollWidth") <= 390
+
+        # Where the time of a save went, the latest one's or another's.
+        assert browser.evaluate("document.querySelectorAll('#stages tbody tr').length") == 7
+        assert browser.evaluate("document.querySelectorAll('#timeline .bar').length") > 7
+        assert "is the bottleneck" in browser.evaluate("document.getElementById('explanation').textContent")
+        assert browser.evaluate("document.querySelectorAll('#report-chosen option').length") == 6
 
         # Two are compared.
         browser.evaluate("document.querySelectorAll('#steps input')[0].click()")
@@ -186,9 +198,10 @@ def test_the_page_shows_a_run(root: Path, served: str, tmp_path: Path) -> None:
         assert "['encoder']" in browser.wait("document.querySelector('#diff td.key')?.textContent")
 
         # It is live.
-        with penstock.sync.CheckpointManager(root) as manager:
+        with penstock.sync.CheckpointManager(root, config=KEEPING) as manager:
             manager.save(9, {"a": 1})
         browser.wait("document.querySelectorAll('#steps tbody tr').length === 9")
+        browser.wait("document.getElementById('explanation').textContent.startsWith('1 leaf, ')")
 
         address = served.partition("?")[0]
         assert {seen.startswith(address) for seen in browser.seen if not seen.startswith("about:")} == {True}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,9 +17,11 @@ import pytest
 pytest.importorskip("starlette", reason="`penstock ui` needs it: pip install 'penstock[ui]'")
 
 import penstock
+from penstock.cli.terminal.printable import one_line
 from penstock.inspection.places import store_of
 from penstock.ui.page_server import make_app, open_socket
 
+KEEPING = penstock.Config.load(environ={}, arguments={"telemetry": {"keep_reports": 5}})
 EVIL = "\x1b]0;owned\x07<script>alert(1)</script>\u202e"
 PORT = 4321
 HERE = f"http://127.0.0.1:{PORT}"
@@ -68,6 +72,34 @@ async def test_nothing_is_told_without_the_token(root: Path, path: str) -> None:
 
     assert answer.status_code == 403
     assert str(root) not in answer.text
+
+
+async def test_kept_reports_are_data_of_strangers(root: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(root, tmp_path / "run"))
+    async with penstock.CheckpointManager(run, config=KEEPING) as manager:
+        await manager.save(3, {"a": 1})
+    file = run / "_PENSTOCK_REPORTS.json"
+    good = json.loads(file.read_bytes())[0]
+    stages = [{**good["stages"][0], "name": EVIL}]
+    changed = {
+        **good,
+        "name": EVIL,
+        "explanation": EVIL,
+        "stages": stages,
+        "rows": [{"label": EVIL, "bars": []}],
+    }
+    file.write_text(json.dumps([changed]))
+    async with opened(run) as client:
+        found = (await client.get("/api/run")).json()["reports"]
+        assert [report["label"] for report in found] == [one_line(EVIL)]
+        assert "\x1b" not in json.dumps(found, ensure_ascii=False)
+
+        damages: tuple[tuple[str, Any], ...]
+        damages = (("ended_at", 1e300), ("ended_at", -1), ("nbytes", "x"), ("rows", [{}]))
+        for member, value in damages:
+            file.write_text(json.dumps([{**good, member: value}]))
+            answer = await client.get("/api/run")
+            assert (answer.status_code, answer.json()["reports"]) == (200, []), member
 
 
 @pytest.mark.parametrize("cookie", ["", "wrong", "secret", '"', "é"])

@@ -23,7 +23,7 @@ from penstock.handlers.formats.common.checked_json import as_object, as_string, 
 from penstock.handlers.formats.safetensors import file_digests
 from penstock.handlers.formats.safetensors.header import header_bytes, read_header
 from penstock.handlers.formats.safetensors.header_decoding import FileHeader
-from penstock.handlers.formats.safetensors_paths import INDEX_SUFFIX, SUFFIX
+from penstock.handlers.formats.safetensors.tensor_paths import INDEX_SUFFIX, SUFFIX
 from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.layouts import SMALL_DOCUMENT
 from penstock.kernel.protocols.stores import Store

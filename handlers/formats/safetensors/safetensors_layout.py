@@ -22,8 +22,8 @@ from penstock.handlers.formats.safetensors.tensor_offsets import (
     arrange,
     check_leaf,
 )
+from penstock.handlers.formats.safetensors.tensor_paths import INDEX_SUFFIX, SUFFIX, holds_tensors
 from penstock.handlers.formats.safetensors.written_digests import WrittenDigests
-from penstock.handlers.formats.safetensors_paths import INDEX_SUFFIX, SUFFIX, holds_tensors
 from penstock.kernel.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError, PathError
 from penstock.kernel.protocols.layouts import Arrangement, Opening
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo

@@ -14,6 +14,7 @@ from penstock.kernel.pipeline.leased_opening import open_leased
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.checkpoints import LeafColumns, StorageDetails, StoredCheckpoint, ZarrDetails
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.reports.counted_nouns import counted
 from penstock.stages.pytree.flattening import nest_columns
 
 
@@ -147,7 +148,8 @@ class CheckpointMetadata:
     uses_zarr3: bool = False  #: whether arrays are in zarr version 3, as recorded
 
     def __repr__(self) -> str:
-        about = f"{self.path!r}: {len(self.leaves):,} leaves, {self.nbytes:,} bytes"
+        leaves = counted(len(self.leaves), "leaf", "leaves")
+        about = f"{self.path!r}: {leaves}, {counted(self.nbytes, 'byte')}"
         if self.committed_at_ns is not None:
             when = datetime.fromtimestamp(self.committed_at_ns / 1e9, UTC)
             about += f", committed {when.isoformat(timespec='seconds')}"

@@ -209,6 +209,7 @@ class Engine:
             folder=(self.layout.only_folder or "") if isinstance(self.layout, ItemsLayout) else "",
             save_args=save_args,
             by_digest=compare == "digest",
+            keep_reports=self.config.telemetry.keep_reports,
             loop=self.config.loop,
             started_ns=time.time_ns(),
             custom_metadata=_as_json(custom_metadata),

@@ -31,6 +31,7 @@ from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
 from penstock.kernel.protocols.files_handler import Background
 from penstock.kernel.protocols.store_capabilities import FreeSpace
 from penstock.kernel.reports.statistics import waited_for_memory_s
+from penstock.telemetry.kept_reports import ReportKeeper
 
 CLEANING_S = 60.0
 ASKING_S = 5.0
@@ -54,6 +55,7 @@ class SaveTask:
         "_hung",
         "_pipeline",
         "_promise",
+        "_report",
         "_run",
         "_scope",
         "_staged_s",
@@ -83,6 +85,7 @@ class SaveTask:
         self._ended = Event()
         self._started = time.perf_counter()
         self._staged_s = float("nan")
+        self._report: SaveReport | None = None
         self._promise = SavePromise(run.path, lambda: loop.post(self.cancel), run.progress.snapshot)
 
     @property
@@ -107,6 +110,13 @@ class SaveTask:
     async def __call__(self) -> None:
         """Save."""
         try:
+            await self._run_to_its_end()
+            await self._keep_report()
+        finally:
+            self._ended.set()
+
+    async def _run_to_its_end(self) -> None:
+        try:
             with self._scope, observed(self._run.observers, "save", self._run.path, self._run.events) as tell:
                 await self._save(tell)
         except get_cancelled_exc_class():
@@ -118,8 +128,6 @@ class SaveTask:
         except BaseException as interrupt:
             self._promise.fail(interrupt)  # a thread may be waiting for the result
             raise
-        finally:
-            self._ended.set()
 
         if not self.future.done:
             self._give_up()
@@ -160,7 +168,19 @@ class SaveTask:
             memory_wait_s=waited_for_memory_s(report.stages),
         )
         tell(report)
+        self._report = report
         self._promise.finish(report)
+
+    async def _keep_report(self) -> None:
+        """Keep the report of a save that succeeded, if that is wanted. The caller has it already."""
+        run, report = self._run, self._report
+        others_keep_it = run.operation is not None and not run.operation.is_primary
+        if report is None or run.keep_reports < 1 or others_keep_it:
+            return
+        try:
+            await run.shared.of(ReportKeeper).keep(run.store, run.threads, report, run.keep_reports)
+        except Exception as error:
+            run.events.warning("telemetry.failed", error=repr(error))
 
     async def _run_pipeline(self) -> PipelineResult:
         """Run the stages; if several processes save together, for as long as none of them ends the save."""

@@ -17,7 +17,7 @@ from penstock.handlers.formats.orbax.discovery.item_kinds import (
     kind_of_item,
 )
 from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
-from penstock.handlers.formats.safetensors_paths import is_safetensors
+from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.kernel.protocols.checkpoints import StorageDetails, StoredCheckpoint
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, StoredLeaf
 from penstock.kernel.protocols.stores import Store

@@ -14,6 +14,7 @@ from html import escape
 from typing import Final, final
 
 from penstock.inspection.layer_sizes import Layer
+from penstock.kernel.reports.counted_nouns import counted
 
 _LEAST: Final = 2.0  # a side in pixels; what is smaller is left out, and its room stays blank
 _HEAD: Final = 16.0
@@ -121,7 +122,8 @@ def _shape(drawn: Rectangle) -> str:
         shown = label if len(label) <= fits else label[: fits - 1] + "…"
         text = f'<text x="{drawn.x + 4:.1f}" y="{drawn.y + 12:.1f}">{_escaped(shown)}</text>'
 
-    title = f"{layer.key_path}: {layer.stored_nbytes:,} bytes in {layer.n_leaves:,} leaves"
+    leaves = counted(layer.n_leaves, "leaf", "leaves")
+    title = f"{layer.key_path}: {counted(layer.stored_nbytes, 'byte')} in {leaves}"
     return (
         f'<g><title>{_escaped(title)}</title><rect x="{drawn.x:.1f}" y="{drawn.y:.1f}" '
         f'width="{drawn.width:.1f}" height="{drawn.height:.1f}" fill="{colour}" fill-opacity="{opacity:.2f}" '

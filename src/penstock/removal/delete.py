@@ -11,7 +11,7 @@ from penstock.checkpointer.memory_budget import config_and_regulator
 from penstock.handlers.formats.common.temporary_names import temporary_path
 from penstock.handlers.formats.orbax.discovery.step_dirs import is_checkpoint
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
-from penstock.handlers.formats.safetensors_paths import is_safetensors
+from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config
 from penstock.kernel.errors import NotACheckpointError, StorageError

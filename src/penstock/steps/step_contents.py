@@ -21,6 +21,7 @@ from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.reports.counted_nouns import counted
 from penstock.steps.step_directory import METRICS, TREE, StepReader
 
 
@@ -37,7 +38,8 @@ class StepMetadata:
     committed_at_ns: int | None = None  #: wall clock, nanoseconds since the epoch
 
     def __repr__(self) -> str:
-        items = ", ".join(f"{name} ({len(held.leaves):,} leaves)" for name, held in self.items.items())
+        counts = {name: counted(len(held.leaves), "leaf", "leaves") for name, held in self.items.items()}
+        items = ", ".join(f"{name} ({count})" for name, count in counts.items())
         metrics = "" if self.metrics is None else f", metrics={dict(self.metrics)!r}"
         return f"<StepMetadata step {self.step} {self.path!r}: {items}{metrics}>"
 

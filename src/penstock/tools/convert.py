@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, final
 from penstock.checkpointer.checkpointer import Path
 from penstock.handlers.formats.orbax.documents.file_names import MARKS
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
-from penstock.handlers.formats.safetensors_paths import SUFFIX
+from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
 from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config

@@ -21,8 +21,8 @@ from penstock.handlers.formats.orbax.documents.recording import documents_below
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
-from penstock.handlers.formats.safetensors_paths import is_safetensors
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ChecksumError, NotACheckpointError, StorageError, UnsupportedFormatError

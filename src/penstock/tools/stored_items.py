@@ -27,7 +27,7 @@ from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
-from penstock.handlers.formats.safetensors_paths import is_safetensors
+from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION

@@ -16,7 +16,7 @@ from penstock.handlers.formats.orbax.discovery.step_dirs import (
     names_a_step,
     read_root_metadata,
 )
-from penstock.handlers.formats.safetensors_paths import is_safetensors
+from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.protocols.stores import Store
 

@@ -15,7 +15,7 @@ from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
     StoredTensor,
     open_checkpoint,
 )
-from penstock.handlers.formats.safetensors_paths import is_safetensors
+from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.kernel.errors import PenstockError, SpecError
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint

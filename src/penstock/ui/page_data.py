@@ -9,6 +9,7 @@ __all__ = ("differences", "run_data", "tree_data")
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Final, cast
 
@@ -26,16 +27,25 @@ from penstock.inspection.tree_comparison import Pair, TreeComparison, compare_tr
 from penstock.inspection.treemap import Rectangle, treemap
 from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.reports.counted_nouns import counted
+from penstock.telemetry.kept_reports import KeptReport, read_reports
 
 _MOST_LEAVES: Final = 2000  # in a table; the page says how many there are
 _MOST_ROWS: Final = 200
+_MOST_REPORTS: Final = 20
 
 
 def run_data(store: Store, path: str) -> dict[str, Any]:
     """Return the steps of a run, or what else lies at a path."""
     place = find_place(store, path)
     listed = list_checkpoints(store, place)
-    return {"path": one_line(path), "kind": place.kind, "steps": [_step(step) for step in listed]}
+    reports = read_reports(store, path) if place.kind == "root" else ()
+    return {
+        "path": one_line(path),
+        "kind": place.kind,
+        "steps": [_step(step) for step in listed],
+        "reports": [_report(report) for report in reports[-_MOST_REPORTS:]],
+    }
 
 
 def tree_data(store: Store, path: str, name: str, width: int, height: int) -> dict[str, Any]:
@@ -91,6 +101,21 @@ def _step(step: StepFacts) -> dict[str, Any]:
     }
 
 
+def _report(report: KeptReport) -> dict[str, Any]:
+    return {
+        "label": one_line(report.name),
+        "ended_at": report.ended_at,
+        "time": iso_time(int(report.ended_at * 1e9))[:19].replace("T", " "),
+        "n_leaves": report.n_leaves,
+        "nbytes": report.nbytes,
+        "staged_s": report.staged_s,
+        "durable_s": report.durable_s,
+        "explanation": one_line(report.explanation),
+        "stages": [{**asdict(stage), "name": one_line(stage.name)} for stage in report.stages],
+        "rows": [{**asdict(row), "label": one_line(row.label)} for row in report.rows[:_MOST_ROWS]],
+    }
+
+
 def _numbers(metrics: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float | None]]:
     """Yield metrics by name; None for one that JSON has no number for."""
     for name, value in metrics.items():
@@ -116,7 +141,8 @@ def _item(item: ItemFacts, width: int, height: int) -> dict[str, Any]:
 def _rectangle(drawn: Rectangle) -> dict[str, Any]:
     layer = drawn.layer
     place = {name: round(getattr(drawn, name), 1) for name in ("x", "y", "width", "height")}
-    title = f"{layer.key_path}: {layer.stored_nbytes:,} bytes in {layer.n_leaves:,} leaves"
+    leaves = counted(layer.n_leaves, "leaf", "leaves")
+    title = f"{layer.key_path}: {counted(layer.stored_nbytes, 'byte')} in {leaves}"
     label = one_line(layer.key.strip("[]'"))
     return {**place, "depth": drawn.depth, "colour": drawn.colour, "label": label, "title": one_line(title)}
 

@@ -32,8 +32,8 @@ from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDoc
 from penstock.handlers.formats.orbax.reading.item_survey import Survey, survey_item
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.reading.verification import Finding, RecordedRange, finding_of
+from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
-from penstock.handlers.formats.safetensors_paths import is_safetensors
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import DISK_MARK, STAGE_RECORD

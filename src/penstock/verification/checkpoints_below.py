@@ -29,7 +29,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     V1_MARK,
 )
 from penstock.handlers.formats.orbax.reading.verification import Finding, finding_of
-from penstock.handlers.formats.safetensors_paths import is_safetensors
+from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.kernel.errors import IncompleteCheckpointError, NotACheckpointError, PenstockError
 from penstock.kernel.protocols.stores import Store
 

@@ -290,10 +290,10 @@ async def test_a_future_cancelled_by_others_fails_the_leaf_and_does_not_cancel_t
 async def test_a_handler_that_returns_too_little_is_named(handler: NpzHandler, tmp_path: Path) -> None:
     adapted, leaf = AdaptedHandler(Returning()), leaf_of(handler, tmp_path)
 
-    with pytest.raises(HandlerFailedError, match="it returned 0 results for 1 leaves"):
+    with pytest.raises(HandlerFailedError, match="it returned 0 results for 1 leaf"):
         adapted.write_size([leaf])
 
-    with pytest.raises(HandlerFailedError, match="it returned 0 results for 1 leaves"):
+    with pytest.raises(HandlerFailedError, match="it returned 0 results for 1 leaf"):
         await adapted.load([as_read(leaf)])
 
 

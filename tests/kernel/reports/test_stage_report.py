@@ -39,21 +39,49 @@ def test_the_stage_that_is_busy_most_of_the_time_is_the_bottleneck_although_othe
     assert found is not None
     assert (found.stage.name, found.why, found.seconds, found.of_s) == ("write", "work", 3.0, 4.0)
     words = "The stage 'write' is the bottleneck: it worked 3.00 of 4.00 s, with 2 workers. Work less."
-    assert explained(STAGES, "save") == words
+    assert explained(STAGES, "save", 9, MIB) == words
 
 
 def test_memory_is_the_bottleneck_where_nobody_is_busy_and_somebody_waits_for_it() -> None:
     idle = replace(WRITE, busy_s=1.0, spans=(Span(0, 13.0, 14.0, MIB),))
 
     words = "Memory is the bottleneck: the stage 'device_to_host' waited 2.00 of 4.00 s for it. Take more."
-    assert explained((FLATTEN, COPY, idle), "save") == words
+    assert explained((FLATTEN, COPY, idle), "save", 9, MIB) == words
 
 
 def test_short_runs_are_told_in_milliseconds_and_empty_ones_in_words() -> None:
-    assert "it worked 2.0 of 2.0 ms" in explained([stage("write", Span(0, 1.0, 1.002, 1))], "save")
-    assert explained([replace(FLATTEN, n_in=0)], "restore") == "No stage of this restore had anything to do."
-    assert explained([], "save") == "No stage of this save had anything to do."
+    assert "it worked 2.0 of 2.0 ms" in explained([stage("write", Span(0, 1.0, 1.002, 1))], "save", 1, 1)
+    idle = [replace(FLATTEN, n_in=0)]
+    assert explained(idle, "restore", 0, 0) == "No stage of this restore had anything to do."
+    assert explained([], "save", 0, 0) == "No stage of this save had anything to do."
     assert (wall_s(STAGES), wall_s([])) == (4.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "n_leaves", "nbytes", "words"),
+    [
+        ("commit", 4, 9 * MIB, "save less often, or to a faster `[store]`"),
+        ("commit", 1000, 1, "save fewer and larger leaves"),
+        ("flatten", 4, 9 * MIB, "`penstock.warm_up()`"),
+        ("flatten", 1000, 1, "save fewer and larger ones"),
+        ("write", 1000, 100, "little to write"),
+        ("write", 4, MIB, "`[save.write] concurrency`"),
+    ],
+)
+def test_what_is_advised_of_many_leaves_or_bytes_is_not_said_of_few(
+    name: str, n_leaves: int, nbytes: int, words: str
+) -> None:
+    slow = replace(stage(name, Span(0, 0.0, 1.0, 1)), advice=advice_of(save_pipeline()[name]))
+
+    assert words in explained([slow], "save", n_leaves, nbytes)
+
+
+@pytest.mark.parametrize("name", ["plan", "assemble"])
+def test_fewer_leaves_are_advised_where_there_are_many_to_restore(name: str) -> None:
+    slow = replace(stage(name, Span(0, 0.0, 1.0, 1)), advice=advice_of(restore_pipeline()[name]))
+
+    assert "`only=`" in explained([slow], "restore", 1000, 1)
+    assert "`only=`" not in explained([slow], "restore", 999, 1)
 
 
 def test_every_stage_of_penstock_says_what_to_change() -> None:

@@ -13,9 +13,10 @@ from penstock.cli.changing.read_progress import run_with_bar
 from penstock.cli.changing.storage_options import add_storage_options, chosen_format, said_format
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import CommandError, Output
-from penstock.handlers.formats.safetensors_paths import SUFFIX
+from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
 from penstock.kernel.config.units import parse_bytes
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
+from penstock.kernel.reports.counted_nouns import counted
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +89,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
         return 0
 
     nbytes = format_bytes(report.nbytes)
-    output.success(f"{report.path}: {report.n_leaves:,} leaves, {nbytes}, in {seconds} ({stored})")
+    leaves = counted(report.n_leaves, "leaf", "leaves")
+    output.success(f"{report.path}: {leaves}, {nbytes}, in {seconds} ({stored})")
     return 0
 
 

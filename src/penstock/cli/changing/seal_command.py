@@ -13,6 +13,7 @@ import penstock
 from penstock.cli.changing.read_progress import run_with_bar
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Output
+from penstock.kernel.reports.counted_nouns import counted
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +37,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
         output.say(json.dumps(asdict(found), indent=2))
         return 0
 
-    what = f"{found.n_documents:,} documents, {found.n_ranges:,} ranges, {format_bytes(found.nbytes)} read"
+    documents, ranges = counted(found.n_documents, "document"), counted(found.n_ranges, "range")
+    what = f"{documents}, {ranges}, {format_bytes(found.nbytes)} read"
     before = f"; {len(found.unchanged):,} had a record before" if found.unchanged else ""
-    output.success(f"{found.path}: {len(found.sealed):,} records written ({what}){before}")
+    output.success(f"{found.path}: {counted(len(found.sealed), 'record')} written ({what}){before}")
     return 0

@@ -17,6 +17,7 @@ from penstock.cli.changing.read_progress import run_with_bar
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Output, Table, say_error
 from penstock.handlers.formats.orbax.reading.verification import Finding
+from penstock.kernel.reports.counted_nouns import counted
 from penstock.verification.verify_report import Status, VerifyReport
 
 STATUSES: Final[Mapping[Status, int]] = {
@@ -97,8 +98,9 @@ def _show(found: VerifyReport, output: Output) -> None:
 
     n_checkpoints = len(found.checkpoints)
     checkpoints = f" in {n_checkpoints:,} checkpoints" if n_checkpoints > 1 else ""
-    compared = f"{found.n_ranges:,} ranges, {format_bytes(found.nbytes)}, and {found.n_documents:,} documents"
-    what = f"{compared} of {found.n_leaves:,} leaves{checkpoints}"
+    compared = f"{counted(found.n_ranges, 'range')}, {format_bytes(found.nbytes)}"
+    documents, leaves = counted(found.n_documents, "document"), counted(found.n_leaves, "leaf", "leaves")
+    what = f"{compared}, and {documents} of {leaves}{checkpoints}"
     summary = _SUMMARIES[found.status]
     if found.intact:
         output.success(f"{found.path}: {summary} ({what})")

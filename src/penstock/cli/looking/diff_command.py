@@ -20,6 +20,7 @@ from penstock.cli.terminal.terminal_output import CommandError, Output, Table, s
 from penstock.inspection.leaf_values import Difference, compare_values, read_values
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts
 from penstock.inspection.tree_comparison import Pair, TreeComparison, compare_trees
+from penstock.kernel.reports.counted_nouns import counted
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -172,7 +173,7 @@ def _show(
     if structure or values:
         output.note(f"A is {first}\nB is {second}\n{n_alike - len(values):,} other leaves are the same")
     else:
-        output.success(f"{n_alike:,} leaves are the same")
+        output.success(counted(n_alike, "leaf is", "leaves are") + " the same")
 
 
 def _kind(leaf: LeafFacts) -> str:

@@ -14,6 +14,7 @@ from penstock.cli.terminal.leaf_texts import age, iso_time
 from penstock.cli.terminal.terminal_output import Output, Table
 from penstock.inspection.places import find_place, store_of
 from penstock.inspection.step_listing import StepFacts, list_checkpoints, name_best
+from penstock.kernel.reports.counted_nouns import counted
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +51,9 @@ def run(options: argparse.Namespace, output: Output) -> int:
         if step.problem:
             output.note(f"{step.name}: {step.problem}")
 
-    total = sum(step.sizes.own_bytes for step in listed)
-    output.note(f"\n{len(listed):,} checkpoints, {format_bytes(total)} of their own")
+    total = format_bytes(sum(step.sizes.own_bytes for step in listed))
+    whose = "its" if len(listed) == 1 else "their"
+    output.note(f"\n{counted(len(listed), 'checkpoint')}, {total} of {whose} own")
     return 0
 
 

@@ -14,6 +14,7 @@ from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.leaf_texts import iso_time, shape_text, sharding_text
 from penstock.cli.terminal.terminal_output import Output, Table
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts
+from penstock.kernel.reports.counted_nouns import counted
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +97,8 @@ def _sum_up(item: ItemFacts, leaves: Sequence[LeafFacts], output: Output) -> Non
     n_arrays = sum(leaf.shape is not None for leaf in leaves)
     nbytes, stored = sum(leaf.nbytes for leaf in leaves), sum(leaf.stored_nbytes for leaf in leaves)
     size = format_bytes(nbytes) + (f" ({format_bytes(stored)} as stored)" if stored != nbytes else "")
-    output.note(f"\n{len(leaves):,} leaves, {n_arrays:,} of them arrays, {size}")
+    arrays = counted(n_arrays, "of them an array", "of them arrays")
+    output.note(f"\n{counted(len(leaves), 'leaf', 'leaves')}, {arrays}, {size}")
     if item.tree_custom_metadata is not None:
         output.note(f"metadata of the tree {json.dumps(item.tree_custom_metadata)}")
 

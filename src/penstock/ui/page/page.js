@@ -4,7 +4,7 @@
 const COLOURS = ["#8fb3d9", "#f5b77a", "#9bcf94", "#cfa8cb", "#a9d5d2", "#f4dd8a", "#ef9a9c", "#c0a99c"];
 const SVG = "http://www.w3.org/2000/svg";
 const POLL_MS = 2000;
-const state = { run: null, chosen: null, compared: [] };
+const state = { run: null, chosen: null, compared: [], report: null };
 
 const byId = (id) => document.getElementById(id);
 
@@ -113,8 +113,60 @@ function showSaves(steps) {
   byId("saves").replaceChildren(picture);
   const slowest = saves.reduce((a, b) => (b.committed_at - b.started_at > a.committed_at - a.started_at ? b : a));
   byId("slowest").textContent =
-    `From the beginning of each save until it was durable. The slowest was ${slowest.label}. ` +
-    "Which stage it waited for is in the report that the saving process gets.";
+    `From the beginning of each save until it was durable. The slowest was ${slowest.label}.`;
+}
+
+function timeline(rows, width) {
+  const [left, line] = [110, 18];
+  const whole = Math.max(1e-9, ...rows.flatMap((row) => row.bars.map((bar) => bar.start_s + bar.seconds)));
+  const scale = (width - left - 10) / whole;
+  const high = line * rows.length + 24;
+  const picture = drawn("svg", { class: "timeline", viewBox: `0 0 ${width} ${high}`, role: "img" });
+  rows.forEach((row, at) => {
+    const place = { y: 4 + line * at, height: line - 6 };
+    picture.append(drawn("text", { x: 4, y: place.y + 10 }, row.label.slice(0, 20)));
+    for (const bar of row.bars) {
+      const [x, waited] = [left + bar.start_s * scale, bar.memory_s * scale];
+      if (waited >= 0.5) picture.append(drawn("rect", { class: "waited", x, width: waited, ...place }));
+      const work = drawn("rect", { class: "bar", x: x + waited, width: Math.max(0.5, bar.seconds * scale - waited), ...place });
+      work.append(drawn("title", {}, `${row.label}: ${(1000 * bar.seconds).toFixed(1)} ms`));
+      picture.append(work);
+    }
+  });
+  picture.append(drawn("text", { x: left, y: high - 6 }, "0 s"));
+  picture.append(drawn("text", { x: width - 10, y: high - 6, "text-anchor": "end" }, `${whole.toFixed(3)} s`));
+  return picture;
+}
+
+function showReport() {
+  const reports = state.run.reports;
+  const report = reports.findLast((other) => other.label === state.report) ?? reports.at(-1);
+  if (report === undefined) return;
+  const leaves = `${report.n_leaves.toLocaleString("en")} ${report.n_leaves === 1 ? "leaf" : "leaves"}`;
+  const rate = report.durable_s > 0 ? ` (${bytes(report.nbytes / report.durable_s)}/s)` : "";
+  byId("explanation").textContent =
+    `${leaves}, ${bytes(report.nbytes)}: staged after ${report.staged_s.toFixed(3)} s, durable after ` +
+    `${report.durable_s.toFixed(3)} s${rate}. ${report.explanation}`;
+  const legend = element("p", { class: "more" }, "One line for each worker: at work, and in orange waiting for memory.");
+  byId("timeline").replaceChildren(timeline(report.rows, Math.round(Math.min(900, Math.max(280, byId("timeline").clientWidth)))), legend);
+  const numbers = ["work", "input", "output", "memory", "size"];
+  const seconds = (n) => cell(n.toFixed(3), "number");
+  const rows = report.stages.map((stage) => row([
+    cell(stage.workers === 1 ? stage.name : `${stage.name} ×${stage.workers}`),
+    ...["work_s", "input_s", "output_s", "memory_s"].map((key) => seconds(stage[key])), cell(stage.nbytes ? bytes(stage.nbytes) : "", "number"),
+  ]));
+  byId("stages").replaceChildren(table(["stage", ...numbers], numbers, rows));
+}
+
+function showReports(reports) {
+  byId("report").hidden = reports.length === 0;
+  byId("no-reports").hidden = reports.length !== 0;
+  const latest = element("option", { value: "" }, "the latest");
+  const others = reports.toReversed().map((report) => element("option", { value: report.label }, `${report.label}, ${report.time}`));
+  const choice = byId("report-chosen");
+  choice.replaceChildren(latest, ...others);
+  choice.value = reports.some((report) => report.label === state.report) ? state.report : "";
+  showReport();
 }
 
 function cell(text, kind = "") {
@@ -202,7 +254,7 @@ async function choose(name) {
         cell(leaf.nbytes.toLocaleString("en"), "number"), cell(leaf.stored_nbytes.toLocaleString("en"), "number"), cell(leaf.codec),
       ]));
       const columns = ["leaf", "kind", "shape", "dtype", "sharding", "bytes", "stored", "codec"];
-      const about = `${item.n_leaves.toLocaleString("en")} leaves, ${bytes(item.stored_nbytes)}`;
+      const about = `${item.n_leaves.toLocaleString("en")} ${item.n_leaves === 1 ? "leaf" : "leaves"}, ${bytes(item.stored_nbytes)}`;
       const shown = [element("h3", {}, item.name ? `${item.name}: ${about}` : about)];
       if (item.rectangles.length && item.stored_nbytes >= total / 100) shown.push(map(item, width, height));
       shown.push(table(columns, ["bytes", "stored"], leaves));
@@ -255,6 +307,7 @@ async function refresh() {
     if (changed) {
       showCurves(run.steps);
       showSaves(run.steps);
+      showReports(run.reports);
       showSteps(run.steps);
       if (state.chosen === null) {
         const latest = run.steps.filter((step) => step.state === "finished").at(-1);
@@ -267,5 +320,7 @@ async function refresh() {
   setTimeout(refresh, POLL_MS);
 }
 
+byId("report-chosen").addEventListener("change", (event) => { state.report = event.target.value || null; showReport(); });
+addEventListener("resize", () => state.run && showReport());
 byId("diff-values").addEventListener("click", () => showDifferences(true));
 refresh();

@@ -21,7 +21,7 @@ from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
     open_checkpoint,
 )
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
-from penstock.handlers.formats.safetensors_paths import is_safetensors
+from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import (
     ConfigError,

@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, Self, TypeVar, cast, final
 from jax import tree_util
 
 from penstock.kernel.errors import SpecError
+from penstock.kernel.reports.counted_nouns import counted
 from penstock.orbax.v0.common.tree_utils import to_flat_dict
 
 T = TypeVar("T")
@@ -32,7 +33,8 @@ class IncompleteTreeError(SpecError):
 
     def __init__(self, missing: Sequence[Path]) -> None:
         named = ", ".join("/".join(path) for path in missing[:10])
-        super().__init__(f"the tree is not complete: it lacks {len(missing)} leaves, among them {named}")
+        leaves = counted(len(missing), "leaf", "leaves")
+        super().__init__(f"the tree is not complete: it lacks {leaves}, among them {named}")
         self.missing = tuple(missing)
 
 
