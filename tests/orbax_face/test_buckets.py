@@ -93,7 +93,7 @@ class OwnHandler(ocp.CheckpointHandler):
 
 @pytest.mark.parametrize(
     "handler",
-    [OwnHandler, ocp.CompositeCheckpointHandler, ocp.JsonCheckpointHandler, ocp.ArrayCheckpointHandler],
+    [OwnHandler, ocp.JsonCheckpointHandler, ocp.ArrayCheckpointHandler],
 )
 def test_a_handler_that_writes_files_is_refused_before_anything_is_written(
     bucket: Bucket, handler: Any
@@ -103,6 +103,33 @@ def test_a_handler_that_writes_files_is_refused_before_anything_is_written(
             checkpointer.save(PATH, "value")
         with pytest.raises(ValueError, match="by itself"):
             checkpointer.restore(PATH)
+
+    assert bucket.objects_there() == []
+
+
+@pytest.mark.parametrize("kind", ["array", "random key"])
+def test_an_item_that_is_written_by_its_handler_is_refused_before_anything_is_written(
+    bucket: Bucket, kind: str
+) -> None:
+    item = ocp.args.ArraySave(np.ones(3)) if kind == "array" else ocp.args.JaxRandomKeySave(jax.random.key(0))
+    items = ocp.args.Composite(state=ocp.args.StandardSave(state()), other=item)
+    with (
+        ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
+        pytest.raises(ValueError, match=r"the \w+ of 'other' reads and writes files by itself"),
+    ):
+        checkpointer.save(PATH, args=items)
+
+    assert bucket.objects_there() == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"todelete_subdir": "trash"}, {"file_options": ocp.options.FileOptions(path_permission_mode=0o700)}],
+    ids=["trash", "permissions"],
+)
+def test_a_manager_refuses_what_a_bucket_cannot_do(bucket: Bucket, options: Any) -> None:
+    with pytest.raises(ValueError, match="bucket"):
+        ocp.CheckpointManager(f"{URL}/run", options=ocp.CheckpointManagerOptions(**options))
 
     assert bucket.objects_there() == []
 
@@ -117,3 +144,61 @@ def test_permissions_and_what_is_not_there_are_refused(bucket: Bucket) -> None:
 
     assert bucket.objects_there() == []
     assert jax.process_count() == 1
+
+
+def both(step: int) -> Any:
+    return ocp.args.Composite(
+        state=ocp.args.StandardSave(state(step)),
+        extra=ocp.args.PyTreeSave({"ema": np.full(4, step)}),
+        config=ocp.args.JsonSave({"lr": step}),
+    )
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_manager_saves_keeps_describes_and_restores(bucket: Bucket, asynchronous: bool) -> None:
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=2,
+        best_fn=lambda metrics: metrics["loss"],
+        best_mode="min",
+        enable_async_checkpointing=asynchronous,
+        enable_background_delete=asynchronous,
+    )
+    with ocp.CheckpointManager(f"{URL}/run", options=options, metadata={"name": "run"}) as manager:
+        for step, loss in ((1, 0.5), (2, 0.9), (3, 0.1)):
+            assert manager.save(step, args=both(step), metrics={"loss": loss})
+
+        manager.wait_until_finished()
+        with pytest.raises(ocp.checkpoint_manager.StepAlreadyExistsError):
+            manager.save(3, args=both(3), force=True)
+
+    with ocp.CheckpointManager(f"{URL}/run", options=options) as manager:
+        assert list(manager.all_steps()) == [1, 3]
+        assert manager.best_step() == 3
+        assert manager.metadata().custom_metadata == {"name": "run"}
+        found = manager.restore(
+            3,
+            args=ocp.args.Composite(state=ocp.args.StandardRestore(state(0)), config=ocp.args.JsonRestore()),
+        )
+        same(found.state, state(3))
+        assert found.config == {"lr": 3}
+        assert sorted(manager.restore(1)) == ["config", "extra", "metrics", "state"]
+        assert manager.item_metadata(3).state["w"].shape == (1000,)
+        assert manager.metadata(3).metrics == {"loss": 0.1}
+        manager.delete(3)
+        assert manager.latest_step() == 1
+
+    assert not [key for key in bucket.objects_there() if "/3/" in key or "penstock-saving" in key]
+
+
+def test_a_manager_of_one_tree_takes_a_path_object(bucket: Bucket) -> None:
+    root = pytest.importorskip("etils.epath").Path("s3://bucket/run")
+    with ocp.CheckpointManager(root) as manager:
+        manager.save(1, args=ocp.args.StandardSave(state()))
+        manager.wait_until_finished()
+        same(manager.restore(1), state())
+        same(manager.restore(1, args=ocp.args.StandardRestore(state(2))), state())
+        assert manager.directory == root
+
+    with ocp.CheckpointManager(root) as manager:
+        assert manager.latest_step() == 1
+        same(manager.restore(None, args=ocp.args.StandardRestore(state(2))), state())

@@ -1,15 +1,19 @@
-"""The paths that handlers get."""
+"""The paths that handlers get, and the stores that they lie in."""
 
 from __future__ import annotations
 
-__all__ = ("bucket_url", "handler_path", "path_as_given", "path_text", "place_of")
+__all__ = ("bucket_url", "handler_path", "is_there", "path_as_given", "path_text", "place_of", "store_at")
 
 import os
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.config.config import Config
+from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import BUCKETS, absolute_path, bucket_of, path_or_url
+from penstock.stores.store_finder import StoreFinder
 
 
 def handler_path(path: str | os.PathLike[str]) -> Any:
@@ -60,3 +64,18 @@ def path_as_given(path: str | os.PathLike[str]) -> Any:
 def path_text(path: Any) -> str:
     """Return a path of any kind as text."""
     return os.fsdecode(path)
+
+
+def store_at(path: Any) -> Store:
+    """Return the store of a path, on a disk or in a bucket. Connects to nothing.
+
+    Raises:
+        PathError: If it is a URL of a bucket that says more than a name.
+    """
+    url = bucket_url(path)
+    return LocalStore() if url is None else StoreFinder(None, Config.load().store).at(url)
+
+
+def is_there(path: Any) -> bool:
+    """Whether something lies at a path. Blocking."""
+    return store_at(path).kind(path_text(path)) is not None

@@ -33,6 +33,8 @@ from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.paths import path_or_url
+from penstock.orbax.common.handler_paths import path_text, store_at
 
 _LEVELS: Final = 3
 """A document may lie in its checkpoint, in an item, or in an item of an item, as that of a random key."""
@@ -69,7 +71,7 @@ def find_text(directory: Any, names: Sequence[str]) -> str | None:
         MissingFileError: If it was written and is not there.
         StorageError: If the medium refuses.
     """
-    sealed = sealed_documents(LocalStore(), str(directory))
+    sealed = sealed_documents(store_at(directory), path_text(directory))
     for name in names:
         try:
             return sealed.read(name).decode()
@@ -91,13 +93,13 @@ def check_document(directory: Any, name: str) -> None:
     find_text(directory, [name])
 
 
-def sealed_documents(store: LocalStore, directory: str) -> SealedDocuments:
+def sealed_documents(store: Store, directory: str) -> SealedDocuments:
     """Find the record of the documents in a directory: there, or in the checkpoint around it. Blocking.
 
     Raises:
         CorruptCheckpointError: If the record is lost or damaged.
     """
-    place, prefix = os.path.abspath(directory), ""
+    place, prefix = path_or_url(directory), ""
     for _ in range(_LEVELS):
         if store.kind(place) != "directory":
             break

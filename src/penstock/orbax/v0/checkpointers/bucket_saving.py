@@ -14,6 +14,7 @@ from penstock.orbax.v0.common.joint_directory import check_processes, is_joint
 from penstock.orbax.v0.common.step_metadata import StepMetadata
 from penstock.orbax.v0.common.v0_options import FileOptions, MultiprocessingOptions
 from penstock.orbax.v0.handlers.checkpoint_handler import saves_together
+from penstock.orbax.v0.handlers.composite_handler import CompositeCheckpointHandler
 
 
 class _Trees(Protocol):
@@ -21,18 +22,18 @@ class _Trees(Protocol):
 
 
 def check_handler(handler: object, url: str) -> None:
-    """Refuse a handler that needs a directory of the operating system.
+    """Refuse a handler that needs a directory of the operating system. Items are looked at one by one, later.
 
     Raises:
         PathError: If it does. It is a ValueError.
     """
-    if not saves_together(handler):
+    if not (saves_together(handler) or isinstance(handler, CompositeCheckpointHandler)):
         name = type(handler).__name__
         raise PathError(
             url,
-            f"is in a bucket, and a {name} reads and writes files by itself. The handlers of one tree "
-            "(StandardCheckpointHandler, PyTreeCheckpointHandler) save there; several items are saved "
-            "there by penstock.Checkpointer",
+            f"is in a bucket, and a {name} reads and writes files by itself. The handlers of trees "
+            "(StandardCheckpointHandler, PyTreeCheckpointHandler) save there, and several trees and JSON "
+            "(CompositeCheckpointHandler)",
         )
 
 
@@ -57,6 +58,9 @@ def metadata_in_bucket(handler: Any, url: str) -> StepMetadata:
         FileNotFoundError: If there is none.
         ValueError: If it is damaged.
     """
+    if isinstance(handler, CompositeCheckpointHandler):
+        return handler.metadata(path_as_given(url))
+
     about = cast("_Trees", handler).about(url)
     return StepMetadata(
         item_handlers=handler.typestr(),

@@ -30,7 +30,7 @@ from typing import Any, cast
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import CorruptCheckpointError, SpecError, StorageError
-from penstock.orbax.common.handler_paths import handler_path
+from penstock.orbax.common.handler_paths import path_text, place_of, store_at
 from penstock.orbax.common.item_files import rewrite_document, sealed_documents
 from penstock.orbax.v0.common.named_items import Composite
 from penstock.orbax.v0.common.step_statistics import SaveStepStatistics
@@ -120,8 +120,8 @@ class MetadataStore:
             ChecksumError: If a digest was recorded of it, and it is not as it was written.
             MissingFileError: If it was written and is not there.
         """
-        directory, name = os.path.split(str(file_path))
-        sealed = sealed_documents(self._store, directory)
+        directory, name = os.path.split(path_text(file_path))
+        sealed = sealed_documents(store_at(directory), directory)
         try:
             data = sealed.read_about() if name == CHECKPOINT_METADATA else sealed.read(name)
             found: Any = json.loads(data)
@@ -155,8 +155,8 @@ def step_metadata_file_path(path: str | os.PathLike[str]) -> Any:
     Raises:
         NotADirectoryError: If `path` is a file.
     """
-    directory = handler_path(path)
-    if directory.exists() and not directory.is_dir():
+    directory = place_of(path)
+    if store_at(directory).kind(path_text(directory)) == "file":
         raise NotADirectoryError(f"Path is not a directory: {directory}")
 
     return directory / CHECKPOINT_METADATA

@@ -16,7 +16,7 @@ from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ConfigError
 from penstock.orbax.common.background_work import together
-from penstock.orbax.common.handler_paths import handler_path, path_text
+from penstock.orbax.common.handler_paths import bucket_url, handler_path, is_there, path_text, place_of
 from penstock.orbax.joint.joint_place import joint_build_around
 from penstock.orbax.joint.shared_directory import SharedDirectory
 from penstock.orbax.v0.common.checkpoint_args import (
@@ -25,7 +25,7 @@ from penstock.orbax.v0.common.checkpoint_args import (
     register_with_handler,
 )
 from penstock.orbax.v0.common.handler_types import get_handler_type
-from penstock.orbax.v0.common.joint_directory import check_publishing
+from penstock.orbax.v0.common.joint_directory import JointDirectory, check_publishing
 from penstock.orbax.v0.common.monitoring import WRITE, timed
 from penstock.orbax.v0.common.named_items import Composite
 from penstock.orbax.v0.common.save_future import Future, stopped
@@ -43,6 +43,7 @@ from penstock.orbax.v0.common.v0_options import (
     FileOptions,
     MultiprocessingOptions,
 )
+from penstock.orbax.v0.handlers.bucket_items import check_item, names_in_bucket, save_items
 from penstock.orbax.v0.handlers.checkpoint_handler import (
     AsyncCheckpointHandler,
     CheckpointHandler,
@@ -130,6 +131,9 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
             ValueError: If the arguments of an item fit no handler of it.
         """
         items = {name: (self._get_or_set_handler(name, args[name]), args[name]) for name in sorted(args)}
+        if isinstance(directory, JointDirectory):
+            return await save_items(directory, items)
+
         building = self._get_item_temporary_paths(directory, args)
         for one in self._current_temporary_paths.values():  # of a save that was never finalized
             one.release()
@@ -169,7 +173,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
             KeyError: If a requested item is not stored.
             ValueError: If the handler of an item cannot be determined.
         """
-        directory = handler_path(directory)
+        directory = place_of(directory)
         existing = self._existing_items(directory)
         if args is None or not args.items():
             args = self._default_args(directory, existing)
@@ -180,6 +184,9 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
                 raise KeyError(f'Item "{name}" was not found in the checkpoint. Available items: {existing}')
 
             handler = self._get_or_set_handler(name, args[name])
+            if (url := bucket_url(directory)) is not None:
+                check_item(name, handler, url)
+
             restored[name] = handler.restore(self._get_item_directory(directory, name), args=args[name])
 
         return CompositeResults(**restored)
@@ -191,8 +198,8 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
             FileNotFoundError: If there is no such directory.
             ValueError: If items were saved and not finalized yet.
         """
-        directory = handler_path(directory)
-        if not directory.exists():
+        directory = place_of(directory)
+        if not is_there(directory):
             raise FileNotFoundError(f"Directory does not exist: {directory}")
 
         existing = self._existing_items(directory)
@@ -250,7 +257,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         return self._handlers.choose(item_name, args)
 
     def _get_item_directory(self, directory: Any, item_name: str) -> Any:
-        return handler_path(directory) / item_name
+        return place_of(directory) / item_name
 
     def _get_item_temporary_paths(
         self, directory: Any, args: Mapping[str, Any]
@@ -277,7 +284,12 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         return {name: place_of(name) for name in sorted(args)}
 
     def _existing_items(self, directory: Any) -> list[str]:
-        return [path.name for path in handler_path(directory).iterdir() if path.is_dir()]
+        there = names_in_bucket(path_text(directory))
+        return (
+            [path.name for path in handler_path(directory).iterdir() if path.is_dir()]
+            if there is None
+            else there
+        )
 
     def _items_exist(self, directory: Any, item_names: list[str]) -> dict[str, bool]:
         return {name: self._get_item_directory(directory, name).exists() for name in item_names}

@@ -39,6 +39,11 @@ class JsonCheckpointHandler(AsyncCheckpointHandler):
         self._filename = filename or "metadata"
         self._primary_host = multiprocessing_options.primary_host
 
+    @property
+    def filename(self) -> str:
+        """The name of the file in the directory."""
+        return self._filename
+
     async def async_save(
         self, directory: Any, item: Mapping[str, Any] | None = None, args: JsonSaveArgs | None = None
     ) -> Sequence[Future] | None:

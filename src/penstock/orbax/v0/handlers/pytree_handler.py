@@ -210,6 +210,11 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         self._handler_impl.finalize(directory)
 
     @property
+    def base(self) -> BasePyTreeCheckpointHandler:
+        """The handler that this one delegates to."""
+        return self._handler_impl
+
+    @property
     def has_own_records(self) -> bool:
         """See `BasePyTreeCheckpointHandler.has_own_records`."""
         return self._handler_impl.has_own_records

@@ -22,6 +22,7 @@ from penstock.orbax.v0.common.save_future import Future
 from penstock.orbax.v0.common.stored_tree_metadata import TreeMetadata
 from penstock.orbax.v0.common.tree_utils import to_flat_dict, tuple_path_from_keypath
 from penstock.orbax.v0.common.v0_options import MultiprocessingOptions, PyTreeMetadataOptions
+from penstock.orbax.v0.handlers.base_pytree_handler import BasePyTreeCheckpointHandler
 from penstock.orbax.v0.handlers.checkpoint_handler import DeferredPathAsyncCheckpointHandler, wait_for_all
 from penstock.orbax.v0.handlers.pytree_handler import (
     PyTreeCheckpointHandler,
@@ -85,9 +86,9 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         if args is None:
             args = StandardSaveArgs(item, save_args)
 
-        checked = self._validate_save_state(args.item, args.save_args)
         return await self._impl.async_save(
-            directory, args=PyTreeSaveArgs(checked, args.save_args, custom_metadata=args.custom_metadata)
+            directory,
+            args=PyTreeSaveArgs(self.checked(args), args.save_args, custom_metadata=args.custom_metadata),
         )
 
     def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
@@ -130,6 +131,19 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
     def finalize(self, directory: Any) -> None:
         """Complete a tree that several processes wrote."""
         self._impl.finalize(directory)
+
+    @property
+    def base(self) -> BasePyTreeCheckpointHandler:
+        """The handler that this one delegates to."""
+        return self._impl.base
+
+    def checked(self, args: StandardSaveArgs) -> Any:
+        """Return the tree to save, with what is like an array as one.
+
+        Raises:
+            ValueError: If it has leaves other than arrays and numbers.
+        """
+        return self._validate_save_state(args.item, args.save_args)
 
     @property
     def has_own_records(self) -> bool:

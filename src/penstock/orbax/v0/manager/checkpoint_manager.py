@@ -243,7 +243,7 @@ class CheckpointManager:
 
         path = self._root.path(step_number(step), directory)
         self._root.check_content(path)
-        single = self._is_single((path / DEFAULT_ITEM).exists())
+        single = self._is_single(self._root.has_item(path, DEFAULT_ITEM))
         check_args(items, args, single)
         if args is None:
             found = make_args(
@@ -285,7 +285,7 @@ class CheckpointManager:
 
         path = self._root.path(step_number(step))
         found = self._checkpointer.metadata(path)
-        self._is_single((path / DEFAULT_ITEM).exists())
+        self._is_single(self._root.has_item(path, DEFAULT_ITEM))
         item_metadata = self._object_of(found.item_metadata)
         metrics = self.metrics(step) if METRICS in (found.item_handlers or {}) else None
         return replace(found, item_metadata=item_metadata, metrics=dict(metrics or found.metrics))

@@ -14,7 +14,7 @@ from penstock.blocking.loop_thread import LoopThread
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.kernel.errors import PeerFailedError
 from penstock.kernel.protocols.coordinator import Announcements
-from penstock.kernel.storage.paths import absolute_path
+from penstock.kernel.storage.paths import path_or_url
 from penstock.orbax.common.job_processes import process_index
 from penstock.orbax.v0.common.joint_directory import active_processes, is_joint, job_options
 from penstock.orbax.v0.common.v0_options import MultiprocessingOptions
@@ -53,7 +53,7 @@ class JobDecisions:
         processes = options.multiprocessing_options
         jointly = is_joint(processes) and not options.read_only
         self._primary = active_processes(processes)[0]
-        make = partial(_announcements, absolute_path(directory), processes)
+        make = partial(_announcements, path_or_url(directory), processes)
         self._loop = LoopThread(make, name="penstock.orbax") if jointly else None
         self.is_alone = self._loop is None  #: whether there are no others
         self.is_primary = self.is_alone or process_index() == self._primary  #: whether this one decides

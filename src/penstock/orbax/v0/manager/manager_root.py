@@ -17,19 +17,21 @@ from typing import Any, Final, final
 from penstock.blocking.background import start_thread
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.discovery.step_dirs import is_checkpoint
-from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import (
     ConfigError,
     CorruptCheckpointError,
     InUseError,
     NotACheckpointError,
+    PathError,
     RootInUseError,
     StorageError,
 )
 from penstock.kernel.events import get_logger
+from penstock.kernel.protocols.store_capabilities import Leftovers, ReadHolds
 from penstock.kernel.storage.deletion import remove_abandoned
 from penstock.kernel.storage.writer_hold import WriterHold
-from penstock.orbax.common.handler_paths import handler_path, path_text
+from penstock.orbax.common.handler_paths import bucket_url, path_text, place_of, store_at
+from penstock.orbax.v0.common.joint_directory import is_joint
 from penstock.orbax.v0.common.step_metadata import RootMetadata
 from penstock.orbax.v0.common.unchanged_links import StepLinks
 from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions
@@ -103,11 +105,12 @@ class Root:
         if options.todelete_full_path is not None:
             raise ConfigError("todelete_full_path", "is for object stores; use todelete_subdir")
 
-        self.directory: Any = handler_path(directory)
+        self.directory: Any = place_of(directory)
         self._path = path_text(self.directory)
+        _check_place(self._path, options)
         self._options = options
         self._is_primary = is_primary
-        self._store = LocalStore()
+        self._store = store_at(self._path)
         self._reader = on_disk.StepReader(self._store)
         self._given = options.step_name_format is not None
         self._names = as_name_format(options.step_name_format) if self._given else _standard(options)
@@ -128,7 +131,7 @@ class Root:
         if is_checkpoint(self._store, self._path):
             self.warn_once("step.root_is_checkpoint", root=self._path)
         if options.create and self._store.kind(self._path) is None:
-            self._store.make_directory(self._path)
+            self._store.make_directory(self._path)  # which does nothing in a bucket
             if options.file_options.path_permission_mode is not None:
                 os.chmod(self._path, options.file_options.path_permission_mode)
         if options.cleanup_tmp_directories and self._is_primary:
@@ -160,8 +163,12 @@ class Root:
         Raises:
             ValueError: If the step does not exist and a format of names was given.
         """
-        base = self.directory if directory is None else handler_path(directory)
+        base = self.directory if directory is None else place_of(directory)
         return self._names.find_step(base, step).path if self._given else base / self._names.build_name(step)
+
+    def has_item(self, path: Any, name: str) -> bool:
+        """Whether a step has an item."""
+        return self._store.kind(path_text(path / name)) is not None
 
     def check_content(self, path: Any) -> None:
         """Refuse a step in which there is nothing.
@@ -175,6 +182,10 @@ class Root:
     @contextmanager
     def reading(self, path: Any) -> Generator[None]:
         """Hold a step, so that no penstock on this machine deletes it meanwhile."""
+        if not isinstance(self._store, ReadHolds):  # as a bucket: a reader there is told that it is gone
+            yield
+            return
+
         try:
             held = self._store.hold_reading(path_text(path))
         except StorageError:  # it is being deleted or does not exist: reading it says so
@@ -287,6 +298,9 @@ class Root:
 
         path = path_text(found.path)
         try:
+            if bucket_url(path) is not None:
+                return self._info_in_bucket(found, path)
+
             time, metrics = found.commit_timestamp, self._reader.metrics(path)
             is_readable = time is not None and not is_empty(self._store, path)
             return CheckpointInfo(found.step, time or _LONG_AGO, metrics, found.path, is_readable)
@@ -299,7 +313,16 @@ class Root:
             self._events.warning("step.unreadable", path=path, error=repr(error))
             return CheckpointInfo(found.step, _LONG_AGO, path=found.path, is_readable=False)
 
+    def _info_in_bucket(self, found: Any, path: str) -> CheckpointInfo:
+        about = self._reader.info(path, found.step, frozenset({"time", "metrics"}))
+        time = datetime.datetime.fromtimestamp(about.time_s, datetime.UTC) if about.is_readable else _LONG_AGO
+        return CheckpointInfo(found.step, time, about.metrics, found.path, about.is_readable)
+
     def _clean_up(self) -> None:
+        if isinstance(self._store, Leftovers):
+            self._store.collect(self._path)
+            return
+
         for name in self._store.list_directory(self._path):
             if TEMPORARY_SUFFIX not in name:
                 continue
@@ -311,6 +334,23 @@ class Root:
                 continue  # a live save holds what it builds
             except StorageError as error:
                 self._events.warning("step.left_behind", path=path, error=repr(error))
+
+
+def _check_place(path: str, options: CheckpointManagerOptions) -> None:
+    """Refuse options that a bucket cannot follow.
+
+    Raises:
+        ConfigError: If there is one. It is a ValueError.
+        PathError: If several processes are to save there. It is a ValueError, too.
+    """
+    if bucket_url(path) is None:
+        return
+    if options.todelete_subdir is not None:
+        raise ConfigError("todelete_subdir", "nothing can be moved in a bucket; steps are deleted there")
+    if options.file_options.path_permission_mode is not None:
+        raise ConfigError("file_options", "a bucket has no directories, and so no permissions of them")
+    if is_joint(options.multiprocessing_options):
+        raise PathError(path, "is in a bucket, where several processes cannot save together yet")
 
 
 def _standard(options: CheckpointManagerOptions) -> Any:

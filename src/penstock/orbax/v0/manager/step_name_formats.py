@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar, final
 
-from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ConfigError, CorruptCheckpointError, NotACheckpointError, SpecError
-from penstock.orbax.common.handler_paths import handler_path, path_as_given, path_text
+from penstock.kernel.protocols.stores import Store
+from penstock.orbax.common.handler_paths import path_as_given, path_text, place_of, store_at
 from penstock.orbax.v0.common.step_metadata import StepMetadata, get_step_metadata
 from penstock.orbax.v0.common.v0_options import AtomicityOptions
 from penstock.steps import step_names as own
@@ -105,7 +105,7 @@ class _Format(NameFormat[Metadata]):
 
     def find_all(self, base_path: Any) -> Iterator[Metadata]:
         """Yield every step, and every empty directory that is named like one, as in Orbax."""
-        base, store = handler_path(base_path), LocalStore()
+        base, store = place_of(base_path), store_at(base_path)
         listed = list_root(store, path_text(base))
         found = {name: step for step, name in find_steps(store, path_text(base), self.names, listed).items()}
         for name in listed:
@@ -116,7 +116,7 @@ class _Format(NameFormat[Metadata]):
         yield from (Metadata(step, base / name) for name, step in sorted(found.items(), key=itemgetter(1)))
 
     def find_step(self, base_path: Any, step: int) -> Metadata:
-        path, store = handler_path(base_path) / self.build_name(step), LocalStore()
+        path, store = place_of(base_path) / self.build_name(step), store_at(base_path)
         if not (is_finished(store, path_text(path)) or is_empty(store, path_text(path))):
             raise NotACheckpointError(path_text(path), f"there is no step {step} of {self}")
 
@@ -150,7 +150,7 @@ class _Composite(NameFormat[Any]):
         raise NotACheckpointError(path_text(base_path), "\n".join(problems))
 
 
-def is_empty(store: LocalStore, path: str) -> bool:
+def is_empty(store: Store, path: str) -> bool:
     """Whether there is a directory with nothing in it."""
     return store.kind(path) == "directory" and not store.list_directory(path)
 
