@@ -100,8 +100,10 @@ if TYPE_CHECKING:
 else:
     import sys as _sys
 
-    from penstock.free_threading import refuse_free_threading as _refuse_free_threading
+    from penstock.unsupported import refuse_free_threading as _refuse_free_threading
+    from penstock.unsupported import refuse_windows as _refuse_windows
 
+    _refuse_windows(_sys.platform)
     _refuse_free_threading(getattr(_sys, "_is_gil_enabled", None))
 
     from penstock.kernel.lazy_names import lazy_names as _lazy_names

@@ -1,8 +1,8 @@
-"""A Python without the global interpreter lock is refused, in words, when penstock is imported."""
+"""Where penstock does not run: an import says so in words."""
 
 from __future__ import annotations
 
-__all__ = ("refuse_free_threading",)
+__all__ = ("refuse_free_threading", "refuse_windows")
 
 from collections.abc import Callable
 
@@ -25,3 +25,18 @@ def refuse_free_threading(is_gil_enabled: Callable[[], bool] | None) -> None:
         "penstock does not support Python without the global interpreter lock yet; "
         "PYTHON_GIL=1 in the environment turns the lock on"
     )
+
+
+def refuse_windows(platform: str) -> None:
+    """Refuse Windows, which lacks the locks and renames that keep checkpoints whole.
+
+    Args:
+        platform: `sys.platform`.
+
+    Raises:
+        ImportError: If it is Windows. The Linux within it (WSL) is Linux.
+    """
+    if platform == "win32":
+        raise ImportError(
+            "penstock does not support Windows; it runs in the Windows Subsystem for Linux (wsl --install)"
+        )

@@ -1,4 +1,4 @@
-"""A Python without the global interpreter lock is refused when penstock is imported."""
+"""Where penstock does not run, an import says so: without the global interpreter lock, and on Windows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.free_threading import refuse_free_threading
+from penstock.unsupported import refuse_free_threading, refuse_windows
 
 
 def test_with_the_lock_it_is_imported() -> None:
@@ -21,10 +21,16 @@ def test_without_the_lock_the_error_says_what_to_do() -> None:
         refuse_free_threading(lambda: False)
 
 
-def test_an_import_asks() -> None:
-    program = "import sys; sys._is_gil_enabled = lambda: False; import penstock"
+def test_windows_is_refused_and_the_linux_in_it_is_not() -> None:
+    refuse_windows("linux")
+    with pytest.raises(ImportError, match="Windows Subsystem for Linux"):
+        refuse_windows("win32")
+
+
+@pytest.mark.parametrize("system", ["sys._is_gil_enabled = lambda: False", "sys.platform = 'win32'"])
+def test_an_import_asks(system: str) -> None:
     run = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", f"import sys; {system}; import penstock"],
         capture_output=True,
         text=True,
         check=False,
