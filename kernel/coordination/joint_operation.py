@@ -13,7 +13,8 @@ from anyio import CancelScope, create_task_group, get_cancelled_exc_class, move_
 
 from penstock.kernel.coordination.groups import differing_group
 from penstock.kernel.coordination.job import Job
-from penstock.kernel.coordination.operation_keys import Joining, OperationKeys
+from penstock.kernel.coordination.joining import begin_operation, find_operation
+from penstock.kernel.coordination.operation_keys import OperationKeys
 from penstock.kernel.coordination.plan_differences import differences, joined, pieces_of
 from penstock.kernel.coordination.touch import LATER, Touch, say
 from penstock.kernel.coordination.verdicts import Verdict
@@ -27,8 +28,9 @@ from penstock.kernel.errors import (
 
 GO, COMPARE = b"go ", b"compare "
 PUBLISHED = b"published"
-LOOK_BEATS = 10
-"""After so many beats without the primary a process looks whether that has another list of processes."""
+MOST_WRITES = 3.0
+"""The others wait so many times `JobLimits.write_s` for the decision: the primary writes a part of its own,
+waits for those of all others, and completes what they wrote."""
 
 END = b"\0"
 """Behind a path, which cannot contain it."""
@@ -195,7 +197,10 @@ class JointOperation:
 
         plans = await self._others("plan", self._job.limits.join_s)
         key = self._job.join_key(self._path)
-        await calls.delete(key)
+        # Were it left behind, it could delete that of the next save to this path.
+        with CancelScope(shield=True), move_on_after(self._job.limits.call_s):
+            await calls.delete(key)
+
         self._job.open.pop(key, None)
         self._touch.is_closed = True
         odd = [index for index, found in plans.items() if found[: len(plan)] != plan]
@@ -300,8 +305,17 @@ class JointOperation:
         """Wait until the primary has decided to publish. For the others.
 
         While it has not, a failure or a cancellation of any process ends the operation for all.
+
+        Raises:
+            PeerSilentError: If the primary decides nothing for too long, although it lives.
         """
-        await self._touch.decided.wait()
+        job = self._job
+        limit_s = MOST_WRITES * job.limits.write_s
+        with move_on_after(limit_s):
+            await self._touch.decided.wait()
+            return
+
+        raise PeerSilentError({job.primary: self._touch.stage_of(job.primary)}, limit_s)
 
     async def wait_published(self) -> bytes:
         """Wait until the primary has published; return what came of it. For the others.
@@ -354,37 +368,20 @@ class JointOperation:
         Returns:
             An error, if others think that this process joins them, and not those that it does.
         """
-        job, key = self._job, self._job.join_key(self._path)
-        if job.is_primary:
-            self._enter(secrets.token_hex(8))
-            job.open[key] = self.identity
-            with CancelScope(shield=True), move_on_after(job.limits.call_s):  # so that `end` tells who joined
-                await self._touch.come()
-                await job.calls.put(key, Joining(self.identity, job.group).encoded(), replace=True)
+        job = self._job
+        if not job.is_primary:
+            await find_operation(job, self._path, self._entered, is_local=self._is_local)
+            return None
 
-            return await differing_group(job, self._path, is_local=self._is_local)
+        await begin_operation(job, self._path, self._entered(secrets.token_hex(8)))
+        return await differing_group(job, self._path, is_local=self._is_local)
 
-        with move_on_after(job.limits.patience_s):
-            while True:
-                found = await job.calls.wait(key, LOOK_BEATS * job.limits.beat_s)
-                if found is not None:
-                    self._enter(Joining.decoded(found).identity)
-                    if await self._touch.come():
-                        return None
+    def _entered(self, identity: str) -> Touch:
+        if identity != self.identity:
+            self._keys = OperationKeys(identity)
+            self._touch = Touch(self._job, self._keys, self._path, is_local=self._is_local)
 
-                    # One that failed, which this process has left: the primary has not begun the next.
-                    await sleep(job.limits.beat_s)
-                    continue
-
-                differs = await differing_group(job, self._path, is_local=self._is_local)
-                if differs is not None:
-                    raise differs  # there is nothing of its own that others could have joined
-
-        raise PeerSilentError({job.primary: None}, job.limits.patience_s)
-
-    def _enter(self, identity: str) -> None:
-        self._keys = OperationKeys(identity)
-        self._touch = Touch(self._job, self._keys, self._path, is_local=self._is_local)
+        return self._touch
 
     async def _say(self, what: str, data: bytes) -> None:
         await say(self._job, self._keys, what, data)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 __all__ = ("LATER", "Touch", "say")
 
+import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import final
+from typing import Final, final
 
 from anyio import CancelScope, Event, current_time, move_on_after, sleep
 from anyio.abc import TaskGroup
 
 from penstock.kernel.coordination.heartbeats import Heartbeat, SilenceJudge
 from penstock.kernel.coordination.job import MOST_OUTCOMES, Job
-from penstock.kernel.coordination.operation_keys import OperationKeys
+from penstock.kernel.coordination.operation_keys import Joining, OperationKeys
 from penstock.kernel.coordination.verdicts import Verdict, verdict_of
 from penstock.kernel.errors import CoordinationError, OutcomeUnknownError, PeerSilentError, PenstockError
 
 LATER = 1.5
 """The others wait this much longer for the primary than it does for them. With one limit for both, someone
 who waits for the primary, which waits for a third process, would blame the primary."""
+
+FIRST_BEATS: Final = 2**32
+"""Below this, heartbeats begin to count."""
 
 
 @final
@@ -34,6 +38,7 @@ class Touch:
     """
 
     __slots__ = (
+        "_first",
         "_is_local",
         "_job",
         "_judge",
@@ -51,6 +56,7 @@ class Touch:
     )
 
     def __init__(self, job: Job, keys: OperationKeys, path: str, *, is_local: bool = False) -> None:
+        self._first = secrets.randbelow(FIRST_BEATS)  # tells its first heartbeat from that of another object
         self._is_local = is_local
         self._job = job
         self._keys = keys
@@ -66,16 +72,23 @@ class Touch:
         self.decided = Event()  #: set once it is known to be a commit
         self.ended_by: PenstockError | None = None  #: what a task beside the body has to say
 
+    @property
+    def identity(self) -> str:
+        """Of the operation."""
+        return self._keys.identity
+
     async def come(self) -> bool:
         """Say for the first time that this process is here; return whether it was not here before.
 
-        Not by what this object knows: an earlier Checkpointer of the process may have been here.
+        Not by what this object knows: an earlier Checkpointer of the process may have been here. It may be
+        asked again: what the service did not confirm in time may have been heard nevertheless.
 
         Cancellation:
             Not before the service has answered, or `JobLimits.call_s` has passed.
         """
+        calls, first = self._job.calls, Heartbeat(self._first, "join").encoded()
         with CancelScope(shield=True), move_on_after(self._job.limits.call_s):
-            return await self._job.calls.put(self._own_beat, Heartbeat(1, self.stage).encoded())
+            return await calls.put(self._own_beat, first) or await calls.wait(self._own_beat, 0.0) == first
 
         return False
 
@@ -194,7 +207,11 @@ class Touch:
         # A copy: operations within this one, which share it, run in other threads.
         for key in [key for key, value in job.open.copy().items() if value == identity]:
             await job.calls.delete(key)
-            job.open.pop(key, None)
+            now = job.open.get(key)
+            if now == identity:
+                del job.open[key]
+            elif now is not None:  # begun meanwhile, by the next save to that path
+                await job.calls.put(key, Joining(now, job.group).encoded(), replace=True)
 
         await job.calls.delete(OperationKeys(identity).all)
 
@@ -209,7 +226,7 @@ class Touch:
 
     async def _beat(self) -> None:
         """Say again and again where this process is. `come` said it first."""
-        job, count = self._job, 1
+        job, count = self._job, self._first
         while True:
             await sleep(job.limits.beat_s)
             count += 1

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,13 @@ from tests.xla_settings import xla_flags
 ROOT = Path(__file__).parents[2]
 TAIL = 20_000
 """Characters of each process's log that a failure shows."""
+
+LIMITS = {"JOIN_S": 40, "WRITE_S": 40, "SILENCE_S": 20, "CALL_S": 10}
+"""How long processes wait for each other in a case that has no limits of its own: every wait ends in an error
+that says what was awaited, before the whole job is ended."""
+
+LAST_WORDS_S = 10.0
+"""So much earlier a process says where its tasks wait."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ def run_once(
 
 
 def run_job(
-    folder: Path, count: int, cases: Sequence[str], *, backend: str = "asyncio", limit_s: float = 170.0
+    folder: Path, count: int, cases: Sequence[str], *, backend: str = "asyncio", limit_s: float = 150.0
 ) -> Job:
     """Run cases of `tests.processes.cases` in `count` processes with two devices each, one after another.
 
@@ -102,7 +109,9 @@ def run_job(
         backend: Of anyio.
         limit_s: For all of it; then each process writes where its threads are, and is killed.
     """
-    started = start_members("tests.processes.member", folder, count, [backend, *cases])
+    limits = {f"PENSTOCK_PROCESSES__{name}": str(seconds) for name, seconds in LIMITS.items()}
+    told = [str(limit_s - LAST_WORDS_S), backend, *cases]
+    started = start_members("tests.processes.member", folder, count, told, limits)
     end = time.monotonic() + limit_s
     codes: list[int | None] = []
     for process in started:
@@ -126,7 +135,11 @@ def run_job(
 
 
 def start_members(
-    module: str, folder: Path, count: int, arguments: Sequence[str]
+    module: str,
+    folder: Path,
+    count: int,
+    arguments: Sequence[str],
+    variables: Mapping[str, str] | None = None,
 ) -> list[subprocess.Popen[bytes]]:
     """Start the processes of a job, with two devices each.
 
@@ -135,13 +148,11 @@ def start_members(
         folder: Where each process has its log.
         count: How many processes.
         arguments: The same for all.
+        variables: Of the environment, beside those of this process.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-
     environment = {
         **os.environ,
+        **(variables or {}),
         "JAX_PLATFORMS": "cpu",
         "PYTHONFAULTHANDLER": "1",  # a process that is aborted says where its threads were
         "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -149,18 +160,24 @@ def start_members(
         "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
     }
     started: list[subprocess.Popen[bytes]] = []
-    for rank in range(count):
-        told = [str(rank), str(count), str(port), str(folder), *arguments]
-        with (folder / f"log.{rank}").open("wb") as log:
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "-u", "-m", module, *told],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    cwd=ROOT,
-                    env=environment,
+    with socket.socket() as held:
+        # All of them hold the port, too, so that the system gives it to nobody else before rank 0 listens.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        for rank in range(count):
+            told = [str(rank), str(count), str(port), str(folder), *arguments]
+            with (folder / f"log.{rank}").open("wb") as log:
+                started.append(
+                    subprocess.Popen(
+                        [sys.executable, "-u", "-m", module, *told],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        cwd=ROOT,
+                        env=environment,
+                        pass_fds=[held.fileno()],
+                    )
                 )
-            )
 
     return started

@@ -11,17 +11,28 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tests.processes.task_stacks import tell_tasks_after
+
 BARRIER_MS = 60_000
+JAX_S = 100  #: for the others to start, and to end; by default jax waits five minutes
 
 
 def main() -> None:
     began = time.perf_counter()
-    rank, count, port, folder, backend, *cases = sys.argv[1:]
+    rank, count, port, folder, last_words_s, backend, *cases = sys.argv[1:]
+    tell_tasks_after(float(last_words_s))
     jax: Any = import_module("jax")  # once the processes are told apart, and jax annotates little of this
 
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     address = f"127.0.0.1:{port}"
-    jax.distributed.initialize(address, int(count), int(rank), coordinator_bind_address=address)
+    jax.distributed.initialize(
+        address,
+        int(count),
+        int(rank),
+        coordinator_bind_address=address,
+        initialization_timeout=JAX_S,
+        shutdown_timeout_seconds=JAX_S,
+    )
     import anyio
     from jax._src import distributed
     from tests.processes.cases import case
