@@ -87,6 +87,10 @@ class ZarrDetails(Capability, Protocol):
         """Whether they are in zarr version 3; otherwise in version 2."""
         ...
 
+    def zarr_metadata(self, number: int) -> Mapping[str, Any] | None:
+        """The `.zarray` or `zarr.json` of leaf `number` in `leaves`; None if it is no such array."""
+        ...
+
 
 @runtime_checkable
 class NamedTensors(Capability, Protocol):

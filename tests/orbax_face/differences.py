@@ -115,7 +115,7 @@ HANDLERS: Final[Section] = {
         "`temporary_path_class` is refused: see `atomicity_options`. Orbax's own steps "
         "`get_temporary_path`, `create_temporary_path` and "
         "`synchronize_next_awaitable_signal_operation_id` are "
-        "not there."
+        "not there. Reads what `v1.save` wrote from its own path, in Orbax a FileNotFoundError."
     ),
     "checkpointers.AsyncCheckpointer": (
         "The directory is there when `save` returns. A save that takes too long is cancelled; `close` waits "
@@ -130,8 +130,8 @@ MANAGERS: Final[Section] = {
         "too. Arrays that are the very objects of the step before are linked. A step that penstock reads on "
         "this machine is deleted afterwards; `delete` is an OSError meanwhile. After a failed save, the "
         "steps "
-        "that it would have replaced are in `all_steps`. An empty directory takes no place among the "
-        "steps to "
+        "that it would have replaced are in `all_steps`. A step that is empty or cannot be "
+        "described takes no place among the steps to "
         "keep. Metrics may be arrays of one number. A `handler_registry` is copied. A folder "
         "`.penstock-writer` shows who saves; a second one is logged, and so is a root that is a checkpoint."
     ),

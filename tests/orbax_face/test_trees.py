@@ -469,7 +469,7 @@ def test_complete_steps_are_found(tmp_path: Path) -> None:
         assert set(utils.tmp_checkpoints(directory)) == temporary
 
     assert utils.any_checkpoint_step(tmp_path) in {3, 5}
-    for name in ("3", "7.orbax-checkpoint-tmp", "11"):
+    for name in ("3", "7.orbax-checkpoint-tmp", "11", "absent", "absent.orbax-checkpoint-tmp"):
         path = epath.Path(tmp_path / name)
         assert utils.is_checkpoint_finalized(path) == orbax.utils.is_checkpoint_finalized(path), name
         assert utils.is_tmp_checkpoint(path) == orbax.utils.is_tmp_checkpoint(path), name

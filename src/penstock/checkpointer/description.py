@@ -26,12 +26,14 @@ class _Stored:
     leaves: Sequence[StoredLeaf]
     specs: Sequence[LeafSpec]
     details: StorageDetails | None
+    zarr: ZarrDetails | None
 
     @classmethod
     def of(cls, checkpoint: StoredCheckpoint) -> _Stored:
         leaves = checkpoint.leaves
         specs = leaves.specs if isinstance(leaves, LeafColumns) else [leaf.spec for leaf in leaves]
-        return cls(leaves, specs, checkpoint if isinstance(checkpoint, StorageDetails) else None)
+        details = checkpoint if isinstance(checkpoint, StorageDetails) else None
+        return cls(leaves, specs, details, checkpoint if isinstance(checkpoint, ZarrDetails) else None)
 
 
 @final
@@ -85,6 +87,12 @@ class LeafMetadata:
         """The codec of its chunks, as in `zstd:3` or `blosc:lz4:5`; None if they are stored as they are."""
         details = self._stored.details
         return None if details is None else details.codec(self._at)
+
+    @property
+    def zarr_metadata(self) -> Mapping[str, Any] | None:
+        """The `.zarray` or `zarr.json` of the array, as stored; None if it is not stored so. Not a copy."""
+        zarr = self._stored.zarr
+        return None if zarr is None else zarr.zarr_metadata(self._at)
 
     @property
     def chunk_shape(self) -> tuple[int, ...]:
@@ -197,5 +205,5 @@ def _described(checkpoint: StoredCheckpoint) -> CheckpointMetadata:
         checkpoint.tree_custom_metadata,
         checkpoint.root_custom_metadata,
         found.details.started_at_ns if found.details is not None else None,
-        isinstance(checkpoint, ZarrDetails) and checkpoint.uses_zarr3,
+        found.zarr is not None and found.zarr.uses_zarr3,
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ("codec_of", "leaf_codec", "leaf_nbytes")
+__all__ = ("codec_of", "leaf_codec", "leaf_nbytes", "leaf_zarr_metadata")
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
 from penstock.handlers.formats.common.chunk_keys import prefix_of
@@ -41,6 +41,12 @@ def leaf_codec(leaves: StoredLeaves, number: int) -> str | None:
     """Describe the codecs of one leaf's chunks."""
     array = _array(leaves, number)
     return codec_of(array.format) if isinstance(array, StoredArray) else None
+
+
+def leaf_zarr_metadata(leaves: StoredLeaves, number: int) -> Mapping[str, Any] | None:
+    """Return the document of one leaf's array, as stored; None if it is no zarr array."""
+    array = _array(leaves, number)
+    return array.format.metadata if isinstance(array, StoredArray) else None
 
 
 def leaf_nbytes(leaves: StoredLeaves, index: Index, number: int) -> int:

@@ -36,7 +36,11 @@ from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray, 
 from penstock.handlers.formats.orbax.chunks.written_parts import parts_of
 from penstock.handlers.formats.orbax.documents.file_names import MANIFEST
 from penstock.handlers.formats.orbax.documents.own_disk import disk_mark
-from penstock.handlers.formats.orbax.reading.storage_details import leaf_codec, leaf_nbytes
+from penstock.handlers.formats.orbax.reading.storage_details import (
+    leaf_codec,
+    leaf_nbytes,
+    leaf_zarr_metadata,
+)
 from penstock.handlers.formats.orbax.reading.whole_chunks import whole_chunks, whole_parts
 from penstock.handlers.ocdbt.index_entries import Index
 from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
@@ -106,6 +110,10 @@ class OrbaxCheckpoint:
     def stored_nbytes(self, number: int) -> int:
         """Count the stored bytes of a leaf's chunks; see `StorageDetails`."""
         return leaf_nbytes(self.leaves, self.index, number)
+
+    def zarr_metadata(self, number: int) -> Mapping[str, Any] | None:
+        """Return the document of a leaf's array; see `ZarrDetails`."""
+        return leaf_zarr_metadata(self.leaves, number)
 
     def stored_bytes(self, store: Store) -> int:
         """Count the bytes of all files with array bytes; see `StoredSize`."""

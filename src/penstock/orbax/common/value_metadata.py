@@ -14,7 +14,7 @@ __all__ = (
     "ZarrMetadata",
 )
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -69,7 +69,7 @@ class ZarrMetadata:
     compression: Compression | None
 
     @classmethod
-    def from_json(cls, meta: dict[str, Any] | None) -> ZarrMetadata | None:
+    def from_json(cls, meta: Mapping[str, Any] | None) -> ZarrMetadata | None:
         """Read the JSON of an array, of either version; None for an unknown version."""
         match (meta or {}).get("zarr_format"):
             case 2:
@@ -94,7 +94,7 @@ class Zarr2Metadata(ZarrMetadata):
     dimension_separator: str
 
     @classmethod
-    def from_json(cls, meta: dict[str, Any] | None) -> Zarr2Metadata:
+    def from_json(cls, meta: Mapping[str, Any] | None) -> Zarr2Metadata:
         """Read a `.zarray`."""
         meta = meta or {}
         codec: Any = meta.get("compressor")
@@ -120,7 +120,7 @@ class Zarr3Metadata(ZarrMetadata):
     inner_chunk_shape: tuple[int, ...] | None
 
     @classmethod
-    def from_json(cls, meta: dict[str, Any] | None) -> Zarr3Metadata:
+    def from_json(cls, meta: Mapping[str, Any] | None) -> Zarr3Metadata:
         """Read a `zarr.json`; the codecs of a shard are those of its chunks."""
         meta = meta or {}
         codecs, inner = _codecs(meta.get("codecs")), None

@@ -16,7 +16,7 @@ from jax import tree_util
 
 from penstock.checkpointer.description import CheckpointMetadata
 from penstock.orbax.common.leaf_args import ArrayRestoreArgs, RestoreArgs
-from penstock.orbax.common.value_metadata import ArrayMetadata, ScalarMetadata
+from penstock.orbax.common.value_metadata import ArrayMetadata, ScalarMetadata, StringMetadata
 from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs, register_with_handler
 from penstock.orbax.v0.common.save_future import Future
 from penstock.orbax.v0.common.stored_tree_metadata import TreeMetadata
@@ -29,6 +29,7 @@ from penstock.orbax.v0.handlers.pytree_handler import (
     PyTreeRestoreArgs,
     PyTreeSaveArgs,
 )
+from penstock.orbax.v0.trees.restore_args import scalar_args
 
 STANDARD_ARRAY_TYPES = (int, float, np.ndarray, jax.Array)
 _jax: Any = tree_util
@@ -265,7 +266,7 @@ def _restore_args(args: StandardRestoreArgs, stored: _Stored) -> Any:
 
     def ask(path: Any, leaf: Any) -> RestoreArgs:
         if isinstance(leaf, ScalarMetadata):
-            return RestoreArgs(restore_type=float if np.dtype(leaf.dtype).kind == "f" else int)
+            return scalar_args(leaf)
         if isinstance(leaf, ArrayMetadata):
             place = _recorded(leaf, args.fallback_sharding)
             return (
@@ -280,6 +281,8 @@ def _restore_args(args: StandardRestoreArgs, stored: _Stored) -> Any:
             return _array_args(leaf, place) if place is not None else RestoreArgs(np.ndarray, leaf.dtype)
         if isinstance(leaf, np.ndarray):
             return RestoreArgs(np.ndarray, cast("Any", leaf).dtype)
+        if isinstance(leaf, StringMetadata):
+            return RestoreArgs(restore_type=str)
 
         return RestoreArgs(restore_type=type(leaf))
 

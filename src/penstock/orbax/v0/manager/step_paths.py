@@ -35,27 +35,16 @@ def is_gcs_path(path: Any) -> bool:
 
 
 def is_tmp_checkpoint(path: Any) -> bool:
-    """Whether `path` is a checkpoint that is still being written, or that a crash left unfinished.
-
-    Raises:
-        FileNotFoundError: If nothing is there.
-    """
+    """Whether `path` is a checkpoint that is still being written, or that a crash left unfinished."""
     path = Path(path)
-    kind = LocalStore().kind(str(path))
-    if kind is None:
-        raise FileNotFoundError(f"there is no checkpoint: {path}")
-    if kind != "directory":
+    if LocalStore().kind(str(path)) != "directory":
         return False
 
     return TEMPORARY_SUFFIX in path.name or (is_gcs_path(path) and not (path / COMMIT_MARK).exists())
 
 
 def is_checkpoint_finalized(path: Any) -> bool:
-    """Whether `path` is a complete checkpoint.
-
-    Raises:
-        FileNotFoundError: If nothing is there.
-    """
+    """Whether `path` is a complete checkpoint; what is not there is none."""
     return not is_tmp_checkpoint(path) and Path(path).is_dir()
 
 

@@ -16,6 +16,7 @@ from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK
 from penstock.kernel.config.save_format import SaveArgs as LeafFormat
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.orbax.common.leaf_args import SaveArgs
+from penstock.orbax.v0.common.tree_utils import is_empty_or_leaf
 
 _jax: Any = tree_util
 _NOTHING: Final = LeafFormat()
@@ -30,7 +31,13 @@ def leaf_formats(item: Any, save_args: Any, form: SaveFormat, file_bytes: int | 
         form: How arrays are stored.
         file_bytes: The target size of a data file of the database. A chunk lies in one file, so this
             also bounds a chunk. None or 0: no bound.
+
+    Raises:
+        ValueError: If `save_args` has not the structure of the tree.
     """
+    if save_args is not None:
+        _jax.tree_map(_nothing, item, save_args, is_leaf=is_empty_or_leaf)
+
     most = file_bytes if form.ocdbt and file_bytes and file_bytes > 0 else None
     if most is not None and form.codec != "none" and most >= CODED_CHUNK:
         most = None  # chunks with a codec are smaller anyway
@@ -46,6 +53,10 @@ def leaf_formats(item: Any, save_args: Any, form: SaveFormat, file_bytes: int | 
         formats = structure.unflatten(bounded)
 
     return formats if jax.tree.leaves(formats) else None
+
+
+def _nothing(value: object, asked: object) -> None:
+    """Only the structures are compared, and jax says where they differ."""
 
 
 def _translated(one: Any) -> LeafFormat | None:

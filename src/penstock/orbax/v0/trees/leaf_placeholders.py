@@ -11,6 +11,8 @@ __all__ = (
     "pytree_structure",
 )
 
+import errno
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,8 +65,13 @@ def pytree_structure(directory: Any) -> PyTree:
     """Infer the structure of a tree from the names in its directory, as nested dicts of placeholders.
 
     Raises:
+        FileNotFoundError: If there is no such directory.
         ValueError: If one name is the beginning of another.
     """
-    listed = LocalStore().list_directory(str(Path(directory)))
+    store, path = LocalStore(), str(Path(directory))
+    if store.kind(path) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    listed = store.list_directory(path)
     names = sorted(name for name in listed if name not in _NO_LEAVES)
     return from_flat_dict({name: leaf_placeholder(name) for name in names}, sep=".")

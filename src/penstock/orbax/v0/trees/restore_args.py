@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("construct_restore_args",)
+__all__ = ("construct_restore_args", "scalar_args")
 
 from typing import Any, Final, cast
 
@@ -18,7 +18,7 @@ from penstock.orbax.v0.common.tree_utils import PyTree
 from penstock.orbax.v0.leaf_handlers.type_handler_registry import PLACEHOLDER
 
 _jax: Any = jax
-_PYTHON: Final = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
+_PYTHON: Final = ((np.bool_, bool), (np.integer, int), (np.floating, float), (np.complexfloating, complex))
 
 
 def construct_restore_args(
@@ -65,13 +65,23 @@ def construct_restore_args(
     return found
 
 
+def scalar_args(leaf: ScalarMetadata) -> RestoreArgs:
+    """Return the `RestoreArgs` that restore a number as one of Python's.
+
+    Args:
+        leaf: Its dtype may be one of NumPy's or of jax's.
+    """
+    # NumPy has one kind for all dtypes that it does not know, and jax knows of what kind they are.
+    kinds = [kind for parent, kind in _PYTHON if _jax.numpy.issubdtype(leaf.dtype, parent)]
+    return RestoreArgs(restore_type=kinds[0], dtype=leaf.dtype)
+
+
 def _restore_args(value: Any, sharding: Any, *, set_global_shape: bool, strict: bool) -> RestoreArgs:
     match value:
         case StringMetadata() | str():
             return RestoreArgs(restore_type=str)
         case ScalarMetadata():
-            kind = _PYTHON[np.dtype(value.dtype).kind]
-            return RestoreArgs(restore_type=kind, dtype=value.dtype)
+            return scalar_args(value)
         case ArrayMetadata() | jax.ShapeDtypeStruct() if sharding is None:
             return RestoreArgs(restore_type=np.ndarray, dtype=value.dtype)
         case ArrayMetadata() | jax.ShapeDtypeStruct() | jax.Array():

@@ -24,6 +24,7 @@ from penstock.orbax.common.value_metadata import (
     ScalarMetadata,
     StorageMetadata,
     StringMetadata,
+    ZarrMetadata,
 )
 from penstock.orbax.v0.common.stored_tree_metadata import build_default_tree_metadata
 from penstock.orbax.v0.trees.restore_targets import EMPTY, empty_value
@@ -101,5 +102,9 @@ def _describe(leaf: LeafMetadata, directory: Any) -> Any:
         shape=leaf.shape,
         sharding=None if recorded is None else from_serialized_string(json.dumps(recorded)),
         dtype=dtype,
-        storage=StorageMetadata(chunk_shape=leaf.chunk_shape, write_shape=write_shape),
+        storage=StorageMetadata(
+            chunk_shape=leaf.chunk_shape,
+            write_shape=write_shape,
+            zarr_metadata=ZarrMetadata.from_json(leaf.zarr_metadata),
+        ),
     )

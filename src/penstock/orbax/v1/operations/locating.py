@@ -64,9 +64,11 @@ class Found:
 
 
 def is_orbax_checkpoint(path: PathLike) -> bool:
-    """Whether there is a finished checkpoint of Orbax's layout at `path`."""
+    """Whether there is a finished checkpoint of Orbax's layout at `path`; a damaged one is one, too."""
     try:
         find(path, CheckpointLayout.ORBAX)
+    except (ChecksumError, MissingFileError):
+        return True
     except InvalidLayoutError:
         return False
 

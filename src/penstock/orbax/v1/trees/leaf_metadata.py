@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ("ArrayMetadata", "NumpyMetadata", "NumpyShapeDtype", "empty_value", "leaf_metadata")
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from jax.sharding import Sharding
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.orbax.common.sharding_metadata import from_serialized_string
-from penstock.orbax.common.value_metadata import StorageMetadata
+from penstock.orbax.common.value_metadata import StorageMetadata, ZarrMetadata
 
 
 @dataclass
@@ -55,15 +56,22 @@ class NumpyMetadata:
 _EMPTY: Final[dict[str, type[Any]]] = {"Dict": dict, "List": list, "Tuple": tuple}
 
 
-def leaf_metadata(spec: LeafSpec) -> Any:
-    """Describe a leaf: arrays by their metadata, numbers and strings by an example."""
+def leaf_metadata(spec: LeafSpec, document: Mapping[str, Any] | None = None) -> Any:
+    """Describe a leaf: arrays by their metadata, numbers and strings by an example.
+
+    Args:
+        spec: What is stored.
+        document: Of an array in zarr, its metadata there.
+    """
     match spec.typestr:
         case "jax.Array":
             sharding = _sharding(spec.sharding) if spec.sharding else None
-            storage = StorageMetadata(spec.chunk_shape, spec.write_shape)
+            zarr = ZarrMetadata.from_json(document)
+            storage = StorageMetadata(spec.chunk_shape, spec.write_shape, zarr)
             return ArrayMetadata(spec.shape, numpy_dtype(spec.dtype), sharding, storage)
         case "np.ndarray":
-            return NumpyMetadata(spec.shape, numpy_dtype(spec.dtype), StorageMetadata(spec.chunk_shape, None))
+            storage = StorageMetadata(spec.chunk_shape, None, ZarrMetadata.from_json(document))
+            return NumpyMetadata(spec.shape, numpy_dtype(spec.dtype), storage)
         case "scalar":
             return 0 if np.issubdtype(numpy_dtype(spec.dtype), np.integer) else 0.0
         case "string":

@@ -119,12 +119,13 @@ class PyTreeHandler:
         custom = self._custom(tree)
         names = custom.types()
         found: list[Any] = []
-        for keys, kinds, spec in zip(tree.keys, tree.kinds, tree.specs, strict=True):
+        columns = tree.keys, tree.kinds, tree.specs, tree.documents
+        for keys, kinds, spec, document in zip(*columns, strict=True):
             if spec.typestr in names:
                 info = ParamInfo(keys, kinds, "", str(directory))
                 found.append(await custom.metadata(spec.typestr, info))
             else:
-                found.append(leaf_metadata(spec))
+                found.append(leaf_metadata(spec, document))
 
         return nest_columns(tree.keys, tree.kinds, found)
 

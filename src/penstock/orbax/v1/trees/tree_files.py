@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("StoredTree", "read_tree", "save_format_of")
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -26,6 +26,7 @@ class StoredTree:
     keys: Sequence[KeyPath]
     kinds: Sequence[tuple[Any, ...]]
     specs: Sequence[LeafSpec]
+    documents: Sequence[Mapping[str, Any] | None]  #: of arrays in zarr, their metadata
 
 
 def read_tree(directory: str) -> StoredTree:
@@ -38,8 +39,10 @@ def read_tree(directory: str) -> StoredTree:
     if not os.path.exists(os.path.join(directory, METADATA)):
         raise NotACheckpointError(directory, f"holds no tree: it has no {METADATA}")
 
-    leaves = OrbaxLayout().open(LocalStore(), directory).leaves
-    return StoredTree(leaves.keys, leaves.kinds, leaves.specs)
+    checkpoint = OrbaxLayout().open(LocalStore(), directory)
+    leaves = checkpoint.leaves
+    documents = [checkpoint.zarr_metadata(number) for number in range(len(leaves))]
+    return StoredTree(leaves.keys, leaves.kinds, leaves.specs, documents)
 
 
 def save_format_of(saving: ArrayOptions.Saving, *, jointly: bool = False) -> SaveFormat:
