@@ -27,6 +27,7 @@ CASES = (
     "reads_what_its_devices_hold",
     "what_orbax_saved_from_two_is_read",
     "handlers_are_called_directly",
+    "each_process_is_primary",
     "one_replica_reads",
     "two_restores_at_once_take_turns",
     "orbaxs_handler_reads_one_replica",

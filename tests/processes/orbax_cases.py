@@ -191,3 +191,37 @@ async def handlers_are_called_directly(here: Here) -> Any:
     found["ours"] = found_by(await read_by(ocp.type_handlers))
     found["theirs"] = found_by(await anyio.to_thread.run_sync(on_asyncio))
     return found
+
+
+async def each_process_is_primary(here: Here) -> Any:
+    """Who records shardings, and what each saves by itself where every process is the primary one."""
+    import jax
+
+    import penstock.orbax as ocp
+
+    value = jax.numpy.arange(4.0) + here.rank  # of this process alone
+
+    async def recorded(primary_host: int | None) -> bool:
+        path = here.folder / f"by {primary_host} in {here.rank}"
+        path.mkdir(parents=True)
+        info = ocp.type_handlers.ParamInfo(
+            name="x", parent_dir=epath.Path(path), is_ocdbt_checkpoint=False, use_zarr3=False
+        )
+        handler = ocp.type_handlers.ArrayHandler(primary_host=primary_host, replica_id=None)
+        for future in await handler.serialize([value], [info], [ocp.SaveArgs()]):
+            await anyio.to_thread.run_sync(future.result)
+
+        return (path / "_sharding").exists()
+
+    def alone() -> Any:
+        each = ocp.options.MultiprocessingOptions(primary_host=None)
+        path = here.folder / f"own {here.rank}"
+        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=each)
+        with ocp.Checkpointer(handler, multiprocessing_options=each) as opened:
+            opened.save(path, {"x": value, "rank": here.rank})
+            found = opened.restore(path)
+
+        return [found["rank"], differences({"x": found["x"]}, {"x": value})]
+
+    told = {str(primary): await recorded(primary) for primary in (0, 1, None)}
+    return {"recorded": told, "own": await anyio.to_thread.run_sync(alone)}

@@ -43,3 +43,9 @@ def test_handlers_that_are_called_directly_write_a_part_each_and_are_merged(job:
         assert place.strip("/") == f"ocdbt.process_{rank}"
         assert len(result) == 2
         assert all(found == [] for found in result.values()), result
+
+
+def test_the_primary_process_records_shardings_and_where_each_is_primary_each_saves(job: Job) -> None:
+    for rank, result in enumerate(job.results("each_process_is_primary")):
+        assert result["recorded"] == {"0": rank == 0, "1": rank == 1, "None": True}
+        assert result["own"] == [rank, []]
