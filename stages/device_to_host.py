@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, ClassVar, cast, final
 
+import numpy as np
+
 from penstock.kernel.concurrency.single_thread import OneThread, one_thread
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ChangedLeafError
@@ -262,11 +264,24 @@ def releasing(lease: ByteLease | None) -> Generator[ByteLease | None]:
 def _gather(leaves: Leaves) -> Pack:
     """Copy the chunks of small leaves into one buffer, one after another. In a worker thread."""
     try:
-        data = b"".join(_buffers(leaves))
+        data = _joined(_buffers(leaves))
     except Exception:  # one by one, to find out which leaf failed, and why
-        data = b"".join([_copied([leaf])[0] for leaf in leaves])
+        data = memoryview(b"".join([_copied([leaf])[0] for leaf in leaves]))
 
-    return Pack(leaves.without_values(), memoryview(data))
+    return Pack(leaves.without_values(), data)
+
+
+def _joined(buffers: list[Any]) -> memoryview:
+    """Copy buffers one after another.
+
+    An array that was asked for its buffer remembers 56 bytes about it for as long as it lives. To join arrays
+    of one dtype as arrays does without, and is as fast.
+    """
+    kinds = {each.dtype if type(each) is np.ndarray else None for each in buffers}
+    if len(kinds) > 1 or None in kinds:
+        return memoryview(b"".join(buffers))
+
+    return np.concatenate(buffers, axis=None).view(np.uint8).data
 
 
 def _buffers(leaves: Leaves) -> list[Any]:

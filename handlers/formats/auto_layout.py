@@ -106,7 +106,7 @@ class AutoLayout:
         committed_ns: int,
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes],
-    ) -> Sequence[Document]:
+    ) -> Iterable[Document]:
         assert isinstance(self.written, ItemLayout), "a layout without items is not asked for them"
         return self.written.item_documents(
             leaves, batches, committed_ns=committed_ns, custom_metadata=custom_metadata, digests=digests

@@ -107,8 +107,8 @@ class TreePlan:
 
     def __init__(
         self,
-        keys: list[bytes],
-        inline: list[bytes | None],
+        keys: Sequence[bytes],
+        inline: Sequence[bytes | None],
         lengths: npt.NDArray[np.int64],
         slots: npt.NDArray[np.int64],
         max_node_bytes: int,
@@ -156,9 +156,9 @@ class TreePlan:
 
 
 def _plan_leaf(
-    keys: list[bytes],
+    keys: Sequence[bytes],
     shared: npt.NDArray[np.int64],
-    inline: list[bytes | None],
+    inline: Sequence[bytes | None],
     lengths: npt.NDArray[np.int64],
     is_placed: npt.NDArray[np.bool_],
     placed: npt.NDArray[np.int64],

@@ -6,7 +6,7 @@ __all__ = ("DEFAULT_MAX_NODE_BYTES", "EncodedIndex", "IndexPlan", "Places", "enc
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from operator import eq, lt
 from typing import final
 
@@ -78,7 +78,7 @@ class IndexPlan:
         self._max_node_bytes = max_node_bytes
         self._tree: TreePlan | None = None
         rows = _ascending(keys)
-        sorted_keys = [keys[row] for row in rows]
+        sorted_keys = keys if isinstance(rows, range) else [keys[row] for row in rows]
         _check_keys(sorted_keys)
         if not rows:
             return
@@ -88,7 +88,7 @@ class IndexPlan:
         slots, in_order = np.cumsum(is_placed) - 1, np.array(rows, np.int64)
         self._tree = TreePlan(
             sorted_keys,
-            [inline[row] for row in rows],
+            inline if isinstance(rows, range) else [inline[row] for row in rows],
             np.array(lengths, np.int64)[in_order],
             slots[in_order[is_placed[in_order]]],
             max_node_bytes,
@@ -177,7 +177,7 @@ def _ascending(keys: Sequence[bytes]) -> Sequence[int]:
     Sorting 200,000 shuffled keys at once would block the event loop for 0.2 s; the longest step, the last
     merge of two runs, takes a tenth of that.
     """
-    if all(map(lt, keys, keys[1:])):
+    if all(map(lt, keys, islice(keys, 1, None))):
         return range(len(keys))
 
     by_key = keys.__getitem__
@@ -206,9 +206,9 @@ def _check_options(node_offset: int, uuid: bytes, commit_time_ns: int) -> None:
         raise SpecError(f"node_offset {node_offset} is not within a file")
 
 
-def _check_keys(keys: list[bytes]) -> None:
+def _check_keys(keys: Sequence[bytes]) -> None:
     """Raise `SpecError` for keys that no OCDBT database can hold. They must be in ascending order."""
-    if any(map(eq, keys, keys[1:])):
+    if any(map(eq, keys, islice(keys, 1, None))):
         twice = next(a for a, b in pairwise(keys) if a == b)
         raise SpecError(f"key {twice!r} is given twice")
 

@@ -87,7 +87,7 @@ def shared_prefixes(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
 
 
 def encode_keys(
-    keys: list[bytes], shared: npt.NDArray[np.int64], inherited: int
+    keys: Sequence[bytes], shared: npt.NDArray[np.int64], inherited: int
 ) -> tuple[bytes, bytes, bytes]:
     """Encode the keys of a node as lengths of prefixes, lengths of suffixes, and suffixes.
 

@@ -330,11 +330,7 @@ class JointOperation:
             problem = f"process {self._job.primary} said nothing for {timeout_s:g} s"
             raise OutcomeUnknownError(self._path, problem, self._job.primary)
         if not told.startswith(PUBLISHED):
-            verdict = Verdict.decoded(told)
-            if verdict.kind == "unknown":  # the primary itself does not know
-                raise OutcomeUnknownError(self._path, verdict.text, verdict.process, verdict.stage)
-
-            raise verdict.error()
+            raise self._touch.told_instead(Verdict.decoded(told))
 
         return told[len(PUBLISHED) :]
 

@@ -46,6 +46,7 @@ class Touch:
         "_own_beat",
         "_path",
         "_scope",
+        "_was_told",
         "decided",
         "ended_by",
         "has_begun",
@@ -64,6 +65,7 @@ class Touch:
         self._path = path
         self._scope = CancelScope()
         self._judge = SilenceJudge(job.limits.silence_s * (1.0 if job.is_primary else LATER))
+        self._was_told = False  #: whether the primary lives, and does not know the outcome itself
         self.stage = "join"  #: where this process is
         self.is_closed = False  #: whether all have come, and nobody can join any more
         self.has_begun = False  #: whether the primary has let the others write
@@ -105,7 +107,15 @@ class Touch:
             return False
 
         is_silent = isinstance(error, PeerSilentError) and self._job.primary in error.seen
-        return is_silent or isinstance(error, OutcomeUnknownError)
+        return is_silent or (isinstance(error, OutcomeUnknownError) and not self._was_told)
+
+    def told_instead(self, verdict: Verdict) -> PenstockError:
+        """Return what is to be raised if the primary told this instead of having published."""
+        if verdict.kind != "unknown":
+            return verdict.error()
+
+        self._was_told = True
+        return OutcomeUnknownError(self._path, verdict.text, verdict.process, verdict.stage)
 
     def silence_of_primary(self) -> PeerSilentError:
         """Return the error that says so, where it is known that nothing will be published."""
@@ -151,7 +161,7 @@ class Touch:
         limits, primary = self._job.limits, self._job.primary
         of_primary = isinstance(error, PeerSilentError) and primary in error.seen and self.verdict is None
         # The service mostly lives in the primary, and is silent with it.
-        is_silent = of_primary or (isinstance(error, OutcomeUnknownError) and not self._job.is_primary)
+        is_silent = of_primary or self.has_lost_primary(error)
         with (
             CancelScope(shield=True),
             move_on_after(limits.beat_s / 2 if is_silent else 3 * limits.call_s),

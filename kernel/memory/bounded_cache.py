@@ -46,6 +46,10 @@ class BoundedCache(Generic[K, V]):
         """Bytes of all values kept, as their owners counted them."""
         return self._nbytes
 
+    def takes(self, nbytes: int) -> bool:
+        """Whether a value of so many bytes is kept at all."""
+        return nbytes <= self._most_bytes
+
     def get(self, key: K) -> V | None:
         """Return the value kept for `key`; None if there is none."""
         with self._lock:
@@ -121,7 +125,7 @@ class BoundedCache(Generic[K, V]):
         return entry[0]
 
     def _keep(self, key: K, value: V, nbytes: int) -> None:
-        if nbytes > self._most_bytes:
+        if not self.takes(nbytes):
             return
 
         self._entries[key] = (value, nbytes)

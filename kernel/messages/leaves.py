@@ -6,7 +6,8 @@ __all__ = ("ByIndex", "Leaf", "Leaves", "in_columns")
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
+from operator import lt
 from typing import TYPE_CHECKING, Protocol, TypeVar, final, overload
 
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
@@ -114,7 +115,11 @@ class Leaves(Sequence[Leaf]):
         return map(self.__getitem__, range(len(self)))
 
     def part(self, numbers: Sequence[int]) -> Leaves:
-        """Return some of them, by number."""
+        """Return some of them, by number. Neighbours in order share the columns: a range stays one."""
+        is_gapless = len(numbers) and numbers[-1] - numbers[0] == len(numbers) - 1
+        if is_gapless and all(map(lt, numbers, islice(numbers, 1, None))):
+            return self[numbers[0] : numbers[-1] + 1]
+
         return replace(
             self,
             indices=[self.indices[at] for at in numbers],

@@ -70,6 +70,9 @@ class Layout(Protocol):
         Array bytes lie where `batches` say. The last document is the commit mark. The `digests`, by stored
         name, are stored with the checkpoint. Documents `beside` its own were written already, named from the
         checkpoint; they are only recorded.
+
+        Each may be made when it is asked for. Whoever takes them writes it and lets it go before the next:
+        those of a million leaves are not in memory together.
         """
         ...
 
@@ -275,8 +278,11 @@ class ItemLayout(Capability, Protocol):
         committed_ns: int,
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes],
-    ) -> Sequence[Document]:
-        """Make the documents of the tree; all files are named from the item's directory."""
+    ) -> Iterable[Document]:
+        """Make the documents of the tree; all files are named from the item's directory.
+
+        Whoever takes them lets go of each before the next is asked for, as of those of `Layout.documents`.
+        """
         ...
 
 

@@ -58,6 +58,7 @@ def write_documents(
     )
     for document in documents:
         _write_document(run, document, directories)
+        del document  # while the next one is made
 
     for directory in directories:
         run.store.sync_directory(run.workspace.path(directory))

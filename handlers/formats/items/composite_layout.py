@@ -15,7 +15,7 @@ from penstock.handlers.formats.common.tree_columns import TreeColumns
 from penstock.handlers.formats.items.item_parts import TreePart
 from penstock.handlers.formats.items.items_as_one_tree import JoinedCheckpoint, Opened
 from penstock.handlers.formats.items.items_layout_base import ItemsLayoutBase
-from penstock.handlers.formats.items.views_from_item import LeafInItem, written_in
+from penstock.handlers.formats.items.views_from_item import LeafInItem, below, written_in
 from penstock.handlers.formats.orbax.writing.documents import EncodedTree, check_names
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import ParamInfo
@@ -117,16 +117,17 @@ class CompositeLayout(ItemsLayoutBase):
     ) -> Iterable[Document]:
         """Make the documents of every item, then those of the checkpoint."""
         committed_ns = time.time_ns()
-        made: list[Document] = []
         by_folder = self.by_folder(digests or {})
-        for part, found in self._by_part(leaves):
-            tree = EncodedTree(TreeColumns.of(found), self.save_format, part.custom_metadata)
-            found_digests = by_folder.get(part.directory, {})
-            documents = tree.item_documents(written_in(part.directory, batches), committed_ns, found_digests)
-            made.extend([replace(one, path=f"{part.directory}/{one.path}") for one in documents])
+
+        def of_trees() -> Iterator[Document]:
+            for part, found in self._by_part(leaves):
+                tree = EncodedTree(TreeColumns.of(found), self.save_format, part.custom_metadata)
+                of_part = by_folder.get(part.directory, {})
+                made = tree.item_documents(written_in(part.directory, batches), committed_ns, of_part)
+                yield from below(part.directory, made)
 
         return self._with_checkpoint(
-            made,
+            of_trees(),
             started_ns=started_ns,
             committed_ns=committed_ns,
             custom_metadata=custom_metadata,

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("ItemsLayoutBase",)
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.handlers.formats.common import integrity
@@ -84,10 +84,13 @@ class ItemsLayoutBase:
         committed_ns: int,
         custom_metadata: Mapping[str, Any] | None,
         beside: Sequence[Document],
-    ) -> list[Document]:
+    ) -> Iterator[Document]:
         """Append the documents of the other items and of the checkpoint to those of the trees.
 
         The checkpoint has a record of its own, of all documents but those that a tree's own record has.
+
+        Raises:
+            SpecError: If `custom_metadata` is not JSON.
         """
         about = checkpoint_metadata.encode(
             started_ns=started_ns,
@@ -95,15 +98,26 @@ class ItemsLayoutBase:
             custom_metadata=custom_metadata,
             item_handlers=self._parts.handlers,
         )
-        made = list(trees)
-        records = [document for document in made if os.path.basename(document.path) == INTEGRITY]
-        ours = [*self._parts.documents, Document(CHECKPOINT_METADATA, about)]
-        content = checkpoint_metadata.content_of(CHECKPOINT_METADATA, about)
-        record = integrity.encode((), {}, [*ours, *records, *beside], content)
+        return self._with_about(trees, Document(CHECKPOINT_METADATA, about), beside)
+
+    def _with_about(
+        self, trees: Iterable[Document], about: Document, beside: Sequence[Document]
+    ) -> Iterator[Document]:
+        records: list[Document] = []
+        for document in trees:
+            yield document
+            if os.path.basename(document.path) == INTEGRITY:
+                records.append(document)
+
+            del document  # while the next one is made
+
+        content = checkpoint_metadata.content_of(about.path, about.data)
+        record = integrity.encode((), {}, [*self._parts.documents, about, *records, *beside], content)
         of_item = {os.path.dirname(document.path): document.data for document in records}
-        marks = [
-            Document(f"{directory}/{COMMIT_MARK}", commit_mark_text.encode(of_item.get(directory)))
-            for directory in self._parts.directories
-        ]
-        whole = Document(COMMIT_MARK, commit_mark_text.encode(record))
-        return [*made, *self._parts.documents, *marks, ours[-1], Document(INTEGRITY, record), whole]
+        yield from self._parts.documents
+        for directory in self._parts.directories:
+            yield Document(f"{directory}/{COMMIT_MARK}", commit_mark_text.encode(of_item.get(directory)))
+
+        yield about
+        yield Document(INTEGRITY, record)
+        yield Document(COMMIT_MARK, commit_mark_text.encode(record))

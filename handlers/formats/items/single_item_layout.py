@@ -6,13 +6,12 @@ __all__ = ("SingleItemLayout",)
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, final
 
 from penstock.handlers.formats.items.item_parts import Parts
 from penstock.handlers.formats.items.items_as_one_tree import JoinedCheckpoint, Opened
 from penstock.handlers.formats.items.items_layout_base import ItemsLayoutBase
-from penstock.handlers.formats.items.views_from_item import written_in
+from penstock.handlers.formats.items.views_from_item import below, written_in
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.layouts import ItemLayout, Layout
 from penstock.kernel.protocols.leaf import ParamInfo
@@ -95,9 +94,8 @@ class SingleItemLayout(ItemsLayoutBase):
             custom_metadata=self._parts.tree_parts[0].custom_metadata,
             digests=digests or {},
         )
-        trees = [replace(one, path=f"{self.only_folder}/{one.path}") for one in made]
         return self._with_checkpoint(
-            trees,
+            below(self.only_folder, made),
             started_ns=started_ns,
             committed_ns=committed_ns,
             custom_metadata=custom_metadata,

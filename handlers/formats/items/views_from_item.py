@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("LeafInItem", "written_in")
+__all__ = ("LeafInItem", "below", "written_in")
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from penstock.handlers.formats.common.checksum_columns import running_of
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.views import ColumnsOfParts, PackedLeaves, StagedLeaf, WrittenLeaves
-from penstock.kernel.protocols.written import Written
+from penstock.kernel.protocols.written import Document, Written
 
 
 @final
@@ -105,6 +105,13 @@ class _WrittenInItem:
             yield from pack.parts()
         for columns in self.columns:
             yield from columns.parts()
+
+
+def below(directory: str, documents: Iterable[Document]) -> Iterator[Document]:
+    """Yield the documents of an item, named from the checkpoint."""
+    for document in documents:
+        yield replace(document, path=f"{directory}/{document.path}")
+        del document  # while the next one is made
 
 
 def written_in(directory: str, batches: Sequence[WrittenLeaves]) -> list[WrittenLeaves]:

@@ -147,7 +147,7 @@ class OrbaxLayout:
         committed_ns: int,
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes],
-    ) -> Sequence[Document]:
+    ) -> Iterable[Document]:
         """Make the documents of the tree as an item of a checkpoint; see `EncodedTree` for what it raises."""
         columns = TreeColumns.of(leaves)
         if custom_metadata is None:

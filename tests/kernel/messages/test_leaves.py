@@ -40,6 +40,14 @@ def test_a_part_keeps_the_order_of_the_numbers() -> None:
     assert [leaf.index for leaf in columns()[1:]] == [1, 2]
 
 
+def test_a_part_without_a_gap_shares_the_columns() -> None:
+    """Numbers of a million leaves, each an object, would take 40 MB."""
+    assert columns().part([1, 2]).indices == range(1, 3)
+    assert columns().part([0, 2]).indices == [0, 2]
+    assert columns().part([0, 2, 1]).indices == [0, 2, 1]  # the ends alone do not tell
+    assert len(columns().part([])) == 0
+
+
 def test_what_is_taken_is_no_longer_held() -> None:
     found = columns()
     taken = found.take(1, 3)

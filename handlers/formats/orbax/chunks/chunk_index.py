@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import itemgetter, le
 from typing import final
 
 import numpy as np
@@ -56,14 +56,16 @@ class ChunkIndex:
 
     def __init__(self, arrays: TreeColumns, version: int = 2) -> None:
         names = [prefix_of(name).encode() for name in arrays.names()]
-        order = sorted(range(len(names)), key=names.__getitem__)
+        in_order = all(map(le, names, itertools.islice(names, 1, None)))
+        order = range(len(names)) if in_order else sorted(range(len(names)), key=names.__getitem__)
         specs = [arrays.specs[at] for at in order]
         known = {id(spec): spec for spec in specs}  # most arrays share a few
         grids = {number: spec.grid_shape for number, spec in known.items()}
         self._arrays = arrays
-        self._order = order  #: the numbers of the arrays, by name
+        self._order: range | npt.NDArray[np.int64]  #: the numbers of the arrays, by name
+        self._order = order if isinstance(order, range) else _column(order)
         self._places = np.full(max(arrays.indices) + 1, -1, np.int64)  #: in that order, by index
-        self._places[_column(arrays.indices)[order]] = np.arange(len(order))
+        self._places[_column(arrays.indices)[self._order]] = np.arange(len(order))
         self._grids = [grids[id(spec)] for spec in specs]
         self._counts = _column(list(map(math.prod, self._grids)))  #: chunks of each array
         self._starts = np.cumsum(self._counts) - self._counts  #: first slot of each array
@@ -83,6 +85,7 @@ class ChunkIndex:
             if spilling.get(id(spec))
         ]
         self._spilled = entries.spill(chosen, METADATA_KEYS[version - 2].encode())
+        del names  # as many bytes as a third of all keys
         # The encoded length of a chunk differs from save to save, and which are elsewhere is known by then.
         unknown = any(spec.codec is not None or spec.writer is None for spec in known.values())
         self._unplanned = entries if unknown else None
@@ -114,7 +117,7 @@ class ChunkIndex:
         missing = np.flatnonzero((located.file_ids[:n_chunks] < 0) & ~elsewhere)
         if missing.size:
             place, index = self._chunk_at(int(missing[0]))
-            at = self._order[place]
+            at = int(self._order[place])
             raise _broken(arrays.infos[at], index, f"0 of {arrays.specs[at].chunk_nbytes} bytes were written")
 
         spill = b"".join(self._spilled)
@@ -148,7 +151,7 @@ class ChunkIndex:
         # Chunks in pieces are few and large, or many in few files: one assignment for each file.
         rows: dict[str, list[tuple[int, int, int]]] = {}
         for slot, pieces in parts.items():
-            at, index = self._order[int(self._places[pieces[0].leaf])], pieces[0].chunk
+            at, index = int(self._order[int(self._places[pieces[0].leaf])]), pieces[0].chunk
             file, offset, length = _joined(self._arrays, at, index, pieces)
             rows.setdefault(file, []).append((slot, offset, length))
 

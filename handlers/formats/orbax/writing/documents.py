@@ -10,11 +10,13 @@ __all__ = ("EncodedTree", "EncodedTrees", "check_names")
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
+from itertools import chain
 from typing import Any, Final, final
 
 from penstock.handlers.formats.common import integrity
+from penstock.handlers.formats.common.checksum_columns import columns_of
 from penstock.handlers.formats.common.chunk_keys import array_metadata, prefix_of
 from penstock.handlers.formats.common.tree_columns import TreeColumns
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
@@ -72,11 +74,13 @@ class EncodedTrees:
         Raises:
             DuplicateNameError, InvalidLeafError: As `check_names`.
         """
+        nbytes = _BYTES_OF_A_LEAF * len(tree)
+        is_kept = self._known.takes(nbytes)
 
         def make() -> EncodedTree:
-            return EncodedTree(tree, self._form)
+            return EncodedTree(tree, self._form, is_kept=is_kept)
 
-        return self._known.get_or_make(tree.identity, make, lambda made: _BYTES_OF_A_LEAF * len(made.tree))
+        return self._known.get_or_make(tree.identity, make, lambda _: nbytes)
 
 
 @final
@@ -87,20 +91,31 @@ class EncodedTree:
         tree: All leaves, empty markers among them, in flatten order.
         form: How they are stored.
         custom_metadata: JSON values that are kept with the tree itself.
+        is_kept: Whether it is encoded once, for several checkpoints. If not, each document is made when it is
+            asked for, so that those of a very large tree need not be in memory together.
+
+    Raises:
+        DuplicateNameError, InvalidLeafError: As `check_names`.
     """
 
-    __slots__ = ("_documents", "_index", "tree")
+    __slots__ = ("_custom_metadata", "_documents", "_form", "_index", "_is_kept", "tree")
 
     def __init__(
-        self, tree: TreeColumns, form: SaveFormat, custom_metadata: Mapping[str, Any] | None = None
+        self,
+        tree: TreeColumns,
+        form: SaveFormat,
+        custom_metadata: Mapping[str, Any] | None = None,
+        *,
+        is_kept: bool = False,
     ) -> None:
         check_names(tree)
         self.tree = tree
-        self._documents = _tree(tree, form, custom_metadata)
-        arrays = tree.arrays()
-        self._index = ChunkIndex(arrays, form.zarr) if len(arrays) and form.ocdbt else None
-        if not form.ocdbt:
-            self._documents[:0] = _directories(arrays, form.zarr)
+        self._form, self._custom_metadata, self._is_kept = form, custom_metadata, is_kept
+        self._documents: Sequence[Document] | None = None
+        self._index: ChunkIndex | None = None
+        if is_kept:
+            self._documents = list(_tree(tree, form, custom_metadata))
+            self._index = self._made_index()
 
     def documents(
         self,
@@ -110,8 +125,8 @@ class EncodedTree:
         custom_metadata: Mapping[str, Any] | None,
         digests: Mapping[str, bytes],
         beside: Sequence[Document] = (),
-    ) -> list[Document]:
-        """Make the documents of a flat checkpoint of this tree.
+    ) -> Iterator[Document]:
+        """Make the documents of a flat checkpoint of this tree, one after another.
 
         Args:
             batches: Where every piece and pack of every array lies.
@@ -122,24 +137,16 @@ class EncodedTree:
 
         Raises:
             SpecError: If `custom_metadata` is not JSON.
-            PenstockError: If the pieces of a chunk do not tile it.
+            PenstockError: If the pieces of a chunk do not tile it: when the first document is asked for.
         """
         committed_ns = time.time_ns()
-        about = checkpoint_metadata.encode(
+        encoded = checkpoint_metadata.encode(
             started_ns=started_ns, committed_ns=committed_ns, custom_metadata=custom_metadata
         )
-        documents = [
-            *self._index_documents(batches, committed_ns),
-            *self._documents,
-            Document(CHECKPOINT_METADATA, about),
-        ]
-        content = checkpoint_metadata.content_of(CHECKPOINT_METADATA, about)
-        record = integrity.encode(batches, digests, [*documents, *beside], content)
-        return [
-            *documents,
-            Document(INTEGRITY, record),
-            Document(COMMIT_MARK, commit_mark_text.encode(record)),
-        ]
+        about = Document(CHECKPOINT_METADATA, encoded)
+        content = checkpoint_metadata.content_of(CHECKPOINT_METADATA, encoded)
+        made = chain(self._own_documents(batches, committed_ns), (about,))
+        return _with_mark(_with_record(made, batches, digests, beside, content))
 
     def item_documents(
         self,
@@ -147,7 +154,7 @@ class EncodedTree:
         committed_ns: int,
         digests: Mapping[str, bytes],
         beside: Sequence[Document] = (),
-    ) -> list[Document]:
+    ) -> Iterator[Document]:
         """Make the documents of the tree as an item of a checkpoint, named from the item's directory.
 
         Args:
@@ -157,35 +164,83 @@ class EncodedTree:
             beside: Documents that were written already, for the record.
 
         Raises:
-            PenstockError: If the pieces of a chunk do not tile it.
+            PenstockError: If the pieces of a chunk do not tile it: when the first document is asked for.
         """
-        documents = [*self._index_documents(batches, committed_ns), *self._documents]
-        record = integrity.encode(batches, digests, [*documents, *beside])
-        return [*documents, Document(INTEGRITY, record)]
+        return _with_record(self._own_documents(batches, committed_ns), batches, digests, beside)
 
-    def _index_documents(self, batches: Sequence[WrittenLeaves], committed_ns: int) -> list[Document]:
+    def _own_documents(self, batches: Sequence[WrittenLeaves], committed_ns: int) -> Iterator[Document]:
+        yield from self._index_documents(batches, committed_ns)
+        if self._documents is None:
+            yield from _tree(self.tree, self._form, self._custom_metadata)
+        else:
+            yield from self._documents
+
+    def _index_documents(self, batches: Sequence[WrittenLeaves], committed_ns: int) -> Iterator[Document]:
         """Encode the OCDBT index; there is none without arrays."""
-        if self._index is None:
-            return []
+        index = self._index if self._is_kept else self._made_index()
+        if index is None:
+            return
 
         node_file = f"{DATA_FOLDER}/{uuid.uuid4().hex}"
-        index = self._index.encode(
+        encoded = index.encode(
             batches, node_file=node_file, uuid=uuid.uuid4().bytes, commit_time_ns=committed_ns
         )
-        return [Document(node_file, index.nodes), Document(MANIFEST, index.manifest)]
+        del index
+        manifest = Document(MANIFEST, encoded.manifest)
+        yield Document(node_file, encoded.nodes)
+        del encoded
+        yield manifest
+
+    def _made_index(self) -> ChunkIndex | None:
+        arrays = self.tree.arrays()
+        return ChunkIndex(arrays, self._form.zarr) if len(arrays) and self._form.ocdbt else None
 
 
-def _directories(arrays: TreeColumns, version: int) -> list[Document]:
+def _with_mark(documents: Iterable[Document]) -> Iterator[Document]:
+    """Pass documents on, and then the commit mark, which has the digest of their record."""
+    for document in documents:
+        yield document
+        if document.path == INTEGRITY:
+            yield Document(COMMIT_MARK, commit_mark_text.encode(document.data))
+
+        del document  # while the next one is made
+
+
+def _with_record(
+    documents: Iterable[Document],
+    batches: Sequence[WrittenLeaves],
+    digests: Mapping[str, bytes],
+    beside: Sequence[Document],
+    content: Mapping[str, object] | None = None,
+) -> Iterator[Document]:
+    """Pass documents on, and then the record of their digests and those of all pieces."""
+    found: dict[str, integrity.Digest] = {}
+    for document in documents:
+        found[document.path] = integrity.digest_of(document.data)
+        yield document
+        del document  # while the next one is made
+
+    found |= {document.path: integrity.digest_of(document.data) for document in beside}
+    record = integrity.encode_files(columns_of(batches), digests, found, content)
+    yield Document(INTEGRITY, record)
+
+
+def _directories(arrays: TreeColumns, version: int) -> Iterator[Document]:
     """Encode the metadata of arrays that have a directory each."""
     key = METADATA_KEYS[version - 2]
-    rows = zip(arrays.names(), arrays.specs, strict=True)
-    return [Document(prefix_of(name) + key, array_metadata(spec, version)) for name, spec in rows]
+    for name, spec in zip(arrays.names(), arrays.specs, strict=True):
+        yield Document(prefix_of(name) + key, array_metadata(spec, version))
 
 
-def _tree(tree: TreeColumns, form: SaveFormat, custom_metadata: Mapping[str, Any] | None) -> list[Document]:
+def _tree(
+    tree: TreeColumns, form: SaveFormat, custom_metadata: Mapping[str, Any] | None
+) -> Iterator[Document]:
     """Encode what is recorded about the leaves, except where they lie."""
-    documents = [_joined(METADATA, metadata.encode(tree.infos, tree.specs, form, custom_metadata))]
     specs = tree.specs
+    if not form.ocdbt:
+        yield from _directories(tree.arrays(), form.zarr)
+
+    yield _joined(METADATA, metadata.encode(tree.infos, specs, form, custom_metadata))
     on_devices = [
         at for at, spec in enumerate(specs) if spec.typestr == "jax.Array" and spec.shape is not None
     ]
@@ -193,18 +248,16 @@ def _tree(tree: TreeColumns, form: SaveFormat, custom_metadata: Mapping[str, Any
     shardings = [specs[at].sharding for at in on_devices]
     known = [text for text in shardings if text is not None]
     if on_devices and len(known) == len(shardings):
-        documents.append(_joined(SHARDING, sharding.encode([names[at] for at in on_devices], known)))
+        yield _joined(SHARDING, sharding.encode([names[at] for at in on_devices], known))
 
     recorded = [at for at in on_devices if specs[at].shapes_recorded]
     if recorded:
         found = array_metadatas.encode([names[at] for at in recorded], [specs[at] for at in recorded])
-        documents.append(_joined(f"{ARRAY_METADATAS}/process_0", found))
+        yield _joined(f"{ARRAY_METADATAS}/process_0", found)
 
     texts = list(tree.texts())
     if texts:
-        documents.append(Document(STRINGS, strings.encode(texts)))
-
-    return documents
+        yield Document(STRINGS, strings.encode(texts))
 
 
 def _joined(path: str, slices: Iterable[bytes]) -> Document:

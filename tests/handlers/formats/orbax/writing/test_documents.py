@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 from base64 import urlsafe_b64decode
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,16 @@ import pytest
 from crc32c import crc32c
 from orbax.checkpoint.experimental import v1 as ocp_v1
 
+from penstock.handlers.formats.common.tree_columns import TreeColumns
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+from penstock.handlers.formats.orbax.writing.documents import EncodedTree
 from penstock.handlers.ocdbt.value_refs import Indirect, Inline
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, PenstockError, SpecError
 from penstock.kernel.messages.save import Leaf, WrittenBatch
 from penstock.kernel.protocols.layouts import Layout
+from penstock.kernel.protocols.leaf import ParamInfo
 from penstock.kernel.protocols.written import Document, Written
 
 W = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -167,6 +173,47 @@ def documents(leaves: list[Leaf], written: tuple[Written, ...] = ()) -> dict[str
     batches = [WrittenBatch((), written)]
     made: Any = OrbaxLayout().documents(leaves, batches, started_ns=1, custom_metadata=None)
     return {document.path: document.data for document in made}
+
+
+def test_of_a_large_tree_one_document_is_in_memory_at_a_time(leaves: list[Leaf]) -> None:
+    """They are those of a tree that is encoded once, but for what each checkpoint has of its own."""
+    arrays = [leaf for leaf in leaves if leaf.spec.shape is not None]
+    written = [
+        Written(leaf.index, (0,) * len(leaf.spec.grid_shape), 0, "d/a", 0, leaf.nbytes, 0) for leaf in arrays
+    ]
+    seen: list[int] = []
+
+    class Watched(list[ParamInfo]):
+        """Places of leaves, looked at while a document is made."""
+
+        def __iter__(self) -> Iterator[ParamInfo]:
+            seen.append(in_memory())
+            return super().__iter__()
+
+    def made(is_kept: bool) -> Iterator[Document]:
+        columns = TreeColumns.of(leaves)
+        watched = TreeColumns(columns.indices, Watched(columns.infos), columns.specs)
+        tree = EncodedTree(watched, SaveFormat(), is_kept=is_kept)
+        return tree.documents(
+            [WrittenBatch((), tuple(written))], started_ns=1, custom_metadata={"a": 1}, digests={}
+        )
+
+    def in_memory() -> int:
+        found = [each.path for each in gc.get_objects() if isinstance(each, Document)]
+        return len([path for path in found if path != "_CHECKPOINT_METADATA"])  # which is small
+
+    gc.collect()
+    before, one_by_one = in_memory(), dict[str, int]()
+    for document in made(is_kept=False):
+        one_by_one["nodes" if document.path.startswith("d/") else document.path] = len(document.data)
+        del document
+
+    assert set(seen) == {before}
+    at_once = {"nodes" if each.path.startswith("d/") else each.path: len(each.data) for each in made(True)}
+    assert list(one_by_one) == list(at_once)
+    of_each = {"_CHECKPOINT_METADATA", "_PENSTOCK_INTEGRITY", "commit_success.txt"}  # times and digests
+    differ = {name for name, size in one_by_one.items() if size != at_once[name]}
+    assert differ <= of_each
 
 
 def test_a_tree_without_arrays_has_no_index_no_shardings_and_no_strings(make_leaf: Any) -> None:
