@@ -15,6 +15,7 @@ from pathlib import Path
 import anyio
 import jax
 import pytest
+from tests.bench.options import parse
 from tests.docs.blocks import ROOT, blocks, pages, run_page
 from tests.docs.page_settings import (
     COMMANDS,
@@ -42,7 +43,9 @@ def test_no_block_is_left_out() -> None:
     languages = {
         (page, match)
         for page in pages()
-        for match in re.findall(r"^```(\w+)", (ROOT / page).read_text(), re.MULTILINE)
+        for match in re.findall(
+            r"^```(\w*)[^\n]*\n.*?^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL
+        )
     }
 
     assert {each for each in languages if each[1] not in known} == TEXT_ONLY
@@ -166,6 +169,31 @@ def _options(command: str) -> set[str]:
                 parsers += action.choices.values()
 
     return found
+
+
+def test_extras_that_pages_name_are_there() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {
+        extra
+        for page in pages()
+        for given in re.findall(r"penstock\[([\w,]+)\]", (ROOT / page).read_text())
+        for extra in given.split(",")
+    }
+
+    assert len(named) > 5
+    assert named <= set(extras)
+
+
+def test_options_of_the_benchmark_that_pages_name_are_there() -> None:
+    given = {
+        options
+        for page in pages()
+        for options in re.findall(r"make bench BENCH='([^']*)'", (ROOT / page).read_text())
+    }
+
+    assert len(given) > 2
+    for options in given:
+        parse(shlex.split(options))
 
 
 def test_make_targets_that_pages_name_are_there() -> None:
