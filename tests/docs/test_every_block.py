@@ -131,7 +131,8 @@ def _run(line: str) -> int:
 
 
 def _without_numbers(text: str) -> list[str]:
-    return [re.sub(r"\d[\d.,]*(?: [kMG]?B\b)?", "#", line) for line in text.splitlines()]
+    """The lines, with `#` for a number and its unit, and of what is counted the singular."""
+    return [re.sub(r"\d[\d.,]*(?: [kMG]?B\b| (\w+?)s?\b)?", r"# \1", line) for line in text.splitlines()]
 
 
 def _remove(name: str) -> None:
