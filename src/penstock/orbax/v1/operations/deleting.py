@@ -12,9 +12,10 @@ from penstock.handlers.formats.common.temporary_names import temporary_path
 from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import StorageError
+from penstock.kernel.errors import PathError, StorageError
 from penstock.kernel.storage.deletion import delete_file
-from penstock.kernel.storage.paths import absolute_path
+from penstock.kernel.storage.paths import bucket_of, path_or_url
+from penstock.orbax.common.handler_paths import store_at
 from penstock.orbax.common.item_files import replace_file
 from penstock.orbax.v1.common.item_names import check_names
 from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished
@@ -54,7 +55,9 @@ def delete_async(
 
 
 def _begin(path: PathLike, name: str | None, *, missing_ok: bool) -> Operation[bool]:
-    place = absolute_path(path)
+    place = path_or_url(path)
+    if name is not None and bucket_of(place) is not None:
+        raise PathError(place, "is in a bucket, where no single item is deleted; delete the checkpoint")
     if name is not None:
         check_names((name,))
 
@@ -65,7 +68,10 @@ def _begin(path: PathLike, name: str | None, *, missing_ok: bool) -> Operation[b
 
 
 def _delete(path: str, name: str | None, missing_ok: bool) -> bool:
-    if not os.path.lexists(path):
+    store = store_at(path)
+    if bucket_of(path) is None and not os.path.lexists(path):
+        return _absent(path, missing_ok)
+    if bucket_of(path) is not None and store.kind(path) is None:
         return _absent(path, missing_ok)
 
     found = find(path, CheckpointLayout.AUTO)
@@ -83,7 +89,7 @@ def _delete(path: str, name: str | None, missing_ok: bool) -> bool:
         return True
 
     if name is None:
-        delete_step(LocalStore(), os.path.dirname(doomed), os.path.basename(doomed), None)
+        delete_step(store, os.path.dirname(doomed), os.path.basename(doomed), None)
     else:
         _delete_item(LocalStore(), path, name)
 

@@ -25,7 +25,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from penstock.kernel.errors import ChecksumError, MissingFileError
 from penstock.kernel.events import get_logger
-from penstock.kernel.storage.paths import absolute_path
+from penstock.kernel.storage.paths import path_or_url
 from penstock.orbax.v1.common.handler_registration import NoEntryError
 from penstock.orbax.v1.common.handler_resolution import handler_for_load
 from penstock.orbax.v1.common.handler_types import AbstractCheckpointable, Checkpointable
@@ -179,7 +179,7 @@ def _begin_load(path: PathLike, abstract_state: Any, checkpointable_name: str | 
     abstract = _standardized(abstract_state)
     check_one_name(checkpointable_name)
     _check_abstract(abstract)
-    absolute_path(path)
+    path_or_url(path)
 
     async def load_tree(operation: Operation[Any]) -> Any:
         found = await to_thread.run_sync(_find, path, get_context())

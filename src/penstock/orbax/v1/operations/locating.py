@@ -18,9 +18,10 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     V1_MARK,
 )
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
-from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ChecksumError, MissingFileError
-from penstock.kernel.storage.paths import absolute_path
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.paths import path_or_url
+from penstock.orbax.common.handler_paths import store_at
 from penstock.orbax.v1.common.item_names import AUTO, RESERVED, STATE
 from penstock.orbax.v1.common.path_types import PathLike
 from penstock.orbax.v1.common.v1_errors import InvalidLayoutError
@@ -46,13 +47,14 @@ class Found:
     kind: Kind
     names: frozenset[str]  #: of what is in its directory
     about: CheckpointMetadata
+    store: Store
 
     def is_tree(self, name: str | None) -> bool:
         """Whether an item is a tree; with None, whether the checkpoint itself is."""
         if name is None:
             return METADATA in self.names
 
-        return os.path.isfile(os.path.join(self.path, name, METADATA))
+        return self.store.kind(os.path.join(self.path, name, METADATA)) == "file"
 
     def recorded(self, name: str | None) -> str | None:
         """Return the recorded handler of an item; None if none is recorded."""
@@ -88,7 +90,7 @@ def find(path: PathLike, layout: CheckpointLayout, *, marked: bool = False) -> F
         ChecksumError: If what it records of itself is not as it was written.
         MissingFileError: If that was written and is lost.
     """
-    place = absolute_path(path)
+    place = path_or_url(path)
     try:
         found = _find(place, layout)
     except (ChecksumError, MissingFileError):
@@ -144,13 +146,13 @@ def item_names(found: Found) -> list[str]:
         for name in found.names
         if name not in RESERVED
         and TEMPORARY_SUFFIX not in name  # what a deletion left that was interrupted
-        and os.path.isdir(os.path.join(found.path, name))
+        and found.store.kind(os.path.join(found.path, name)) == "directory"
     ]
     return sorted(names, key=lambda name: (name != STATE, name))
 
 
 def _find(path: str, layout: CheckpointLayout) -> Found:
-    store = LocalStore()
+    store = store_at(path)
     kind = store.kind(path)
     if kind is None:
         raise FileNotFoundError(f"Checkpoint path {path} does not exist.")
@@ -159,7 +161,7 @@ def _find(path: str, layout: CheckpointLayout) -> Found:
     if layout is not CheckpointLayout.ORBAX:
         marks = {V1_MARK, CHECKPOINT_METADATA, METADATA} & names
         if not (marks and layout is CheckpointLayout.AUTO):
-            return _safetensors(path, kind, names)
+            return _safetensors(store, path, kind, names)
 
     if kind != "directory":
         raise NotADirectoryError(f"Checkpoint path {path} is not a directory.")
@@ -168,29 +170,32 @@ def _find(path: str, layout: CheckpointLayout) -> Found:
     if V1_MARK in names and CHECKPOINT_METADATA not in names:
         raise FileNotFoundError(f"Checkpoint path {path} is missing the file {CHECKPOINT_METADATA!r}.")
     if V1_MARK not in names:
-        _check_v0(path, names)
+        _check_v0(store, path, names)
 
     about = SealedDocuments.open(store, path, names).about(names)
-    return Found(path, Kind.V1 if V1_MARK in names else Kind.V0, names, about)
+    return Found(path, Kind.V1 if V1_MARK in names else Kind.V0, names, about, store)
 
 
-def _check_v0(path: str, names: frozenset[str]) -> None:
+def _check_v0(store: Store, path: str, names: frozenset[str]) -> None:
     """Refuse an item of a checkpoint, a directory of checkpoints, and any other directory."""
     parent = os.path.dirname(path)
-    if os.path.exists(os.path.join(parent, CHECKPOINT_METADATA)):
+    if store.kind(os.path.join(parent, CHECKPOINT_METADATA)) is not None:
         raise ValueError(f"{path} is an item of a checkpoint: load it from {parent}, by its name.")
     if {CHECKPOINT_METADATA, METADATA} & names:
         return
 
-    below = [name for name in sorted(names) if os.path.exists(os.path.join(path, name, CHECKPOINT_METADATA))]
+    def has(name: str, document: str) -> bool:
+        return store.kind(os.path.join(path, name, document)) is not None
+
+    below = [name for name in sorted(names) if has(name, CHECKPOINT_METADATA)]
     if below:
         raise ValueError(f"{path} is a directory of checkpoints, one of which can be loaded: {below}")
-    if not any(os.path.exists(os.path.join(path, name, METADATA)) for name in names):
+    if not any(has(name, METADATA) for name in names):
         raise ValueError(f"{path} is not a checkpoint: neither it nor an item in it has a {METADATA}.")
 
 
-def _safetensors(path: str, kind: str, names: frozenset[str]) -> Found:
+def _safetensors(store: Store, path: str, kind: str, names: frozenset[str]) -> Found:
     if not (path.endswith(_SAFETENSORS) if kind == "file" else any(n.endswith(_SAFETENSORS) for n in names)):
         raise ValueError(f"{path} is neither a safetensors file nor a directory with one")
 
-    return Found(path, Kind.SAFETENSORS, names, CheckpointMetadata())
+    return Found(path, Kind.SAFETENSORS, names, CheckpointMetadata(), store)

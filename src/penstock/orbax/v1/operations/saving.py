@@ -33,7 +33,7 @@ from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_META
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.storage.paths import absolute_path
+from penstock.kernel.storage.paths import bucket_of, path_to_save_to
 from penstock.kernel.storage.workspace import Workspace
 from penstock.orbax.common.background_work import together
 from penstock.orbax.common.item_files import mark_complete
@@ -50,6 +50,7 @@ from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, 
 from penstock.orbax.v1.common.path_types import PathLike
 from penstock.orbax.v1.common.tree_types import JsonType, Leaf, PyTreeOf, is_supported_leaf
 from penstock.orbax.v1.context.context import Context, get_context
+from penstock.orbax.v1.operations.whole_saves import BucketSave
 from penstock.orbax.v1.trees.plain_handlers import JsonHandler, MetricsHandler
 
 CLEANING_S = 60.0
@@ -185,7 +186,7 @@ def prepare_save(
     registry = context.checkpointables.registry
     items = {**checkpointables, **({METRICS: metrics} if metrics else {})}
     handlers = {name: resolve_handler_for_save(registry, item, name=name) for name, item in items.items()}
-    return Saving(absolute_path(path), items, handlers, context, overwrite, custom_metadata)
+    return Saving(path_to_save_to(path), items, handlers, context, overwrite, custom_metadata)
 
 
 def check_state(state: Any) -> None:
@@ -254,10 +255,16 @@ class Saving:
         self._store = LocalStore()
         self._layout = OrbaxLayout()
         self._layout.temporary_name(path)  # refuses names that cannot be read again
+        self._bucket: BucketSave | None = None
+        if bucket_of(path) is not None:
+            self._bucket = BucketSave(path, items, handlers, context, overwrite, custom_metadata)
+            self._bucket.check(jointly=self._jointly)
 
     async def __call__(self, operation: Operation[None]) -> None:
         with fail_after(self._context.asynchronous.timeout_secs):
-            if self._jointly:
+            if self._bucket is not None:
+                await self._bucket(operation)
+            elif self._jointly:
                 await self._save_jointly(operation)
             else:
                 await self._save_alone(operation)

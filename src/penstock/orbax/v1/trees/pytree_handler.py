@@ -81,6 +81,33 @@ class PyTreeHandler:
             StandardLeafHandlerRegistry() if leaf_handler_registry is None else leaf_handler_registry
         )
 
+    @property
+    def keeps_own_files(self) -> bool:
+        """Whether something of the caller's writes files beside the tree, or looks at those of the tree."""
+        store = self._context.array.saving.array_metadata_store
+        records = store is not None and not isinstance(store, ArrayMetadataStore)
+        return records or self._has_validator or bool(CustomLeaves(self._leaves, self._context).types())
+
+    def check(self, tree: PyTree) -> None:
+        """Refuse a tree that cannot be saved.
+
+        Raises:
+            ValueError: If a leaf cannot be saved, or there is none.
+        """
+        check_types(tree, self._leaves.is_handleable, "leaf")
+        if not _jax.tree_leaves(tree) and not tree:
+            raise ValueError("Found empty item.")
+
+        _check_sizes(tree)
+
+    def save_args(self, tree: PyTree) -> Any:
+        """Return how the leaves of a tree are stored; None for the default."""
+        return _save_args(self._context.array.saving, tree)
+
+    def comes_first(self, tree: PyTree) -> Any:
+        """Return which leaves are copied first, by their keys; None if none are."""
+        return _first(self._context, tree)
+
     async def save(self, directory: PathAwaitingCreation, checkpointable: PyTree) -> Awaitable[None]:
         """Copy the values of a tree; return an awaitable that writes them.
 
@@ -88,11 +115,7 @@ class PyTreeHandler:
             ValueError: If a leaf cannot be saved, or there is none.
             PenstockError: What `penstock.Checkpointer.save` raises.
         """
-        check_types(checkpointable, self._leaves.is_handleable, "leaf")
-        if not _jax.tree_leaves(checkpointable) and not checkpointable:
-            raise ValueError("Found empty item.")
-
-        _check_sizes(checkpointable)
+        self.check(checkpointable)
         saving = begin("save", partial(self._save, directory, checkpointable))
         await saving.begun()
         return saving
@@ -182,10 +205,17 @@ class PyTreeHandler:
 
         await to_thread.run_sync(self._validate, path)
 
+    @property
+    def _has_validator(self) -> bool:
+        return self._validator is not None and type(self._validator) is not ArrayMetadataValidator
+
     def _validate(self, directory: Path) -> None:
         store, validator = self._context.array.saving.array_metadata_store, self._validator
-        asked = validator is not None and type(validator) is not ArrayMetadataValidator
-        if asked and store is not None and self._context.multiprocessing.primary_host is not None:
+        if (
+            self._has_validator
+            and store is not None
+            and self._context.multiprocessing.primary_host is not None
+        ):
             validate(validator, Store() if isinstance(store, ArrayMetadataStore) else store, directory)
 
     async def _load(self, directory: str, abstract: PyTree | None, operation: Operation[PyTree]) -> PyTree:

@@ -11,10 +11,10 @@ from typing import Any, final
 
 from penstock.handlers.formats.orbax.documents.file_names import METADATA
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.protocols.leaf import KeyPath, LeafSpec
+from penstock.orbax.common.handler_paths import store_at
 from penstock.orbax.v1.context.array_options import ArrayOptions
 
 
@@ -36,10 +36,11 @@ def read_tree(directory: str) -> StoredTree:
         NotACheckpointError: If there is none. It is a FileNotFoundError.
         CorruptCheckpointError: If it is damaged.
     """
-    if not os.path.exists(os.path.join(directory, METADATA)):
+    store = store_at(directory)
+    if store.kind(os.path.join(directory, METADATA)) is None:
         raise NotACheckpointError(directory, f"holds no tree: it has no {METADATA}")
 
-    checkpoint = OrbaxLayout().open(LocalStore(), directory)
+    checkpoint = OrbaxLayout().open(store, directory)
     leaves = checkpoint.leaves
     documents = [checkpoint.zarr_metadata(number) for number in range(len(leaves))]
     return StoredTree(leaves.keys, leaves.kinds, leaves.specs, documents)
