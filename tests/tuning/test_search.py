@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
-from penstock.tuning.search import CANDIDATES, CODECS, PAIRS, Options, Timing, Tuned, search
+from penstock.tuning.candidates import (
+    BUCKET_CANDIDATES,
+    CANDIDATES,
+    CODECS,
+    candidates_for,
+    given_candidate,
+)
+from penstock.tuning.search import PAIRS, Options, Timing, Tuned, search
 from penstock.tuning.tuned_profile import profile_text, tuned_svg
 
-pytestmark = pytest.mark.anyio
 FAST_READ: Options = {"restore.read.concurrency": 16}
 FAST_WRITE: Options = {"store.io": "direct"}
 
@@ -30,6 +36,7 @@ async def tuned_with(
     return await search(measure, CANDIDATES, **given)
 
 
+@pytest.mark.anyio
 async def test_what_is_faster_is_kept_and_the_fastest_of_one_key() -> None:
     found = await tuned_with(
         lambda options: 8 / options.get("save.write.concurrency", 4),  # type: ignore[operator]
@@ -42,6 +49,7 @@ async def test_what_is_faster_is_kept_and_the_fastest_of_one_key() -> None:
     assert (found.final.ratio("save"), found.final.ratio("restore")) == (0.25, 0.5)
 
 
+@pytest.mark.anyio
 async def test_noise_is_not_taken_for_a_gain() -> None:
     noise = cycle([1.0, 0.8, 1.1, 0.9, 0.7, 1.2])  # in one of three pairs the candidate is slower
 
@@ -51,6 +59,7 @@ async def test_noise_is_not_taken_for_a_gain() -> None:
     assert len(found.tried) == len(CANDIDATES)
 
 
+@pytest.mark.anyio
 async def test_what_makes_restores_slower_is_not_kept_for_saves() -> None:
     found = await tuned_with(
         lambda options: 0.5 if options.get("store.io") == "direct" else 1.0,
@@ -60,6 +69,7 @@ async def test_what_makes_restores_slower_is_not_kept_for_saves() -> None:
     assert found.options == {}
 
 
+@pytest.mark.anyio
 async def test_what_is_not_faster_in_the_end_is_dropped() -> None:
     n_saves = 0
 
@@ -77,6 +87,7 @@ async def test_what_is_not_faster_in_the_end_is_dropped() -> None:
     assert "Nothing is faster" in profile_text("x", found, [])
 
 
+@pytest.mark.anyio
 async def test_what_slows_restores_down_in_the_end_is_dropped() -> None:
     n_runs = 0
 
@@ -92,6 +103,7 @@ async def test_what_slows_restores_down_in_the_end_is_dropped() -> None:
     assert found.options == {}
 
 
+@pytest.mark.anyio
 async def test_time_that_is_up_ends_the_search_and_is_told() -> None:
     left = iter([True, True, False])
     shown: list[tuple[int, str]] = []
@@ -108,6 +120,7 @@ async def test_time_that_is_up_ends_the_search_and_is_told() -> None:
     assert "# There was no time for every candidate." in profile_text("x", found, ["about"])
 
 
+@pytest.mark.anyio
 async def test_the_profile_has_the_figures_and_the_picture_a_bar_for_each() -> None:
     found = await tuned_with(
         lambda options: 0.5 if options.get("save.piece_bytes") == 4 << 20 else 1.0, lambda options: 1.0
@@ -125,4 +138,34 @@ def test_candidates_are_options_that_there_are() -> None:
     from penstock.configuration.option_reference import every_option
 
     known = {entry.key for entry in every_option()}
-    assert {key for _, options in (*CANDIDATES, *CODECS) for key in options} <= known
+    assert {key for _, options in (*CANDIDATES, *BUCKET_CANDIDATES, *CODECS) for key in options} <= known
+
+
+def test_a_bucket_has_candidates_of_its_own_and_a_small_budget_is_tried_larger() -> None:
+    plain = candidates_for(is_bucket=False, own_tree=False, limit_bytes=None, free_bytes=1 << 40)
+    assert plain == list(CANDIDATES)
+    own = candidates_for(is_bucket=False, own_tree=True, limit_bytes=None, free_bytes=1 << 40)
+    assert own == [*CANDIDATES, *CODECS]
+
+    for free, larger in ((32, [16]), (31, [4]), (7, [])):
+        found = candidates_for(is_bucket=True, own_tree=False, limit_bytes=1, free_bytes=free)
+        tried = [("save", {"memory.limit_bytes": limit}) for limit in larger]
+        assert found == [*tried, *BUCKET_CANDIDATES]
+
+
+@pytest.mark.parametrize(
+    ("text", "candidate"),
+    [
+        ("save.write.concurrency=8", ("save", {"save.write.concurrency": 8})),
+        ("restore.piece_bytes=8MiB", ("restore", {"restore.piece_bytes": "8MiB"})),
+        ("store.io=direct", ("save", {"store.io": "direct"})),
+    ],
+)
+def test_a_candidate_may_be_given(text: str, candidate: object) -> None:
+    assert given_candidate(text) == candidate
+
+
+@pytest.mark.parametrize("text", ["", "=", "store.io", "store.io=", "io=direct"])
+def test_what_is_no_candidate_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"SECTION\.OPTION=VALUE"):
+        given_candidate(text)

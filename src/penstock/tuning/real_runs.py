@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("RealRuns", "made_up_tree", "nested", "tree_of")
+__all__ = ("RealRuns", "made_up_tree", "tree_of")
 
 import os
 import time
@@ -15,6 +15,7 @@ from penstock import api
 from penstock.kernel.config.config import Config
 from penstock.kernel.protocols.stores import Store
 from penstock.removal.delete import delete
+from penstock.tuning.candidates import nested_tables
 from penstock.tuning.search import Options, Timing
 
 _LEAVES: Final = 8
@@ -34,20 +35,6 @@ def made_up_tree(nbytes: int) -> dict[str, Any]:
 async def tree_of(path: str) -> Any:
     """Return the tree of a checkpoint of the user's own."""
     return await api.restore(path)
-
-
-def nested(options: Options) -> dict[str, Any]:
-    """Return dotted keys as nested tables."""
-    tables: dict[str, Any] = {}
-    for key, value in options.items():
-        *sections, name = key.split(".")
-        table = tables
-        for section in sections:
-            table = table.setdefault(section, {})
-
-        table[name] = value
-
-    return tables
 
 
 @final
@@ -74,7 +61,7 @@ class RealRuns:
         """Save and restore once. What was written is dropped from the page cache before it is read."""
         self._n += 1
         path = os.path.join(self._directory, str(self._n))
-        config = self._config.changed(nested(options))
+        config = self._config.changed(nested_tables(options))
         async with api.Checkpointer(config=config, store=self._store) as checkpointer:
             start = time.perf_counter()
             await (await checkpointer.save(path, self._tree))

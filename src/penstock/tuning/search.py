@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("CANDIDATES", "CODECS", "Comparison", "Measure", "Options", "Timing", "Tuned", "search")
+__all__ = ("Comparison", "Flow", "Measure", "Options", "Timing", "Tuned", "search")
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,30 +12,11 @@ from typing import Final, Literal, TypeAlias, final
 Options: TypeAlias = Mapping[str, object]
 """Dotted keys to values."""
 
+Flow: TypeAlias = Literal["save", "restore"]
+
 PAIRS: Final = 3
 GAIN: Final = 0.92
 """A candidate must take at most this part of the time, and be faster in every pair: less is noise."""
-
-CANDIDATES: Final[Sequence[tuple[Literal["save", "restore"], Options]]] = (
-    ("save", {"store.io": "buffered"}),
-    ("save", {"store.io": "direct"}),
-    ("save", {"save.write.concurrency": 2}),
-    ("save", {"save.write.concurrency": 8}),
-    ("save", {"save.write.concurrency": 16}),
-    ("save", {"save.piece_bytes": 4 << 20}),
-    ("save", {"save.piece_bytes": 64 << 20}),
-    ("restore", {"restore.read.concurrency": 1}),
-    ("restore", {"restore.read.concurrency": 4}),
-    ("restore", {"restore.read.concurrency": 8}),
-    ("restore", {"restore.read.concurrency": 16}),
-    ("restore", {"restore.piece_bytes": 8 << 20}),
-    ("restore", {"restore.piece_bytes": 128 << 20}),
-)
-CODECS: Final[Sequence[tuple[Literal["save", "restore"], Options]]] = (
-    ("save", {"format.codec": "auto"}),
-    ("save", {"format.codec": "zstd:1"}),
-)
-"""Tried with a checkpoint of the user's own alone: how well a made-up one compresses says nothing."""
 
 
 @final
@@ -55,15 +36,15 @@ Measure: TypeAlias = Callable[[Options], Awaitable[Timing]]
 class Comparison:
     """A candidate beside what was best before it: the timings of each pair."""
 
-    flow: Literal["save", "restore"]
+    flow: Flow
     options: Options
     before: tuple[Timing, ...]
     after: tuple[Timing, ...]
 
-    def seconds(self, timings: Sequence[Timing], flow: Literal["save", "restore"]) -> list[float]:
+    def seconds(self, timings: Sequence[Timing], flow: Flow) -> list[float]:
         return [timing.save_s if flow == "save" else timing.restore_s for timing in timings]
 
-    def ratio(self, flow: Literal["save", "restore"]) -> float:
+    def ratio(self, flow: Flow) -> float:
         """The median time as a part of that before."""
         return median(self.seconds(self.after, flow)) / max(median(self.seconds(self.before, flow)), 1e-9)
 
@@ -71,7 +52,7 @@ class Comparison:
     def is_faster(self) -> bool:
         """Whether it is, beyond noise, and does not slow the other flow down."""
         pairs = zip(self.seconds(self.after, self.flow), self.seconds(self.before, self.flow), strict=True)
-        other: Literal["save", "restore"] = "restore" if self.flow == "save" else "save"
+        other: Flow = "restore" if self.flow == "save" else "save"
         return all(a < b for a, b in pairs) and self.ratio(self.flow) <= GAIN and self.ratio(other) < 1 / GAIN
 
 
@@ -88,7 +69,7 @@ class Tuned:
 
 async def search(
     measure: Measure,
-    candidates: Sequence[tuple[Literal["save", "restore"], Options]],
+    candidates: Sequence[tuple[Flow, Options]],
     *,
     has_time: Callable[[], bool],
     tell: Callable[[int, str], object] = lambda done, text: None,
@@ -135,7 +116,7 @@ def _holds(last: Comparison, key: str) -> bool:
 
 
 async def _compared(
-    measure: Measure, flow: Literal["save", "restore"], before: Options, after: Options, options: Options
+    measure: Measure, flow: Flow, before: Options, after: Options, options: Options
 ) -> Comparison:
     pairs = [(await measure(before), await measure(after)) for _ in range(PAIRS)]
     return Comparison(
@@ -143,5 +124,5 @@ async def _compared(
     )
 
 
-def _flow_of(key: str) -> Literal["save", "restore"]:
+def _flow_of(key: str) -> Flow:
     return "restore" if key.startswith("restore.") else "save"

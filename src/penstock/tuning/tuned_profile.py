@@ -13,7 +13,7 @@ from penstock.configuration.option_reference import as_toml
 from penstock.tuning.search import Comparison, Timing, Tuned
 
 _WIDTH, _LEFT, _ROW = 720, 300, 22
-_UNITS: Final = {"piece_bytes": "bytes"}
+_UNITS: Final = {"piece_bytes": "bytes", "limit_bytes": "bytes"}
 
 
 def profile_text(name: str, tuned: Tuned, about: Sequence[str]) -> str:
@@ -66,11 +66,9 @@ def _figures(tuned: Tuned) -> list[str]:
     lines = [f"{tried.flow}, {_said(tried)}: {_both(tried)}" for tried in tuned.tried]
     if tuned.final is not None:
         save, restore = tuned.final.ratio("save"), tuned.final.ratio("restore")
-        lines.append(
-            f"All together: saves take {save:.2f} and restores {restore:.2f} of the time of defaults."
-        )
+        lines.append(f"All together: saves take {save:.2f} and restores {restore:.2f} of the time without.")
     if not tuned.options:
-        lines.append("Nothing is faster than the defaults beyond noise.")
+        lines.append("Nothing is faster beyond noise than what is set already.")
     if not tuned.complete:
         lines.append("There was no time for every candidate.")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.object_server import InMemory, object_server
 
 import penstock
 from penstock.cli import main
@@ -50,17 +51,48 @@ def test_a_profile_is_written_beside_what_the_file_has(
     assert "has a profile 'pod' already" in capsys.readouterr().err
 
 
-def test_candidates_are_measured_by_real_saves_and_restores(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from penstock.cli.tuning import tune_command
-
-    monkeypatch.setattr(tune_command, "CANDIDATES", (("restore", {"restore.read.concurrency": 1}),))
-    assert main(["tune", "store", "--size", "100KiB"]) == 0
+def test_candidates_are_measured_by_real_saves_and_restores(place: Path) -> None:
+    assert main(["tune", "store", "--size", "100KiB", "--try", "restore.read.concurrency=1"]) == 0
 
     text = (place / "penstock.toml").read_text()
     assert "# restore, restore.read.concurrency = 1: " in text
+    assert "save.write" not in text
+    for line in (
+        "One file of 100.0 KiB through the page cache: durable after ",
+        "# 4 KiB are durable after ",
+    ):
+        assert line in text
     assert penstock.Config.load(profile="tuned", environ={}) is not None
+    assert os.listdir(place / "store") == []
+
+
+def test_a_bucket_is_measured_as_a_directory_is(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("obstore.store", reason="needs obstore")
+    objects = InMemory()
+    with object_server(objects) as server:
+        for name, value in {
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": server.endpoint,
+        }.items():
+            monkeypatch.setenv(name, value)
+
+        assert main(["tune", "s3://bucket/scratch", "--size", "100KiB", "--time", "0s"]) == 0
+
+    text = (place / "penstock.toml").read_text()
+    assert "There was no time for every candidate." in text
+    assert "# One object of 100.0 KiB: put in " in text
+    assert list(objects.objects) == []
+
+
+def test_what_is_set_already_is_what_candidates_are_compared_with(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "penstock.toml").write_text('[telemetry]\nobservers = ["absent"]\n')
+
+    assert main(["tune", "store", "--size", "1KiB", "--time", "0s"]) == 1
+    assert "there is no observer 'absent'" in capsys.readouterr().err
     assert os.listdir(place / "store") == []
 
 
@@ -72,6 +104,9 @@ def test_candidates_are_measured_by_real_saves_and_restores(
         (["store", "--time", "soon"], "--time: 'soon' is not a number of seconds"),
         (["store", "--profile", "a]b"], "letters, digits"),
         (["store", "--like", "absent"], "absent"),
+        (["store", "--try", "concurrency"], "--try: 'concurrency' is not of the form"),
+        (["store", "--try", "store.io=quick"], "store.io"),
+        (["store", "--try", "store.speed=9"], "store.speed"),
     ],
 )
 def test_wrong_arguments_are_told(

@@ -7,9 +7,10 @@ __all__ = ("configure", "run")
 import argparse
 import os
 import re
-import shutil
-import tempfile
+import secrets
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,12 +19,18 @@ import anyio
 
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import CommandError, Output
+from penstock.inspection.places import store_of
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.config_file import FoundFile, profiles_in
 from penstock.kernel.config.units import parse_bytes, parse_seconds
-from penstock.tuning.search import CANDIDATES, CODECS, Tuned, search
+from penstock.kernel.errors import StorageError
+from penstock.kernel.memory.memory_limit import free_memory
+from penstock.kernel.storage.paths import bucket_of, path_or_url
+from penstock.tuning.candidates import Candidate, candidates_for, given_candidate, nested_tables
+from penstock.tuning.search import Tuned, search
 from penstock.tuning.tuned_profile import profile_text, tuned_svg
 
+_REMOVAL_S: Final = 60.0
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -31,10 +38,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the command's arguments."""
     parser.description = (
         "Save and restore below PATH with one option after the other, each in pairs with what is best so "
-        "far, and write what is faster than the defaults beyond noise as a profile, with the figures. What "
-        "is saved there is removed. Arrays are in host memory: staging from an accelerator is not measured."
+        "far, and write as a profile what is faster beyond noise than what is set already, with the figures. "
+        "What is saved there is removed. Arrays are in host memory: staging from a device is not measured."
     )
-    parser.add_argument("path", metavar="PATH", help="an existing directory on the store")
+    parser.add_argument("path", metavar="PATH", help="an existing directory on the store, or a bucket's URL")
     parser.add_argument(
         "--like", metavar="RUN/STEP", help="a checkpoint of yours to save; codecs are tried, too"
     )
@@ -42,6 +49,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time", default="5min", metavar="LIMIT", help="begin no candidate after this (%(default)s)"
     )
+    parser.add_argument(
+        "--try", dest="tried", action="append", metavar="KEY=VALUE",
+        help="only this candidate, as in save.write.concurrency=8; repeatable",
+    )  # fmt: skip
     parser.add_argument("--profile", default="tuned", metavar="NAME", help="its name (%(default)s)")
     parser.add_argument(
         "--output", default="penstock.toml", metavar="FILE",
@@ -71,7 +82,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def _check(options: argparse.Namespace, file: Path) -> None:
-    if not os.path.isdir(options.path):
+    if not _is_bucket(options.path) and not os.path.isdir(options.path):
         raise CommandError(f"{options.path!r} is no directory")
     if not _NAME.fullmatch(options.profile):
         raise CommandError(f"--profile {options.profile!r}: letters, digits, - and _ alone")
@@ -86,15 +97,51 @@ def _check(options: argparse.Namespace, file: Path) -> None:
             raise CommandError(f"--{name}: {error}") from None
 
 
+def _is_bucket(path: str) -> bool:
+    return bucket_of(path_or_url(path)) is not None
+
+
+def _candidates(options: argparse.Namespace, config: Config) -> Sequence[Candidate]:
+    """Return what is tried.
+
+    Raises:
+        CommandError: If what is asked for is not of the form that it must have.
+        ConfigError: If there is no such option, or it has no such value.
+    """
+    if options.tried is None:
+        limit = config.memory.limit_bytes
+        return candidates_for(
+            is_bucket=_is_bucket(options.path),
+            own_tree=options.like is not None,
+            limit_bytes=None if limit == "auto" else limit,
+            free_bytes=free_memory(),
+        )
+
+    try:
+        candidates = [given_candidate(text) for text in options.tried]
+    except ValueError as error:
+        raise CommandError(f"--try: {error}") from None
+
+    for _, changed in candidates:
+        config.changed(nested_tables(changed))
+
+    return candidates
+
+
 async def _tune(options: argparse.Namespace, output: Output) -> tuple[Tuned, list[str]]:
     from penstock.tuning.real_runs import RealRuns, made_up_tree, tree_of  # which load numpy, and more
+    from penstock.tuning.store_probes import probe_store
 
+    config = Config.load()
+    candidates = _candidates(options, config)
     nbytes = parse_bytes(options.size)
     tree: Any = made_up_tree(nbytes) if options.like is None else await tree_of(options.like)
-    candidates = [*CANDIDATES, *(() if options.like is None else CODECS)]
-    directory = tempfile.mkdtemp(prefix=".penstock-tune-", dir=options.path)
+    store, root = store_of(options.path)
+    directory = os.path.join(root, f".penstock-tune-{secrets.token_hex(8)}")
+    await anyio.to_thread.run_sync(store.make_directory, directory)
     try:
-        runs = RealRuns(directory, tree, Config())
+        probes = await anyio.to_thread.run_sync(probe_store, store, directory, nbytes)
+        runs = RealRuns(directory, tree, config)
         await runs.measure({})  # what is loaded at the first save is not part of it
         end = time.monotonic() + parse_seconds(options.time)
         with output.bar(len(candidates), "options") as bar:
@@ -102,7 +149,8 @@ async def _tune(options: argparse.Namespace, output: Output) -> tuple[Tuned, lis
                 runs.measure, candidates, has_time=lambda: time.monotonic() < end, tell=bar.show
             )
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        with anyio.move_on_after(_REMOVAL_S, shield=True), suppress(StorageError):
+            await anyio.to_thread.run_sync(store.remove_tree, directory)
 
     what = (
         f"made-up arrays of {format_bytes(nbytes)}" if options.like is None else f"the tree of {options.like}"
@@ -111,4 +159,5 @@ async def _tune(options: argparse.Namespace, output: Output) -> tuple[Tuned, lis
     return tuned, [
         f"Measured by `penstock tune` at {when}, below {options.path},",
         f"with {what}.",
+        *probes,
     ]
