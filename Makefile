@@ -156,7 +156,7 @@ interop: $(VENV)/.installed ## Write the tables of docs/reference/interoperabili
 	$(BIN)/python -m tests.interop.matrix.page
 
 # Some of the files need more than the extras: pip install chex portpicker
-orbax-tests: $(VENV)/.installed ## Run Orbax's own tests on penstock.orbax (make orbax-tests SOURCE=path/to/a/checkout/of/orbax)
+orbax-tests: $(VENV)/.installed ## Run Orbax's own tests on penstock.orbax (pip install chex portpicker; make orbax-tests SOURCE=path/to/a/checkout/of/orbax)
 	@test -n "$(SOURCE)" || { echo "make orbax-tests SOURCE=path/to/a/checkout/of/orbax" >&2; exit 1; }
 	$(BIN)/python -m tests.proofs.orbax_tests $(SOURCE) --results build/orbax_tests/penstock
 	$(BIN)/python -m tests.proofs.orbax_tests $(SOURCE) --results build/orbax_tests/orbax --library orbax \

@@ -50,6 +50,11 @@ def _stem(file: Path) -> str:
     return str(file.with_suffix("")).replace("/", ".").removeprefix("orbax.checkpoint.")
 
 
+def _not_imported(path: Path) -> str:
+    """Return why a file could not be imported here; nothing if it could."""
+    return next((line["why"] for line in _lines(path) if line["status"] == "import"), "")
+
+
 def _uses(path: Path) -> set[str]:
     return {name for line in _lines(path) if line["status"] == "uses" for name in line["why"]}
 
@@ -82,6 +87,8 @@ def _run(options: argparse.Namespace, source: Path, file: Path) -> None:
         "--limit-s",
         str(options.limit_s),
     ]
+    if options.types_alone:
+        command.append("--types-alone")
     if options.failed_in is not None:
         command += ["--failed-in", str((options.failed_in / f"{name}.jsonl").absolute())]
     scratch = options.results.absolute() / "tmp" / name
@@ -107,7 +114,8 @@ def _run(options: argparse.Namespace, source: Path, file: Path) -> None:
                 break
 
     counts = Counter(status for status, _ in results_of(results).values())
-    _say(f"{time.monotonic() - began:6.1f} s  {name}  {dict(counts)}")
+    failed = _not_imported(results)
+    _say(f"{time.monotonic() - began:6.1f} s  {name}  {failed or dict(counts)}")
 
 
 def _counted(orbax: Path, penstock: Path) -> dict[str, tuple[str, str]]:
@@ -156,6 +164,7 @@ def page(orbax: Path, penstock: Path) -> str:
         (
             *_HEAD,
             f"{totals['passed']} of {in_scope} tests in scope pass ({share:.1f} %); {totals['out']} are not.",
+            *_absent(penstock),
             *("", "## What the numbers mean", "", *_meaning(totals, left_out)),
             *(
                 "",
@@ -171,6 +180,13 @@ def page(orbax: Path, penstock: Path) -> str:
             "",
         )
     )
+
+
+def _absent(penstock: Path) -> list[str]:
+    """Name the files that could not be imported, so that no test is missing in silence."""
+    why = {path.stem.replace("_src.", ""): _not_imported(path) for path in sorted(penstock.glob("*.jsonl"))}
+    rows = [f"* `{file}`: {said}" for file, said in why.items() if said]
+    return ["", "Not imported, for want of a package:", "", *rows] if rows else []
 
 
 def _meaning(totals: Counter[str], left_out: Counter[str]) -> list[str]:
@@ -218,6 +234,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=int, default=30, help="seconds for one test")
     parser.add_argument("--file-limit-s", type=int, default=900, help="seconds for one file")
     parser.add_argument("--failed-in", type=Path, help="only tests that did not pass in these results")
+    parser.add_argument("--types-alone", action="store_true", help="do not compare the words of errors")
     parser.add_argument("--page", type=Path, help="write the page of these results, and run nothing")
     parser.add_argument("--against", type=Path, help="the folder of results with Orbax, for the page")
     options = parser.parse_args()

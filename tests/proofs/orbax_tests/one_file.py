@@ -128,6 +128,14 @@ def _chosen(suite: unittest.TestSuite, done: set[str], sample: int) -> unittest.
     return unittest.TestSuite(test for test in kept if _name(test) not in done)
 
 
+def _compare_types_alone(
+    test: unittest.TestCase, expected: Any, said: object, *args: Any, **kwargs: Any
+) -> Any:
+    """Stand for `assertRaisesRegex`, whatever an error says."""
+    del said
+    return test.assertRaises(expected, *args, **kwargs)  # noqa: PT027, it stands for one of theirs
+
+
 def _uses(module: ModuleType, substitution: Substitution) -> set[str]:
     """Return the names of penstock that a file reaches through what it imports."""
     bases = [one for one in substitution.helpers() if not one.__name__.endswith(".test_utils")]
@@ -165,7 +173,10 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0)
     parser.add_argument("--test", default="")
     parser.add_argument("--failed-in", type=Path, help="only tests that did not pass in this file of results")
+    parser.add_argument("--types-alone", action="store_true", help="do not compare the words of errors")
     options = parser.parse_args()
+    if options.types_alone:
+        unittest.TestCase.assertRaisesRegex = _compare_types_alone  # type: ignore[method-assign, assignment]
     options.source, options.results = options.source.absolute(), options.results.absolute()
     os.chdir(options.source)  # where tests look for files that lie beside them
 
