@@ -299,7 +299,7 @@ class BucketStore:
         if path != self.url and not path.startswith(f"{self.url}/"):
             raise StorageError("find", path, f"is not in {self.url}", errno.EINVAL)
 
-        return path[len(self.url) + 1 :]
+        return path[len(self.url) + 1 :].rstrip("/")
 
 
 def _build(token: BuildToken) -> Build:

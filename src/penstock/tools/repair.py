@@ -15,7 +15,6 @@ from penstock.handlers.formats.orbax.reading.verification import Finding
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX, is_safetensors
 from penstock.handlers.leaves.stored_value import SourceFiles
-from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.save_format import SaveFormat
@@ -25,7 +24,8 @@ from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.paths import absolute_path
+from penstock.kernel.storage.paths import path_or_url, path_to_save_to
+from penstock.stores.store_finder import StoreFinder
 from penstock.tools.repair_report import RepairReport
 from penstock.tools.rewriting import Rewriting, Unchanged, budget, check_apart
 from penstock.tools.salvage import Salvage, find_damage
@@ -66,13 +66,14 @@ async def repair(
         save_format: How arrays are stored in the new one, in whatever format of Orbax's layout `source`
             was; by default in one OCDBT database, without a codec.
         config: As for `Checkpointer`, and so are all that follow.
-        store: Where all of them lie.
+        store: Where all of them lie; by default each where its path says, on a disk or in a bucket.
         memory_limit: Host bytes that may be held.
         memory: The budget of a Checkpointer, to share it.
 
     Raises:
         CorruptCheckpointError: If nothing of it can be saved.
         SpecError: If `source` is a directory of steps, or `target` cannot be written.
+        PathError: If one of `others` lies elsewhere than `source`: on a disk, or in another bucket.
         UnsupportedFormatError: If it holds tensors of a type that penstock does not read.
         StorageError: If the medium refuses the new checkpoint.
 
@@ -80,10 +81,17 @@ async def repair(
         Nothing is left at `target`.
     """
     options, regulator = budget(config, (memory_limit, None, None, None), memory)
-    place = LocalStore() if store is None else store
-    rewriting = Rewriting(place, options, regulator, overwrite=overwrite, save_format=save_format)
-    start, final = absolute_path(source), absolute_path(target)
-    places = [absolute_path(other) for other in others]
+    stores = StoreFinder(store, options.store)
+    start, final = path_or_url(source), path_to_save_to(target)
+    places = [path_or_url(other) for other in others]
+    origin = stores.at(start)
+    for other in places:
+        if stores.at(other) is not origin:
+            raise PathError(other, f"lies on another disk or in another bucket than {start!r}; copy it there")
+
+    rewriting = Rewriting(
+        stores.at(final), options, regulator, overwrite=overwrite, save_format=save_format, source=origin
+    )
     return await _Repair(rewriting, Threads(), start, places, max_expansion).run(final)
 
 
@@ -103,7 +111,7 @@ class _Repair:
     max_expansion: int
 
     async def run(self, final: str) -> RepairReport:
-        store, threads, start = self.rewriting.store, self.threads, self.start
+        store, threads, start = self.rewriting.origin, self.threads, self.start
         is_tensors = await threads.run(_check_source, store, start, final)
         if is_tensors and self.rewriting.save_format is not None:
             raise SpecError("save_format is for Orbax's layout, and safetensors are repaired as safetensors")
@@ -126,7 +134,7 @@ class _Repair:
 
     async def _trees(self, others: Sequence[str], files: SourceFiles) -> Salvage:
         """Find what is damaged in a checkpoint of Orbax's layout."""
-        store, memory = self.rewriting.store, self.rewriting.memory
+        store, memory = self.rewriting.origin, self.rewriting.memory
         damage = await self.threads.run(find_damage, store, self.start, others)
         for label, survey in damage.surveys.items():
             damage.add(label, await compare_ranges(store, self.threads, memory, survey.ranges))
@@ -138,7 +146,7 @@ class _Repair:
 
     async def _tensors(self, others: Sequence[str], files: SourceFiles) -> TensorSalvage:
         """Find what is damaged in safetensors."""
-        store, memory = self.rewriting.store, self.rewriting.memory
+        store, memory = self.rewriting.origin, self.rewriting.memory
         salvage = await self.threads.run(TensorSalvage, store, self.start, others)
         salvage.add(await compare_ranges(store, self.threads, memory, salvage.damaged.ranges))
         salvage.add(await self._try(salvage.damaged.opened, salvage.doubtful, files))

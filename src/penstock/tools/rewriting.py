@@ -144,10 +144,10 @@ class Rewriting:
             Nothing is left at `final`.
         """
         if layout is None:
-            file_bytes = self.config.store.s3.file_bytes
+            bucket = bucket_of(final)
             layout = OrbaxLayout(
                 self.save_format,
-                plain_chunk=None if bucket_of(final) is None else file_bytes,
+                plain_chunk=None if bucket is None else self.config.store.of_scheme(bucket[0]).file_bytes,
                 tree_custom_metadata=items.tree_custom_metadata,
             )
         if items.parts is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
+from penstock.checkpointer.memory_budget import config_and_regulator
 from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.checksummed_reads import NONE, recorded_crc32c
 from penstock.handlers.formats.common.integrity import Checksum
@@ -23,13 +24,14 @@ from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpo
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
-from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.config.config import Config
 from penstock.kernel.errors import ChecksumError, NotACheckpointError, StorageError, UnsupportedFormatError
 from penstock.kernel.protocols.store_capabilities import Renames
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.paths import absolute_path
+from penstock.kernel.storage.paths import path_or_url
 from penstock.steps.step_directory import seal_root_metadata
+from penstock.stores.store_finder import StoreFinder
 
 Path = str | os.PathLike[str]
 
@@ -51,7 +53,7 @@ class SealReport:
     nbytes: int  #: bytes read
 
 
-async def seal(path: Path, *, store: Store | None = None) -> SealReport:
+async def seal(path: Path, *, store: Store | None = None, config: Config | Path | None = None) -> SealReport:
     """Record the digests of everything in the checkpoint at `path`, as it is now, for later comparison.
 
     For checkpoints that Orbax wrote, or penstock before it recorded digests of documents. Checksums that
@@ -60,7 +62,8 @@ async def seal(path: Path, *, store: Store | None = None) -> SealReport:
 
     Args:
         path: A checkpoint, a step, or a directory of steps. Nobody may write into it meanwhile.
-        store: Where it lies; by default the local file system.
+        store: Where it lies; by default where its path says, on a disk or in a bucket.
+        config: As for `Checkpointer`; of it, where buckets are and how they are used.
 
     Raises:
         ChecksumError: If bytes differ from a checksum that was recorded before. Nothing is sealed then.
@@ -72,8 +75,9 @@ async def seal(path: Path, *, store: Store | None = None) -> SealReport:
     Cancellation:
         Returns when the current directory is sealed.
     """
-    final = absolute_path(path)
-    store = LocalStore() if store is None else store
+    final = path_or_url(path)
+    options, _ = config_and_regulator(config, {})
+    store = StoreFinder(store, options.store).at(final)
     threads = Threads()
     sealed: list[str] = []
     unchanged: list[str] = []
