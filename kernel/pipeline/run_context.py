@@ -135,6 +135,7 @@ class SaveRun(Run):
     started_ns: int  #: wall clock, nanoseconds since the epoch
     custom_metadata: Mapping[str, Any] | None = None
     base: str | None = None  #: an earlier checkpoint, whose files may be shared
+    base_if_whole: bool = False  #: whether a base that is gone or damaged is passed over
     folder: str = ""  #: the tree's directory in the checkpoint, if there is only one
     by_digest: bool = False  #: whether leaves are compared by their bytes, and not by identity
     operation: Operation | None = None  #: what the processes of a job agree by, if there are several

@@ -17,7 +17,7 @@ import secrets
 from contextlib import suppress
 from dataclasses import replace
 
-from penstock.kernel.errors import StorageError
+from penstock.kernel.errors import CorruptCheckpointError, StorageError
 from penstock.kernel.messages.joint_plan import BaseLinks
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.messages.save import SavePlan
@@ -42,13 +42,20 @@ async def find_links(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leav
         plan: With a `JointPlan`.
 
     Raises:
-        CorruptCheckpointError: If the base is missing or damaged.
+        CorruptCheckpointError: If the base is missing or damaged, unless the save does without it then.
     """
 
     async def look(base: str, identity: object) -> tuple[Leaves, SavePlan]:
         return await run.threads.run(_find, run, base, identity, leaves, plan)
 
-    return await unless_replaced(run, look) or (leaves, plan)
+    try:
+        return await unless_replaced(run, look) or (leaves, plan)
+    except (CorruptCheckpointError, StorageError) as error:
+        if not run.base_if_whole or run.base is None or not error.path.startswith(run.base):
+            raise
+
+        run.events.warning("save.not_linked", path=run.path, file=error.path, error=repr(error))
+        return leaves, plan
 
 
 def _find(

@@ -90,11 +90,12 @@ async def divided(
 def options_of(run: SaveRun, operation: Operation) -> Mapping[str, object]:
     """Return what else must be the same in all processes. Paths on local disks need not be."""
     layout = run.layout
+    base: object = run.base is not None if operation.is_local else run.base
     return {
         "path": operation.path,
         "format": layout.save_format if isinstance(layout, FormattedLayout) else type(layout).__name__,
         "custom_metadata": run.custom_metadata,
-        "base": run.base is not None if operation.is_local else run.base,
+        "base": None if run.base_if_whole else base,
         "compare": "digest" if run.by_digest else "identity",
     }
 

@@ -43,7 +43,8 @@ def compare(
     """
     known: Mapping[str, References] = {} if run.by_digest else _known(run, base, identity)
     nothing = Candidates(leaves.part([]), ())
-    if not run.by_digest and run.store.kind(base) is not None and not _any_known(leaves, plan, known):
+    is_there = run.base_if_whole or run.store.kind(base) is not None  # otherwise opening it says so
+    if not run.by_digest and is_there and not _any_known(leaves, plan, known):
         return base, nothing, {}
 
     if run.operation is None and run.store.kind(os.path.join(base, DISK_MARK)) is not None:

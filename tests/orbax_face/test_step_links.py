@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import pytest
 
 import penstock.orbax as ocp
 from penstock.handlers.stores.local import LocalStore
@@ -28,6 +30,39 @@ def test_what_is_known_of_a_step_is_noted_before_anybody_can_replace_it(tmp_path
     building.publish(synced=False)
 
     assert told == [(store.identity(str(final / "default")), str(final / "default"))]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_what_several_processes_saved_is_told_apart_from_what_replaced_it(
+    tmp_path: Path, is_replaced: bool
+) -> None:
+    place, final, told = (
+        tmp_path / "1.orbax-checkpoint-tmp" / "an id",
+        tmp_path / "1",
+        list[tuple[str, bool]](),
+    )
+    links = StepLinks(str(final), str(tmp_path / "0"))
+    item = place / "default"
+    item.mkdir(parents=True)
+    assert links.base_of_place(str(place), str(item)) == str(tmp_path / "0" / "default")
+    links.when_published(str(place), str(item), lambda path, is_same: told.append((path, is_same())))
+    links.written()
+    (item / "mark").touch()  # by the primary, once all have written
+    place.rename(final)
+    if is_replaced:
+        shutil.rmtree(final)
+        (final / "default").mkdir(parents=True)
+
+    links.published()
+    assert told == [(str(final / "default"), not is_replaced)]
+
+
+def test_what_is_no_item_of_the_step_is_not_linked(tmp_path: Path) -> None:
+    step, place = str(tmp_path / "1"), str(tmp_path / "1.orbax-checkpoint-tmp" / "an id")
+    links = StepLinks(step, str(tmp_path / "0"))
+    assert links.base_of_place(place, f"{place}/own/tree") is None  # which a handler made in its item
+    assert links.base_of_place(str(tmp_path / "2.orbax-checkpoint-tmp" / "x"), f"{place}/default") is None
+    assert StepLinks(step, None).base_of_place(place, f"{place}/default") is None
 
 
 def test_an_unchanged_step_is_linked_to_the_one_before(tmp_path: Path) -> None:

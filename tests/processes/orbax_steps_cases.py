@@ -9,11 +9,13 @@ import anyio
 import jax
 import numpy as np
 from tests.processes.job_case import Here
-from tests.processes.trees import SPECS, differences, mesh_of, spread, values
+from tests.processes.trees import SPECS, P, differences, mesh_of, spread, values
 
 from penstock import orbax as ocp
 from penstock.errors import PeerFailedError, PlansDifferError
 from penstock.orbax import v1
+
+OVER_ALL = P(("host", "device"))
 
 
 async def orbaxs_manager_saves_steps(here: Here) -> Any:
@@ -59,6 +61,44 @@ async def orbaxs_manager_saves_steps(here: Here) -> Any:
         return found
 
     return await anyio.to_thread.run_sync(save)
+
+
+async def orbaxs_manager_links_steps(here: Here) -> Any:
+    """Steps that share most of their arrays; the last one comes after one that is damaged."""
+    mesh, x = mesh_of(here.count), np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+    held = {"kept": np.tile(x, (2, 4)), "new": x}
+    tree = spread(held, dict.fromkeys(held, OVER_ALL), mesh)
+
+    def linked(step: int) -> list[int]:
+        """Return how many steps share each larger file of this process, and how many bytes these have."""
+        files = (root / str(step) / "default" / f"ocdbt.process_{here.rank}").rglob("d/*")
+        found = [path.stat() for path in files if path.stat().st_size > 1_000]
+        return [max(one.st_nlink for one in found), sum(one.st_size for one in found if one.st_nlink == 1)]
+
+    root, found = here.folder / "run", dict[str, Any]()
+    handler = ocp.PyTreeCheckpointHandler(use_compression=False)
+
+    def save() -> None:
+        with ocp.CheckpointManager(root, item_handlers=handler) as manager:
+            for step in (1, 2, 3):
+                state = {**tree, **spread({"new": x + step}, {"new": OVER_ALL}, mesh)}
+                manager.save(step, args=ocp.args.PyTreeSave(state))
+                manager.wait_until_finished()
+
+            found["linked"] = linked(3)
+            here.client.wait_at_barrier("all have looked", 30_000)
+            if here.rank == 0:
+                (root / "3" / "default" / "manifest.ocdbt").write_bytes(b"damaged")
+
+            here.client.wait_at_barrier("it is damaged", 30_000)
+            manager.save(4, args=ocp.args.PyTreeSave(tree))
+            manager.wait_until_finished()
+            found["after damage"] = linked(4)
+            wanted = ocp.args.PyTreeRestore(tree, ocp.checkpoint_utils.construct_restore_args(tree))
+            found["differs"] = differences(manager.restore(4, args=wanted), tree)
+
+    await anyio.to_thread.run_sync(save)
+    return found
 
 
 async def orbaxs_manager_decides_once(here: Here) -> Any:

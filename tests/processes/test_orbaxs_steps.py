@@ -7,6 +7,7 @@ from tests.processes.launcher import Job, run_once
 
 CASES = (
     "orbaxs_manager_saves_steps",
+    "orbaxs_manager_links_steps",
     "orbaxs_manager_decides_once",
     "orbaxs_v1_saves",
 )
@@ -30,6 +31,18 @@ def test_a_manager_saves_steps_in_all_processes(job: Job) -> None:
         assert (result["root"], result["metrics"]) == ({"run": 1}, {"score": 3.0})
         assert (result["differs"], result["by Orbax"], result["Orbax's"]) == ([], [], [0])
         assert result["preempted"] is False
+
+
+def test_a_manager_links_what_did_not_change_to_the_step_before(job: Job) -> None:
+    results = job.results("orbaxs_manager_links_steps")
+    for result in results:
+        assert result["linked"][0] == 3  # the same file in all steps
+        assert result["differs"] == []
+        assert result["after damage"][0] == 1  # all written anew
+
+    new, kept = 64 * 64 * 4, 8 * 64 * 64 * 4
+    assert sum(result["linked"][1] for result in results) < 1.2 * new
+    assert sum(result["after damage"][1] for result in results) >= new + kept
 
 
 def test_process_0_decides_for_all(job: Job) -> None:

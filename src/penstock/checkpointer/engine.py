@@ -44,6 +44,7 @@ from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.store_capabilities import OverNetwork
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import hold_for_reading
+from penstock.kernel.storage.optional_base import BaseIfWhole
 from penstock.kernel.storage.paths import BUCKETS, bucket_of, path_or_url
 from penstock.kernel.storage.workspace import Overwrite, Workspace
 from penstock.progress.shown_progress import ShowProgress, shown_progress
@@ -178,9 +179,7 @@ class Engine:
         if overwrite not in (False, True, "delete-first"):
             raise SpecError(f"overwrite must be True, False or 'delete-first', not {overwrite!r}")
 
-        base = None if base is None else path_or_url(base)
-        if base is not None and self.stores.at(base) is not self.store:
-            raise SpecError(f"base {base!r} is not in the store that {path!r} is in")
+        held = None if base is None else self._base_of(path, base)
         if bucket_of(path) is not None:
             self._check_fit_for_buckets(path)
 
@@ -205,7 +204,8 @@ class Engine:
             **self._shared(path, threads, self.config.save, self.memory.limit_of("save")),
             workspace=workspace,
             operation=operation,
-            base=base,
+            base=held,
+            base_if_whole=isinstance(base, BaseIfWhole),
             folder=(self.layout.only_folder or "") if isinstance(self.layout, ItemsLayout) else "",
             save_args=save_args,
             by_digest=compare == "digest",
@@ -214,6 +214,13 @@ class Engine:
             started_ns=time.time_ns(),
             custom_metadata=_as_json(custom_metadata),
         )
+
+    def _base_of(self, path: str, base: str | os.PathLike[str]) -> str:
+        found = path_or_url(base)
+        if self.stores.at(found) is not self.store:
+            raise SpecError(f"base {found!r} is not in the store that {path!r} is in")
+
+        return found
 
     def _check_fit_for_buckets(self, path: str) -> None:
         if isinstance(self.layout, ArrangedLayout):  # its files are as long as it likes, and held in memory

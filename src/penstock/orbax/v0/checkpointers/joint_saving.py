@@ -25,6 +25,7 @@ from penstock.orbax.v0.common.save_future import (
     remaining_secs,
     stopped,
 )
+from penstock.orbax.v0.common.unchanged_links import StepLinks, links_in_force
 from penstock.orbax.v0.common.v0_options import MultiprocessingOptions
 from penstock.orbax.v0.handlers.checkpoint_handler import AsyncCheckpointHandler
 from penstock.orbax.v0.handlers.json_handler import JsonSaveArgs
@@ -66,7 +67,8 @@ class JointSaves:
             complete(handler_path(build.place))
 
         begin = partial(JointBuild.begin, overwrite=overwrite)
-        return JointSave(self._loop.call(begin, path, asked, completed), self._loop)
+        build = self._loop.call(begin, path, asked, completed)
+        return JointSave(build, self._loop, links_in_force())
 
     def close(self) -> None:
         """End the thread."""
@@ -80,11 +82,13 @@ class JointSave:
     Args:
         build: The save.
         keep: What must live as long as the save.
+        links: Of the step that it saves, if a manager does.
     """
 
-    def __init__(self, build: JointBuild, keep: object) -> None:
+    def __init__(self, build: JointBuild, keep: object, links: StepLinks | None = None) -> None:
         self._build = build
         self._keep = keep
+        self._links = links or StepLinks("", None)
 
     def call(self, handler: Any, args: Any) -> Sequence[Future]:
         """Have a handler write this process's part; return the futures of what it writes in the background.
@@ -124,12 +128,16 @@ class JointSave:
             stopped(futures)
             self._end(error)
 
+        self._links.written()
         self._build.complete()
         try:
             self._build.save.result(remaining_secs(started, timeout_s))
+            self._links.published()
         except BaseException:
             self._build.save.cancel()  # if it goes on, this wait was interrupted or took too long
             raise
+        finally:
+            self._links.release()
 
         self._keep = None
 

@@ -34,7 +34,6 @@ from penstock.orbax.v0.common.lazy_mapping import LazyMapping
 from penstock.orbax.v0.common.monitoring import WRITE, timed
 from penstock.orbax.v0.common.save_future import Future, PipelineFuture
 from penstock.orbax.v0.common.tree_utils import get_param_names, to_flat_dict
-from penstock.orbax.v0.common.unchanged_links import links_in_force
 from penstock.orbax.v0.common.v0_options import (
     MemoryLimitOptions,
     MultiprocessingOptions,
@@ -45,7 +44,6 @@ from penstock.orbax.v0.handlers.pytree_calls import (
     Serving,
     Within,
     describe,
-    note_moved,
     open_checkpointers,
     restore_value,
     save_limit,
@@ -53,6 +51,7 @@ from penstock.orbax.v0.handlers.pytree_calls import (
     start_save,
     with_type_handlers,
 )
+from penstock.orbax.v0.handlers.tree_links import joint_links, own_links
 from penstock.orbax.v0.leaf_handlers.database_merging import MergeProcessFiles
 from penstock.orbax.v0.leaf_handlers.default_registry import default_registry
 from penstock.orbax.v0.leaf_handlers.single_replica_handler import single_replica_keywords
@@ -183,10 +182,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             serves = partial(with_type_handlers, self._registry, workers, self._layout)
             path, marked = path_text(directory), with_markers(item)
 
-        links = links_in_force()
-        if links is not None:
-            keywords["base"] = links.base_of(path)
-            links.when_complete(path, partial(self._loop.call, note_moved, path))
+        keywords |= own_links(path, self._loop)
         try:
             with timed(f"{WRITE}blocking_d2h_duration_secs"):
                 save = await awaited_as_raised(self._loop.acall(start_save, serves, path, marked, keywords))
@@ -211,6 +207,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         keywords: dict[str, Any] = {
             "save_args": leaf_formats(args.item, args.save_args, form, most),
             "prioritise": self._prioritise(args.item),
+            **joint_links(place, self._loop),
         }
         if args.custom_metadata is not None:
             keywords["custom_metadata"] = {CUSTOM: args.custom_metadata}

@@ -8,7 +8,6 @@ __all__ = (
     "Serving",
     "Within",
     "describe",
-    "note_moved",
     "open_checkpointers",
     "restore_value",
     "save_limit",
@@ -41,7 +40,6 @@ from penstock.orbax.common.byte_limiters import Limiters
 from penstock.orbax.v0.common.joint_directory import JointDirectory
 from penstock.orbax.v0.common.v0_options import MemoryLimitOptions
 from penstock.orbax.v0.leaf_handlers.stage_workers import StageRegistry, StageWorkers
-from penstock.stages.reuse.value_cache import KnownValues
 
 if TYPE_CHECKING:  # one process needs nothing of it
     from penstock.orbax.joint.joint_build import JointBuild
@@ -210,12 +208,6 @@ async def _start_in_bucket(
     return await chosen.save(
         place.path, item, overwrite=overwrite, custom_metadata=place.custom_metadata, **keywords
     )
-
-
-async def note_moved(resources: Resources, path: str, built: str, to: str) -> None:
-    """Note that a checkpoint whose values are known lies at `built`, and is about to be moved to `to`."""
-    engine = resources.save.engine
-    engine.shared.of(KnownValues).moved(path, to, engine.store.identity(built))
 
 
 async def restore_value(resources: Resources, serves: Serving, path: str, keywords: dict[str, Any]) -> Any:

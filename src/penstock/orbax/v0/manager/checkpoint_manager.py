@@ -200,8 +200,7 @@ class CheckpointManager:
         ckpt_args = args_to_save(self._checkpointer, items, save_kwargs, args, written, single=single)
         infos = [*self._infos, new := new_info(number, metrics)]
         doomed, failure = times.timed("get_old_steps", self._job.doomed, self._preserving, number, infos)
-        base = self.latest_step() if self._job.is_alone else None  # several processes link nothing yet
-        with self._root.saving(number, base) as path, times.part("checkpointer_blocking"):
+        with self._root.saving(number, self.latest_step()) as path, times.part("checkpointer_blocking"):
             self._checkpointer.save(path, args=ckpt_args, custom_metadata=custom_metadata, force=True)
         self._infos.append(new)
         self._begin_finishing(number, doomed, failure)
@@ -309,7 +308,8 @@ class CheckpointManager:
         number = step_number(step)
         if number not in self.all_steps():
             raise NotACheckpointError(str(self._root.new_path(number)), "there is no such step")
-        if self._saving is not None and self._saving[0] == number:
+        # Several processes link files of the step before in the background.
+        if self._saving is not None and (self._saving[0] == number or not self._job.is_alone):
             self.wait_until_finished()
 
         self._job.decided(f"delete {number}", partial(self._root.delete, number))

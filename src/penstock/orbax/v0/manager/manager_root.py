@@ -199,12 +199,16 @@ class Root:
 
     @contextmanager
     def saving(self, step: int, base: int | None) -> Generator[Any]:
-        """Let the step that is saved inside share files with another step, which is held meanwhile."""
+        """Let the step that is saved inside share files with another step, which is held meanwhile.
+
+        Of several processes the primary holds it, which deletes steps: it might do so once all have written,
+        while another one still comes back from here.
+        """
         self.begin_writing()
         path = self.new_path(step)
         before = None if base is None else path_text(self.new_path(base))
         links = StepLinks(path_text(path), before)
-        with self.reading(before or path), links.in_force():
+        with self.reading((self._is_primary and before) or path), links.in_force():
             yield path
 
     def latest_in(self, directory: Any) -> int | None:
