@@ -325,6 +325,17 @@ def test_a_machine_that_stopped_does_nothing_more(crashing: CrashStore, tmp_path
     assert crashing.kind(str(tmp_path)) == "directory"
 
 
+def test_a_root_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("root").mkdir()
+    Path("root/unsynced").write_bytes(b"lost")
+    store = CrashStore(LocalStore(), "root", unsynced=["root/unsynced"])
+    save(store, str(tmp_path / "root"))
+
+    store.lose_power()
+    assert tree(tmp_path / "root") == {**WHOLE, "unsynced": b""}
+
+
 def test_a_commit_is_whole_or_absent_wherever_the_machine_stops(tmp_path: Path) -> None:
     for k in range(20):
         root = tmp_path / str(k)

@@ -103,8 +103,8 @@ class CrashStore:
         self, inner: Store, root: str | os.PathLike[str], *, unsynced: Iterable[str | os.PathLike[str]] = ()
     ) -> None:
         self._inner = inner
-        self._root = Path(root)
-        self._disk = RecordedDisk(self._root, [os.fspath(path) for path in unsynced])
+        self._root = Path(root).absolute()
+        self._disk = RecordedDisk(self._root, [os.path.abspath(path) for path in unsynced])
         self._lock = threading.RLock()
         self._last: int | None = None
         self._n_changes = 0
