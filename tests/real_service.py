@@ -18,11 +18,12 @@ native: Any = getattr(lib, "_jax")  # noqa: B009 - private, and untyped
 @contextlib.contextmanager
 def real_service(count: int, *, init_timeout: int = 30) -> Generator[list[JaxKeyValues]]:
     """Start the service for `count` processes, and connect a client for each."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    with socket.socket() as held:  # until the service has the port, so that nobody else gets it
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        service = native.get_distributed_runtime_service(address, count)
 
-    service = native.get_distributed_runtime_service(address, count)
     clients = [
         native.get_distributed_runtime_client(
             address, index, init_timeout=init_timeout, shutdown_on_destruction=False
