@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 import tensorstore as ts
 
 from penstock.handlers.ocdbt.index_entries import Values
-from penstock.handlers.ocdbt.key_tables import DataFile
+from penstock.handlers.ocdbt.key_tables import MOST_BYTES_OF_KEYS, DataFile
 from penstock.handlers.ocdbt.node_decoding import Child, Manifest, Node, NodeReference
 from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
 from penstock.handlers.ocdbt.wire_format import Origin, path_problem
@@ -50,14 +50,18 @@ class DumpedDatabase:
 
         return Manifest(numbered=False, root=_reference(origin, newest["root"], newest["root_height"]))
 
-    def node(self, origin: Origin, reference: NodeReference) -> Node:
-        """Read a B+tree node."""
+    def node(self, origin: Origin, reference: NodeReference, prefix: bytes) -> Node:
+        """Read a B+tree node; `prefix` is what the nodes above hold of each key."""
         base, path = reference.file.base, reference.file.path
         where = f"{quote(base)}:{quote(path[len(base) :])}:{reference.offset}:{reference.length}"
         dumped = self._dump(origin, f"btreenode:{where}")
         height, entries = dumped["height"], dumped["entries"]
         keys = [entry["key"] for entry in entries]
         if not height:
+            if sum(map(len, keys)) + len(prefix) * len(keys) > MOST_BYTES_OF_KEYS:
+                raise origin.corrupt(f"keys of more than {MOST_BYTES_OF_KEYS} bytes")
+
+            keys = [prefix + key for key in keys] if prefix else keys
             return Node(0, keys, Values.of([_value(origin, entry) for entry in entries]), [])
 
         children = [

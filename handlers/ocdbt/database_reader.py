@@ -127,12 +127,11 @@ def read_leaves(
     while pending and n_keys <= root.n_keys:
         reference, prefix = pending.pop()
         try:
-            node, where = database.node(reference)
-            key_bytes += len(prefix) * len(node.keys) + sum(map(len, node.keys))
+            node, where = database.node(reference, prefix)
+            keys = node.keys
+            key_bytes += sum(map(len, keys)) + (len(prefix) * len(keys) if node.values is None else 0)
             if key_bytes > MOST_BYTES_OF_KEYS:
                 raise where.corrupt(f"keys of more than {MOST_BYTES_OF_KEYS} bytes in all")
-
-            keys = [prefix + key for key in node.keys] if prefix else node.keys
             if node.values is not None and nodes and keys[0] <= nodes[-1][-1]:
                 raise where.corrupt(f"key {keys[0]!r} comes after {nodes[-1][-1]!r}")
 
@@ -194,8 +193,13 @@ class Database:
 
         return self._dump().manifest(origin), origin
 
-    def node(self, reference: NodeReference) -> tuple[Node, Origin]:
-        """Read a B+tree node, and check that its height is the one its parent records."""
+    def node(self, reference: NodeReference, prefix: bytes) -> tuple[Node, Origin]:
+        """Read a B+tree node, and check that its height is the one its parent records.
+
+        Args:
+            reference: Where it lies.
+            prefix: What the nodes above hold of each key.
+        """
         path = os.path.join(self._directory, reference.file.path)
         origin = Origin(path, f"B+tree node at byte {reference.offset}")
         if reference.length < ENVELOPE_BYTES:
@@ -205,9 +209,9 @@ class Database:
 
         method, cursor = unseal(origin, NODE_MAGIC, self._range(origin, reference))
         if method == UNCOMPRESSED:
-            node = decode_node(cursor, reference.file.base, self._known)
+            node = decode_node(cursor, reference.file.base, self._known, prefix)
         else:
-            node = self._dump().node(origin, reference)
+            node = self._dump().node(origin, reference, prefix)
 
         # Heights that decrease by one at each level also rule out cycles.
         if node.height != reference.height:

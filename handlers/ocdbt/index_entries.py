@@ -64,15 +64,11 @@ class Index(Mapping[bytes, Value]):
 
     def __init__(self, table: KeyTable, parts: Iterable[Values]) -> None:
         files: dict[str, int] = {}
-        inline: list[bytes] = []
+        inline = _Inline()
         columns: list[tuple[Column, Column, Column]] = []
-        at = 0
         for part in parts:
             numbers = np.array([*[files.setdefault(file, len(files)) for file in part.files], -1], np.int64)
-            moved = np.where(part.ids < 0, part.offsets + at, part.offsets)
-            columns.append((numbers[part.ids], moved, part.lengths))
-            inline.append(part.inline)
-            at += len(part.inline)
+            columns.append((numbers[part.ids], inline.places(part), part.lengths))
 
         self._keys = table.keys
         self.rows = table.rows  #: the row of each key
@@ -80,7 +76,7 @@ class Index(Mapping[bytes, Value]):
         self.ids = _joined([ids for ids, _, _ in columns])  #: index into `files`; -1 if inline
         self.offsets = _joined([offsets for _, offsets, _ in columns])
         self.lengths = _joined([lengths for _, _, lengths in columns])
-        self._inline = b"".join(inline)
+        self._inline = bytes(inline.data)
 
     @classmethod
     def of(cls, values: Mapping[bytes, Value]) -> Index:
@@ -131,7 +127,7 @@ class Index(Mapping[bytes, Value]):
     @property
     def inline_nbytes(self) -> int:
         """Bytes of all values that are stored in the index itself."""
-        return len(self._inline)
+        return int(self.lengths[self.ids < 0].sum())
 
     def what_it_says(self) -> Hashable:
         """Return a value that is equal for two indices with the same keys and the same inline values.
@@ -139,7 +135,8 @@ class Index(Mapping[bytes, Value]):
         Keys are the same if their table is the same object. Places in data files are not compared.
         """
         inline = self.ids < 0
-        return ByIdentity(self.rows), self._inline, inline.tobytes(), self.lengths[inline].tobytes()
+        places = self.offsets[inline].tobytes(), self.lengths[inline].tobytes()
+        return ByIdentity(self.rows), self._inline, inline.tobytes(), places
 
     def needed(self) -> dict[str, int]:
         """Return the least length of each data file, in bytes."""
@@ -147,6 +144,35 @@ class Index(Mapping[bytes, Value]):
         ends = np.zeros(len(self.files), np.int64)
         np.maximum.at(ends, self.ids[there], (self.offsets + self.lengths)[there])
         return dict(zip(self.files, ends.tolist(), strict=True))
+
+
+@final
+class _Inline:
+    """Values that are stored in the index itself, each distinct one once: arrays are of few kinds."""
+
+    __slots__ = ("_known", "data")
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self._known: dict[bytes, int] = {}
+
+    def places(self, part: Values) -> Column:
+        """Return the offsets of a part's values; of those that it holds itself, in `data`."""
+        there = np.flatnonzero(part.ids < 0)
+        starts, lengths = part.offsets[there].tolist(), part.lengths[there].tolist()
+        found: list[int] = []
+        for start, length in zip(starts, lengths, strict=True):
+            value = part.inline[start : start + length]
+            at = self._known.get(value)
+            if at is None:
+                at = self._known[value] = len(self.data)
+                self.data += value
+
+            found.append(at)
+
+        offsets = part.offsets.copy()
+        offsets[there] = found
+        return offsets
 
 
 def _joined(columns: list[Column]) -> Column:

@@ -10,8 +10,8 @@ from typing import Any, Final, TypeAlias, final
 
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 
-Columns: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], bytes]
-"""Keys in their stored form: lengths of prefixes, lengths of suffixes, concatenated suffixes."""
+Columns: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], bytes, bytes]
+"""Keys in their stored form: lengths of prefixes and suffixes, all suffixes, and what is before each key."""
 
 _SLICE: Final = 8192  # keys: a millisecond or less
 _BYTES_OF_A_KEY: Final = 100  # overhead of a key and its row, without the key's text

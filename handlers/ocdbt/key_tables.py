@@ -20,7 +20,7 @@ __all__ = (
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from operator import add, gt, lt
 from typing import Final, final
 
@@ -102,15 +102,16 @@ def encode_keys(
 
 
 def decode_keys(
-    cursor: Cursor, count: int, *, interior: bool, known: RememberedKeys | None = None
+    cursor: Cursor, count: int, *, interior: bool, known: RememberedKeys | None = None, prefix: bytes = b""
 ) -> tuple[list[bytes], Sequence[int]]:
-    """Read `count` keys, relative to their node.
+    """Read `count` keys: those of an interior node relative to it, those of a leaf whole.
 
     Args:
         cursor: At the first byte of the keys.
         count: Number of keys, at least one.
         interior: Whether the node is an interior node, not a leaf.
         known: Cached keys of other nodes; if one has the same keys, its list is returned.
+        prefix: What the nodes above hold of the keys of a leaf.
 
     Returns:
         The keys. For an interior node also how many leading bytes of each key are shared by all keys of the
@@ -130,14 +131,16 @@ def decode_keys(
     if any(map(gt, inherited, lengths)):
         raise cursor.origin.corrupt("a child inherits more bytes than its key has")
 
-    if sum(lengths) > MOST_BYTES_OF_KEYS:  # most bytes of a key may be those of the one before it
-        raise cursor.origin.corrupt(f"keys of {sum(lengths)} bytes, of at most {MOST_BYTES_OF_KEYS}")
+    before = b"" if interior else prefix
+    nbytes = sum(lengths) + len(before) * count
+    if nbytes > MOST_BYTES_OF_KEYS:  # most bytes of a key may be those of the one before it
+        raise cursor.origin.corrupt(f"keys of {nbytes} bytes, of at most {MOST_BYTES_OF_KEYS}")
 
-    stored = (tuple(shared), tuple(suffixes), cursor.take(sum(suffixes)))
+    stored = (tuple(shared), tuple(suffixes), cursor.take(sum(suffixes)), before)
 
     def decode() -> list[bytes]:
         keys = list(_keys(*stored))
-        if not all(map(lt, keys, keys[1:])):
+        if not all(map(lt, keys, islice(keys, 1, None))):
             raise cursor.origin.corrupt("keys are not in ascending order")
 
         return keys
@@ -145,12 +148,12 @@ def decode_keys(
     return decode() if known is None else known.keys(stored, decode), inherited
 
 
-def _keys(shared: Sequence[int], suffixes: Sequence[int], encoded: bytes) -> Iterator[bytes]:
-    key = b""
+def _keys(shared: Sequence[int], suffixes: Sequence[int], encoded: bytes, before: bytes) -> Iterator[bytes]:
+    key, n_before = before, len(before)
     position = 0
     for prefix, suffix in zip((0, *shared), suffixes, strict=True):
         end = position + suffix
-        key = key[:prefix] + encoded[position:end]
+        key = key[: n_before + prefix] + encoded[position:end]
         position = end
         yield key
 

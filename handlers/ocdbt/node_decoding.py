@@ -68,7 +68,7 @@ class Node:
     """A B+tree node: keys and values in a leaf, children in an interior node."""
 
     height: int
-    keys: list[bytes]  #: keys of the leaf's entries or of the children, relative to this node
+    keys: list[bytes]  #: of a leaf's entries, whole; or of the children, relative to this node
     values: Values | None  #: values of a leaf's keys; None in an interior node
     children: list[Child]  #: empty in a leaf
 
@@ -140,13 +140,16 @@ def _references(
     ]
 
 
-def decode_node(cursor: Cursor, transitive: str, known: RememberedKeys | None = None) -> Node:
+def decode_node(
+    cursor: Cursor, transitive: str, known: RememberedKeys | None = None, prefix: bytes = b""
+) -> Node:
     """Decode the body of a B+tree node.
 
     Args:
         cursor: At the first byte of the body.
         transitive: The base path of the file that holds the node.
         known: Cache of keys that were decoded before.
+        prefix: What the nodes above hold of each key.
 
     Raises:
         CorruptCheckpointError: If it is malformed.
@@ -157,7 +160,7 @@ def decode_node(cursor: Cursor, transitive: str, known: RememberedKeys | None = 
     if not 0 < count <= MAX_NODE_ENTRIES:
         raise cursor.origin.corrupt(f"{count} entries")
 
-    keys, inherited = decode_keys(cursor, count, interior=height > 0, known=known)
+    keys, inherited = decode_keys(cursor, count, interior=height > 0, known=known, prefix=prefix)
     if not height:
         node = Node(0, keys, _values(cursor, files, count), [])
     else:

@@ -117,10 +117,16 @@ class ReadPack(Sequence[ReadLeaf]):
 
     def part(self, numbers: Sequence[int]) -> ReadPack:
         """Return a pack of some of its leaves."""
+        indices = self.indices
+        if isinstance(numbers, range) and numbers.step == 1:  # a range of a range, not a million objects
+            chosen = indices[numbers.start : numbers.stop]
+        else:
+            chosen = [indices[at] for at in numbers]
+
         return ReadPack(
             handler=self.handler,
             file=self.file,
-            indices=[self.indices[at] for at in numbers],
+            indices=chosen,
             specs=[self.specs[at] for at in numbers],
             details=[self.details[at] for at in numbers],
             offsets=[self.offsets[at] for at in numbers],

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from penstock.handlers.ocdbt import wire_format as wire
 from penstock.handlers.ocdbt.database_reader import read_index
+from penstock.handlers.ocdbt.index_entries import Index
+from penstock.handlers.ocdbt.key_cache import RememberedKeys
 from penstock.handlers.ocdbt.key_tables import encode_files
 from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
 from penstock.handlers.ocdbt.wire_format import MANIFEST_MAGIC, MISSING, NODE_MAGIC, seal, varint, varints
@@ -162,6 +164,33 @@ def test_reads_what_penstock_wrote(
 
     assert index == entries
     assert list(index) == sorted(entries)
+
+
+def test_databases_with_the_same_keys_share_one_table_of_them(tmp_path: Path, write_database: Write) -> None:
+    """Also if their nodes hold the beginning of the keys for the nodes below."""
+    known = RememberedKeys()
+    keys = [b"a/long/beginning/%03d" % i for i in range(100)]
+    found: list[Index] = []
+    for at in range(2):
+        entries: list[tuple[bytes, Value]] = [(key, Indirect("d/0", at, 1)) for key in keys]
+        write_database(tmp_path / str(at), entries, max_node_bytes=1000)
+        found.append(read_index(LocalStore(), str(tmp_path / str(at)), known))
+
+    assert list(found[0]) == keys
+    assert found[0].rows is found[1].rows
+    assert found[0] != found[1]
+
+
+def test_equal_values_in_an_index_are_kept_once(tmp_path: Path, write_database: Write) -> None:
+    entries: dict[bytes, Value] = {b"key %03d" % i: Inline(b"kind %d" % (i % 3)) for i in range(100)}
+    write_database(tmp_path, entries.items(), max_node_bytes=300)
+    index = read_index(LocalStore(), str(tmp_path))
+
+    assert index == entries
+    assert index.inline_nbytes == 600  # what is stored
+    assert len(set(index.offsets.tolist())) == 3
+    others = Index.of({**entries, b"key 007": Inline(b"kind 2")})
+    assert len({index.what_it_says(), others.what_it_says()}) == 2
 
 
 letters = st.lists(st.sampled_from([b"a", b"\0", b"\xff", b"a" * 200]), max_size=5).map(b"".join)

@@ -28,6 +28,9 @@ from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyPath, LeafSpec
 
 ARRAY_TYPES: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
 
+_SLICE: Final = 8192
+"""Leaves whose metadata is copied out of the index at once. Of a million it would be 400 MB."""
+
 
 def has_value(typestr: str, skip: bool, /) -> bool:
     """Whether the index may have a value under the leaf's name."""
@@ -57,22 +60,33 @@ class ArrayFormats:
             valued: Those to look for.
         """
         found: list[ArrayFormat | None] = [None] * len(names)
-        for metadata_key in zarr.METADATA_KEYS:
-            keys = [f"{names[at]}/{metadata_key}" if names[at] else metadata_key for at in valued]
-            row_of = self.index.rows.get
-            rows = [row_of(key.encode()) for key in keys]  # a `map` would hold the interpreter to its end
-            there = [number for number, row in enumerate(rows) if row is not None]
-            values = self.index.inline_values([row for row in rows if row is not None])
-            for number, value in zip(there, values, strict=True):
-                at = valued[number]
-                data = self._far_value(keys[number]) if value is None else value
-                found[at] = self._known.get(data) or self._decode(tree, at, keys[number], data)
-
-            valued = [at for at, row in zip(valued, rows, strict=True) if row is None]
-            if not valued:
-                break
+        for start in range(0, len(valued), _SLICE):
+            some = valued[start : start + _SLICE]
+            for metadata_key in zarr.METADATA_KEYS:
+                some = self._find_some(tree, names, some, metadata_key, found)
 
         return found
+
+    def _find_some(
+        self,
+        tree: TreeMetadata,
+        names: Sequence[str],
+        valued: Sequence[int],
+        metadata_key: str,
+        found: list[ArrayFormat | None],
+    ) -> Sequence[int]:
+        """Note the formats of some leaves in `found`; return those that have no such key."""
+        keys = [f"{names[at]}/{metadata_key}" if names[at] else metadata_key for at in valued]
+        row_of = self.index.rows.get
+        rows = [row_of(key.encode()) for key in keys]  # a `map` would hold the interpreter to its end
+        there = [number for number, row in enumerate(rows) if row is not None]
+        values = self.index.inline_values([row for row in rows if row is not None])
+        for number, value in zip(there, values, strict=True):
+            at = valued[number]
+            data = self._far_value(keys[number]) if value is None else value
+            found[at] = self._known.get(data) or self._decode(tree, at, keys[number], data)
+
+        return [at for at, row in zip(valued, rows, strict=True) if row is None]
 
     def _far_value(self, key: str) -> bytes:
         self.far.append(key)
