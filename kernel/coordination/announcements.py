@@ -36,7 +36,7 @@ class JobAnnouncements:
         about: What they are about, such as a root of steps. One object at a time for each.
     """
 
-    __slots__ = ("_about", "_asked", "_job", "_kept", "_keys", "_known", "_turn")
+    __slots__ = ("_about", "_asked", "_job", "_kept", "_keys", "_known", "_token", "_turn")
 
     def __init__(self, job: Job, about: str) -> None:
         self._job = job
@@ -45,7 +45,9 @@ class JobAnnouncements:
         self._asked: Counter[str] = Counter()  # how often this process asked for each name
         self._known: dict[str, str] = {}  # the last ones, by name and number
         self._kept: deque[str] = deque()  # whose keys are there
+        self._token = b""  # tells that this object came from an earlier one of this process
         self._turn = Lock()
+        self._renew()
 
     async def tell(self, name: str, value: str) -> None:
         """Say what was decided. The primary's.
@@ -79,9 +81,18 @@ class JobAnnouncements:
         raise PeerSilentError({self._job.primary: None}, self._job.limits.patience_s)
 
     async def ask(self, what: str) -> None:
-        """Tell the primary that something was asked of this process. For the others."""
-        await self._join()
-        await self._job.calls.put(f"{self._keys.all}{what}", b"1", replace=True)
+        """Tell the primary that something was asked of this process. For the others.
+
+        Raises:
+            PeerSilentError: If the primary begins nothing within `JobLimits.patience_s`.
+            CoordinationError: If the service cannot be reached.
+        """
+        with move_on_after(self._job.limits.patience_s):
+            await self._join()
+            await self._job.calls.put(f"{self._keys.all}{what}", b"1", replace=True)
+            return
+
+        raise PeerSilentError({self._job.primary: None}, self._job.limits.patience_s)
 
     async def take(self, what: str) -> bool:
         """Return whether any other process has asked this since the last call. The primary's."""
@@ -108,6 +119,10 @@ class JobAnnouncements:
                 await job.calls.delete(self._keys.all)
 
         self._keys = OperationKeys("")
+        self._renew()
+
+    def _renew(self) -> None:
+        self._token = secrets.token_hex(8).encode()
 
     def _key(self, numbered: str) -> str:
         return f"{self._keys.each('said')}{numbered}"
@@ -153,9 +168,18 @@ class JobAnnouncements:
                     if keys is not None:  # some process has not left it, or left it unseen
                         await job.calls.delete(keys.all)
 
-                    self._keys = OperationKeys(secrets.token_hex(8))
-                    await job.calls.put(job.join_key(self._about), self._keys.identity.encode(), replace=True)
-                elif keys is not None and await job.calls.put(keys.each("at", job.index), b"1"):
+                    begun = OperationKeys(secrets.token_hex(8))
+                    await job.calls.put(job.join_key(self._about), begun.identity.encode(), replace=True)
+                    self._keys = begun  # not before: who is cancelled has begun nothing
+                elif keys is not None and await self._comes(keys.each("at", job.index)):
                     self._keys = keys
                 else:  # this process was here: the primary has not begun the next
                     await sleep(job.limits.beat_s)
+
+    async def _comes(self, key: str) -> bool:
+        """Say that this process is here; return whether no earlier object of it was.
+
+        This one may have said so before, and been cancelled before the service had answered.
+        """
+        calls = self._job.calls
+        return await calls.put(key, self._token) or await calls.wait(key, 0.0) == self._token

@@ -14,6 +14,7 @@ from penstock.kernel.coordination.job import MOST_OUTCOMES
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.kernel.coordination.joint_operation import JointOperation
 from penstock.kernel.protocols.coordinator import KeyValues
+from penstock.testing.memory_key_values import MemoryKeyValues
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
@@ -121,6 +122,33 @@ async def test_what_is_forgotten_of_a_save_takes_nothing_from_the_next_one_to_th
 
     assert [error for error in job.errors.values() if not isinstance(error, StorageError)] == []
     assert job.published == [b"part"]
+
+
+async def test_who_was_cancelled_before_the_service_answered_hears_what_is_decided_then() -> None:
+    service, hearing = MemoryKeyValues(), CancelScope()
+    slow = SlowService(service, put="/at/1")
+    primary = JobCoordinator(service, 0, 2, LONG).announcements("/run")
+    other = JobCoordinator(slow, 1, 2, LONG).announcements("/run")
+    assert primary is not None
+    assert other is not None
+
+    async def hear() -> None:
+        with hearing:
+            await other.hear("save 0")
+
+    try:
+        await primary.tell("save 1", "yes")
+        async with create_task_group() as tasks:
+            tasks.start_soon(hear)
+            assert await to_thread.run_sync(slow.puts.wait, LONGEST_S)
+            hearing.cancel()
+
+        assert await other.hear("save 1") == "yes"
+    finally:
+        slow.may_confirm.set()
+
+    for each in (other, primary):
+        await each.leave()
 
 
 async def test_a_primary_that_lives_and_decides_nothing_is_given_up() -> None:
