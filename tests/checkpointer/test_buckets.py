@@ -10,7 +10,7 @@ from typing import Any, cast
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.handlers.stores.buckets.bucket_rig import URL, Bucket
+from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, Interposed
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.formats.orbax.documents import commit_mark_text
@@ -66,6 +66,23 @@ async def test_a_tree_is_saved_described_verified_and_restored(
         assert checkpointer.statistics().leased == 0
 
     assert not [key for key in bucket.objects_there() if "penstock-saving" in key]
+
+
+async def test_the_lengths_of_many_files_are_asked_for_at_once(
+    bucket: Bucket, assert_same: AssertSame
+) -> None:
+    asked = Interposed(bucket.client())
+    store = BucketStore(URL, lambda _: None, file_bytes=2**16, objects=cast("Any", asked))
+    tree = {f"w{at}": np.full(2**13, at, np.float64) for at in range(12)}
+    async with Checkpointer(store=store) as checkpointer:
+        await (await checkpointer.save(PATH, tree))
+        files = [key for key in bucket.objects_there() if key.startswith("run/7/d/")]
+        assert len(files) > 8
+        asked.calls.clear()
+        assert_same(await checkpointer.restore(PATH), tree)
+
+    heads = [key for method, key in asked.calls if method == "head" and "/d/" in key]
+    assert len(heads) < 2 * len(files), "one for each that is opened"
 
 
 async def test_what_is_there_is_deleted_first_if_that_is_asked_for(bucket: Bucket, tmp_path: Path) -> None:

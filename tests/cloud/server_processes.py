@@ -9,7 +9,7 @@ import socket
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -48,7 +48,7 @@ def free_ports(n: int) -> list[int]:
 
 @contextmanager
 def running_on_free_ports(
-    command_of: Callable[[Sequence[int]], list[str]], folder: Path
+    command_of: Callable[[Sequence[int]], list[str]], folder: Path, environ: Mapping[str, str]
 ) -> Generator[Sequence[int]]:
     """Run SeaweedFS on ports that were free just now, and on others if somebody took one before it did."""
     with ExitStack() as stack:
@@ -56,7 +56,9 @@ def running_on_free_ports(
             ports = free_ports(N_PORTS)
             stack.callback(remove_sockets, ports)
             try:
-                stack.enter_context(running(command_of(ports), f"http://127.0.0.1:{ports[0]}", folder))
+                stack.enter_context(
+                    running(command_of(ports), f"http://127.0.0.1:{ports[0]}", folder, environ)
+                )
             except DidNotStartError:
                 if attempt == N_ATTEMPTS:
                     raise
@@ -73,13 +75,16 @@ def remove_sockets(ports: Sequence[int]) -> None:
 
 
 @contextmanager
-def running(command: list[str], url: str, folder: Path, keep: int | None = None) -> Generator[None]:
+def running(
+    command: list[str], url: str, folder: Path, environ: Mapping[str, str], keep: int | None = None
+) -> Generator[None]:
     """Run a server until the block ends; it is there once it answers anything at `url`.
 
     Args:
         command: What starts it.
         url: What it is asked.
         folder: Where it works, and puts what is temporary.
+        environ: Variables for it; SeaweedFS takes from them whom it serves.
         keep: A file descriptor that it inherits.
 
     Raises:
@@ -91,7 +96,7 @@ def running(command: list[str], url: str, folder: Path, keep: int | None = None)
         process = subprocess.Popen(
             [*bound, *command],
             cwd=folder,
-            env={**os.environ, "TMPDIR": str(folder)},
+            env={**os.environ, **environ, "TMPDIR": str(folder)},
             stdout=log,
             stderr=log,
             start_new_session=True,

@@ -133,7 +133,9 @@ def seaweedfs(folder: Path) -> Generator[Server]:
     """A real distributed store, in one process."""
     weed = program("weed")
     assert weed is not None
-    with running_on_free_ports(lambda ports: seaweedfs_command(weed, folder, ports), folder) as ports:
+    with running_on_free_ports(
+        lambda ports: seaweedfs_command(weed, folder, ports), folder, ENVIRONMENT
+    ) as ports:
         server = Server("SeaweedFS", f"http://127.0.0.1:{ports[0]}")
         wait_for_bucket(server)
         yield server
@@ -159,7 +161,7 @@ def moto(folder: Path) -> Generator[Server]:
     with socket.create_server(("127.0.0.1", 0)) as listening:  # so nobody else can take the port meanwhile
         endpoint = f"http://127.0.0.1:{listening.getsockname()[1]}"
         command = [sys.executable, str(Path(__file__).with_name("moto_process.py")), str(listening.fileno())]
-        with running(command, endpoint, folder, keep=listening.fileno()):
+        with running(command, endpoint, folder, ENVIRONMENT, keep=listening.fileno()):
             urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")).close()
             yield Server("moto", endpoint)
 
@@ -172,7 +174,7 @@ def azurite(folder: Path) -> Generator[Server]:
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
     command = [found, "--blobHost", "127.0.0.1", "--blobPort", str(port), "-l", str(folder), "--silent"]
-    with running([*command, "--skipApiVersionCheck", "--disableTelemetry"], endpoint, folder):
+    with running([*command, "--skipApiVersionCheck", "--disableTelemetry"], endpoint, folder, ENVIRONMENT):
         make_container(endpoint)
         yield Server("Azurite", endpoint, "az")
 
@@ -197,26 +199,46 @@ class FakeGcs:
 
     endpoint: str
 
-    def ask(self, method: str, path: str, body: bytes | None = None, **query: str) -> tuple[Any, bytes]:
-        """Return the headers and the body of the answer."""
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, span: str | None = None, **query: str
+    ) -> tuple[Any, bytes]:
+        """Return the headers and the body of the answer; with `span`, of a part, as in `bytes=0-9`."""
         url = f"{self.endpoint}{path}?{urlencode(query)}"
         headers = {"Content-Type": "application/octet-stream"}
+        if span is not None:
+            headers["Range"] = span
+
         request = urllib.request.Request(url, data=body, method=method, headers=headers)
         with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.headers, answer.read()
 
-    def get(self, key: str) -> Stored | None:
-        """Return an object, if it is there."""
+    def head(self, key: str) -> Stored | None:
+        """Return an object without its content, if it is there."""
         path = f"/storage/v1/b/{BUCKET}/o/{quote(key, safe='')}"
         try:
-            headers, data = self.ask("GET", path, alt="media")
+            told = json.loads(self.ask("GET", path)[1])
         except urllib.error.HTTPError as error:
             if error.code != 404:
                 raise
 
             return None
 
-        return Stored(data, int(headers["X-Goog-Generation"]))
+        return Stored(b"", int(told["generation"]), int(told["size"]))
+
+    def get(self, key: str, span: str | None = None) -> Stored | None:
+        """Return an object, or a part of it, if it is there."""
+        path = f"/storage/v1/b/{BUCKET}/o/{quote(key, safe='')}"
+        try:
+            headers, data = self.ask("GET", path, None, span, alt="media")
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+
+            return None
+
+        told = headers["Content-Range"]
+        size = len(data) if told is None else int(told.rpartition("/")[2])
+        return Stored(data, int(headers["X-Goog-Generation"]), size)
 
     def put(self, key: str, data: bytes) -> Stored:
         """Write an object, whatever was there."""
@@ -253,7 +275,7 @@ def fake_gcs(folder: Path) -> Generator[Server]:
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
     command = [found, "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory"]
-    with running([*command, "-external-url", endpoint], f"{endpoint}/storage/v1/b", folder):
+    with running([*command, "-external-url", endpoint], f"{endpoint}/storage/v1/b", folder, ENVIRONMENT):
         made = json.dumps({"name": BUCKET}).encode()
         FakeGcs(endpoint).ask("POST", "/storage/v1/b", made, project="test")
         with object_server(FakeGcs(endpoint)) as front:

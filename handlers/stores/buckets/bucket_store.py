@@ -5,7 +5,8 @@ from __future__ import annotations
 __all__ = ("BucketStore",)
 
 import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, final
 
 from penstock.handlers.stores.buckets.bucket_builds import MARK, Build, Builds, Left
@@ -13,12 +14,16 @@ from penstock.handlers.stores.buckets.bucket_files import BucketDataFile, Bucket
 from penstock.handlers.stores.buckets.claim_records import CLAIM
 from penstock.handlers.stores.buckets.joined_builds import is_current, join, take_back
 from penstock.handlers.stores.buckets.object_client import ObjectClient
+from penstock.handlers.stores.buckets.object_errors import NO_BUCKET
 from penstock.handlers.stores.buckets.objects import Listed, Objects
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.store_capabilities import Placement
 from penstock.kernel.protocols.stores import BuildToken
 
 FILE_BYTES: Final = 16 * 2**20
+
+_FEW: Final = 3
+"""So many files of a folder are asked for one by one; of more, the folder is listed."""
 
 
 @final
@@ -174,6 +179,48 @@ class BucketStore:
             raise _absent("get", path)
 
         return found[0]
+
+    def read_files(self, paths: Iterable[str]) -> Sequence[bytes | None]:
+        """Return the content of each file, by one request for each; None where there is none."""
+        found: list[bytes | None] = []
+        for path in paths:
+            try:
+                found.append(self.read_file(path))
+            except StorageError as error:
+                if error.errno != errno.ENOENT or error.problem == NO_BUCKET:
+                    raise
+
+                found.append(None)
+
+        return found
+
+    def file_sizes(self, paths: Iterable[str]) -> Sequence[int | None]:
+        """Return the length of each file; -1 for a folder, None for nothing. Many in a folder are listed."""
+        asked = list(paths)
+        in_folder = Counter([path.rpartition("/")[0] for path in asked])
+        listed: dict[str, int] = {}
+        for folder, n_files in in_folder.items():
+            key, build = self._located(folder)
+            if n_files > _FEW and build is None:
+                found = self._client.list(key)
+                if found.sizes:
+                    listed |= {f"{folder}/{name}": -1 for name in found.folders}
+                    listed |= {
+                        f"{folder}/{name}": size for name, size in zip(found.files, found.sizes, strict=True)
+                    }
+
+        return [listed[path] if path in listed else self._size_if_there(path) for path in asked]
+
+    def _size_if_there(self, path: str) -> int | None:
+        key, build = self._located(path)
+        if build is not None and (held := self._held_mark(build, key)) is not None:
+            return len(held)
+
+        found = self._client.head(key)
+        if found is not None:
+            return found.size
+
+        return -1 if self._client.has_below(key) else None
 
     def write_file(self, path: str, data: bytes, *, create: bool = False) -> bool:
         key, build = self._located(path)

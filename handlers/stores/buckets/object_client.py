@@ -193,7 +193,8 @@ class ObjectClient:
             found = obstore.list_with_delimiter(store, prefix=prefix or None)
 
         folders = [str(name).rstrip("/").rsplit("/", 1)[-1] for name in found["common_prefixes"]]
-        return Listed(folders, [str(each["path"]).rsplit("/", 1)[-1] for each in found["objects"]])
+        names = [str(each["path"]).rsplit("/", 1)[-1] for each in found["objects"]]
+        return Listed(folders, names, [int(each["size"]) for each in found["objects"]])
 
     def walk(self, prefix: str) -> Iterator[str]:
         """Yield the key of every object below a prefix, at any depth."""

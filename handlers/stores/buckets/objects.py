@@ -30,6 +30,7 @@ class Listed:
 
     folders: Sequence[str]
     files: Sequence[str]
+    sizes: Sequence[int] = ()  #: of the files, in bytes; empty if the listing does not say them
 
 
 class Objects(Protocol):

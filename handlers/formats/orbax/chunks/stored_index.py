@@ -146,17 +146,23 @@ def check_files(store: Store, directory: str, needed: Mapping[str, int], *, whol
         TruncatedDataError: If one is too short.
         CorruptCheckpointError: If one is missing, or lies outside of `directory`.
     """
-    for file, nbytes in needed.items():
+    for file in needed:
         check_inside(directory, file)
-        path = os.path.join(directory, file)
-        if not whole:
-            continue
-        if store.kind(path) != "file":
-            raise CorruptCheckpointError(path, "is missing, and the index refers to it")
+    if not whole:
+        return
 
-        found = store.size(path)
+    paths = [os.path.join(directory, file) for file in needed]
+    sizes = store.file_sizes(paths) if isinstance(store, ManyFiles) else _sizes(store, paths)
+    for path, nbytes, found in zip(paths, needed.values(), sizes, strict=True):
+        if found is None or found < 0:
+            raise CorruptCheckpointError(path, "is missing, and the index refers to it")
         if found < nbytes:
             raise TruncatedDataError(path, nbytes, found)
+
+
+def _sizes(store: Store, paths: Iterable[str]) -> Iterator[int | None]:
+    for path in paths:
+        yield store.size(path) if store.kind(path) == "file" else None
 
 
 def _entries(store: Store, directory: str, name: str) -> Iterator[tuple[str, bool]]:
