@@ -20,6 +20,7 @@ import anyio.from_thread
 import numpy as np
 from crc32c import crc32c
 
+from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.leaves.common.host_buffers import HostRegion
 from penstock.handlers.leaves.common.mismatches import different, stored_dtype
 from penstock.kernel.errors import (
@@ -102,6 +103,12 @@ class StoredValue:
     files: SourceFiles
     checkpoint: StoredCheckpoint
     stored: StoredLeaf
+    dtype: str | None = None  #: that it is saved with; None for its own
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        """Of its elements as they are read."""
+        return stored_dtype(self.stored)
 
 
 @final
@@ -110,14 +117,14 @@ class StoredValueHandler:
     """Saves a leaf of one checkpoint into another one. Cannot restore.
 
     The leaf's recorded kind, sharding and PRNG implementation are recorded again. Its chunk shape is kept
-    if it divides the array evenly. Bytes with a recorded checksum are verified.
+    if it divides the array evenly. Bytes with a recorded checksum are verified. Values are cast as in C.
     """
 
     typestr: str = "stored value"
 
     @property
     def follows_spec(self) -> bool:
-        """See `ChunkingHandler`. It casts nothing, since nobody asks a conversion to."""
+        """See `ChunkingHandler`."""
         return True
 
     def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
@@ -148,7 +155,11 @@ class StoredValueHandler:
         if write_shape is None and spec.typestr == "jax.Array":
             write_shape = spec.shape
 
-        return replace(spec, chunk_shape=chunks if even else whole, write_shape=write_shape)
+        spec = replace(spec, chunk_shape=chunks if even else whole, write_shape=write_shape)
+        if value.dtype is None:
+            return spec
+
+        return replace(spec, dtype=value.dtype, itemsize=numpy_dtype(value.dtype).itemsize)
 
     def buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
         """Read leaves that are one range of a file each; None for any other leaf."""
@@ -156,6 +167,9 @@ class StoredValueHandler:
 
     def _buffer(self, value: object, spec: LeafSpec) -> memoryview | None:
         assert isinstance(value, StoredValue)
+        if value.dtype is not None:
+            return None
+
         bounds = tuple([(0, size) for size in spec.shape or ()])
         reads = _tiling(_reads(value, bounds, spec.nbytes), spec.nbytes)
         return _take_direct(value, reads[0]) if reads is not None and len(reads) == 1 else None
@@ -174,7 +188,7 @@ class StoredValueHandler:
             for each in window:
                 if isinstance(each, _Region):
                     take = partial(_take_region, value, each.bounds, piece_bytes, next(segments))
-                    yield PiecePlan(each.chunk, each.start, each.nbytes, each.nbytes, take)
+                    yield PiecePlan(each.chunk, each.start, each.nbytes, _cost(value, each), take)
                 else:
                     yield each
 
@@ -205,14 +219,16 @@ def _planned(value: StoredValue, spec: LeafSpec, piece_bytes: int) -> Iterator[_
             yield _Region(chunk, 0, spec.chunk_nbytes, bounds)
             continue
 
-        reads = _tiling(_reads(value, bounds, piece_bytes), spec.chunk_nbytes)
-        if reads is None:
-            yield from _slabs(value, chunk, bounds, piece_bytes)
+        size = value.stored_dtype.itemsize
+        reads = _tiling(_reads(value, bounds, piece_bytes), spec.chunk_nbytes // spec.itemsize * size)
+        if reads is None or (value.dtype is not None and any(read.nbytes % size for read in reads)):
+            yield from _slabs(value, spec, chunk, bounds, piece_bytes)
             continue
 
         for read in reads:
-            take = partial(_take_direct, value, read)
-            yield PiecePlan(chunk, read.start, read.nbytes, read.nbytes, take)
+            start, nbytes = (n // size * spec.itemsize for n in (read.start, read.nbytes))
+            cost = nbytes if value.dtype is None else nbytes + read.nbytes
+            yield PiecePlan(chunk, start, nbytes, cost, partial(_take_direct, value, read))
 
 
 def _segments(value: StoredValue, regions: Sequence[_Bounds], piece_bytes: int) -> list[_Segments]:
@@ -256,8 +272,16 @@ def _tiling(reads: Iterable[Read], nbytes: int) -> list[DirectRead] | None:
     return tiling if end == nbytes else None
 
 
+def _cost(value: StoredValue, region: _Region) -> int:
+    """Return the host bytes that a region takes: as it is read, and once more where it is cast."""
+    if value.dtype is None:
+        return region.nbytes
+
+    return region.nbytes + math.prod([hi - lo for lo, hi in region.bounds]) * value.stored_dtype.itemsize
+
+
 def _slabs(
-    value: StoredValue, chunk: tuple[int, ...], bounds: _Bounds, piece_bytes: int
+    value: StoredValue, spec: LeafSpec, chunk: tuple[int, ...], bounds: _Bounds, piece_bytes: int
 ) -> Iterator[_Region]:
     """Cut a chunk along its first axis, at the stored chunks' edges, so that each of those is read once.
 
@@ -267,23 +291,24 @@ def _slabs(
     dtype = stored_dtype(value.stored)
     stored = value.stored.spec.chunk_shape
     if not bounds:
-        yield _Region(chunk, 0, dtype.itemsize, bounds)
+        yield _Region(chunk, 0, spec.itemsize, bounds)
         return
 
     (first, last), *rest = bounds
     row_bytes = math.prod([hi - lo for lo, hi in rest]) * dtype.itemsize
     step = max(1, piece_bytes // (stored[0] * row_bytes)) * stored[0]
     coded = stored[0] * row_bytes  # what is decoded at once, if it is
+    saved_bytes = row_bytes // dtype.itemsize * spec.itemsize  # of a row
     check_available(value.checkpoint.path, max(step * row_bytes, coded), value.stored.info.key_path)
     for at in range(first, last, step):
         rows = (at, min(at + step, last))
-        yield _Region(chunk, (at - first) * row_bytes, (rows[1] - at) * row_bytes, (rows, *rest))
+        yield _Region(chunk, (at - first) * saved_bytes, (rows[1] - at) * saved_bytes, (rows, *rest))
 
 
 def _take_direct(value: StoredValue, read: DirectRead) -> memoryview:
     buffer = np.empty(read.nbytes, np.uint8).data
     _fill(value, read, buffer)
-    return buffer
+    return _cast(buffer, value)
 
 
 def _take_region(value: StoredValue, bounds: _Bounds, piece_bytes: int, segments: _Segments) -> memoryview:
@@ -304,7 +329,17 @@ def _take_region(value: StoredValue, bounds: _Bounds, piece_bytes: int, segments
             case DriverRead():
                 anyio.from_thread.run(_perform, read)
 
-    return region.view()
+    return _cast(region.view(), value)
+
+
+def _cast(read: memoryview, value: StoredValue) -> memoryview:
+    if value.dtype is None:
+        return read
+
+    with np.errstate(all="ignore"):
+        cast = np.frombuffer(read, value.stored_dtype).astype(numpy_dtype(value.dtype))
+
+    return cast.view(np.uint8).data
 
 
 async def _perform(read: DriverRead) -> None:

@@ -110,7 +110,7 @@ def match_leaves(
     renamed = rename_leaves(stored, rows, options.rename, targets)
     names = [info.keys for info in renamed.infos]
     matching = _by_keys(stored, renamed.rows, renamed.infos, names, target, options, own)
-    matching.differences[:0] = renamed.differences
+    matching.differences[:0] = [*renamed.differences, *renamed.unused]
     matching.changes[:0] = renamed.changes
     if target is None:
         matching.differences += leaves_within_leaves(renamed.infos)

@@ -25,6 +25,7 @@ class Renamed:
     rows: list[int] = field(default_factory=list[int])  #: places in the stored leaves
     infos: list[ParamInfo] = field(default_factory=list[ParamInfo])  #: of each row, in the result
     differences: list[TreeDifference] = field(default_factory=list[TreeDifference])
+    unused: list[TreeDifference] = field(default_factory=list[TreeDifference])  #: rules that name no leaf
     changes: list[Change] = field(default_factory=list[Change])
 
 
@@ -67,7 +68,7 @@ def rename_leaves(
         renamed.rows.append(row)
         renamed.infos.append(info)
 
-    renamed.differences += _unused(renamer, [stored_leaves[row] for row in rows[:MOST_CANDIDATES]])
+    renamed.unused = _unused(renamer, [stored_leaves[row] for row in rows[:MOST_CANDIDATES]])
     return renamed
 
 

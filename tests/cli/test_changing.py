@@ -186,3 +186,29 @@ def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
 
 def test_completion_prints_a_script(call: Call) -> None:
     assert "_python_argcomplete" in call("completion", "bash").out
+
+
+def test_convert_renames_and_casts(stored: Stored, call: Callable[..., Said], tmp_path: Path) -> None:
+    target = tmp_path / "m.safetensors"
+    names = ("--rename", "w=model.w", "--rename", "['b.c']=")
+    assert call("convert", stored.items / "state", target, *names, "--dtype", "float16").status == 0
+    assert call("show", target).rows[0][1:5] == ["['model.w']", "np.ndarray", "4x3", "float16"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--rename", "w"], "--rename w: not of the form OLD=NEW"),
+        (["--rename", "v=w"], "--rename names it, but no stored leaf has this name"),
+        (["--dtype", "float16", "--dtype", "w=int8"], "--dtype float16: is for all arrays"),
+        (["--dtype", "v=int8"], "--dtype names 'v'"),
+        (["--dtype", "floot"], "'floot' is not a dtype"),
+    ],
+)
+def test_what_convert_cannot_change_is_told_in_options(
+    kept: Stored, call: Callable[..., Said], tmp_path: Path, arguments: list[str], problem: str
+) -> None:
+    said = call("convert", kept.items / "state", tmp_path / "new", *arguments)
+    assert said.status == 1
+    assert problem in said.err
+    assert not (tmp_path / "new").exists()

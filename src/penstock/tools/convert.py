@@ -21,6 +21,7 @@ from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import DestinationExistsError, PathError, SpecError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.memory.regulator import MemoryRegulator
+from penstock.kernel.messages.restore_options import Rename
 from penstock.kernel.messages.save import SaveReport
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.coordinator import Coordinator
@@ -30,6 +31,7 @@ from penstock.kernel.reports.statistics import combined
 from penstock.kernel.storage.paths import path_or_url, path_to_save_to
 from penstock.steps.step_directory import write_root_metadata
 from penstock.stores.store_finder import StoreFinder
+from penstock.tools.changes.leaf_changes import LeafChanges
 from penstock.tools.rewriting import Rewriting, Unchanged, budget, check_apart
 from penstock.tools.stored_items import ItemsReader, StoredItems, stored_value
 from penstock.tools.stored_steps import StoredSteps, find_stored_steps
@@ -45,6 +47,8 @@ async def convert(
     split: str | None = ".",
     item: str | None = None,
     max_shard_bytes: int | None = None,
+    rename: Rename | None = None,
+    dtype: Any = None,
     overwrite: bool = False,
     custom_metadata: Mapping[str, Any] | None = None,
     max_expansion: int = MOST_EXPANSION,
@@ -69,6 +73,10 @@ async def convert(
         split: Of a safetensors source: what separates the keys in its names; None: one flat dict.
         item: Convert only this item of the source, as a tree; by default all that it holds.
         max_shard_bytes: As for `export_safetensors`.
+        rename: Other names for leaves, as for `Checkpointer.restore`; None leaves one out. Each tree of the
+            source gets them, and each rule must name a leaf of one.
+        dtype: What arrays are cast to, as for `Checkpointer.restore`: a dtype for all of its kind, or a
+            mapping from patterns of names, after renaming, to dtypes. Values are cast as in C.
         overwrite: Replace what is at `destination`, atomically, if it is of the format written.
         custom_metadata: Added to that of the source.
         max_expansion: How many times the bytes stored the arrays may take: what was never written of an
@@ -85,7 +93,8 @@ async def convert(
         memory: The budget of a Checkpointer, to share it.
 
     Raises:
-        SpecError: If the destination cannot hold all of the source; the message names what.
+        SpecError: If the destination cannot hold all of the source; the message names what. If `rename` or
+            `dtype` does not fit, or names no leaf.
         ExpansionError: If the source claims far more bytes than it stores.
         PenstockError: If the source is damaged or was replaced meanwhile, or the medium refuses.
 
@@ -108,7 +117,8 @@ async def convert(
     if target.tensors is not None and save_format is not None:
         raise SpecError("save_format is for Orbax's layout, and the destination is safetensors")
 
-    reading = _Reading(split, item, max_expansion)
+    reading = _Reading(split, item, max_expansion, rename, dtype)
+    reading.changes()  # which raises for what fits no source
     return await _Conversion(rewriting, Threads(), target, reading, custom_metadata).run(start)
 
 
@@ -171,6 +181,12 @@ class _Reading:
     split: str | None
     item: str | None
     max_expansion: int
+    rename: Rename | None
+    dtype: Any
+
+    def changes(self) -> LeafChanges | None:
+        """Return what becomes of the leaves of one checkpoint; None if they stay as they are."""
+        return None if self.rename is None and self.dtype is None else LeafChanges(self.rename, self.dtype)
 
 
 @final
@@ -208,8 +224,13 @@ class _Conversion:
         async with self.rewriting.source_files(threads) as files:
             asked = self.reading
             take = partial(_whole, files)
-            reader = ItemsReader(store, take, asked.split, max_expansion=asked.max_expansion)
-            items = self.target.fit(start, await threads.run(reader.read, start, asked.item))
+            changes = asked.changes()
+            reader = ItemsReader(store, take, asked.split, max_expansion=asked.max_expansion, changes=changes)
+            read = await threads.run(reader.read, start, asked.item)
+            if changes is not None:
+                changes.check_used(start)
+
+            items = self.target.fit(start, read)
             return await self.rewriting.save(
                 unchanged, final, items, self.target.tensors, self.custom_metadata
             )

@@ -38,6 +38,7 @@ from penstock.kernel.protocols.written import Document
 from penstock.stages.locate import split_names
 from penstock.stages.planning.result_size import check_expansion
 from penstock.stages.pytree.flattening import nest
+from penstock.tools.changes.leaf_changes import LeafChanges
 
 _ARRAY_HANDLER: Final = ".ArrayCheckpointHandler"
 _KINDS: Final = {
@@ -90,6 +91,7 @@ class ItemsReader:
         split: Of safetensors: what separates the keys in names; None: one flat dict.
         whole: Whether every data file must be there in its whole length.
         max_expansion: How many times the bytes stored the arrays of a tree may take.
+        changes: Other names and dtypes; random keys keep theirs.
     """
 
     store: Store
@@ -97,6 +99,7 @@ class ItemsReader:
     split: str | None = None
     whole: bool = True
     max_expansion: int = MOST_EXPANSION
+    changes: LeafChanges | None = None
 
     def read(self, path: str, item: str | None = None) -> StoredItems:
         """Take the checkpoint at `path` apart, or one item of it.
@@ -162,7 +165,7 @@ class ItemsReader:
             opened = self._open(path, name)
             custom: Any = opened.tree_custom_metadata
             single = recorded.endswith(_ARRAY_HANDLER)
-            parts.tree[name] = tree_of(name, opened, self.take)
+            parts.tree[name] = tree_of(name, opened, self.take, self.changes)
             parts.tree_parts.append(TreePart((name,), name, custom, single=single))
         else:
             self._open(path, name)  # which compares the document with its digest
@@ -204,13 +207,20 @@ class ItemsReader:
         if self.split is not None and isinstance(opened, NamedTensors):
             opened = split_names(opened, self.split)
 
-        tree = tree_of(item or "", opened, self.take)
+        tree = tree_of(item or "", opened, self.take, self.changes)
         return StoredItems(tree, None, opened.custom_metadata, opened.tree_custom_metadata)
 
 
-def tree_of(item: str, opened: StoredCheckpoint, take: TakeLeaf) -> object:
+def tree_of(
+    item: str, opened: StoredCheckpoint, take: TakeLeaf, changes: LeafChanges | None = None
+) -> object:
     """Return the tree of an opened item, without the leaves that are `GONE`."""
-    taken = [(leaf.info, take(item, opened, leaf)) for leaf in opened.leaves]
+    if changes is None:
+        taken = [(leaf.info, take(item, opened, leaf)) for leaf in opened.leaves]
+    else:
+        named = changes.named(opened.path, opened.leaves)
+        taken = [(info, changes.cast(opened.path, info, take(item, opened, leaf))) for info, leaf in named]
+
     kept = [(info, value) for info, value in taken if value is not GONE]
     return nest([info for info, _ in kept], [value for _, value in kept])
 

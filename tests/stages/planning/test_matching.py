@@ -91,7 +91,7 @@ def test_the_longest_name_above_a_leaf_renames_it(
     assert {(paths[row], info.keys) for row, info in found} <= expected.items()
     collisions = [each for each in renamed.differences if "would both" in each.in_like]
     assert len(collisions) == len(names) - len(set(names))
-    unused = {old for old in rename if repr(old) in {each.key_path for each in renamed.differences}}
+    unused = {old for old in rename if repr(old) in {each.key_path for each in renamed.unused}}
     assert len(unused) == sum(
         all(
             keys[: len(rule)] != rule

@@ -6,6 +6,7 @@ __all__ = ("configure", "run")
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import penstock
@@ -44,6 +45,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     names.add_argument("--flat", action="store_true", help="do not split them: one flat dict")
     parser.add_argument(
+        "--rename", action="append", default=[], metavar="OLD=NEW",
+        help="another name for a leaf, or for all below a name; without NEW it is left out; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dtype", action="append", default=[], metavar="[PATTERN=]DTYPE",
+        help="cast arrays, as in bfloat16 for all of its kind, or 'params.*=bfloat16'; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
         "--max-shard-bytes", metavar="SIZE",
         help="in a safetensors folder, begin another file beyond this size, as in 5GB",
     )  # fmt: skip
@@ -73,6 +82,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
         item=options.item,
         split=None if options.flat else options.split,
         max_shard_bytes=_size("--max-shard-bytes", options.max_shard_bytes),
+        rename=dict(_rename(text) for text in options.rename) or None,
+        dtype=_dtypes(options.dtype),
         overwrite=options.overwrite,
         custom_metadata=dict(_pair(text) for text in options.metadata),
         memory_limit=options.memory,
@@ -101,6 +112,25 @@ def _size(name: str, text: str | None) -> int | None:
         return parse_bytes(text)
     except ValueError as error:
         raise CommandError(f"{name}: {error}") from error
+
+
+def _rename(text: str) -> tuple[str, str | None]:
+    old, equals, new = text.partition("=")
+    if not old or not equals:
+        raise CommandError(f"--rename {text}: not of the form OLD=NEW, nor OLD= to leave it out")
+
+    return old, new or None
+
+
+def _dtypes(given: Sequence[str]) -> str | Mapping[str, str] | None:
+    pairs = [text.rpartition("=") for text in given]
+    plain = [dtype for _, equals, dtype in pairs if not equals]
+    if plain and len(given) > 1:
+        raise CommandError(f"--dtype {plain[0]}: is for all arrays; give no other, or patterns alone")
+    if plain:
+        return plain[0]
+
+    return {pattern: dtype for pattern, _, dtype in pairs} or None
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -27,6 +27,8 @@ _OPTIONS: Final[tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]] = 
     (_bare("custom_metadata"), "--metadata"),
     (_bare("save_format"), "--codec, --zarr or --directories"),
     (_bare("memory_limit"), "--memory"),
+    (r"\brename names it, but", "--rename names it, but"),
+    (r"\bdtype names (?=['\"])", "--dtype names "),
 )
 
 

@@ -1,0 +1,1 @@
+"""What a conversion changes of the leaves."""
