@@ -132,7 +132,8 @@ MANAGERS: Final[Section] = {
         "steps "
         "that it would have replaced are in `all_steps`. A step that is empty or cannot be "
         "described takes no place among the steps to "
-        "keep. Metrics may be arrays of one number. A `handler_registry` is copied. A folder "
+        "keep. Metrics may be arrays of one number. "
+        "A step that is no whole number from 0 is a ValueError. A `handler_registry` is copied. A folder "
         "`.penstock-writer` shows who saves; a second one is logged, and so is a root that is a checkpoint."
     ),
     "checkpoint_managers.CheckpointManagerOptions": (

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint
 import orbax.checkpoint.experimental.v1 as orbax_v1
 import pytest
+from safetensors.numpy import save_file
 
 import penstock
 import penstock.orbax
@@ -34,6 +38,38 @@ def test_strings_come_back_without_a_target(tmp_path: Path, ocp: Any) -> None:
         assert manager.restore(0, args=ocp.args.StandardRestore()) == tree
     with ocp.StandardCheckpointer() as checkpointer:
         assert checkpointer.restore(tmp_path / "steps" / "0" / "default") == tree
+
+
+_RESTORE: Final = """
+import sys
+from importlib import import_module
+
+with import_module(sys.argv[1]).CheckpointManager(sys.argv[2]) as manager:
+    found = manager.restore(0)
+print(sorted(found), found["array"].tolist(), found["key"].dtype, found["seeds"][0])
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "ocp",
+    [penstock.orbax, pytest.param(orbax.checkpoint, marks=pytest.mark.slow)],
+    ids=["penstock", "orbax"],
+)
+def test_items_of_every_kind_come_back_in_a_process_that_names_none(tmp_path: Path, ocp: Any) -> None:
+    args = ocp.args
+    items = {
+        "array": args.ArraySave(np.arange(3)),
+        "key": args.JaxRandomKeySave(jax.random.key(1)),
+        "seeds": args.NumpyRandomKeySave(np.random.RandomState(1).get_state()),
+        "words": args.JsonSave({"a": 1}),
+    }
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(0, args=args.Composite(**items))
+
+    command = [sys.executable, "-c", _RESTORE, ocp.__name__, str(tmp_path)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert told == "['array', 'key', 'seeds', 'words'] [0, 1, 2] key<fry> MT19937\n"
 
 
 @both
@@ -119,6 +155,20 @@ async def test_what_is_no_array_has_no_metadata_of_the_format(tmp_path: Path) ->
 
     assert found["s"].zarr_metadata is None
     assert found["k"].zarr_metadata["shape"] == []
+
+
+@pytest.mark.parametrize("v1", [penstock_v1, orbax_v1], ids=["penstock", "orbax"])
+def test_structs_without_a_sharding_come_from_safetensors_to_all_devices(tmp_path: Path, v1: Any) -> None:
+    values = {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    save_file(values, tmp_path / "model.safetensors")
+    context = v1.Context(checkpoint_layout=v1.options.CheckpointLayout.SAFETENSORS)
+    struct: Any = jax.ShapeDtypeStruct
+    with context:
+        found = v1.load(tmp_path / "model.safetensors", {"w": struct((2, 3), jnp.float32)})["w"]
+
+    assert found.sharding.is_fully_replicated
+    assert found.devices() == set(jax.devices())
+    np.testing.assert_array_equal(found, values["w"])
 
 
 @both

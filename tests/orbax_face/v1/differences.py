@@ -22,7 +22,10 @@ DIFFERENCES: Final[dict[str, str]] = {
     "load_checkpointables": "What a handler of the caller's raises is raised as it is, not as a KeyError.",
     "load_checkpointables_async": "Works; Orbax's raises NotImplementedError.",
     "AsyncResponse": "Can be awaited, too.",
-    "load": "An abstract leaf that is None is loaded as it was saved, as Orbax's documentation has it.",
+    "load": (
+        "An abstract leaf that is None is loaded as it was saved, as Orbax's documentation has it. From "
+        "safetensors, a NumPy target gives a NumPy array, in Orbax a jax.Array."
+    ),
     "options.PyTreeOptions.Loading.partial_load": (
         "A struct or type for which nothing is stored is a ValueError; Orbax returns the struct."
     ),
@@ -56,7 +59,10 @@ DIFFERENCES: Final[dict[str, str]] = {
     ),
     "handlers.PyTreeHandler": "The default validator is not asked: every byte is counted anyway.",
     "metadata": "A description that is gone or damaged is an error, in Orbax None and a later error.",
-    "delete": "The checkpoint or item is renamed before it is removed; Orbax keeps a record beside it.",
+    "delete": (
+        "The checkpoint or item is renamed before it is removed; Orbax keeps a record beside it. What is "
+        "neither is refused; Orbax removes any directory."
+    ),
     "options.FileOptions": _NO_V0,
     "options.AsyncOptions": _NO_V0,
     "options.MultiprocessingOptions": _NO_V0,

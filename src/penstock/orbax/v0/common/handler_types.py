@@ -8,12 +8,14 @@ from __future__ import annotations
 __all__ = ("HandlerTypeRegistry", "get_handler_type", "register_handler_type")
 
 from contextlib import suppress
+from importlib import import_module
 from threading import Lock
 from typing import Any, Final, TypeVar
 
 from penstock.orbax.substitution.counterparts import loaded_orbax
 
 HandlerT = TypeVar("HandlerT", bound=type[Any])
+_OWN_HANDLERS: Final = "penstock.orbax.handlers"
 _V0: Final = ("orbax.checkpoint.v0._src.", "orbax.checkpoint._src.")
 _EARLIER: Final = {
     "penstock.orbax.handlers.base_pytree.BasePyTreeCheckpointHandler": (
@@ -75,7 +77,12 @@ def register_handler_type(handler_cls: HandlerT) -> HandlerT:
 
 def get_handler_type(handler_typestr: str) -> type[Any]:
     """Return the handler class with a recorded name; see `HandlerTypeRegistry.get`."""
-    return _PROCESS_WIDE.get(handler_typestr)
+    try:
+        return _PROCESS_WIDE.get(handler_typestr)
+    except KeyError:
+        # The program may have used no name of the module that registers the class.
+        import_module(_OWN_HANDLERS)
+        return _PROCESS_WIDE.get(handler_typestr)
 
 
 def _of_orbax(typestr: str) -> type[Any] | None:

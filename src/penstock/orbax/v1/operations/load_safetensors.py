@@ -8,6 +8,8 @@ import os
 from typing import Any
 
 import jax
+import numpy as np
+from jax import sharding
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.dtypes import numpy_dtype
@@ -21,14 +23,15 @@ from penstock.orbax.v1.operations.locating import Found
 from penstock.orbax.v1.trees.abstract_tree import mismatch
 
 _jax: Any = jax
+_sharding: Any = sharding
 
 
 async def load_safetensors(found: Found, abstract: Any) -> Any:
-    """Load a flat tree, as NumPy arrays unless asked otherwise."""
+    """Load a flat tree, as NumPy arrays unless asked otherwise; structs without a sharding on all devices."""
     context = get_context()
     options: dict[str, Any] = {}
     if abstract is not None:
-        options = {"like": abstract, "dtype": "like"}
+        options = {"like": _jax.tree.map(_placed, abstract), "dtype": "like"}
         if context.pytree.loading.partial_load:
             options["on_unexpected"] = "skip"
 
@@ -38,6 +41,15 @@ async def load_safetensors(found: Found, abstract: Any) -> Any:
             return await checkpointer.restore(found.path, **options)
         except StructureMismatchError as error:
             raise mismatch([str(difference) for difference in error.differences]) from error
+
+
+def _placed(leaf: Any) -> Any:
+    if not isinstance(leaf, _jax.ShapeDtypeStruct) or leaf.sharding is not None:
+        return leaf
+
+    every = _sharding.Mesh(np.asarray(_jax.devices()), ("replica",))
+    place = _sharding.NamedSharding(every, _sharding.PartitionSpec())
+    return _jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
 
 def _config(options: SafetensorsOptions) -> Config | None:
