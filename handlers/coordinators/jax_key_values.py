@@ -33,7 +33,8 @@ class JaxKeyValues:
     """The `KeyValues` of a job that `jax.distributed.initialize` joined.
 
     Args:
-        client: That of the service; by default the one of this process. Seen to work with jax 0.10.2.
+        client: That of the service; by default the one of this process. It was tried with jax 0.10.2 and
+            0.12.0.1.
 
     Raises:
         CoordinationError: If jax.distributed is not initialised, or this jax has another client.
@@ -118,7 +119,7 @@ def _client_of_jax() -> object:
 def _advice() -> str:
     import jax
 
-    return f"jax {jax.__version__} is not supported for several processes, 0.10.2 is"
+    return f"jax {jax.__version__} is not supported for several processes, 0.10.2 and 0.12.0.1 are"
 
 
 def _fail(operation: str, key: str, error: Exception) -> NoReturn:
