@@ -81,7 +81,8 @@ HANDLERS: Final[Section] = {
         "gigabytes bound all saves or restores together; what is larger is cut. With `use_compression` only "
         "what compresses well is compressed. With `support_rich_types` named tuples come back as dicts if no "
         "item is given. What is gone is a ValueError, and a FileNotFoundError where it is one in Orbax; no "
-        "array reads as zeros."
+        "array reads as zeros. Called directly, it saves into a directory that is there. `transforms` "
+        "without `restore_args` are a ValueError, in Orbax a KeyError."
     ),
     "BasePyTreeCheckpointHandler": "As `PyTreeCheckpointHandler`.",
     "args.PyTreeRestore": (
