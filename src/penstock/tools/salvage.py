@@ -31,7 +31,7 @@ from penstock.handlers.formats.orbax.reading.same_bytes import holds_recorded_by
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.reading.verification import Finding
 from penstock.handlers.leaves.stored_value import SourceFiles
-from penstock.kernel.errors import PenstockError
+from penstock.kernel.errors import CorruptCheckpointError, PenstockError
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
@@ -201,6 +201,9 @@ class Salvage:
 
         Args:
             files: Read the new checkpoint's bytes when it is saved.
+
+        Raises:
+            CorruptCheckpointError: If it is one tree, and nothing of it can be read.
         """
         damage = self._damage
         reading = cast("Store", damage.store)
@@ -208,7 +211,12 @@ class Salvage:
             reading, partial(self._take, files), whole=False, max_expansion=self._max_expansion
         )
         if "" in damage.kinds:
-            found = reader.read(damage.path)
+            try:
+                found = reader.read(damage.path)
+            except PenstockError as error:
+                problem = f"holds nothing that can be saved: {self._problem_of(error)}"
+                raise CorruptCheckpointError(damage.path, problem) from error
+
             return StoredItems(found.tree, None, damage.about.custom_metadata, found.tree_custom_metadata)
 
         parts = Parts()
@@ -218,13 +226,19 @@ class Salvage:
                 reader.add(parts, damage.path, name, kind, self._handler(name))
             except PenstockError as error:
                 del self.leaves[before:]
-                self.leaves.append(RepairedLeaf("gone", "", name, problem_of(error)))
+                self.leaves.append(RepairedLeaf("gone", "", name, self._problem_of(error)))
                 continue
 
             if len(self.leaves) == before:  # a document
                 self.leaves.append(RepairedLeaf("kept", "", name))
 
         return StoredItems(parts.tree, parts, damage.about.custom_metadata)
+
+    def _problem_of(self, error: PenstockError) -> str:
+        """Say what is wrong; of a file that was hidden why it was, and not that there is none."""
+        path = getattr(error, "path", "")
+        hidden = self._damage.store.problem_of(path)
+        return f"{os.path.basename(path)}: {hidden}" if hidden else problem_of(error)
 
     def _handler(self, name: str) -> str | None:
         handlers = self._damage.about.item_handlers
