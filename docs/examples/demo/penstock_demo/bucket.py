@@ -59,6 +59,7 @@ def bucket_on_loopback(folder: Path) -> Generator[None]:
                 os.killpg(process.pid, signal.SIGKILL)
 
             process.wait()
+            _remove_sockets(ports)
             for name, value in before.items():
                 if value is None:
                     del os.environ[name]
@@ -86,12 +87,20 @@ def _bucket() -> Any:
 
 def _command(weed: str, folder: Path, ports: list[int]) -> list[str]:
     return [
-        weed, "mini", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", f"-s3.port={ports[0]}",
+        weed, f"-logdir={folder}", "mini", f"-admin.port={ports[4]}",
+        "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", f"-s3.port={ports[0]}",
         f"-master.port={ports[1]}", f"-volume.port={ports[2]}", f"-filer.port={ports[3]}",
         f"-bucket={BUCKET}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false",
         "-webdav=false", "-admin.ui=false", "-master.telemetry=false",
         "-master.telemetry.url=http://127.0.0.1:9/",
     ]  # fmt: skip
+
+
+def _remove_sockets(ports: list[int]) -> None:
+    """Remove the sockets that SeaweedFS leaves in /tmp, for its ports and those 10,000 above."""
+    for port in (*ports, *[port + 10_000 for port in ports]):
+        for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+            left.unlink(missing_ok=True)
 
 
 def _free_ports(count: int) -> list[int]:
