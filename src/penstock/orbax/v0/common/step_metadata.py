@@ -121,6 +121,7 @@ class MetadataStore:
             MissingFileError: If it was written and is not there.
         """
         directory, name = os.path.split(path_text(file_path))
+        directory = directory or os.curdir
         sealed = sealed_documents(store_at(directory), directory)
         try:
             data = sealed.read_about() if name == CHECKPOINT_METADATA else sealed.read(name)
