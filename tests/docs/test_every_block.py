@@ -100,7 +100,7 @@ def test_the_commands_of_a_page_run_and_print_what_it_shows(
         elif line.startswith("penstock "):
             status = _run(line.removeprefix("penstock "))
             printed = capsys.readouterr()
-            assert status == next(expected), (line, printed)
+            assert status == next(expected, None), (line, printed)
             text = (printed.out + printed.err).replace(f"{tmp_path}/", "")
             if shown:
                 assert _without_numbers(text) == _without_numbers("\n".join(shown))
