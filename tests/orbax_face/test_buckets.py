@@ -202,3 +202,17 @@ def test_a_manager_of_one_tree_takes_a_path_object(bucket: Bucket) -> None:
     with ocp.CheckpointManager(root) as manager:
         assert manager.latest_step() == 1
         same(manager.restore(None, args=ocp.args.StandardRestore(state(2))), state())
+
+
+def test_steps_are_found_by_the_functions_that_list_them(bucket: Bucket) -> None:
+    root = f"{URL}/run"
+    with ocp.CheckpointManager(root) as manager:
+        for step in (1, 2):
+            manager.save(step, args=ocp.args.StandardSave(state()))
+
+    assert ocp.utils.checkpoint_steps(root) == [1, 2]
+    assert [str(path) for path in ocp.utils.checkpoint_steps_paths(root)] == [f"{root}/1", f"{root}/2"]
+    assert ocp.utils.is_checkpoint_finalized(f"{root}/1")
+    assert ocp.utils.tmp_checkpoints(root) == []
+    assert ocp.utils.checkpoint_steps(f"{URL}/none") == []
+    assert not ocp.utils.is_checkpoint_finalized(f"{root}/3")

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK
-from penstock.handlers.stores.local import LocalStore
+from penstock.orbax.common.handler_paths import bucket_url, path_text, place_of, store_at
 
 TMP_DIR_SUFFIX: Final = TEMPORARY_SUFFIX
 STEP_NAME: Final = re.compile(r"(?:.+_)?(\d+)")
@@ -36,16 +36,16 @@ def is_gcs_path(path: Any) -> bool:
 
 def is_tmp_checkpoint(path: Any) -> bool:
     """Whether `path` is a checkpoint that is still being written, or that a crash left unfinished."""
-    path = Path(path)
-    if LocalStore().kind(str(path)) != "directory":
-        return False
+    if bucket_url(path) is not None or _kind(path) != "directory":
+        return False  # in a bucket, what is not complete is not there
 
+    path = Path(path)
     return TEMPORARY_SUFFIX in path.name or (is_gcs_path(path) and not (path / COMMIT_MARK).exists())
 
 
 def is_checkpoint_finalized(path: Any) -> bool:
     """Whether `path` is a complete checkpoint; what is not there is none."""
-    return not is_tmp_checkpoint(path) and Path(path).is_dir()
+    return not is_tmp_checkpoint(path) and _kind(path) == "directory"
 
 
 def tmp_checkpoints(checkpoint_dir: Any) -> list[str]:
@@ -84,13 +84,18 @@ def any_checkpoint_step(checkpoint_dir: Any) -> int | None:
 
 def _complete_steps(directory: Any) -> Iterator[Path]:
     for path in _listed(directory):
-        if STEP_NAME.fullmatch(path.name) and path.is_dir() and is_checkpoint_finalized(path):
+        if STEP_NAME.fullmatch(path.name) and is_checkpoint_finalized(path):
             yield path
 
 
-def _listed(directory: Any) -> list[Path]:
-    store, path = LocalStore(), Path(directory)
-    if store.kind(str(path)) is None:
+def _listed(directory: Any) -> list[Any]:
+    url = bucket_url(directory)
+    store, path = store_at(directory), Path(directory) if url is None else place_of(url)
+    if store.kind(path_text(path)) is None:
         return []
 
-    return [path / name for name in store.list_directory(str(path))]
+    return [path / name for name in store.list_directory(path_text(path))]
+
+
+def _kind(path: Any) -> str | None:
+    return store_at(path).kind(bucket_url(path) or str(Path(path)))
