@@ -50,12 +50,8 @@ def test_the_dashboard_asks_for_metrics_that_there_are_and_for_all_of_them() -> 
 def test_the_examples_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import logging
-
     prometheus = pytest.importorskip("prometheus_client")
     monkeypatch.chdir(tmp_path)
-    logger = logging.getLogger("penstock")
-    before, level = list(logger.handlers), logger.level
     names: dict[str, Any] = {"penstock": penstock, "state": {"w": np.ones(10)}}
 
     async def run() -> None:
@@ -67,13 +63,7 @@ def test_the_examples_run(
                 await penstock.save("told_by_structlog", names["state"])
                 structlog.reset_defaults()
 
-    try:
-        anyio.run(run)
-    finally:
-        structlog.reset_defaults()
-        logger.handlers = before
-        logger.setLevel(level)
-
+    anyio.run(run)
     text = prometheus.generate_latest(names["registry"]).decode()
     assert 'penstock_operations_total{operation="save"} 1.0' in text
     assert "is the bottleneck" in names["notes"].lines[0]
