@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from tests.collecting import count_all_as_old
@@ -25,6 +25,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # set it to run the suite on an a
 
 import anyio
 import pytest
+import structlog
 from hypothesis import settings
 
 ASYNC_TIMEOUT_S = 30.0
@@ -44,6 +45,15 @@ def anyio_backend(request: pytest.FixtureRequest) -> Backend:
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_old_is_collected_again() -> None:
     count_all_as_old()  # here all test modules are imported
+
+
+@pytest.fixture(autouse=True)
+def _structlog_stays_as_it_is() -> Iterator[None]:
+    """Once configured in this process, as by `capture_logs`, it takes the events of all later tests."""
+    yield
+    left = structlog.is_configured()
+    structlog.reset_defaults()
+    assert not left, "the test leaves structlog configured"
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

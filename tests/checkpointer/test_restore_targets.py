@@ -410,6 +410,7 @@ class TestMetadata:
             found = await checkpointer.metadata(tmp_path / "a")
 
         looks = {"identity", "kind", "size", "list_directory", "read_file", "hold_reading", "check_links"}
+        looks |= {"file_sizes"}
         reads = [operation for operation in store.operations[before:] if operation.name not in looks]
         assert {operation.name for operation in reads} <= {"open_data_file", "file.read_at", "file.close"}
         assert not {operation.path for operation in reads} & files_of_arrays(tmp_path / "a")

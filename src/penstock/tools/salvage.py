@@ -31,7 +31,7 @@ from penstock.handlers.formats.orbax.reading.same_bytes import holds_recorded_by
 from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.reading.verification import Finding
 from penstock.handlers.leaves.stored_value import SourceFiles
-from penstock.kernel.errors import CorruptCheckpointError, PenstockError
+from penstock.kernel.errors import CorruptCheckpointError, ExpansionError, PenstockError
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
@@ -204,6 +204,7 @@ class Salvage:
 
         Raises:
             CorruptCheckpointError: If it is one tree, and nothing of it can be read.
+            ExpansionError: If something would take far more memory than is stored.
         """
         damage = self._damage
         reading = cast("Store", damage.store)
@@ -213,6 +214,8 @@ class Salvage:
         if "" in damage.kinds:
             try:
                 found = reader.read(damage.path)
+            except ExpansionError:
+                raise  # what it takes can be allowed
             except PenstockError as error:
                 problem = f"holds nothing that can be saved: {self._problem_of(error)}"
                 raise CorruptCheckpointError(damage.path, problem) from error
@@ -224,6 +227,8 @@ class Salvage:
             before = len(self.leaves)
             try:
                 reader.add(parts, damage.path, name, kind, self._handler(name))
+            except ExpansionError:
+                raise
             except PenstockError as error:
                 del self.leaves[before:]
                 self.leaves.append(RepairedLeaf("gone", "", name, self._problem_of(error)))
