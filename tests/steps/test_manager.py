@@ -178,6 +178,26 @@ async def test_steps_that_are_not_kept_go_when_a_new_one_is_durable(tmp_path: Pa
     assert there(tmp_path) == ["14"]
 
 
+async def test_a_step_that_was_overtaken_goes_as_any_other(tmp_path: Path, store: FaultyStore) -> None:
+    """Its save began first and ends last: nobody asked for an older step."""
+    hang = store.hang_on("data.write_at")
+    async with CheckpointManager(tmp_path, keep=KeepLast(1), store=store) as manager:
+        first = await manager.save(1, state(1))
+        await fill(manager, 2)
+        hang.release()
+        assert first is not None
+        await first
+        await manager.wait()
+        assert list(manager.all_steps()) == [2]
+        again = await manager.save(1, state(1), overwrite=True)  # on purpose
+        assert again is not None
+        await again
+        await manager.wait()
+        assert list(manager.all_steps()) == [1, 2]
+
+    assert there(tmp_path) == ["1", "2"]
+
+
 async def test_the_best_are_kept_and_named(tmp_path: Path) -> None:
     losses = [3.0, 1.0, math.nan, 2.0, -math.inf, 1.0]
     async with CheckpointManager(tmp_path, keep=KeepBest(2, "loss", without_metric=False)) as manager:

@@ -59,8 +59,13 @@ class Retention:
         self.pins: set[int] = set()  #: steps that stay whatever the policy says
         self.deleter: Deleter  #: set before any method is called
 
-    async def apply(self, saved: int) -> None:
+    async def apply(self, saved: int, *, is_overtaken: bool = False) -> None:
         """Decide which steps to delete, now that one is durable; that step and the last one stay.
+
+        Args:
+            saved: The step.
+            is_overtaken: Whether a later step, whose save began after this one's, was durable first. Then the
+                policy decides about this one as about any other.
 
         Raises:
             Exception: What the policy raises.
@@ -68,11 +73,11 @@ class Retention:
         """
         announcements, name = self._announcements, f"delete after {saved}"
         if announcements is None:
-            going = await self._doomed(saved)
+            going = await self._doomed(saved, is_overtaken)
         elif self._is_primary:
             going = []
             try:
-                going = await self._doomed(saved)
+                going = await self._doomed(saved, is_overtaken)
             finally:
                 await announcements.tell(name, json.dumps(going))
         else:
@@ -80,9 +85,10 @@ class Retention:
 
         self.deleter.ask(self._catalogue.remove(going))
 
-    async def _doomed(self, saved: int) -> list[int]:
+    async def _doomed(self, saved: int, is_overtaken: bool) -> list[int]:
         steps = self._catalogue.snapshot()
-        doomed = await self._threads.run(self._decide, steps, saved)
+        stay: set[int] = set() if is_overtaken else {saved}
+        doomed = await self._threads.run(self._decide, steps, stay)
         # Pins as of now. A step that came since was not part of the decision and stays.
         return [step for step in doomed if step not in self.pins and step != self._catalogue.latest]
 
@@ -130,6 +136,6 @@ class Retention:
 
         event.set()
 
-    def _decide(self, steps: dict[int, str], saved: int) -> list[int]:
+    def _decide(self, steps: dict[int, str], stay: set[int]) -> list[int]:
         infos: list[StepInfo] = self._catalogue.infos(steps, self._policy.needs)
-        return steps_to_delete(self._policy, infos, time.time(), {saved})
+        return steps_to_delete(self._policy, infos, time.time(), stay)

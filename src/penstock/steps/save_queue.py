@@ -52,6 +52,7 @@ class _Pending:
     """A save under way."""
 
     name: str
+    was_newest: bool  #: when it began; an older step is saved only if that is asked for
     future: SaveFuture | None = None
     done: Event = field(default_factory=Event)  #: the save is over
     ended: Event = field(default_factory=Event)  #: and the deletions that follow are decided
@@ -210,7 +211,8 @@ class StepSaves:
             base: What unchanged leaves are linked to; None for a step known here.
         """
         tasks = self._running()
-        pending = self._pending[step] = _Pending(self.catalogue.name(step))
+        pending = _Pending(self.catalogue.name(step), was_newest=step >= self._newest())
+        self._pending[step] = pending
         try:
             if metrics is not None:
                 metrics = await self.reading.run(self._ranked.checked, metrics)
@@ -328,7 +330,9 @@ class StepSaves:
         try:
             await pending.done.wait()
             if future.status != "failed":
-                await self.retention.apply(step)
+                latest = self.catalogue.latest
+                is_overtaken = pending.was_newest and latest is not None and step < latest
+                await self.retention.apply(step, is_overtaken=is_overtaken)
         except Exception as error:  # from a policy, or from the medium while reading for it
             self._events.error("step.retention_failed", step=step, error=repr(error))
             self._failure = error
