@@ -183,6 +183,7 @@ async def test_a_step_that_was_overtaken_goes_as_any_other(tmp_path: Path, store
     hang = store.hang_on("data.write_at")
     async with CheckpointManager(tmp_path, keep=KeepLast(1), store=store) as manager:
         first = await manager.save(1, state(1))
+        await hang.wait_reached()
         await fill(manager, 2)
         hang.release()
         assert first is not None
