@@ -20,6 +20,13 @@ from xml.sax.saxutils import escape
 
 BUCKET = "bucket"
 """The only one."""
+CREDENTIALS: Mapping[str, str] = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+"""What a client of S3 wants to find in the environment. The server looks at none of it."""
 
 
 @dataclass(frozen=True)

@@ -171,15 +171,7 @@ class JobAnnouncements:
                     begun = OperationKeys(secrets.token_hex(8))
                     await job.calls.put(job.join_key(self._about), begun.identity.encode(), replace=True)
                     self._keys = begun  # not before: who is cancelled has begun nothing
-                elif keys is not None and await self._comes(keys.each("at", job.index)):
+                elif keys is not None and await job.calls.put_once(keys.each("at", job.index), self._token):
                     self._keys = keys
                 else:  # this process was here: the primary has not begun the next
                     await sleep(job.limits.beat_s)
-
-    async def _comes(self, key: str) -> bool:
-        """Say that this process is here; return whether no earlier object of it was.
-
-        This one may have said so before, and been cancelled before the service had answered.
-        """
-        calls = self._job.calls
-        return await calls.put(key, self._token) or await calls.wait(key, 0.0) == self._token

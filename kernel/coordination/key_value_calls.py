@@ -44,6 +44,13 @@ class KeyValueCalls:
         """See `KeyValues.put`."""
         return await self._run(self._service.put, key, value, replace)
 
+    async def put_once(self, key: str, own: bytes) -> bool:
+        """Set a key to what nobody else sets; return whether it has that value.
+
+        It may be called again: what was not confirmed in time may have been heard nevertheless.
+        """
+        return await self.put(key, own) or await self.wait(key, 0.0) == own
+
     async def wait(self, key: str, timeout_s: float) -> bytes | None:
         """See `KeyValues.wait`. Made of several calls if it is long."""
         end = current_time() + timeout_s

@@ -83,14 +83,14 @@ class Touch:
         """Say for the first time that this process is here; return whether it was not here before.
 
         Not by what this object knows: an earlier Checkpointer of the process may have been here. It may be
-        asked again: what the service did not confirm in time may have been heard nevertheless.
+        asked again; see `KeyValueCalls.put_once`.
 
         Cancellation:
             Not before the service has answered, or `JobLimits.call_s` has passed.
         """
-        calls, first = self._job.calls, Heartbeat(self._first, "join").encoded()
+        first = Heartbeat(self._first, "join").encoded()
         with CancelScope(shield=True), move_on_after(self._job.limits.call_s):
-            return await calls.put(self._own_beat, first) or await calls.wait(self._own_beat, 0.0) == first
+            return await self._job.calls.put_once(self._own_beat, first)
 
         return False
 
@@ -107,7 +107,12 @@ class Touch:
             return False
 
         is_silent = isinstance(error, PeerSilentError) and self._job.primary in error.seen
-        return is_silent or (isinstance(error, OutcomeUnknownError) and not self._was_told)
+        return is_silent or self._is_unknown_by_silence(error)
+
+    def _is_unknown_by_silence(self, error: BaseException | None) -> bool:
+        """Whether the outcome is unknown here as the primary fell silent, which would know it itself."""
+        is_own = self._job.is_primary or self._was_told
+        return isinstance(error, OutcomeUnknownError) and not is_own
 
     def told_instead(self, verdict: Verdict) -> PenstockError:
         """Return what is to be raised if the primary told this instead of having published."""
@@ -161,7 +166,7 @@ class Touch:
         limits, primary = self._job.limits, self._job.primary
         of_primary = isinstance(error, PeerSilentError) and primary in error.seen and self.verdict is None
         # The service mostly lives in the primary, and is silent with it.
-        is_silent = of_primary or self.has_lost_primary(error)
+        is_silent = of_primary or self._is_unknown_by_silence(error)
         with (
             CancelScope(shield=True),
             move_on_after(limits.beat_s / 2 if is_silent else 3 * limits.call_s),

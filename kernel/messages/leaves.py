@@ -6,10 +6,10 @@ __all__ = ("ByIndex", "Leaf", "Leaves", "in_columns")
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice, repeat
-from operator import lt
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Protocol, TypeVar, final, overload
 
+from penstock.kernel.messages.columns import as_slice
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 
 if TYPE_CHECKING:
@@ -116,9 +116,9 @@ class Leaves(Sequence[Leaf]):
 
     def part(self, numbers: Sequence[int]) -> Leaves:
         """Return some of them, by number. Neighbours in order share the columns: a range stays one."""
-        is_gapless = len(numbers) and numbers[-1] - numbers[0] == len(numbers) - 1
-        if is_gapless and all(map(lt, numbers, islice(numbers, 1, None))):
-            return self[numbers[0] : numbers[-1] + 1]
+        neighbours = as_slice(numbers)
+        if neighbours is not None:
+            return self[neighbours]
 
         return replace(
             self,

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final, overload
 
+from penstock.kernel.messages.columns import as_slice
 from penstock.kernel.protocols.reads import Read, Target
 
 if TYPE_CHECKING:
@@ -117,16 +118,11 @@ class ReadPack(Sequence[ReadLeaf]):
 
     def part(self, numbers: Sequence[int]) -> ReadPack:
         """Return a pack of some of its leaves."""
-        indices = self.indices
-        if isinstance(numbers, range) and numbers.step == 1:  # a range of a range, not a million objects
-            chosen = indices[numbers.start : numbers.stop]
-        else:
-            chosen = [indices[at] for at in numbers]
-
+        indices, neighbours = self.indices, as_slice(numbers)
         return ReadPack(
             handler=self.handler,
             file=self.file,
-            indices=chosen,
+            indices=[indices[at] for at in numbers] if neighbours is None else indices[neighbours],
             specs=[self.specs[at] for at in numbers],
             details=[self.details[at] for at in numbers],
             offsets=[self.offsets[at] for at in numbers],

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from tests.handlers.stores.buckets.bucket_rig import Bucket
-from tests.object_server import object_server
+from tests.object_server import CREDENTIALS, object_server
 
 from penstock.cli import main
 from penstock.handlers.stores.buckets.bucket_builds import Builds
@@ -19,12 +19,7 @@ def test_what_an_ended_saver_left_is_removed(
 ) -> None:
     stores = pytest.importorskip("obstore.store", reason="needs obstore")
     with object_server() as server:
-        for name, value in {
-            "AWS_ACCESS_KEY_ID": "testing",
-            "AWS_SECRET_ACCESS_KEY": "testing",
-            "AWS_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": server.endpoint,
-        }.items():
+        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": server.endpoint}.items():
             monkeypatch.setenv(name, value)
 
         bucket = Bucket(connect("bucket", S3Options())(stores))

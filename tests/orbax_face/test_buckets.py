@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.handlers.stores.buckets.bucket_rig import URL, Bucket
+from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, bucket_of_every_url
 
 import penstock.orbax as ocp
-from penstock.handlers.stores.buckets import connections
 
 PATH = f"{URL}/run/7"
 
@@ -21,9 +20,7 @@ PATH = f"{URL}/run/7"
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A bucket that every URL leads to."""
-    made = Bucket()
-    monkeypatch.setattr(connections, "connect", lambda name, options: lambda module: made.objects)
-    return made
+    return bucket_of_every_url(monkeypatch)
 
 
 def state(step: int = 1) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import numpy as np
-from tests.object_server import BUCKET, object_server
+from tests.object_server import BUCKET, CREDENTIALS, object_server
 from tests.processes.job_case import HASTY, Here, checkpointer, reached_and_heard, told_by
 from tests.processes.trees import P, differences, mesh_of, spread, whole
 
@@ -19,13 +19,6 @@ from penstock.handlers.stores.buckets.connections import connect
 from penstock.kernel.config.config import StoreOptions
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.testing import FaultyStore
-
-CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "testing",
-    "AWS_SECRET_ACCESS_KEY": "testing",
-    "AWS_REGION": "us-east-1",
-    "AWS_EC2_METADATA_DISABLED": "true",
-}
 
 
 @asynccontextmanager

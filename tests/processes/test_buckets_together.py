@@ -7,8 +7,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from tests.object_server import BUCKET, ObjectServer, object_server
-from tests.processes.bucket_cases import CREDENTIALS
+from tests.object_server import BUCKET, CREDENTIALS, ObjectServer, object_server
 from tests.processes.launcher import run_job
 from tests.processes.trees import values
 

@@ -9,11 +9,10 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from tests.handlers.stores.buckets.bucket_rig import URL, Bucket
+from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, bucket_of_every_url
 
 import penstock
 from penstock.errors import ChecksumError, PathError
-from penstock.handlers.stores.buckets import connections
 
 AssertSame = Callable[[Any, Any], None]
 
@@ -25,9 +24,7 @@ PATH = f"{URL}/run/7"
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A bucket that every URL leads to."""
-    made = Bucket()
-    monkeypatch.setattr(connections, "connect", lambda name, options: lambda module: made.objects)
-    return made
+    return bucket_of_every_url(monkeypatch)
 
 
 def state() -> dict[str, Any]:

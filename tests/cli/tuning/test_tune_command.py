@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.object_server import InMemory, object_server
+from tests.object_server import CREDENTIALS, InMemory, object_server
 
 import penstock
 from penstock.cli import main
@@ -70,12 +70,7 @@ def test_a_bucket_is_measured_as_a_directory_is(place: Path, monkeypatch: pytest
     pytest.importorskip("obstore.store", reason="needs obstore")
     objects = InMemory()
     with object_server(objects) as server:
-        for name, value in {
-            "AWS_ACCESS_KEY_ID": "testing",
-            "AWS_SECRET_ACCESS_KEY": "testing",
-            "AWS_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": server.endpoint,
-        }.items():
+        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": server.endpoint}.items():
             monkeypatch.setenv(name, value)
 
         assert main(["tune", "s3://bucket/scratch", "--size", "100KiB", "--time", "0s"]) == 0

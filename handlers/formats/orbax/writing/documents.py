@@ -98,7 +98,7 @@ class EncodedTree:
         DuplicateNameError, InvalidLeafError: As `check_names`.
     """
 
-    __slots__ = ("_custom_metadata", "_documents", "_form", "_index", "_is_kept", "tree")
+    __slots__ = ("_custom_metadata", "_documents", "_form", "_index", "tree")
 
     def __init__(
         self,
@@ -110,8 +110,8 @@ class EncodedTree:
     ) -> None:
         check_names(tree)
         self.tree = tree
-        self._form, self._custom_metadata, self._is_kept = form, custom_metadata, is_kept
-        self._documents: Sequence[Document] | None = None
+        self._form, self._custom_metadata = form, custom_metadata
+        self._documents: Sequence[Document] | None = None  #: what is not the index, if both are kept
         self._index: ChunkIndex | None = None
         if is_kept:
             self._documents = list(_tree(tree, form, custom_metadata))
@@ -177,7 +177,7 @@ class EncodedTree:
 
     def _index_documents(self, batches: Sequence[WrittenLeaves], committed_ns: int) -> Iterator[Document]:
         """Encode the OCDBT index; there is none without arrays."""
-        index = self._index if self._is_kept else self._made_index()
+        index = self._made_index() if self._documents is None else self._index
         if index is None:
             return
 

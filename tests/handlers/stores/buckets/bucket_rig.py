@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from penstock.handlers.stores.buckets import connections
 from penstock.handlers.stores.buckets.bucket_builds import Builds
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.object_client import ObjectClient
@@ -41,6 +42,13 @@ class Bucket:
         assert found is not None
         ended = replace(ProcessIdentity.mine(), began="1")
         client.put(key, json.dumps(json.loads(found[0]) | json.loads(ended.encode()) | changed).encode())
+
+
+def bucket_of_every_url(monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """Return a bucket that every URL leads to until the test ends."""
+    made = Bucket()
+    monkeypatch.setattr(connections, "connect", lambda name, options: lambda module: made.objects)
+    return made
 
 
 @dataclass
