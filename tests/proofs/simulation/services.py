@@ -102,6 +102,9 @@ class SimulatedCalls:
 
         return True
 
+    async def put_once(self, key: str, own: bytes) -> bool:
+        return await self.put(key, own) or await self.wait(key, 0.0) == own
+
     async def wait(self, key: str, timeout_s: float) -> bytes | None:
         folder, _, name = key.rpartition("/")
         with move_on_after(timeout_s):
