@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from anyio import CancelScope
+from anyio import CancelScope, Event, create_task_group, wait_all_tasks_blocked
 
 from penstock import orbax as ocp
 from penstock.errors import PeerFailedError
+from penstock.kernel.concurrency.threads import LoopHandle
 from penstock.kernel.pipeline.futures import Progress, SaveFuture, SavePromise
 from penstock.orbax.joint.joint_build import JointBuild
 
@@ -66,6 +67,40 @@ async def test_one_that_fails_by_itself_is_told() -> None:
     await build.begin_within(tree.begin)
     tree.promise.fail(PeerFailedError(1, "write", "x", "no space"))
     assert isinstance(tree.promise.error_unseen, PeerFailedError)
+
+
+async def test_who_failed_within_it_says_first_what_ended_it() -> None:
+    build, scope = JointBuild(), CancelScope()
+    failed: list[BaseException] = []
+
+    async def wait() -> None:
+        with scope:
+            try:
+                await build.wait_written()
+            except Exception as error:
+                failed.append(error)
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await wait_all_tasks_blocked()
+        build.fail(PeerFailedError(1, "write", None, "it was cancelled"))
+        told = Event()
+        LoopHandle().post(told.set)  # behind what `fail` has posted
+        await told.wait()
+        await wait_all_tasks_blocked()
+        scope.cancel()  # as the verdict of the other process does
+
+    assert scope.cancelled_caught
+    assert failed == []
+
+
+async def test_if_it_says_nothing_what_is_known_ends_it() -> None:
+    build, error = JointBuild(telling_s=0.0), PeerFailedError(1, "write", None, "it was cancelled")
+    build.fail(error)
+    with pytest.raises(PeerFailedError) as raised:
+        await build.wait_written()
+
+    assert raised.value is error
 
 
 def test_a_handler_that_cannot_be_closed_keeps_no_other_one_open() -> None:

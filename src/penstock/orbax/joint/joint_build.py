@@ -11,12 +11,17 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import ClassVar, Final, TypeVar, cast, final
 
-from anyio import CancelScope, Event, create_task_group, move_on_after
+from anyio import CancelScope, Event, create_task_group, move_on_after, sleep
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.kernel.concurrency.threads import LoopHandle, await_future
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
-from penstock.kernel.errors import ConfigError, SaveCancelledError, UnsupportedByStoreError
+from penstock.kernel.errors import (
+    ConfigError,
+    PeerFailedError,
+    SaveCancelledError,
+    UnsupportedByStoreError,
+)
 from penstock.kernel.messages.joint_plan import JointPlan
 from penstock.kernel.messages.save import Committed, TreeToSave
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture
@@ -33,6 +38,9 @@ T = TypeVar("T")
 STOPPING_S: Final = 5.0
 """How long a save that was ended waits for this process's handlers to stop writing."""
 
+TELLING_S: Final = 2 * STOPPING_S
+"""How long a process in which a save within this one failed has to say what ended it."""
+
 
 @final
 class JointBuild:
@@ -41,9 +49,13 @@ class JointBuild:
     It is a save like that of a tree: one verdict decides, and the primary publishes. In place of the stages
     that write a tree it has one that waits until this process's handlers have written. `complete` or `fail`
     is called once; from any thread.
+
+    Args:
+        telling_s: How long another process in which a save within this one failed has to say what ended it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, telling_s: float = TELLING_S) -> None:
+        self._telling_s = telling_s
         self._place: str | None = None
         self._save: SaveFuture | None = None
         self._coordinator: JobCoordinator | None = None
@@ -198,17 +210,26 @@ class JointBuild:
         """Wait until this process has written. For its own stages.
 
         Raises:
-            Exception: What `fail` was given.
+            Exception: What `fail` was given. A `PeerFailedError` only if that process says nothing by itself.
 
         Cancellation:
             The handlers are told, and stop first, or go on for `STOPPING_S` at most.
         """
         try:
-            await await_future(self._written)
+            await self._all_written()
         except BaseException:
             _settle(self._ended)
             with CancelScope(shield=True), move_on_after(STOPPING_S):  # then what it wrote is removed
                 await await_future(self._stopped)
+            raise
+
+    async def _all_written(self) -> None:
+        try:
+            await await_future(self._written)
+        except PeerFailedError:
+            # Of a save within this one, which the other process perhaps only cancelled. Its verdict on the
+            # whole save says why, and cancels this wait.
+            await sleep(self._telling_s)
             raise
 
     def _note_failure(self, save: SaveFuture) -> None:
