@@ -138,7 +138,8 @@ MANAGERS: Final[Section] = {
         "`.penstock-writer` shows who saves; a second one is logged, and so is a root that is a checkpoint."
     ),
     "checkpoint_managers.CheckpointManagerOptions": (
-        "`todelete_full_path` and `temporary_path_class` are refused. `cleanup_tmp_directories` leaves what "
+        "`todelete_full_path` (steps in a bucket are deleted, not moved) and `temporary_path_class` are "
+        "refused. `cleanup_tmp_directories` leaves what "
         "another process is writing. A step moved to `todelete_subdir` replaces an earlier one there. With "
         "`best_fn`, a metric that is not finite is worse than every finite one."
     ),
@@ -170,6 +171,13 @@ SHORTLY: Final = {
     ),
     "sets limits of memory": "They are one budget. What is larger than a limit is cut into pieces.",
     "reads `jax.monitoring` or the log": "penstock tells by [events](events.md) what it does.",
+    "keeps its steps in a bucket": (
+        "Trees, JSON and metrics go to `s3://`, `gs://` and `az://`, from one process or all of a job. "
+        "Refused before anything is written: handlers of items or leaves that write files themselves, "
+        "permissions, `todelete_full_path`, `active_processes` of v0 that are not all, `v1.partial`, and the "
+        "deletion of one item. `todelete_subdir` has no effect, and waiting for a step makes no snapshot "
+        "([more](../howto/save-to-a-bucket.md))."
+    ),
     "sets an option of many processes": "Most need none: see [what has no effect](#without-effect).",
 }
 """What a program does -> what its author should know."""

@@ -121,7 +121,10 @@ def test_an_item_that_is_written_by_its_handler_is_refused_before_anything_is_wr
 
 @pytest.mark.parametrize(
     "options",
-    [{"todelete_subdir": "trash"}, {"file_options": ocp.options.FileOptions(path_permission_mode=0o700)}],
+    [
+        {"todelete_full_path": "trash"},
+        {"file_options": ocp.options.FileOptions(path_permission_mode=0o700)},
+    ],
     ids=["trash", "permissions"],
 )
 def test_a_manager_refuses_what_a_bucket_cannot_do(bucket: Bucket, options: Any) -> None:
@@ -129,6 +132,38 @@ def test_a_manager_refuses_what_a_bucket_cannot_do(bucket: Bucket, options: Any)
         ocp.CheckpointManager(f"{URL}/run", options=ocp.CheckpointManagerOptions(**options))
 
     assert bucket.objects_there() == []
+
+
+def test_a_folder_for_deleted_steps_has_no_effect_as_in_orbax(
+    bucket: Bucket, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ocp.CheckpointManagerOptions(max_to_keep=1, todelete_subdir="trash")
+    with ocp.CheckpointManager(f"{URL}/run", options=options) as manager:
+        for step in (1, 2):
+            manager.save(step, args=ocp.args.StandardSave({"b": np.full(3, step)}))
+
+    assert {key.split("/")[1] for key in bucket.objects_there()} == {"2"}
+    assert caplog.text.count("step.trash_ignored") == 1
+
+
+@pytest.mark.parametrize("snapshots", [None, "aside"])
+def test_new_steps_are_waited_for(bucket: Bucket, tmp_path: Path, snapshots: str | None) -> None:
+    root = f"{URL}/run"
+    waiting: dict[str, Any] = {"timeout": 0, "snapshot_dir": snapshots and tmp_path / snapshots}
+    with ocp.checkpoint_utils.wait_for_new_checkpoint(root, **waiting) as step:
+        assert step == -1
+
+    with ocp.CheckpointManager(root) as manager:
+        for number in (1, 2):
+            manager.save(number, args=ocp.args.StandardSave({"b": np.full(3, number)}))
+
+    there = bucket.objects_there()
+    with ocp.checkpoint_utils.wait_for_new_checkpoint(root, until_step=2, **waiting) as step:
+        assert step == 2
+
+    assert list(ocp.checkpoint_utils.checkpoints_iterator(root, **waiting)) == [2]
+    assert bucket.objects_there() == there
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_permissions_and_what_is_not_there_are_refused(bucket: Bucket) -> None:

@@ -1,4 +1,4 @@
-"""Steps under Orbax's names, in a job of several processes."""
+"""Steps under Orbax's names, in a job of several processes, on a disk and in a bucket."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ CASES = (
     "orbaxs_manager_links_steps",
     "orbaxs_manager_decides_once",
     "orbaxs_v1_saves",
+    "orbaxs_names_save_to_a_bucket",
+    "orbaxs_managers_save_to_a_bucket",
 )
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(178)]
@@ -63,3 +65,26 @@ def test_v1_saves_in_all_processes(job: Job) -> None:
         assert result["differs"].startswith("['rank']: process 0 has ")
         assert result["own"] == rank
         assert result["there"] == ["items", "run", "tree"]
+
+
+def test_all_processes_save_to_a_bucket(job: Job) -> None:
+    pytest.importorskip("obstore", reason="needs obstore")
+    for rank, result in enumerate(job.results("orbaxs_names_save_to_a_bucket")):
+        assert (result["sync"], result["standard"], result["all"], result["left"]) == ([], [], [], [])
+        assert (result["custom"], result["own"]) == ({"a": 1}, rank)
+        assert result["differs"][0] == "PlansDifferError"
+        assert "['x']: process 0 has " in result["differs"][1]
+        if job.count > 2:
+            kind, words = result["some"]
+            assert kind == ("ConfigError" if rank < 2 else "InactiveProcessError")
+            assert "active_processes" in words
+
+
+def test_managers_keep_steps_in_a_bucket(job: Job) -> None:
+    pytest.importorskip("obstore", reason="needs obstore")
+    for result in job.results("orbaxs_managers_save_to_a_bucket"):
+        assert (result["steps"], result["best"], result["again"]) == ([1, 3], 1, [1])
+        assert (result["state"], result["extra"], result["root"]) == ([], {"a": 1}, {"run": 1})
+        assert (result["newer"], result["loaded"], result["left"]) == ([2], [{"a": 2}], [])
+        assert result["items"][0] == "PlansDifferError"
+        assert "['rank']: process 0 has " in result["items"][1]

@@ -14,11 +14,9 @@ from typing import Any
 
 from penstock.blocking.background import run_sync, start_thread
 from penstock.kernel.errors import ConfigError, SpecError
-from penstock.kernel.storage.paths import path_or_url
 from penstock.orbax.common.job_processes import is_primary_host
 from penstock.orbax.v0.checkpointers.checkpointer import Checkpointer, SaveContext
 from penstock.orbax.v0.common.checkpoint_args import construct_checkpoint_args
-from penstock.orbax.v0.common.joint_directory import JointDirectory
 from penstock.orbax.v0.common.monitoring import WRITE, WRITE_ASYNC, tell_of_async_save, timed
 from penstock.orbax.v0.common.save_future import (
     ChainedFuture,
@@ -266,7 +264,7 @@ class AsyncCheckpointer(Checkpointer):
             self._futures = save.call(self._handler, ckpt_args)
             return partial(save.finish, self._futures, self._timeout_s, self._complete_part)
 
-        joint = JointDirectory(path_or_url(directory), force, custom_metadata)
+        joint = self._joint_directory(directory, force, custom_metadata)
         self._futures = all_futures(run_sync(partial(self._handler.async_save, joint, args=ckpt_args)))
         then = self._before_publishing if is_primary_host(0) else _nothing
         return partial(_await_all, self._futures, self._timeout_s, then)

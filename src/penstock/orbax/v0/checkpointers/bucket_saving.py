@@ -7,14 +7,18 @@ __all__ = ("check_handler", "check_options", "metadata_in_bucket")
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
+import jax
+
 from penstock.checkpointer.description import CheckpointMetadata
 from penstock.kernel.errors import ConfigError, PathError
 from penstock.orbax.common.handler_paths import path_as_given
-from penstock.orbax.v0.common.joint_directory import check_processes, is_joint
+from penstock.orbax.v0.common.joint_directory import active_processes, check_processes, is_joint
 from penstock.orbax.v0.common.step_metadata import StepMetadata
 from penstock.orbax.v0.common.v0_options import FileOptions, MultiprocessingOptions
 from penstock.orbax.v0.handlers.checkpoint_handler import saves_together
 from penstock.orbax.v0.handlers.composite_handler import CompositeCheckpointHandler
+
+_jax: Any = jax
 
 
 class _Trees(Protocol):
@@ -41,12 +45,14 @@ def check_options(processes: MultiprocessingOptions, files: FileOptions, url: st
     """Refuse what a save to a bucket cannot do.
 
     Raises:
-        PathError: If several processes are to save together. It is a ValueError.
-        ConfigError: If directories are to have permissions. It is a ValueError, too.
+        ConfigError: If directories are to have permissions, or some of a job's processes are to save
+            together. It is a ValueError.
     """
     check_processes(processes)
-    if is_joint(processes):
-        raise PathError(url, "is in a bucket, where several processes cannot save together yet")
+    active = active_processes(processes)
+    if is_joint(processes) and len(active) < int(_jax.process_count()):
+        some = f"are {list(active)}, and {url} is in a bucket"
+        raise ConfigError("active_processes", f"{some}, where all processes of a job save together, or one")
     if files.path_permission_mode is not None:
         raise ConfigError("file_options", "a bucket has no directories, and so no permissions of them")
 

@@ -284,12 +284,18 @@ class Checkpointer(AbstractCheckpointer):
         force: bool,
     ) -> None:
         if self._hands_on_whole(directory):
-            joint = JointDirectory(path_or_url(directory), force, custom_metadata)
+            joint = self._joint_directory(directory, force, custom_metadata)
             self._handler.save(joint, args=ckpt_args)
             return
 
         save = self._begin_jointly(directory, ckpt_args, custom_metadata, force)
         save.finish(save.call(self._handler, ckpt_args), None, self._complete_part)
+
+    def _joint_directory(
+        self, directory: str | os.PathLike[str], force: bool, custom_metadata: dict[str, Any] | None
+    ) -> JointDirectory:
+        jointly = is_joint(self._processes)
+        return JointDirectory(path_or_url(directory), force, custom_metadata, jointly)
 
     def _hands_on_whole(self, directory: str | os.PathLike[str]) -> bool:
         """Whether the handler publishes the checkpoint, too, as those of one tree do for a whole job."""

@@ -34,15 +34,16 @@ _jax: Any = jax
 @final
 @dataclass(frozen=True)
 class JointDirectory(os.PathLike[str]):
-    """Where a tree handler saves a whole checkpoint, together with the other processes.
+    """Where a handler saves a whole checkpoint: together with the other processes, or to a bucket.
 
-    Nothing is there yet: it appears in one step, when all have written. In a job of one process a handler
-    gets a directory instead, which exists, and which its checkpointer publishes.
+    Nothing is there yet: it appears in one step, when all have written. On a disk, a handler of a job of one
+    process gets a directory instead, which exists, and which its checkpointer publishes.
     """
 
     path: str  #: of the checkpoint
     overwrite: bool  #: whether what lies there may be replaced
     custom_metadata: Mapping[str, Any] | None  #: JSON values kept with the checkpoint
+    jointly: bool = True  #: whether the other processes of the job save there, too
 
     def __fspath__(self) -> str:
         return self.path

@@ -157,18 +157,15 @@ async def start_joint_save(
 ) -> SaveFuture:
     """Begin to save together with the other processes: a whole checkpoint, or into a directory of one.
 
-    A whole checkpoint in a bucket is saved by this process alone.
+    In a bucket a process that saves alone saves a whole checkpoint, too.
 
     Raises:
         ConfigError: If there were none yet when this handler was first used.
     """
     if isinstance(place, JointDirectory) and bucket_of(place.path) is not None:
         return await _start_in_bucket(resources, registry, workers, place, item, keywords)
-    if resources.together is None or resources.within is None:
-        problem = "must be initialised before the first save of a checkpointer"
-        raise ConfigError("jax.distributed", problem)
 
-    chosen = resources.within if isinstance(place, Within) else resources.together
+    chosen = _joined(resources.within if isinstance(place, Within) else resources.together)
     limiters = Limiters.of(chosen.engine.memory, "save")
     handlers = StageRegistry(registry, replace(workers, limiters=limiters))
     if isinstance(place, Within):
@@ -193,21 +190,35 @@ async def _start_in_bucket(
 
     A checkpoint that may be replaced is deleted first, as Orbax does: a bucket cannot replace in one step.
     """
-    engine = resources.save.engine
+    chosen = _joined(resources.together) if place.jointly else resources.save
+    engine = chosen.engine
     bucket = bucket_of(place.path)
     assert bucket is not None, "the caller has looked"
     layout = OrbaxLayout(
-        replace(resources.form, replica_parallel=False),
+        replace(resources.form, replica_parallel=place.jointly),
         min(CODED_CHUNK, engine.memory.limit // 4),
         plain_chunk=engine.config.store.of_scheme(bucket[0]).file_bytes,
     )
     limiters = Limiters.of(engine.memory, "save")
     handlers = StageRegistry(registry, replace(workers, limiters=limiters))
-    chosen = resources.save.with_handlers(handlers, AutoLayout(layout))
+    chosen = chosen.with_handlers(handlers, AutoLayout(layout))
     overwrite: Overwrite = "delete-first" if place.overwrite else False
     return await chosen.save(
         place.path, item, overwrite=overwrite, custom_metadata=place.custom_metadata, **keywords
     )
+
+
+def _joined(checkpointer: Checkpointer | None) -> Checkpointer:
+    """Return what saves with other processes.
+
+    Raises:
+        ConfigError: If there were none yet when the handler was first used.
+    """
+    if checkpointer is None:
+        problem = "must be initialised before the first save of a checkpointer"
+        raise ConfigError("jax.distributed", problem)
+
+    return checkpointer
 
 
 async def restore_value(resources: Resources, serves: Serving, path: str, keywords: dict[str, Any]) -> Any:

@@ -63,8 +63,9 @@ class CheckpointManagerOptions:
         cleanup_tmp_directories: Whether to remove what crashed saves left.
         save_on_steps: More steps to save.
         single_host_load_and_broadcast: Has no effect: every process lists the directory.
-        todelete_subdir: A folder that deleted steps are moved to; by default they are removed.
-        todelete_full_path: Not supported: for object stores.
+        todelete_subdir: A folder that deleted steps are moved to; by default they are removed. In a bucket
+            they always are, which is logged.
+        todelete_full_path: Not supported: nothing is moved in a bucket.
         enable_background_delete: Whether old steps are removed in the background.
         num_deletion_threads: Has no effect.
         read_only: Whether nothing is saved or deleted.

@@ -22,7 +22,6 @@ from penstock.kernel.errors import (
     CorruptCheckpointError,
     InUseError,
     NotACheckpointError,
-    PathError,
     RootInUseError,
     StorageError,
 )
@@ -31,7 +30,6 @@ from penstock.kernel.protocols.store_capabilities import Leftovers, ReadHolds
 from penstock.kernel.storage.deletion import remove_abandoned
 from penstock.kernel.storage.writer_hold import WriterHold
 from penstock.orbax.common.handler_paths import bucket_url, path_text, place_of, store_at
-from penstock.orbax.v0.common.joint_directory import is_joint
 from penstock.orbax.v0.common.step_metadata import RootMetadata
 from penstock.orbax.v0.common.unchanged_links import StepLinks
 from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions
@@ -103,7 +101,7 @@ class Root:
         self, directory: str | os.PathLike[str], options: CheckpointManagerOptions, *, is_primary: bool
     ) -> None:
         if options.todelete_full_path is not None:
-            raise ConfigError("todelete_full_path", "is for object stores; use todelete_subdir")
+            raise ConfigError("todelete_full_path", "is not supported: nothing is moved in a bucket")
 
         self.directory: Any = place_of(directory)
         self._path = path_text(self.directory)
@@ -120,6 +118,9 @@ class Root:
         self._events = get_logger()
         self._writing = WriterHold(self._store, self._path)
         self._said: set[str] = set()  # events of which one is enough
+        self._trash = None if bucket_url(self._path) is not None else options.todelete_subdir
+        if self._trash != options.todelete_subdir:
+            self.warn_once("step.trash_ignored", root=self._path, trash=options.todelete_subdir)
 
     def prepare(self, metadata: Mapping[str, Any] | None) -> None:
         """Create the directory and write its metadata, as the options say.
@@ -231,9 +232,7 @@ class Root:
             StorageError: If that failed, for instance because somebody on this machine reads it.
         """
         path = path_text(self.path(step))
-        left = delete_step(
-            self._store, os.path.dirname(path), os.path.basename(path), self._options.todelete_subdir
-        )
+        left = delete_step(self._store, os.path.dirname(path), os.path.basename(path), self._trash)
         if left is not None:  # it is no step any more
             self._events.warning("step.left_behind", path=left.path, error=repr(left))
 
@@ -345,16 +344,11 @@ def _check_place(path: str, options: CheckpointManagerOptions) -> None:
 
     Raises:
         ConfigError: If there is one. It is a ValueError.
-        PathError: If several processes are to save there. It is a ValueError, too.
     """
     if bucket_url(path) is None:
         return
-    if options.todelete_subdir is not None:
-        raise ConfigError("todelete_subdir", "nothing can be moved in a bucket; steps are deleted there")
     if options.file_options.path_permission_mode is not None:
         raise ConfigError("file_options", "a bucket has no directories, and so no permissions of them")
-    if is_joint(options.multiprocessing_options):
-        raise PathError(path, "is in a bucket, where several processes cannot save together yet")
 
 
 def _standard(options: CheckpointManagerOptions) -> Any:

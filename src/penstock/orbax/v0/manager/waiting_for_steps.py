@@ -17,7 +17,7 @@ from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import StorageError
 from penstock.kernel.events import get_logger
-from penstock.orbax.common.handler_paths import handler_path, path_text
+from penstock.orbax.common.handler_paths import bucket_url, handler_path, path_text, place_of, store_at
 from penstock.orbax.v0.manager.step_name_formats import NameFormat, standard_name_format
 from penstock.orbax.v0.manager.step_paths import STEP_NAME
 from penstock.steps.step_watch import Watch, watch_steps
@@ -45,7 +45,8 @@ def wait_for_new_checkpoint(
     """Wait until a step exists, and yield the latest.
 
     While the block runs, no penstock on this machine deletes the step, and a snapshot of it exists:
-    a directory of links to its files, or of copies where the file system has no links.
+    a directory of links to its files, or of copies where the file system has no links. In a bucket there is
+    no snapshot, and who deletes the step does not wait: a restore of it may then fail.
 
     Args:
         checkpoint_dir: The directory of the steps, which need not exist yet.
@@ -56,32 +57,31 @@ def wait_for_new_checkpoint(
         step_prefix: What precedes the number of a step, followed by an underscore.
         step_format_fixed_length: The number of digits, filled up with zeros.
         step_name_format: How steps are named, in place of the other two.
-        snapshot_dir: The directory of snapshots; by default `_SNAPSHOTS` among the steps.
+        snapshot_dir: The directory of snapshots; by default `_SNAPSHOTS` among the steps. Not for buckets.
         set_immutable: Has no effect.
         ignore_snapshot_errors: Whether to go on without a snapshot if files have disappeared.
 
     Yields:
         The number of the step, or -1 if the wait ended without one.
     """
-    root = handler_path(checkpoint_dir)
+    root = place_of(checkpoint_dir)
     names = step_name_format or standard_name_format(
         step_prefix=step_prefix, step_format_fixed_length=step_format_fixed_length
     )
-    snapshots = root / _SNAPSHOTS if snapshot_dir is None else handler_path(snapshot_dir)
+    snapshots = _snapshots_of(root, snapshot_dir)
     is_over = _Timeout(timeout, seconds_to_sleep, timeout_fn)
     steps = _later_steps(root, names, until_step, max(seconds_to_sleep, _LEAST_S), is_over)
     step = run_sync(anext, steps, _NONE)
     snapshot = None
     try:
-        if step != _NONE:
+        if step != _NONE and snapshots is not None:
             snapshot = _snapshot(
                 path_text(names.find_step(root, step).path), snapshots, forgiving=bool(ignore_snapshot_errors)
             )
         yield step
     finally:
         run_sync(steps.aclose)
-        if snapshot is not None:
-            _remove(snapshot)
+        _remove(snapshot)
 
 
 def checkpoints_iterator(
@@ -116,9 +116,9 @@ def checkpoints_iterator(
         set_immutable: See `wait_for_new_checkpoint`.
         ignore_snapshot_errors: See `wait_for_new_checkpoint`.
     """
-    root = handler_path(checkpoint_dir)
-    snapshots = root / _SNAPSHOTS if snapshot_dir is None else handler_path(snapshot_dir)
-    _remove(path_text(snapshots))
+    root = place_of(checkpoint_dir)
+    snapshots = _snapshots_of(root, snapshot_dir)
+    _remove(snapshots)
     latest: int | None = None
     while True:
         with wait_for_new_checkpoint(
@@ -151,7 +151,7 @@ def _later_steps(
 ) -> Watch:
     """Watch for the latest step, `until_step` or a later one."""
     return watch_steps(
-        LocalStore(),
+        store_at(root),
         Threads(1),
         path_text(root),
         _AnyNames(names),
@@ -192,6 +192,14 @@ class _AnyNames:
         return None if found is None else int(found[1])
 
 
+def _snapshots_of(root: Any, chosen: Any) -> Any | None:
+    """Return the directory of snapshots; None in a bucket, which has no links."""
+    if bucket_url(root) is not None:
+        return None
+
+    return root / _SNAPSHOTS if chosen is None else handler_path(chosen)
+
+
 def _snapshot(path: str, snapshots: Any, *, forgiving: bool) -> str:
     """Share the files of a step with a directory among the snapshots; return that directory."""
     snapshot = path_text(snapshots / os.path.basename(path))
@@ -230,7 +238,8 @@ def _share_file(store: LocalStore, source: str, target: str) -> None:
         shutil.copyfile(source, target)  # another file system, or one without links
 
 
-def _remove(directory: str) -> None:
-    """Remove a snapshot. What cannot be removed stays: it is of no harm."""
-    with suppress(StorageError):
-        LocalStore().remove_tree(directory)
+def _remove(directory: Any | None) -> None:
+    """Remove a snapshot, if there is one. What cannot be removed stays: it is of no harm."""
+    if directory is not None:
+        with suppress(StorageError):
+            LocalStore().remove_tree(path_text(directory))

@@ -183,10 +183,10 @@ class DeletionOptions(Guarded):
 
     @dataclass(kw_only=True)
     class GcsDeletionOptions(Guarded):
-        """Options of a store that penstock does not support.
+        """How checkpoints in buckets are deleted.
 
         Attributes:
-            todelete_full_path: Must be None.
+            todelete_full_path: Must be None: nothing is moved in a bucket.
 
         Raises:
             ConfigError: If it is not. It is a ValueError.
@@ -196,7 +196,7 @@ class DeletionOptions(Guarded):
 
         def __setattr__(self, name: str, value: Any) -> None:
             if value is not None:
-                raise ConfigError(name, "must be None: it is for a store that penstock does not support")
+                raise ConfigError(name, "must be None: checkpoints in a bucket are deleted, not moved")
 
             super().__setattr__(name, value)
 

@@ -257,8 +257,9 @@ class Saving:
         self._layout.temporary_name(path)  # refuses names that cannot be read again
         self._bucket: BucketSave | None = None
         if bucket_of(path) is not None:
-            self._bucket = BucketSave(path, items, handlers, context, overwrite, custom_metadata)
-            self._bucket.check(jointly=self._jointly)
+            job = job_options(_processes(context)) if self._jointly else None
+            self._bucket = BucketSave(path, items, handlers, context, overwrite, custom_metadata, job)
+            self._bucket.check()
 
     async def __call__(self, operation: Operation[None]) -> None:
         with fail_after(self._context.asynchronous.timeout_secs):

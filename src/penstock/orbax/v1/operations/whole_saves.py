@@ -10,6 +10,7 @@ from typing import Any, Final, final
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.formats.items.item_types import Composite, Json, PyTree
+from penstock.kernel.config.job_options import JobOptions
 from penstock.kernel.errors import ConfigError, NoHandlerError, PathError
 from penstock.kernel.protocols.coordinator import SingleProcessCoordinator
 from penstock.orbax.v1.common.operation import Operation
@@ -36,6 +37,7 @@ class BucketSave:
         context: The options.
         overwrite: Whether what is there is deleted first: a bucket cannot replace in one step.
         custom_metadata: The caller's own.
+        job: Which processes save together; None if this one saves alone.
     """
 
     url: str
@@ -44,17 +46,16 @@ class BucketSave:
     context: Context
     overwrite: bool
     custom_metadata: JsonType | None
+    job: JobOptions | None
 
-    def check(self, *, jointly: bool) -> None:
+    def check(self) -> None:
         """Refuse what needs a directory of the operating system, and trees that cannot be saved.
 
         Raises:
             ValueError: If a leaf cannot be saved, or there is none.
-            PathError: If a handler writes files by itself, or several processes are to save.
+            PathError: If a handler writes files by itself.
             ConfigError: If directories are to have permissions.
         """
-        if jointly:
-            raise PathError(self.url, "is in a bucket, where several processes cannot save together yet")
         if self.context.file.path_permission_mode is not None:
             raise ConfigError("path_permission_mode", "a bucket has no directories, and so no permissions")
 
@@ -77,10 +78,11 @@ class BucketSave:
             PenstockError: What `penstock.Checkpointer.save` raises.
         """
         async with Checkpointer(
-            save_format=save_format_of(self.context.array.saving),
+            save_format=save_format_of(self.context.array.saving, jointly=self.job is not None),
             memory_limit=self.context.memory.save_limit,
             registry=CustomLeaves(StandardLeafHandlerRegistry(), self.context).registry(),
-            coordinator=SingleProcessCoordinator(),
+            coordinator=SingleProcessCoordinator() if self.job is None else None,
+            job=self.job,
         ) as checkpointer:
             try:
                 saving = await checkpointer.save(
