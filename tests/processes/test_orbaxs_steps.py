@@ -1,4 +1,4 @@
-"""Steps under Orbax's names, in a job of several processes, on a disk and in a bucket."""
+"""Steps and parts under Orbax's names, in a job of several processes, on a disk and in a bucket."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ CASES = (
     "orbaxs_v1_saves",
     "orbaxs_names_save_to_a_bucket",
     "orbaxs_managers_save_to_a_bucket",
+    "orbaxs_parts_are_put_together",
+    "a_part_is_damaged_for_one_process",
 )
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(178)]
@@ -88,3 +90,24 @@ def test_managers_keep_steps_in_a_bucket(job: Job) -> None:
         assert (result["newer"], result["loaded"], result["left"]) == ([2], [{"a": 2}], [])
         assert result["items"][0] == "PlansDifferError"
         assert "['rank']: process 0 has " in result["items"][1]
+
+
+def test_v1_saves_a_tree_in_parts(job: Job) -> None:
+    for result in job.results("orbaxs_parts_are_put_together"):
+        assert result["refused"] == [
+            "PartialSaveReplacementError",
+            "PlansDifferError",
+            "FileExistsError",
+            "FileExistsError",
+            "FileNotFoundError",
+        ]
+        assert (result["differs"], result["by Orbax"]) == ([], [])
+        assert result["custom"] == {"a": 1, "b": 2}
+        assert result["there"] == ["tree"]
+
+
+def test_a_part_that_one_process_cannot_read_is_told_to_all(job: Job) -> None:
+    told = f"process {job.count - 1}: ['rows']"
+    expected = [*[told] * (job.count - 1), "['rows'] is damaged"]
+    results = job.results("a_part_is_damaged_for_one_process")
+    assert results == [[said, ["tree.partial_save"]] for said in expected]

@@ -35,9 +35,6 @@ DIFFERENCES: Final[dict[str, str]] = {
     "save": "Is durable when it returns. Its FileExistsErrors are ValueErrors, too.",
     "is_orbax_checkpoint": "An empty directory, or one with other things in it, is none.",
     "partial.finalize": "Copies all bytes once, into one database. Files of others are not taken along.",
-    "partial.save": (
-        "Is refused where several processes save together; with a `primary_host` of None each may."
-    ),
     "options.ArrayOptions.Saving.use_compression": (
         "Shards below 16 KiB, and what zstd does not make smaller, are stored as they are."
     ),

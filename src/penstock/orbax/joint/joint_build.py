@@ -146,6 +146,27 @@ class JointBuild:
         else:
             self.save.cancel()
 
+    async def written_by(self, write: Callable[[], Awaitable[object]]) -> None:
+        """Return once the checkpoint is visible, of which `write()` writes this process's part, durably.
+
+        Raises:
+            Exception: What ended the save: what `write` raises, or what came before, here or elsewhere.
+
+        Cancellation:
+            Ends the save for all processes.
+        """
+        try:
+            await self.unless_ended(write)
+        except BaseException as error:
+            self.fail(error)
+            if isinstance(error, Exception):
+                await self.save  # which says what ended it
+
+            raise
+
+        self.complete()
+        await self.save
+
     def when_ended(self, call: Callable[[], object]) -> None:
         """Call `call`, in any thread, once it is known here that the save failed, or now if it is."""
         self._ended.add_done_callback(lambda _: call())

@@ -8,6 +8,7 @@ __all__ = (
     "check_processes",
     "check_publishing",
     "is_joint",
+    "is_publisher",
     "job_options",
 )
 
@@ -52,6 +53,11 @@ class JointDirectory(os.PathLike[str]):
 def is_joint(options: MultiprocessingOptions) -> bool:
     """Whether several processes save together. With the primary host None each saves by itself."""
     return options.primary_host is not None and len(active_processes(options)) > 1
+
+
+def is_publisher(options: MultiprocessingOptions) -> bool:
+    """Whether this process publishes what several save together."""
+    return active_processes(options)[0] == int(_jax.process_index())
 
 
 def active_processes(options: MultiprocessingOptions) -> Sequence[int]:

@@ -7,6 +7,7 @@ __all__ = (
     "begin_save",
     "check_state",
     "prepare_save",
+    "processes_of",
     "save",
     "save_async",
     "save_checkpointables",
@@ -208,7 +209,7 @@ def saves_jointly(context: Context) -> bool:
     Raises:
         ConfigError: If that is asked for in a way that they cannot. It is a ValueError.
     """
-    processes = _processes(context)
+    processes = processes_of(context)
     check_processes(processes)
     if not is_joint(processes):
         return False
@@ -217,7 +218,8 @@ def saves_jointly(context: Context) -> bool:
     return True
 
 
-def _processes(context: Context) -> MultiprocessingOptions:
+def processes_of(context: Context) -> MultiprocessingOptions:
+    """Return which processes of the job save together."""
     asked = context.multiprocessing
     return MultiprocessingOptions(asked.primary_host, asked.active_processes, asked.barrier_sync_key_prefix)
 
@@ -227,7 +229,7 @@ class Saving:
     """One save: creates the directory, lets the handlers fill it, completes and publishes it.
 
     Args:
-        path: The path of the checkpoint.
+        path: The path of the checkpoint; may be changed until it is called.
         items: The objects by name; forgotten once the handlers have them.
         handlers: The handler of each.
         context: The options.
@@ -257,7 +259,7 @@ class Saving:
         self._layout.temporary_name(path)  # refuses names that cannot be read again
         self._bucket: BucketSave | None = None
         if bucket_of(path) is not None:
-            job = job_options(_processes(context)) if self._jointly else None
+            job = job_options(processes_of(context)) if self._jointly else None
             self._bucket = BucketSave(path, items, handlers, context, overwrite, custom_metadata, job)
             self._bucket.check()
 
@@ -308,35 +310,17 @@ class Saving:
         """Save together with the other processes: each has its handlers fill one place, and one publishes."""
         from penstock.orbax.joint.joint_build import JointBuild  # one process needs nothing of it
 
-        threads, asked = Threads(), self._asked()
+        asked = self._asked()
 
         def complete(build: JointBuild) -> None:
             self._complete(build.place)
 
-        async with Checkpointer(job=job_options(_processes(self._context))) as checkpointer:
+        async with Checkpointer(job=job_options(processes_of(self._context))) as checkpointer:
             build = await JointBuild.begin(
                 checkpointer, self.path, asked, complete, overwrite=self._overwrite
             )
-            place = SharedDirectory(self._store, build.place)
-
-            async def make() -> None:
-                for name in self._handlers:
-                    await threads.run(SharedDirectory(self._store, os.path.join(build.place, name)).create)
-
-            try:
-                with joint_place(build):
-                    await build.unless_ended(partial(self._fill, operation, build.place, make))
-
-                await threads.run(place.sync)
-            except BaseException as error:
-                build.fail(error)
-                if isinstance(error, Exception):
-                    await build.save  # which says what ended it
-
-                raise
-
-            build.complete()
-            await build.save
+            with joint_place(build):
+                await build.written_by(partial(self._fill_together, operation, build.place))
 
     def _asked(self) -> list[str]:
         """Return what must be the same in all processes."""
@@ -346,6 +330,16 @@ class Saving:
             for name, handler in sorted(self._handlers.items())
         ]
         return [*items, f"option custom_metadata\t{described_json(self._custom_metadata)}"]
+
+    async def _fill_together(self, operation: Operation[None], place: str) -> None:
+        threads = Threads()
+
+        async def make() -> None:
+            for name in self._handlers:
+                await threads.run(SharedDirectory(self._store, os.path.join(place, name)).create)
+
+        await self._fill(operation, place, make)
+        await threads.run(SharedDirectory(self._store, place).sync)
 
     async def _fill(
         self, operation: Operation[None], place: str, make: Callable[[], Awaitable[None]]
