@@ -7,7 +7,7 @@ one thread for each connection.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -128,7 +128,7 @@ class ObjectServer:
         if not asked.key:
             return (200, {}, self._list(asked.query)) if asked.method == "GET" else self._delete_many(body)
 
-        with self.lock:
+        with nullcontext() if asked.method in {"GET", "HEAD"} else self.lock:
             return getattr(self, f"_{asked.method.lower()}")(asked, body)  # type: ignore[no-any-return]
 
     def _get(self, asked: Asked, _: bytes) -> tuple[int, dict[str, str], bytes]:

@@ -195,7 +195,7 @@ def make_container(endpoint: str) -> None:
 
 @dataclass(frozen=True)
 class FakeGcs:
-    """The objects of fake-gcs-server, by Google's JSON interface, which alone it speaks."""
+    """The objects of fake-gcs-server, by Google's JSON interface: it takes none by the XML one."""
 
     endpoint: str
 
@@ -275,7 +275,8 @@ def fake_gcs(folder: Path) -> Generator[Server]:
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
     command = [found, "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory"]
-    with running([*command, "-external-url", endpoint], f"{endpoint}/storage/v1/b", folder, ENVIRONMENT):
+    command += ["-external-url", endpoint, "-public-host", f"127.0.0.1:{port}"]
+    with running(command, f"{endpoint}/storage/v1/b", folder, ENVIRONMENT):
         made = json.dumps({"name": BUCKET}).encode()
         FakeGcs(endpoint).ask("POST", "/storage/v1/b", made, project="test")
         with object_server(FakeGcs(endpoint)) as front:

@@ -54,7 +54,7 @@ def test_orbax_and_penstock_read_each_other_on_gs(server: Server, monkeypatch: p
         penstock.sync.save(f"{url}/{step}", state())
 
     other = {
-        "GOOGLE_BASE_URL": server.endpoint,  # for penstock, which looks there first
+        "GOOGLE_BASE_URL": server.json_endpoint,  # penstock reads from that server itself, too
         "STORAGE_EMULATOR_HOST": server.json_endpoint,
         "TENSORSTORE_GCS_HTTP_URL": server.json_endpoint,
         "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
@@ -75,6 +75,7 @@ def test_orbax_and_penstock_read_each_other_on_gs(server: Server, monkeypatch: p
     assert ended.returncode == 0, ended.stderr[-3000:]
     found = json.loads(ended.stdout.splitlines()[-1])
     assert found == {"steps": [6, 7], "w": np.arange(300.0).tolist(), "step": 7}
+    np.testing.assert_array_equal(penstock.sync.restore(f"{url}/7", like=state())["w"], state()["w"])
     ours = penstock.sync.restore(f"{url}-orbax/1")
     assert np.asarray(ours["a"]).tolist() == list(range(6))
     assert np.asarray(ours["b"]).tolist() == [1, 1, 1]
