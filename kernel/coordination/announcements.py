@@ -115,11 +115,19 @@ class JobAnnouncements:
 
         job = self._job
         with CancelScope(shield=True), move_on_after(job.limits.call_s), suppress(CoordinationError):
+            if job.is_primary:
+                await self._take_back()
             if await job.calls.count(self._keys.left) == job.count:
                 await job.calls.delete(self._keys.all)
 
         self._keys = OperationKeys("")
         self._renew()
+
+    async def _take_back(self) -> None:
+        """Delete what says that these are to be joined, if all have joined and no later ones are."""
+        came = await self._job.calls.under(self._keys.each("at"))
+        if len(came) == self._job.count - 1 and await self._begun(0.0) == self._keys:
+            await self._job.calls.delete(self._job.join_key(self._about))
 
     def _renew(self) -> None:
         self._token = secrets.token_hex(8).encode()
@@ -149,7 +157,9 @@ class JobAnnouncements:
             found = next((value for value in told.values() if wanted in value), None)
         if found is not None:
             self._remember(cast("dict[str, str]", json.loads(found)))
-        if numbered not in self._known and await self._begun(0.0) != self._keys:
+        if numbered in self._known:
+            return
+        if await self._begun(0.0) not in (None, self._keys):
             await job.calls.delete(self._keys.all)  # the primary did; this process was late
             self._keys = OperationKeys("")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("MOST_OUTCOMES", "Job")
+__all__ = ("MOST_REMEMBERED", "Job")
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from penstock.kernel.config.job_limits import JobLimits
 from penstock.kernel.coordination.key_value_calls import KeyValueCalls
 from penstock.kernel.coordination.operation_keys import join_key
 
-MOST_OUTCOMES: Final = 4
-"""Of how many unread operations the outcome is kept, for those who come late."""
+MOST_REMEMBERED: Final = 4
+"""How many operations the primary remembers to have ended well, should one who took part not leave them."""
 
 
 @final
@@ -30,7 +30,8 @@ class Job:
     limits: JobLimits = field(default_factory=JobLimits)
     open: dict[str, str] = field(default_factory=dict[str, str])
     """The operations of the primary that can still be joined, by the key that says so."""
-    ended: deque[str] = field(default_factory=deque[str])  #: whose outcomes the primary still has to forget
+    ended: deque[str] = field(default_factory=deque[str])
+    """The primary's operations that ended well, whose keys it deletes if nobody else has."""
 
     @property
     def count(self) -> int:

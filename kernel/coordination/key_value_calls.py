@@ -44,6 +44,14 @@ class KeyValueCalls:
         """See `KeyValues.put`."""
         return await self._run(self._service.put, key, value, replace)
 
+    async def put_to_its_end(self, key: str, value: bytes, left_s: float) -> None:
+        """Replace a value. A cancellation waits for the answer, but no longer than `left_s`.
+
+        So what is deleted next does not come back, unless the service is slow.
+        """
+        self.counted["put"] += 1
+        await self._threads.leaving_calls(left_s).run(self._service.put, key, value, True)
+
     async def put_once(self, key: str, own: bytes) -> bool:
         """Set a key to what nobody else sets; return whether it has that value.
 

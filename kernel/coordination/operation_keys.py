@@ -19,11 +19,13 @@
 | `penstock/<id>/result` | the primary | whether it was published |
 | `penstock/<id>/left` | each | how many have left; the last one deletes all of these, if nobody can join |
 | `penstock/<id>/left_here` | the last of the others, after a failure | nobody but the primary is left |
+| `penstock/ended/<i>/<n>` | the primary i | a failed operation whose keys are kept for those who come late |
+| `penstock/ended/<i>/n` | the primary i | how many there were |
 """
 
 from __future__ import annotations
 
-__all__ = ("Joining", "OperationKeys", "join_folder", "join_key")
+__all__ = ("Joining", "OperationKeys", "join_folder", "join_key", "outcome_key")
 
 import hashlib
 from collections.abc import Sequence
@@ -53,6 +55,11 @@ def join_key(path: str, about: str = "", group: str = "") -> str:
         group: The processes that agree with each other; empty for all of a job.
     """
     return join_folder(path, about) + (_digest(group) if group else "all")
+
+
+def outcome_key(primary: int, at: int | None = None) -> str:
+    """Return the key that says which failed operation is kept at this place; without one, how many were."""
+    return f"{ROOT}/ended/{primary}/{'n' if at is None else at}"
 
 
 def _digest(text: str) -> str:

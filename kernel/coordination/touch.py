@@ -13,8 +13,9 @@ from anyio import CancelScope, Event, current_time, move_on_after, sleep
 from anyio.abc import TaskGroup
 
 from penstock.kernel.coordination.heartbeats import Heartbeat, SilenceJudge
-from penstock.kernel.coordination.job import MOST_OUTCOMES, Job
-from penstock.kernel.coordination.operation_keys import Joining, OperationKeys
+from penstock.kernel.coordination.job import MOST_REMEMBERED, Job
+from penstock.kernel.coordination.operation_keys import OperationKeys
+from penstock.kernel.coordination.outcomes import forget, keep_outcome
 from penstock.kernel.coordination.verdicts import Verdict, verdict_of
 from penstock.kernel.errors import CoordinationError, OutcomeUnknownError, PeerSilentError, PenstockError
 
@@ -206,29 +207,18 @@ class Touch:
         n_left = await job.calls.count(self._keys.left)
         if failed and not job.is_primary and n_left == job.count - 1:
             await job.calls.put(self._keys.here("left"), b"1")
+        join_key = job.join_key(self._path)
         if n_left == job.count and (job.is_primary or self.is_closed):
-            await self._forget(self._keys.identity)
+            await forget(job, self.identity, join_key if job.is_primary and not self.is_closed else None)
+        elif job.is_primary and failed:
+            await keep_outcome(job, self.identity, join_key)
         elif job.is_primary:
-            job.ended.append(self._keys.identity)
-            if len(job.ended) > MOST_OUTCOMES:
-                await self._forget(job.ended.popleft())
+            job.ended.append(self.identity)
+            if len(job.ended) > MOST_REMEMBERED:
+                await forget(job, job.ended.popleft())
 
     async def _all_came(self) -> bool:
         return len(await self._job.calls.under(self._keys.each("at"))) == self._job.count
-
-    async def _forget(self, identity: str) -> None:
-        """Delete all keys of an operation, and what says that it is to be joined, if it can be."""
-        job = self._job
-        # A copy: operations within this one, which share it, run in other threads.
-        for key in [key for key, value in job.open.copy().items() if value == identity]:
-            await job.calls.delete(key)
-            now = job.open.get(key)
-            if now == identity:
-                del job.open[key]
-            elif now is not None:  # begun meanwhile, by the next save to that path
-                await job.calls.put(key, Joining(now, job.group).encoded(), replace=True)
-
-        await job.calls.delete(OperationKeys(identity).all)
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -245,7 +235,8 @@ class Touch:
         while True:
             await sleep(job.limits.beat_s)
             count += 1
-            await job.calls.put(self._own_beat, Heartbeat(count, self.stage).encoded(), replace=True)
+            beat = Heartbeat(count, self.stage).encoded()
+            await job.calls.put_to_its_end(self._own_beat, beat, job.limits.beat_s / 4)
 
     async def _watch(self) -> None:
         """Wait for a verdict, and raise it if it is no commit."""

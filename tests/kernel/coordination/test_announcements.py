@@ -55,7 +55,7 @@ async def test_all_hear_what_the_primary_tells_and_few_keys_are_left(count: int)
     assert len([key for key in members.service.keys if "/said/" in key]) == MOST_KEYS
     for one in (primary, *others):
         await one.leave()
-    assert [key for key in members.service.keys if "/join/" not in key] == []
+    assert members.service.keys == []
 
 
 async def test_who_is_far_behind_hears_everything_in_order() -> None:
@@ -65,6 +65,23 @@ async def test_who_is_far_behind_hears_everything_in_order() -> None:
     await members.hear(0, other, NAMES)
 
     assert members.heard == {0: [f"{name}!" for name in NAMES]}
+
+
+async def test_who_is_behind_hears_what_was_told_before_the_primary_left() -> None:
+    members = Members(3)
+    primary, one, other = members.new()
+    await primary.tell("save 1", "yes")
+    await members.hear(0, one, ["save 1"])
+    await members.hear(1, other, ["save 1"])
+    await primary.tell("save 2", "no")
+    await primary.leave()
+    await members.hear(0, one, ["save 2"])
+    await one.leave()
+    await members.hear(1, other, ["save 2"])
+    await other.leave()
+
+    assert members.heard == {0: ["no"], 1: ["no"]}
+    assert members.service.keys == []
 
 
 async def test_what_is_asked_again_is_told_again() -> None:
@@ -111,7 +128,7 @@ async def test_what_an_earlier_one_was_told_is_not_taken_for_now(came: int) -> N
     assert members.heard == {0: ["new"], 1: ["new"]}
     for each in (primary, *others):
         await each.leave()
-    assert [key for key in members.service.keys if "/join/" not in key] == []
+    assert members.service.keys == []
 
 
 async def test_a_primary_that_says_nothing_is_named() -> None:

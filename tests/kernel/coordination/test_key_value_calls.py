@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 import pytest
+from anyio import CancelScope, create_task_group, to_thread, wait_all_tasks_blocked
 
 from penstock.kernel.coordination.key_value_calls import LONGEST_WAIT_S, KeyValueCalls
 
@@ -47,3 +49,43 @@ async def test_a_short_wait_is_one_call() -> None:
 
     assert await KeyValueCalls(service).wait("key", 5.0) is None
     assert service.waits == [pytest.approx(5.0, abs=1.0)]
+
+
+class SlowPut(Answers):
+    """A service that confirms a put when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.may_confirm, self.is_done = threading.Event(), threading.Event(), False
+
+    def put(self, _key: str, _value: bytes, _replace: bool, /) -> bool:
+        self.asked.set()
+        self.may_confirm.wait(60.0)
+        self.is_done = True
+        return True
+
+
+@pytest.mark.parametrize("left_s", [60.0, 0.0])
+async def test_who_is_cancelled_waits_for_a_value_that_is_being_set(
+    left_s: float,
+) -> None:
+    service, scope = SlowPut(), CancelScope()
+    done: list[bool] = []
+
+    async def put() -> None:
+        with scope:
+            await KeyValueCalls(service).put_to_its_end("key", b"", left_s)
+
+        done.append(service.is_done)
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(put)
+        assert await to_thread.run_sync(service.asked.wait, 60.0)
+        scope.cancel()
+        await wait_all_tasks_blocked()
+        if left_s:
+            assert done == []
+            service.may_confirm.set()
+
+    service.may_confirm.set()
+    assert done == [left_s > 0]

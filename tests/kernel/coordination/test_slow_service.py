@@ -10,9 +10,9 @@ from anyio import CancelScope, create_task_group, sleep_forever, to_thread
 from tests.kernel.coordination.test_joint_operation import LONG, PATH, Processes, Watched
 
 from penstock.errors import PeerFailedError, PeerSilentError, StorageError
-from penstock.kernel.coordination.job import MOST_OUTCOMES
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.kernel.coordination.joint_operation import JointOperation
+from penstock.kernel.coordination.outcomes import MOST_OUTCOMES
 from penstock.kernel.protocols.coordinator import KeyValues
 from penstock.testing.memory_key_values import MemoryKeyValues
 
