@@ -7,8 +7,9 @@ fetch it. Formats plan reads and make documents; array bytes are read and writte
 * `orbax`: the format that penstock writes by default, and everything that Orbax ever wrote.
 * `items`: a checkpoint of several named items, each a tree, an array or one of Orbax's documents.
 * `safetensors`: files and folders of them.
+* `npz`: archives of NumPy, which only conversions read.
 * `common`: what more than one format needs.
 * `auto_layout`: writes one of them, and opens any of them.
 
-`orbax` and `safetensors` do not know each other; `items` is built on `orbax`.
+`orbax`, `safetensors` and `npz` do not know each other; `items` is built on `orbax`.
 """

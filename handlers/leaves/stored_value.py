@@ -184,11 +184,15 @@ class StoredValueHandler:
         planned = _planned(value, spec, piece_bytes)
         while window := list(itertools.islice(planned, _WINDOW)):
             regions = [each.bounds for each in window if isinstance(each, _Region)]
-            segments = iter(_segments(value, regions, piece_bytes))
+            reads = [list(_reads(value, bounds, piece_bytes)) for bounds in regions]
+            scratch = iter([max([read.scratch_nbytes for read in found], default=0) for found in reads])
+            segments = iter(_segments(reads))
+            del reads  # they hold the memory that they fill
             for each in window:
                 if isinstance(each, _Region):
                     take = partial(_take_region, value, each.bounds, piece_bytes, next(segments))
-                    yield PiecePlan(each.chunk, each.start, each.nbytes, _cost(value, each), take)
+                    cost = _cost(value, each) + next(scratch)
+                    yield PiecePlan(each.chunk, each.start, each.nbytes, cost, take)
                 else:
                     yield each
 
@@ -231,16 +235,16 @@ def _planned(value: StoredValue, spec: LeafSpec, piece_bytes: int) -> Iterator[_
             yield PiecePlan(chunk, start, nbytes, cost, partial(_take_direct, value, read))
 
 
-def _segments(value: StoredValue, regions: Sequence[_Bounds], piece_bytes: int) -> list[_Segments]:
+def _segments(reads: Sequence[Sequence[Read]]) -> list[_Segments]:
     """Say which segment each region reads of a range of which several need a part.
 
     Only segments are kept: reads hold the memory that they fill. The copy is published when all were
     compared.
+
+    Args:
+        reads: Of each region.
     """
-    checked = [
-        [read for read in _reads(value, bounds, piece_bytes) if isinstance(read, CheckedRead)]
-        for bounds in regions
-    ]
+    checked = [[read for read in found if isinstance(read, CheckedRead)] for found in reads]
     found: list[_Segments] = []
     for before, after in zip(checked, share_checks(checked), strict=True):
         mine: dict[_Range, tuple[int, int, Segment]] = {}

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
 from tests.cli.conftest import Said, Stored
 
@@ -212,3 +214,27 @@ def test_what_convert_cannot_change_is_told_in_options(
     assert said.status == 1
     assert problem in said.err
     assert not (tmp_path / "new").exists()
+
+
+def test_convert_writes_and_reads_npz(stored: Stored, tmp_path: Path, call: Call) -> None:
+    target = tmp_path / "m.npz"
+    said = call("convert", stored.items, target, "--item", "state", "--json")
+
+    assert (said.status, said.document["format"], said.document["n_leaves"]) == (0, "npz", 2)
+    with np.load(target) as archive:
+        assert (archive["w"].shape, archive["b.c"].tolist()) == ((4, 3), [1.0, 1.0])
+
+    assert "give --overwrite" in call("convert", stored.items, target, "--item", "state").err
+    assert call("convert", target, tmp_path / "flat", "--flat").status == 0
+    assert [row[1] for row in call("show", tmp_path / "flat").rows] == ["['b.c']", "['w']"]
+
+
+def test_what_npz_cannot_hold_is_told_in_options(tmp_path: Path, call: Call) -> None:
+    tree = {"h": np.ones(2, ml_dtypes.bfloat16), "empty": None, "s t": [None]}
+    penstock.sync.save(tmp_path / "old", tree)
+
+    empty = call("convert", tmp_path / "old", tmp_path / "a.npz").err
+    half = call("convert", tmp_path / "old", tmp_path / "a.npz", "--rename", "empty=", "--rename", "s t=").err
+    assert "leave them out, as in --rename empty=" in empty
+    assert "cast it, as in --dtype float32" in half
+    assert not (tmp_path / "a.npz").exists()

@@ -60,7 +60,7 @@ REPLACED = {
 
 COMMANDS = {
     "docs/howto/configure.md": (0, 0, 0),
-    "docs/howto/convert-and-verify.md": (0, 0, 0, 0, 1, 0, 0, 0),  # one is shown to fail
+    "docs/howto/convert-and-verify.md": (0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0),  # one is shown to fail
     "docs/howto/hand-a-model-to-others.md": (0,),
     "docs/install.md": (0,),
     "docs/tutorial/first-checkpoint.md": (0, 0),
@@ -178,6 +178,8 @@ def made_for_commands() -> None:
     """Make, in the working directory, the checkpoints that shown commands are given."""
     state = {"params": {"w": np.ones(8, np.float32)}, "opt": {"mu": np.zeros(8, np.float32)}}
     penstock.sync.save("weights/final", state)
+    np.savez("model.npz", w=state["params"]["w"])
+    np.savez_compressed("ViT-B_16.npz", **{"encoder/layer_0/kernel": state["params"]["w"]})  # type: ignore[arg-type]  # numpy's `allow_pickle` is no name here
     for root, names in (("old/run", StepNames()), ("run", StepNames()), ("other", StepNames("step"))):
         with penstock.sync.CheckpointManager(root, names=names) as manager:
             for step in (100, 1000):

@@ -290,7 +290,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("name", "options", "said"),
         [
-            ("d", {"format": "npz"}, "no format 'npz'"),
+            ("d", {"format": "msgpack"}, "no format 'msgpack'"),
             ("d", {"max_shard_bytes": 10}, "max_shard_bytes is for safetensors"),
             ("x.safetensors", {"max_shard_bytes": 10}, "name a folder"),
             ("x.safetensors", {"format": "orbax"}, "name of a safetensors file"),

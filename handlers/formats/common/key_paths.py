@@ -1,14 +1,14 @@
-"""Key paths read from a document: how they are shown, and how long they may be."""
+"""Key paths read from a document: how they are shown, how long they may be, and which fit in one tree."""
 
 from __future__ import annotations
 
-__all__ = ("MOST_LEVELS", "KeyPathBudget", "show_key_path")
+__all__ = ("MOST_LEVELS", "KeyPathBudget", "check_tree", "show_key_path")
 
 from collections.abc import Sequence
 from typing import Final, final
 
-from penstock.kernel.errors import UnsupportedFormatError
-from penstock.kernel.protocols.leaf import KeyKind, KeyPath
+from penstock.kernel.errors import SpecError, UnsupportedFormatError
+from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo
 
 MOST_LEVELS: Final = 256
 """How deep containers may be nested in a document. jax flattens trees by recursion, too."""
@@ -58,3 +58,35 @@ class KeyPathBudget:
             raise UnsupportedFormatError(
                 self._path, f"its leaves and key paths take more than {self.MOST_CHARACTERS} characters"
             )
+
+
+def check_tree(path: str, names: Sequence[ParamInfo], split: Sequence[ParamInfo], separator: str) -> None:
+    """Refuse two equal key paths, and a key path that is a prefix of another.
+
+    Args:
+        path: Of the checkpoint, for the error.
+        names: The leaves under their names.
+        split: The same leaves, in the same order, at their key paths.
+        separator: For the error.
+
+    Raises:
+        SpecError: Naming both.
+    """
+    owners: dict[KeyPath, str] = {}
+    for flat, info in zip(names, split, strict=True):
+        first = owners.setdefault(info.keys, flat.name)
+        if first != flat.name:
+            raise _collision(path, first, flat.name, separator)
+
+    for flat, info in zip(names, split, strict=True):
+        for depth in range(len(info.keys)):
+            shorter = owners.get(info.keys[:depth])
+            if shorter is not None:
+                raise _collision(path, shorter, flat.name, separator)
+
+
+def _collision(path: str, first: str, second: str, separator: str) -> SpecError:
+    return SpecError(
+        f"{path}: {first!r} and {second!r} cannot both stand in one tree when names are split at "
+        f"{separator!r}; read it flat, without split"
+    )

@@ -13,7 +13,7 @@ from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.formats.common.checksummed_reads import NONE, cut_at_pieces, with_checksums
 from penstock.handlers.formats.common.chunk_regions import StoredChunk, chunk_reads, merge_direct
 from penstock.handlers.formats.common.integrity import Checksums
-from penstock.handlers.formats.common.key_paths import show_key_path
+from penstock.handlers.formats.common.key_paths import check_tree, show_key_path
 from penstock.handlers.formats.common.leaf_table import LeafTable, StoredLeaves
 from penstock.handlers.formats.common.stored_files import bytes_on_medium
 from penstock.handlers.formats.safetensors import file_digests
@@ -21,7 +21,7 @@ from penstock.handlers.formats.safetensors import penstock_metadata as notes
 from penstock.handlers.formats.safetensors.file_set import FileSet, read_files
 from penstock.handlers.formats.safetensors.header_decoding import FileHeader, Tensor
 from penstock.handlers.formats.safetensors.penstock_metadata import Note
-from penstock.handlers.formats.safetensors.tensor_names import check_tree, empty_marker, split_name
+from penstock.handlers.formats.safetensors.tensor_names import empty_marker, split_name
 from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError
 from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Destination, Read

@@ -8,9 +8,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, final, get_args
 
 from penstock.checkpointer.checkpointer import Path
+from penstock.handlers.formats.npz.npz_paths import SUFFIX as NPZ_SUFFIX
 from penstock.handlers.formats.orbax.documents.file_names import MARKS
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
@@ -32,11 +33,14 @@ from penstock.kernel.storage.paths import path_or_url, path_to_save_to
 from penstock.steps.step_directory import write_root_metadata
 from penstock.stores.store_finder import StoreFinder
 from penstock.tools.changes.leaf_changes import LeafChanges
+from penstock.tools.npz.npz_members import plan_comment, plan_members
+from penstock.tools.npz.npz_writing import NpzWriting
 from penstock.tools.rewriting import Rewriting, Unchanged, budget, check_apart
 from penstock.tools.stored_items import ItemsReader, StoredItems, stored_value
 from penstock.tools.stored_steps import StoredSteps, find_stored_steps
 
-Format: TypeAlias = Literal["orbax", "safetensors"]
+Format: TypeAlias = Literal["orbax", "safetensors", "npz"]
+_SUFFIXES: Final[dict[Format, str]] = {"safetensors": SUFFIX, "npz": NPZ_SUFFIX}
 
 
 async def convert(
@@ -67,10 +71,10 @@ async def convert(
     Leaves go piece by piece. Recorded checksums are compared. Of a directory of steps, every step goes.
 
     Args:
-        source: Anything that can be restored, or a directory of steps.
+        source: Anything that can be restored, a directory of steps, or an npz file.
         destination: Where it goes.
-        format: `"orbax"` or `"safetensors"`; by default what the name of `destination` says.
-        split: Of a safetensors source: what separates the keys in its names; None: one flat dict.
+        format: `"orbax"`, `"safetensors"` or `"npz"`; by default what the name of `destination` says.
+        split: Of a safetensors or npz source: what separates the keys in its names; None: one flat dict.
         item: Convert only this item of the source, as a tree; by default all that it holds.
         max_shard_bytes: As for `export_safetensors`.
         rename: Other names for leaves, as for `Checkpointer.restore`; None leaves one out. Each tree of the
@@ -114,8 +118,8 @@ async def convert(
         stores.at(final), options, regulator, coordinator, overwrite, save_format, stores.at(start)
     )
     target = _Target.of(format, final, max_shard_bytes)
-    if target.tensors is not None and save_format is not None:
-        raise SpecError("save_format is for Orbax's layout, and the destination is safetensors")
+    if target.format != "orbax" and save_format is not None:
+        raise SpecError(f"save_format is for Orbax's layout, and the destination is {target.format}")
 
     reading = _Reading(split, item, max_expansion, rename, dtype)
     reading.changes()  # which raises for what fits no source
@@ -128,21 +132,37 @@ class _Target:
     """Where a conversion goes, and in which format."""
 
     path: str
-    tensors: SafetensorsLayout | None  #: None if it is Orbax's
+    format: Format
+    tensors: SafetensorsLayout | None = None  #: set if they are written
 
     @classmethod
     def of(cls, written: Format | None, destination: str, max_shard_bytes: int | None) -> _Target:
-        if written == "safetensors" or (written is None and destination.endswith(SUFFIX)):
-            return cls(destination, SafetensorsLayout(max_shard_bytes))
-        if written not in (None, "orbax"):
-            raise SpecError(f"there is no format {written!r}; use 'orbax' or 'safetensors'")
-        if max_shard_bytes is not None:
+        ends: list[Format] = [name for name, suffix in _SUFFIXES.items() if destination.endswith(suffix)]
+        named = ends[0] if ends else None
+        if written is not None and written not in get_args(Format):
+            raise SpecError(f"there is no format {written!r}; use 'orbax', 'safetensors' or 'npz'")
+        chosen: Format = written or named or "orbax"
+        if chosen != "safetensors" and max_shard_bytes is not None:
             raise SpecError("max_shard_bytes is for safetensors; pass format='safetensors'")
-        if destination.endswith(SUFFIX):
-            problem = "is the name of a safetensors file, but the requested format is 'orbax'"
+        if named not in (None, chosen):
+            kind = "an npz" if named == "npz" else f"a {named}"
+            problem = f"is the name of {kind} file, but the requested format is {chosen!r}"
             raise PathError(destination, problem)
+        if chosen == "npz" and named is None:
+            raise PathError(destination, "is no name of an npz file; it must end in .npz")
 
-        return cls(destination, None)
+        tensors = SafetensorsLayout(max_shard_bytes) if chosen == "safetensors" else None
+        return cls(destination, chosen, tensors)
+
+    @property
+    def kind(self) -> str:
+        """What it is, in a sentence."""
+        return "an npz file" if self.format == "npz" else self.format
+
+    @property
+    def holds(self) -> str:
+        """What begins a sentence about what fits into it."""
+        return f"{self.kind} holds" if self.format == "npz" else f"{self.kind} hold"
 
     def fit(self, path: str, items: StoredItems) -> StoredItems:
         """Return the items as the format holds them.
@@ -150,11 +170,11 @@ class _Target:
         Raises:
             SpecError: If it cannot hold them all; the message names those.
         """
-        if self.tensors is None:
+        if self.format == "orbax":
             return items
         if items.tree_custom_metadata is not None:
-            problem = "cannot carry the metadata that is stored with the tree"
-            raise SpecError(f"{path}: safetensors {problem}, {items.tree_custom_metadata!r}")
+            problem = f"{self.kind} cannot carry the metadata that is stored with the tree"
+            raise SpecError(f"{path}: {problem}, {items.tree_custom_metadata!r}")
         if items.parts is None:
             return items
 
@@ -168,9 +188,7 @@ class _Target:
 
         hint = f"; convert one of them, as in item={trees[0].keys[0]!r}" if trees else ""
         listed = ", ".join(map(repr, names))
-        raise SpecError(
-            f"{path}: safetensors hold one tree, and cannot carry all of the items {listed}{hint}"
-        )
+        raise SpecError(f"{path}: {self.holds} one tree, and cannot carry all of the items {listed}{hint}")
 
 
 @final
@@ -206,8 +224,8 @@ class _Conversion:
         steps = await self.threads.run(find_stored_steps, self.rewriting.origin, start)
         if steps is None:
             return await self._convert(start, final)
-        if self.target.tensors is not None:
-            return await self._convert(_only_step(start, steps), final)
+        if self.target.format != "orbax":
+            return await self._convert(_only_step(start, steps, self.target), final)
 
         await self.threads.run(_check_root, store, start, final, self.rewriting.overwrite)
         reports = [
@@ -231,27 +249,38 @@ class _Conversion:
                 changes.check_used(start)
 
             items = self.target.fit(start, read)
+            if self.target.format == "npz":
+                return await self._write_npz(unchanged, final, items)
+
             return await self.rewriting.save(
                 unchanged, final, items, self.target.tensors, self.custom_metadata
             )
+
+    async def _write_npz(self, unchanged: Unchanged, final: str, items: StoredItems) -> SaveReport:
+        rewriting, threads = self.rewriting, self.threads
+        comment = plan_comment({**(items.custom_metadata or {}), **(self.custom_metadata or {})})
+        members = await threads.run(plan_members, items.tree)
+        piece_bytes = min(rewriting.config.save.piece_bytes, max(rewriting.memory.limit // 4, 1))
+        writing = NpzWriting(rewriting.store, threads, rewriting.memory, piece_bytes, rewriting.overwrite)
+        return await writing.save(final, members, comment, unchanged.check)
 
 
 def _whole(files: SourceFiles, place: str, opened: StoredCheckpoint, leaf: StoredLeaf) -> object:
     return stored_value(files, opened, leaf)
 
 
-def _only_step(root: str, steps: StoredSteps) -> str:
+def _only_step(root: str, steps: StoredSteps, target: _Target) -> str:
     """Return the path of the one step of a directory.
 
     Raises:
-        SpecError: If there is more than safetensors can carry.
+        SpecError: If there is more than one file or folder holds.
     """
     if len(steps.names) > 1:
         latest = os.path.join(root, steps.names[-1])
-        problem = f"safetensors hold one step, and cannot carry all of the steps {', '.join(steps.names)}"
+        problem = f"{target.holds} one step, and cannot carry all of the steps {', '.join(steps.names)}"
         raise SpecError(f"{root}: {problem}; convert one of them, as in {latest}")
     if steps.root_metadata is not None:
-        raise SpecError(f"{root}: safetensors cannot carry the metadata of a directory of steps")
+        raise SpecError(f"{root}: {target.kind} cannot carry the metadata of a directory of steps")
 
     return os.path.join(root, steps.names[0])
 

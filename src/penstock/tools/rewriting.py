@@ -78,10 +78,17 @@ class Unchanged:
         return cls(store, threads, path, await threads.run(store.identity, path))
 
     async def __call__(self, committed: Committed, /) -> Committed:
+        await self.check()
+        return committed
+
+    async def check(self) -> None:
+        """Raise if something else lies there now.
+
+        Raises:
+            StorageError: If the source was replaced.
+        """
         if self.identity != await self.threads.run(self.store.identity, self.path):
             raise StorageError("read", self.path, "was replaced while it was being converted")
-
-        return committed
 
 
 @final

@@ -10,9 +10,14 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, TypeAlias, final
 
+from anyio.from_thread import check_cancelled
+
 from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.items.item_parts import HANDLERS, Parts, TreePart
 from penstock.handlers.formats.items.item_types import Json, NumpyRandomKey, Proto, PyTree, RandomKey
+from penstock.handlers.formats.npz.archive_members import compare_plain_members
+from penstock.handlers.formats.npz.npz_checkpoint import open_npz
+from penstock.handlers.formats.npz.npz_paths import is_npz
 from penstock.handlers.formats.orbax.discovery.item_kinds import (
     KINDS_OF_TREES,
     RANDOM_KEYS,
@@ -83,12 +88,14 @@ class StoredItems:
 @final
 @dataclass(frozen=True, slots=True)
 class ItemsReader:
-    """Opens checkpoints, and takes them apart. Every method is blocking; no array is read.
+    """Opens checkpoints, and takes them apart. Every method is blocking, and called from a worker thread.
+
+    No array is read, but those of an npz file, which are compared with their checksums.
 
     Args:
         store: Where they lie.
         take: Says what becomes of each leaf.
-        split: Of safetensors: what separates the keys in names; None: one flat dict.
+        split: Of safetensors and npz: what separates the keys in names; None: one flat dict.
         whole: Whether every data file must be there in its whole length.
         max_expansion: How many times the bytes stored the arrays of a tree may take.
         changes: Other names and dtypes; random keys keep theirs.
@@ -109,7 +116,7 @@ class ItemsReader:
             CorruptCheckpointError: If a document is damaged or missing.
             ExpansionError: If its arrays claim far more bytes than are stored.
         """
-        if item is not None or is_safetensors(self.store, path):
+        if item is not None or is_npz(self.store, path) or is_safetensors(self.store, path):
             return self._one_tree(path, item)
 
         names = frozenset(self.store.list_directory(path))
@@ -197,6 +204,12 @@ class ItemsReader:
     def _open(self, path: str, item: str | None) -> StoredCheckpoint:
         if is_safetensors(self.store, path):
             return AutoLayout().open(self.store, path, item)
+
+        if is_npz(self.store, path):
+            archive = open_npz(self.store, path, item)
+            check_expansion(self.store, archive, range(len(archive.leaves)), self.max_expansion)
+            compare_plain_members(self.store, path, archive.archive, check_cancelled)
+            return archive
 
         opened = open_checkpoint(self.store, path, item, whole=self.whole)
         check_expansion(self.store, opened, range(len(opened.leaves)), self.max_expansion)

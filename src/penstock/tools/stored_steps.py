@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from penstock.handlers.formats.npz.npz_paths import is_npz
 from penstock.handlers.formats.orbax.discovery.find_item import checkpoint_at
 from penstock.handlers.formats.orbax.discovery.step_dirs import (
     is_finished_step,
@@ -38,7 +39,7 @@ def find_stored_steps(store: Store, path: str) -> StoredSteps | None:
         IncompleteCheckpointError: If a save was interrupted there, or no step is finished.
         UnsupportedFormatError: If penstock knows nothing in a step, or steps have several names.
     """
-    if is_safetensors(store, path) or not checkpoint_at(store, path).is_step:
+    if is_npz(store, path) or is_safetensors(store, path) or not checkpoint_at(store, path).is_step:
         return None
 
     names: list[str] = []

@@ -130,6 +130,9 @@ def check_there(store: Store, path: str) -> None:
     if kind == "file":
         if name.endswith(".safetensors"):
             raise UnsupportedFormatError(path, "is a safetensors file, which SafetensorsLayout reads")
+        if name.endswith(".npz"):
+            raise UnsupportedFormatError(path, "is an npz file, which only `penstock convert` reads")
+
         raise NotACheckpointError(path, "is a file, not a checkpoint directory")
 
     siblings = store.list_directory(parent) if store.kind(parent) == "directory" else ()

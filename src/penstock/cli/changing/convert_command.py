@@ -14,6 +14,7 @@ from penstock.cli.changing.read_progress import run_with_bar
 from penstock.cli.changing.storage_options import add_storage_options, chosen_format, said_format
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import CommandError, Output
+from penstock.handlers.formats.npz.npz_paths import SUFFIX as NPZ_SUFFIX
 from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
 from penstock.kernel.config.units import parse_bytes
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
@@ -30,18 +31,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="a checkpoint, a directory of steps, a safetensors file, or a folder of them",
+        help="a checkpoint, a directory of steps, a safetensors file or a folder of them, or an npz file",
     )
-    parser.add_argument("destination", metavar="DESTINATION", help="a file *.safetensors, or a directory")
     parser.add_argument(
-        "--format", choices=("orbax", "safetensors"),
-        help="what to write (safetensors if DESTINATION ends in .safetensors, else orbax)",
+        "destination", metavar="DESTINATION", help="a file *.safetensors or *.npz, or a directory"
+    )
+    parser.add_argument(
+        "--format", choices=("orbax", "safetensors", "npz"),
+        help="what to write (what the end of DESTINATION says, .safetensors or .npz, else orbax)",
     )  # fmt: skip
     parser.add_argument("--item", metavar="NAME", help="convert only this item of SOURCE, as a tree")
     names = parser.add_mutually_exclusive_group()
     names.add_argument(
         "--split", default=".", metavar="TEXT",
-        help="what separates the keys in the names of a safetensors SOURCE (%(default)s)",
+        help="what separates the keys in the names of a safetensors or npz SOURCE (%(default)s)",
     )  # fmt: skip
     names.add_argument("--flat", action="store_true", help="do not split them: one flat dict")
     parser.add_argument(
@@ -93,7 +96,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
     report = run_with_bar(output, options.source, call)
     seconds = f"{report.durable_s:.1f} s"
     to_tensors = options.format == "safetensors" or options.destination.endswith(SUFFIX)
-    stored = "safetensors" if to_tensors else said_format(options)
+    to_npz = options.destination.endswith(NPZ_SUFFIX)
+    stored = "npz" if to_npz else "safetensors" if to_tensors else said_format(options)
     if options.json:
         document = {"path": report.path, "n_leaves": report.n_leaves, "nbytes": report.nbytes}
         output.say(json.dumps({**document, "seconds": report.durable_s, "format": stored}, indent=2))

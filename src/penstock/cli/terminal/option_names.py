@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ("in_options",)
 
 import re
+import shlex
 from collections.abc import Callable
 from typing import Final
 
@@ -22,6 +23,8 @@ _OPTIONS: Final[tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]] = 
     (r"pass split=None", "give --flat"),
     (r"\bsplit=(['\"])(.*?)\1", lambda found: f"--split {found[2]}"),
     (r"\boverwrite=True\b", "--overwrite"),
+    (r"\bdtype=(['\"])(.*?)\1", lambda found: f"--dtype {found[2]}"),
+    (r"\brename=\{(['\"])(.*?)\1: None\}", lambda found: f"--rename {shlex.quote(found[2] + '=')}"),
     (_bare("max_shard_bytes"), "--max-shard-bytes"),
     (_bare("max_expansion"), "--max-expansion"),
     (_bare("custom_metadata"), "--metadata"),
