@@ -22,7 +22,7 @@ from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import ArrangedDigests, ArrangedLayout, Arrangement, WrittenRange
 from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.kernel.protocols.store_capabilities import WritableTogether
+from penstock.kernel.protocols.store_capabilities import LongFiles, WritableTogether
 from penstock.kernel.protocols.stores import DataFile
 from penstock.kernel.protocols.written import Written
 from penstock.kernel.reports.statistics import Advice
@@ -176,16 +176,19 @@ class _Writer:
         file = begun.files[name]
         with self._lock:
             if file.opened is None:
-                file.opened = self._opened(self._run.workspace.path(name))
+                file.opened = self._opened(self._run.workspace.path(name), file.end)
                 self._all.append(file.opened)
                 if self._run.operation is None:
                     file.opened.allocate(file.end)
 
             return file.opened
 
-    def _opened(self, path: str) -> DataFile:
+    def _opened(self, path: str, nbytes: int) -> DataFile:
         store = self._run.store
         if self._run.operation is None:
+            if isinstance(store, LongFiles):
+                return store.create_long_file(path, nbytes)
+
             return store.create_data_file(path)
 
         assert isinstance(store, WritableTogether), "the plan says that it is"

@@ -114,6 +114,8 @@ class ObjectServer:
     """Called before each request is answered. It may wait, and return a status to answer with instead."""
     after: Callable[[Asked, bytes], bytes] = lambda _, content: content
     """Called with each body that is sent, and returns what is sent instead."""
+    uploads: dict[str, dict[int, bytes]] = field(default_factory=dict[str, dict[int, bytes]])
+    """The parts of each upload that is neither completed nor aborted."""
     lock: Lock = field(default_factory=Lock)
 
     def asked(self, method: str, part: str = "") -> list[Asked]:
@@ -157,23 +159,61 @@ class ObjectServer:
         return 200, {**_told(found), **told}, b""
 
     def _put(self, asked: Asked, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        there = self.backend.head(asked.key)
-        if self.keeps_conditions and not _holds(asked.headers, there):
+        source = next((text for name, text in asked.headers.items() if name.endswith("copy-source")), None)
+        if source is not None:
+            copied = self.backend.get(unquote(source).lstrip("/").split("/", 1)[1])
+            if copied is None:
+                return 404, {}, b"<Error><Code>NoSuchKey</Code></Error>"
+
+            body = copied.data
+        if "uploadId" in asked.query:
+            return self._put_part(asked, body)
+        if not self._may_put(asked):
             return 412, {}, b"<Error><Code>PreconditionFailed</Code></Error>"
 
-        source = next((text for name, text in asked.headers.items() if name.endswith("copy-source")), None)
-        if source is None:
-            return 200, _told(self.backend.put(asked.key, body)), b""
+        made = self.backend.put(asked.key, body)
+        told = f"<CopyObjectResult><ETag>{made.tag}</ETag></CopyObjectResult>".encode()
+        return 200, _told(made), b"" if source is None else told
 
-        copied = self.backend.get(unquote(source).lstrip("/").split("/", 1)[1])
-        if copied is None:
-            return 404, {}, b"<Error><Code>NoSuchKey</Code></Error>"
+    def _put_part(self, asked: Asked, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        number = int(asked.query["partNumber"])
+        parts = self.uploads.get(asked.query["uploadId"])
+        if parts is None:
+            return 404, {}, b"<Error><Code>NoSuchUpload</Code></Error>"
 
-        made = self.backend.put(asked.key, copied.data)
-        return 200, _told(made), f"<CopyObjectResult><ETag>{made.tag}</ETag></CopyObjectResult>".encode()
+        parts[number] = body
+        tag = f'"part-{number}"'
+        return 200, {"ETag": tag}, f"<CopyPartResult><ETag>{tag}</ETag></CopyPartResult>".encode()
+
+    def _post(self, asked: Asked, _: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Begin an upload in parts, or complete it."""
+        upload = asked.query.get("uploadId")
+        if upload is None:
+            upload = f"upload-{len(self.log)}"
+            self.uploads[upload] = {}
+            told = f"<UploadId>{upload}</UploadId>"
+            begun = f"<InitiateMultipartUploadResult>{told}</InitiateMultipartUploadResult>"
+            return 200, {}, begun.encode()
+        if upload not in self.uploads:
+            return 404, {}, b"<Error><Code>NoSuchUpload</Code></Error>"
+        if not self._may_put(asked):
+            return 412, {}, b"<Error><Code>PreconditionFailed</Code></Error>"
+
+        parts = self.uploads.pop(upload)
+        made = self.backend.put(asked.key, b"".join([parts[number] for number in sorted(parts)]))
+        told = f"<ETag>{escape(made.tag)}</ETag>"
+        done = f"<CompleteMultipartUploadResult>{told}</CompleteMultipartUploadResult>"
+        return 200, _told(made), done.encode()
+
+    def _may_put(self, asked: Asked) -> bool:
+        return not self.keeps_conditions or _holds(asked.headers, self.backend.head(asked.key))
 
     def _delete(self, asked: Asked, _: bytes) -> tuple[int, dict[str, str], bytes]:
-        self.backend.delete(asked.key)
+        if "uploadId" in asked.query:
+            self.uploads.pop(asked.query["uploadId"], None)
+        else:
+            self.backend.delete(asked.key)
+
         return 204, {}, b""
 
     def _delete_many(self, body: bytes) -> tuple[int, dict[str, str], bytes]:

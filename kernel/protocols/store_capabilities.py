@@ -15,6 +15,7 @@ __all__ = (
     "Hold",
     "KvStoreSpecs",
     "Leftovers",
+    "LongFiles",
     "ManyFiles",
     "MappedFiles",
     "OverNetwork",
@@ -93,6 +94,24 @@ class WritableTogether(Capability, Protocol):
 
         Raises:
             StorageError: If it is not there.
+        """
+        ...
+
+
+@runtime_checkable
+class LongFiles(Capability, Protocol):
+    """A store that holds a data file in memory until it is complete, and can do better if it is long.
+
+    On any other, a data file of any length takes the memory of its writes alone.
+    """
+
+    def create_long_file(self, path: str, nbytes: int) -> DataFile:
+        """Create a file as `Store.create_data_file` does, of which every byte is written once, in any order.
+
+        It is there, all at once, when `sync` returns. That may take longer than all writes took.
+
+        Raises:
+            StorageError: With `errno.EFBIG` if the store can have no file of that length.
         """
         ...
 

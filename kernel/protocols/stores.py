@@ -169,7 +169,7 @@ class Store(Protocol):
 
         Of a link to a directory, only the link is removed. What others create at `path` as soon as it is free
         stays. On a `BuildHolds`, the caller holds the directory. Unless the store is a `Renames`, the first
-        step makes a published checkpoint invalid.
+        step makes a published checkpoint invalid, and a checkpoint that is one file is removed, too.
         """
         ...
 

@@ -64,17 +64,19 @@ def delete_file(store: Store, path: str, hidden: str) -> None:
     nothing is deleted, and none begins until the file is gone.
 
     Args:
-        store: Where it lies; a store with renames.
+        store: Where it lies.
         path: Of the file.
-        hidden: The directory in which a save to `path` builds. The file is moved there, and removed with it.
+        hidden: The directory in which a save to `path` builds. On a store with renames the file is moved
+            there, and removed with it.
 
     Raises:
         InUseError: If a save to `path` goes on.
         StorageError: If the medium refuses. If the file is gone nevertheless, the next save removes the rest.
-        UnsupportedByStoreError: If the store cannot rename, or hold.
+        UnsupportedByStoreError: If the store can rename, and not hold.
     """
     if not isinstance(store, Renames):
-        raise UnsupportedByStoreError("delete", path, store, Renames)
+        store.remove_tree(path)
+        return
     if not isinstance(store, BuildHolds):
         raise UnsupportedByStoreError("delete", path, store, BuildHolds)
 

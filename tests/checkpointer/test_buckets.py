@@ -14,7 +14,6 @@ from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, Interposed
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.formats.orbax.documents import commit_mark_text
-from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.stores.buckets.bucket_builds import MARK, Builds
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.local import LocalStore
@@ -222,11 +221,3 @@ async def test_a_base_in_another_store_is_refused(tmp_path: Any) -> None:
     async with Checkpointer() as checkpointer:
         with pytest.raises(SpecError, match="not in the store"):
             await checkpointer.save("s3://bucket/run/7", state(), base=tmp_path / "6")
-
-
-async def test_what_is_not_written_to_a_bucket_yet_is_refused(bucket: Bucket) -> None:
-    async with Checkpointer(store=bucket.store(), layout=SafetensorsLayout()) as checkpointer:
-        with pytest.raises(SpecError, match="cannot be written to a bucket yet"):
-            await checkpointer.save(f"{URL}/model.safetensors", {"a": np.ones(3)})
-
-    assert bucket.objects_there() == []

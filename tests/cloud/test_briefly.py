@@ -12,6 +12,8 @@ from tests.cloud.fault_proxy import fault_proxy
 from tests.cloud.servers import ENDPOINTS, Server
 
 import penstock
+from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
+from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.kernel.errors import InUseError, StorageError
 from penstock.steps import CheckpointManager, KeepLast
 
@@ -33,6 +35,18 @@ async def test_a_tree_is_saved_restored_and_deleted(environ: Server, assert_same
     assert (await penstock.restore(path))["step"] == 2
     await penstock.delete(path)
     assert environ.bucket_store().kind(path) is None
+
+
+async def test_safetensors_are_uploaded_in_parts(environ: Server, assert_same: AssertSame) -> None:
+    path = f"{environ.url()}/model.safetensors"
+    store = BucketStore(environ.bucket, environ.connect(), file_bytes=2**20)
+    weights = {"w": np.arange(1_000_000.0), "small": np.ones(3)}
+    async with penstock.Checkpointer(store=store, layout=SafetensorsLayout()) as checkpointer:
+        await (await checkpointer.save(path, weights))
+
+    assert_same(await penstock.restore(path, like=weights), weights)
+    assert (await penstock.verify(path)).intact
+    assert list(store.list_directory(path.rpartition("/")[0])) == ["model.safetensors"]
 
 
 async def test_steps_are_kept_and_deleted(environ: Server) -> None:

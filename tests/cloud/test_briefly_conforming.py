@@ -12,7 +12,7 @@ from tests.cloud.servers import Server
 from penstock.handlers.stores.buckets.bucket_builds import MARK
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.kernel.protocols.stores import Store
-from penstock.testing.capability_conformance import SharingConformance
+from penstock.testing.capability_conformance import LongFileConformance, SharingConformance
 from penstock.testing.store_conformance import StoreConformance
 
 pytestmark = [
@@ -28,7 +28,7 @@ LIST_WHAT_IS_GONE = {
 }
 
 
-class TestConformance(StoreConformance, SharingConformance):
+class TestConformance(StoreConformance, SharingConformance, LongFileConformance):
     own_names = frozenset({MARK})
     bucket: str
     connect: Any

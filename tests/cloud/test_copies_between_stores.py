@@ -13,7 +13,7 @@ from tests.cloud.servers import Server
 import penstock
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import NotACheckpointError, SpecError
+from penstock.kernel.errors import NotACheckpointError
 
 AssertSame = Callable[[Any, Any], None]
 
@@ -52,15 +52,22 @@ async def test_all_steps_go(environ: Server, tmp_path: Path) -> None:
     assert (await penstock.restore(tmp_path / "back"))["step"] == 2
 
 
-async def test_safetensors_come_from_a_disk_and_go_to_no_bucket(environ: Server, tmp_path: Path) -> None:
+async def test_safetensors_go_to_a_bucket_and_back(environ: Server, tmp_path: Path) -> None:
     url = environ.url()
-    await penstock.export_safetensors({"a": np.ones(3)}, tmp_path / "model.safetensors")
+    weights = {"a": np.arange(5_000_000.0), "b": np.ones(3)}  # 40 MB: an upload in parts
+    await penstock.export_safetensors(weights, tmp_path / "model.safetensors")
     await penstock.convert(tmp_path / "model.safetensors", f"{url}/1")
-    with pytest.raises(SpecError, match="cannot be written to a bucket yet"):
-        await penstock.convert(f"{url}/1", f"{url}/model.safetensors")
+    await penstock.convert(f"{url}/1", f"{url}/model.safetensors")
+    await penstock.convert(f"{url}/model.safetensors", f"{url}/folder", format="safetensors")
+    for path in (f"{url}/model.safetensors", f"{url}/folder"):
+        assert (await penstock.verify(path)).intact
+        await penstock.convert(path, tmp_path / "back.safetensors")
+        found = await penstock.restore(tmp_path / "back.safetensors")
+        assert np.array_equal(found["a"], weights["a"])
+        (tmp_path / "back.safetensors").unlink()
+        await penstock.delete(path)
 
-    await penstock.convert(f"{url}/1", tmp_path / "back.safetensors")
-    assert (await penstock.restore(tmp_path / "back.safetensors"))["a"].tolist() == [1, 1, 1]
+    assert {key.split("/")[1] for key in environ.bucket_store()._client.walk(url.rsplit("/", 1)[1])} == {"1"}
 
 
 async def test_a_checkpoint_is_deleted(environ: Server) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, final
 
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX, temporary_path
+from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK
 from penstock.handlers.formats.safetensors.file_set import bytes_to_decode
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
     SafetensorsCheckpoint,
@@ -114,7 +115,8 @@ class SafetensorsLayout:
         if store.kind(path) == "file":
             return path.endswith(SUFFIX)
 
-        return all(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in store.list_directory(path))
+        names = set(store.list_directory(path)) - {COMMIT_MARK}
+        return all(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names)
 
     def find(self, store: Store, path: str, item: str | None = None) -> Opening:
         """Tell what the headers at `path` take."""

@@ -8,11 +8,14 @@ import os
 from typing import Final
 
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.documents.file_names import MARKS
+from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK, MARKS
 from penstock.kernel.protocols.stores import Store
 
 SUFFIX: Final = ".safetensors"
 INDEX_SUFFIX: Final = ".safetensors.index.json"
+
+_OF_OTHERS: Final = MARKS - {COMMIT_MARK}
+"""A bucket publishes every folder by that one, whatever is in it."""
 
 
 def is_safetensors(store: Store, path: str) -> bool:
@@ -20,7 +23,7 @@ def is_safetensors(store: Store, path: str) -> bool:
     if TEMPORARY_SUFFIX in os.path.basename(path) or not holds_tensors(store, path):
         return False
 
-    return store.kind(path) == "file" or MARKS.isdisjoint(store.list_directory(path))
+    return store.kind(path) == "file" or _OF_OTHERS.isdisjoint(store.list_directory(path))
 
 
 def holds_tensors(store: Store, path: str) -> bool:

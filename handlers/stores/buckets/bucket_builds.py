@@ -211,12 +211,13 @@ class Builds:
             self.given_up.add(build.claim.token)
 
     def remove(self, final: str) -> None:
-        """Remove everything below a key. What is published there ends with the first object that goes.
+        """Remove everything at and below a key. What is published there ends with the first object that goes.
 
         Raises:
             InUseError: If a save or a removal is at work there.
         """
-        claimed = self._client.head(f"{final}/{MARK}") is not None or self.is_claimed(final)
+        is_file = self._client.head(final) is not None
+        claimed = is_file or self._client.head(f"{final}/{MARK}") is not None or self.is_claimed(final)
         if not claimed:
             keys = sorted(self._client.walk(final), key=lambda key: not key.endswith(f"/{MARK}"))
             self._client.delete([key for key in keys if key.endswith(f"/{MARK}")])
@@ -225,7 +226,7 @@ class Builds:
 
         claim = self._take(final, "removing")
         self.given_up.add(claim.token)  # if it fails, whoever tries next goes on
-        self._client.delete([f"{final}/{MARK}"])
+        self._client.delete([final if is_file else f"{final}/{MARK}"])
         self._wipe(final)
         self._client.delete([claim.key])
 
@@ -337,7 +338,9 @@ class Builds:
     def _publish_file(self, build: Build, file: str) -> None:
         """Copy the one file to where it is published: of one object, that is one step."""
         self._change(build, "saving")  # it is still this save's
-        self._client.copy(f"{build.prefix}/{file}", build.final)
+        if self._client.copy_if_absent(f"{build.prefix}/{file}", build.final) == "other":
+            raise StorageError("publish", self._client.path(build.final), "is there already", errno.EEXIST)
+
         self._end(build)
         with suppress(StorageError):
             self._client.delete([*sorted(build.created), build.claim.key])

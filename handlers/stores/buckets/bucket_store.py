@@ -7,12 +7,15 @@ __all__ = ("BucketStore",)
 import errno
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import Lock
 from typing import Any, Final, Literal, final
 
 from penstock.handlers.stores.buckets.bucket_builds import MARK, Build, Builds, Left
 from penstock.handlers.stores.buckets.bucket_files import BucketDataFile, BucketReadableFile
 from penstock.handlers.stores.buckets.claim_records import CLAIM
 from penstock.handlers.stores.buckets.joined_builds import is_current, join, take_back
+from penstock.handlers.stores.buckets.long_files import LongFile
+from penstock.handlers.stores.buckets.long_objects import BucketScratch
 from penstock.handlers.stores.buckets.object_client import ObjectClient
 from penstock.handlers.stores.buckets.object_errors import NO_BUCKET
 from penstock.handlers.stores.buckets.objects import Listed, Objects
@@ -21,6 +24,9 @@ from penstock.kernel.protocols.store_capabilities import Placement
 from penstock.kernel.protocols.stores import BuildToken
 
 FILE_BYTES: Final = 16 * 2**20
+
+_PARTS: Final = 9000
+"""Of one upload. Amazon takes 10,000."""
 
 _FEW: Final = 3
 """So many files of a folder are asked for one by one; of more, the folder is listed."""
@@ -46,7 +52,7 @@ class BucketStore:
         objects: What makes the requests; None for obstore.
     """
 
-    __slots__ = ("_builds", "_client", "kvstore_spec", "placement", "url")
+    __slots__ = ("_builds", "_client", "_uploading", "kvstore_spec", "placement", "url")
 
     def __init__(
         self,
@@ -75,6 +81,7 @@ class BucketStore:
         )
         self._client: Objects = ObjectClient(url, connect) if objects is None else objects
         self._builds = Builds(self._client, self, single_writer=single_writer)
+        self._uploading = Lock()
 
     @property
     def over_network(self) -> Literal[True]:
@@ -251,6 +258,27 @@ class BucketStore:
                 raise StorageError("create", path, "is there with another content", errno.EEXIST)
 
         return BucketDataFile(put, path)
+
+    def create_long_file(self, path: str, nbytes: int) -> BucketDataFile | LongFile:
+        """Begin a file that may be longer than memory. Of that, each thread that writes takes a part.
+
+        Raises:
+            StorageError: With `errno.EFBIG` if the server could not copy it to where it belongs.
+        """
+        if nbytes <= self.placement.document_bytes:
+            return self.create_data_file(path)
+
+        most = self._client.most_copied
+        if most is not None and nbytes > most:
+            said = f"would have {nbytes} bytes, of at most {most} for one file in {self.url}"
+            raise StorageError("create", path, f"{said}; save a folder, of shorter files", errno.EFBIG)
+
+        key, build = self._located(path)
+        if build is None and self._client.head(key) is not None:  # else its creation says so
+            raise StorageError("create", path, "is there already", errno.EEXIST)
+
+        scratch = BucketScratch(self._client, self._builds, build, key, self._uploading)
+        return LongFile(scratch, path, nbytes, max(self.placement.document_bytes, -(-nbytes // _PARTS)))
 
     def open_data_file(self, path: str) -> BucketReadableFile:
         return BucketReadableFile(self._client, self._located(path)[0], self.size(path))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("MARK", "STAGED", "Build", "Claim", "Found")
+__all__ = ("MARK", "STAGED", "Build", "Claim", "Found", "staging")
 
 from dataclasses import dataclass, field
 from threading import Lock
@@ -14,7 +14,8 @@ MARK: Final = "commit_success.txt"
 """Publishes the prefix that it lies in. Orbax looks for this name in buckets, too."""
 
 STAGED: Final = ".d"
-"""Ends the prefix in which a single file lies until it is copied to where it is published."""
+"""Ends the prefix in which lies what a save is not done with: a single file until it is copied to where it is
+published, and what long files are made of."""
 
 Found: TypeAlias = Literal["nothing", "leftovers", "committing"]
 
@@ -51,9 +52,19 @@ class Build:
     @property
     def prefix(self) -> str:
         """What the keys of its objects begin with."""
-        return self.final if self.file is None else f"{self.final}{CLAIM}{STAGED}"
+        return self.final if self.file is None else self.staging
+
+    @property
+    def staging(self) -> str:
+        """What the keys of objects begin with that will not be published. No other save has it."""
+        return staging(self.final, self.claim.token)
 
     def published_mark(self) -> bytes:
         """Return the content of the mark. It names the save, so that no two marks are equal."""
         said = (self.mark or b"").rstrip()
         return (said + b"\n" if said else b"") + f"published by {self.claim.token}\n".encode()
+
+
+def staging(final: str, token: str) -> str:
+    """Return the prefix of what is not published, of a save to `final`."""
+    return f"{final}{CLAIM}{STAGED}/{token}"

@@ -113,6 +113,7 @@ def _s3(options: S3Options, variables: Mapping[str, str]) -> _Told:
         "unsigned_payload": not _is_plain(endpoint),
         "checksum_algorithm": None if options.checksum == "none" else options.checksum,
         "request_payer": True if options.requester_pays else None,
+        "copy_if_not_exists": "multipart",  # a copy has no condition there, and the end of an upload has
     }
     return "S3Store", endpoint, config, {}
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, Final, TypeVar, final
 
-from penstock.handlers.stores.buckets.objects import Created, Listed, Stat
+from penstock.handlers.stores.buckets.objects import Created, Listed, Stat, same_content
 from penstock.kernel.errors import AccessDeniedError, StorageError, UnreachableError
 
 T = TypeVar("T")
@@ -100,6 +100,34 @@ class FsspecObjects:
             self.put(key, data)
             written = self.head(key)
             return written and written.tag
+
+    def put_parts(self, key: str, parts: Iterator[memoryview]) -> None:
+        """Write a file of any length. If that fails, what was written of it is removed."""
+        try:
+            self._into("put", key, lambda at: self._write_parts(at, parts))
+        except BaseException:
+            with suppress(StorageError):
+                self.delete([key])
+
+            raise
+
+    def _write_parts(self, at: str, parts: Iterator[memoryview]) -> None:
+        with self._fs.open(at, "wb") as file:
+            for part in parts:
+                file.write(part)
+
+    @property
+    def most_copied(self) -> int | None:
+        """Not known."""
+        return None
+
+    def copy_if_absent(self, source: str, destination: str) -> Created:
+        with self._lock_of(destination):
+            if self.head(destination) is None:
+                self.copy(source, destination)
+                return "created"
+
+        return "same" if same_content(self, source, destination) else "other"
 
     def copy(self, source: str, destination: str) -> None:
         self._into("copy", destination, lambda at: self._fs.cp_file(self._at(source), at))

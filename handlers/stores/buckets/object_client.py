@@ -8,17 +8,21 @@ import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from itertools import chain
 from threading import Lock
 from typing import Any, Final, cast, final
 
 from penstock.handlers.stores.buckets.object_errors import NO_BUCKET, translated
-from penstock.handlers.stores.buckets.objects import Created, Listed, Stat
+from penstock.handlers.stores.buckets.objects import Created, Listed, Stat, same_content
 from penstock.kernel.errors import MissingExtraError, StorageError, ThrottledError, UnreachableError
 
 EXTRA: Final = "cloud"
 WAITS_S: Final = (0.1, 0.4, 1.6)
 """Between tries to create an object whose outcome is not known, or that another request is in the way of."""
 
+_PART_BYTES: Final = 5 * 2**20
+"""The least that a part of an upload may have, but for the last one."""
+_PARTS_AT_ONCE: Final = 4
 _AT_ONCE: Final = 1000
 """Keys that one request deletes."""
 
@@ -158,6 +162,50 @@ class ObjectClient:
             return found[1] if found is not None and found[0] == data else None
 
         return cast("str | None", written[self._tag])
+
+    def put_parts(self, key: str, parts: Iterator[memoryview]) -> None:
+        """Write an object of any length, by an upload in parts, which is aborted if anything fails.
+
+        A few parts are on their way at once. Each is sent again as other requests are.
+        """
+        obstore, store = self._client()
+        first = next(parts, memoryview(b""))
+        with (
+            translated("put", self.path(key)),
+            obstore.open_writer(
+                store, key, buffer_size=max(first.nbytes, _PART_BYTES), max_concurrency=_PARTS_AT_ONCE
+            ) as writer,
+        ):
+            for part in chain([first], parts):
+                writer.write(part)
+
+    @property
+    def most_copied(self) -> int | None:
+        """What Amazon copies by one request."""
+        return 5 * 2**30 if self.url.startswith("s3://") else None
+
+    def copy_if_absent(self, source: str, destination: str) -> Created:
+        """Copy an object within the bucket to where nothing lies.
+
+        A reply that was lost is no failure: what lies there is compared with what was to be copied.
+        """
+        if not self.uses_conditions:
+            there = self.head(destination) is not None
+            if not there:
+                self.copy(source, destination)
+                return "created"
+        else:
+            obstore, store = self._client()
+            try:
+                with translated("copy", self.path(destination)):
+                    obstore.copy(store, source, destination, overwrite=False)
+            except StorageError as error:
+                if error.errno not in {errno.EEXIST, errno.ESTALE}:
+                    raise
+            else:
+                return "created"
+
+        return "same" if same_content(self, source, destination) else "other"
 
     def copy(self, source: str, destination: str) -> None:
         """Copy an object within the bucket, without its bytes passing through here."""

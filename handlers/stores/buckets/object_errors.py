@@ -52,7 +52,8 @@ def translated(operation: str, path: str) -> Generator[None]:
         absent = NO_BUCKET if _has(said, _NO_BUCKET) else "nothing is there"
         raise StorageError(operation, path, absent, errno.ENOENT) from error
     except Exception as error:
-        if not type(error).__module__.startswith("obstore"):
+        by_writer = type(error) is OSError and error.errno is None
+        if not by_writer and not type(error).__module__.startswith("obstore"):
             raise
 
         raise failure(operation, path, type(error).__name__, str(error)) from error

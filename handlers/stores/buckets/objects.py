@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ("Created", "Listed", "Objects", "Stat")
+__all__ = ("Created", "Listed", "Objects", "Stat", "same_content")
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, Protocol, TypeAlias, final
+from typing import Final, Literal, Protocol, TypeAlias, final
 
 Created: TypeAlias = Literal["created", "same", "other"]
 """What became of an object that was to be new: this call made it; the same content was there; another was."""
@@ -68,6 +68,22 @@ class Objects(Protocol):
         """Replace an object if it still has the tag; return its new one, or None if it has another."""
         ...
 
+    def put_parts(self, key: str, parts: Iterator[memoryview]) -> None:
+        """Write an object of any length, whatever was there before. It is there when all of it is.
+
+        If a part cannot be had or sent, the upload is aborted. None of the parts may be changed later.
+        """
+        ...
+
+    @property
+    def most_copied(self) -> int | None:
+        """How long an object can be, in bytes, that is copied; None if it does not matter."""
+        ...
+
+    def copy_if_absent(self, source: str, destination: str) -> Created:
+        """Copy an object to where nothing lies. Of several who try at once, one succeeds."""
+        ...
+
     def copy(self, source: str, destination: str) -> None:
         """Copy an object; the server does it if it can."""
         ...
@@ -91,3 +107,24 @@ class Objects(Protocol):
     def keeps_conditions(self, key: str, data: bytes) -> bool:
         """Whether the server refuses to create what is there, and to replace what has another tag."""
         ...
+
+
+_COMPARED: Final = 16 * 2**20
+
+
+def same_content(client: Objects, first: str, second: str) -> bool:
+    """Whether two objects hold the same bytes, which are read. Blocking.
+
+    Raises:
+        StorageError: If one cannot be read.
+    """
+    found, other = client.head(first), client.head(second)
+    if found is None or other is None or found.size != other.size:
+        return False
+
+    for start in range(0, found.size, _COMPARED):
+        nbytes = min(_COMPARED, found.size - start)
+        if client.read_range(first, start, nbytes) != client.read_range(second, start, nbytes):
+            return False
+
+    return True

@@ -180,9 +180,6 @@ class Engine:
             raise SpecError(f"overwrite must be True, False or 'delete-first', not {overwrite!r}")
 
         held = None if base is None else self._base_of(path, base)
-        if bucket_of(path) is not None:
-            self._check_fit_for_buckets(path)
-
         operation = self.operation(path)
         workspace: Workspace | JoinedWorkspace
         if operation is not None and not (operation.is_primary or operation.is_local):
@@ -221,11 +218,6 @@ class Engine:
             raise SpecError(f"base {found!r} is not in the store that {path!r} is in")
 
         return found
-
-    def _check_fit_for_buckets(self, path: str) -> None:
-        if isinstance(self.layout, ArrangedLayout):  # its files are as long as it likes, and held in memory
-            name = type(self.layout).__name__
-            raise SpecError(f"{path!r}: a {name} cannot be written to a bucket yet; write Orbax's layout")
 
     def restore_run(self, path: str, threads: Threads) -> RestoreRun:
         """Make the context of one restore."""

@@ -9,6 +9,7 @@ __all__ = (
     "HoldConformance",
     "KvStoreConformance",
     "ListingConformance",
+    "LongFileConformance",
     "MappingConformance",
     "RenameConformance",
     "SharingConformance",
@@ -36,6 +37,7 @@ from penstock.kernel.protocols.store_capabilities import (
     FreeSpace,
     Hold,
     KvStoreSpecs,
+    LongFiles,
     ManyFiles,
     MappedFiles,
     ReadHolds,
@@ -123,6 +125,37 @@ class SharingConformance(StoreCase):
             store.read_file(f"{root}/b") == b"bytes",
             "shared content must outlive the first file",
         )
+
+
+class LongFileConformance(StoreCase):
+    """Tests of `LongFiles`: files of a known length, which may be longer than memory."""
+
+    def test_what_was_written_in_any_order_is_there_at_once(self, tmp_path: Path) -> None:
+        store, root = self.make_store(), self.root(tmp_path)
+        assert isinstance(store, LongFiles), "the store must be a LongFiles"
+        store.make_directory(root)
+        content = np.random.default_rng(0).integers(0, 255, 3 * 2**20 + 5, np.uint8)
+        with closing(store.create_long_file(f"{root}/file", len(content))) as file:
+            for offset in reversed(range(0, len(content), 700_001)):
+                file.write_at(offset, [content[offset : offset + 9].data])
+                file.write_at(offset + 9, [content[offset + 9 : offset + 700_001].data, memoryview(b"")])
+
+            file.sync()
+
+        demand(store.read_file(f"{root}/file") == content.tobytes(), "a long file must hold what was written")
+        demand(list(store.list_directory(root)) == ["file"], "what a long file is made of must not be left")
+        refuses(lambda: store.create_long_file(f"{root}/file", 1), StorageError, "creating what is there")
+
+    def test_what_was_not_synced_is_not_there(self, tmp_path: Path) -> None:
+        store, root = self.make_store(), self.root(tmp_path)
+        assert isinstance(store, LongFiles), "the store must be a LongFiles"
+        token = self.build(store, f"{root}/final", b"content")
+        with closing(store.create_long_file(f"{token.place}/long", 3 * 2**20)) as file:
+            file.write_at(0, [memoryview(bytes(2 * 2**20))])
+
+        demand(store.read_file(f"{token.place}/file") == b"content", "other files must stay")
+        store.discard(token)
+        demand(store.kind(f"{root}/final") is None, "what was discarded must not be there")
 
 
 class WritingTogetherConformance(StoreCase):

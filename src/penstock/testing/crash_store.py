@@ -21,6 +21,7 @@ from penstock.kernel.protocols.store_capabilities import (
     Hold,
     KvStoreSpecs,
     Leftovers,
+    LongFiles,
     ManyFiles,
     MappedFiles,
     OverNetwork,
@@ -81,6 +82,7 @@ class CrashStore:
     rename: Callable[[str, str], None]
     share: Callable[[str, str], Literal["link", "copy"]]
     map_file: Callable[[str], memoryview]
+    create_long_file: Callable[[str, int], DataFile]
     open_for_writing: Callable[[str], DataFile]
     sync_file: Callable[[str], None]
     sync_tree: Callable[[str], None]
@@ -126,6 +128,8 @@ class CrashStore:
             self.take_back = lambda token: self._look("take_back", token.place, lambda _: take_back(token))
         if isinstance(inner, SharedFiles):
             self.share = partial(self._share, inner)
+        if isinstance(inner, LongFiles):
+            self.create_long_file = partial(self._create_long_file, inner)
         if isinstance(inner, WritableTogether):
             self.open_for_writing = partial(self._open_for_writing, inner)
         if isinstance(inner, SyncsFiles):
@@ -242,9 +246,14 @@ class CrashStore:
         return self.change("write_file", path, write, effects)
 
     def create_data_file(self, path: str) -> DataFile:
+        return self._created("create_data_file", path, partial(self._inner.create_data_file, path))
+
+    def _create_long_file(self, inner: LongFiles, path: str, nbytes: int) -> DataFile:
+        return self._created("create_long_file", path, partial(inner.create_long_file, path, nbytes))
+
+    def _created(self, name: str, path: str, create: Callable[[], DataFile]) -> DataFile:
         file = self._disk.new_node()
-        create = partial(self._inner.create_data_file, path)
-        inner = self.change("create_data_file", path, create, lambda _: self._disk.named(path, file))
+        inner = self.change(name, path, create, lambda _: self._disk.named(path, file))
         return _CrashDataFile(self, path, inner, file)
 
     def sync_directory(self, path: str) -> None:

@@ -22,6 +22,7 @@ from penstock.kernel.protocols.store_capabilities import (
     Hold,
     KvStoreSpecs,
     Leftovers,
+    LongFiles,
     ManyFiles,
     MappedFiles,
     OverNetwork,
@@ -68,6 +69,7 @@ class FaultyStore:
     rename: Callable[[str, str], None]
     share: Callable[[str, str], Literal["link", "copy"]]
     map_file: Callable[[str], memoryview]
+    create_long_file: Callable[[str, int], DataFile]
     open_for_writing: Callable[[str], DataFile]
     sync_file: Callable[[str], None]
     sync_tree: Callable[[str], None]
@@ -123,6 +125,11 @@ class FaultyStore:
         if isinstance(inner, SharedFiles):
             share = inner.share
             self.share = lambda source, to: self.perform("share", source, lambda: share(source, to))
+        if isinstance(inner, LongFiles):
+            create = inner.create_long_file
+            self.create_long_file = lambda path, nbytes: self.perform(
+                "create_long_file", path, lambda: self._wrap_data(path, lambda at: create(at, nbytes))
+            )
         if isinstance(inner, WritableTogether):
             open_ = inner.open_for_writing
             self.open_for_writing = lambda path: self.perform(

@@ -110,7 +110,8 @@ def _visit_directory(
 ) -> None:
     names = frozenset(store.list_directory(path))
     may_be_document = not beside_tensors and (len(above) == 1 or _in_a_step(path))
-    if _is_checkpoint(store, path, names, may_be_document=may_be_document):
+    others = names - {COMMIT_MARK} if beside_tensors else names  # a bucket publishes tensors by it, too
+    if _is_checkpoint(store, path, others, may_be_document=may_be_document):
         unfinished = COMMIT_MARK not in names and _says_unfinished(store, path, names)
         (found.leftovers if unfinished else found.checkpoints).append(path)
         return

@@ -21,7 +21,7 @@ from penstock.kernel.protocols.store_capabilities import (
     SharedFiles,
 )
 from penstock.kernel.protocols.stores import Store, WholeWrites
-from penstock.testing.capability_conformance import SharingConformance
+from penstock.testing.capability_conformance import LongFileConformance, SharingConformance
 from penstock.testing.store_conformance import StoreConformance
 
 
@@ -30,7 +30,7 @@ def bucket() -> Bucket:
     return Bucket()
 
 
-class TestBucketStore(StoreConformance, SharingConformance):
+class TestBucketStore(StoreConformance, SharingConformance, LongFileConformance):
     own_names = frozenset({MARK})
 
     @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from penstock.kernel.errors import AccessDeniedError, SpecError, StorageError, U
 from penstock.kernel.protocols.store_capabilities import Exchanges, FolderListing, SharedFiles
 from penstock.kernel.protocols.stores import Store
 from penstock.steps import CheckpointManager, KeepLast
-from penstock.testing.capability_conformance import SharingConformance
+from penstock.testing.capability_conformance import LongFileConformance, SharingConformance
 from penstock.testing.store_conformance import StoreConformance
 
 fsspec = pytest.importorskip("fsspec", reason="needs fsspec")
@@ -35,7 +35,7 @@ def new_memory() -> Any:
     return fs
 
 
-class TestInMemory(StoreConformance, SharingConformance):
+class TestInMemory(StoreConformance, SharingConformance, LongFileConformance):
     own_names = frozenset({MARK})
 
     @pytest.fixture(autouse=True)
@@ -43,13 +43,13 @@ class TestInMemory(StoreConformance, SharingConformance):
         self.fs = new_memory()
 
     def make_store(self) -> Store:
-        return fsspec_store(self.fs, "bucket/root")
+        return fsspec_store(self.fs, "bucket/root", file_bytes=2**20)
 
     def root(self, tmp_path: Path) -> str:
         return ""  # of a prefix, nobody knows that it is empty
 
 
-class TestOnDisk(StoreConformance, SharingConformance):
+class TestOnDisk(StoreConformance, SharingConformance, LongFileConformance):
     own_names = frozenset({MARK})
 
     @pytest.fixture(autouse=True)
@@ -57,7 +57,9 @@ class TestOnDisk(StoreConformance, SharingConformance):
         self.place = tmp_path / "store"
 
     def make_store(self) -> Store:
-        return fsspec_store(fsspec.filesystem("file", skip_instance_cache=True), str(self.place))
+        return fsspec_store(
+            fsspec.filesystem("file", skip_instance_cache=True), str(self.place), file_bytes=2**20
+        )
 
     def root(self, tmp_path: Path) -> str:
         return ""  # of a prefix, nobody knows that it is empty
