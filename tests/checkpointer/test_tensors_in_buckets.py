@@ -44,7 +44,7 @@ def form(request: pytest.FixtureRequest) -> tuple[SafetensorsLayout, str]:
 
 def state(step: int = 1) -> dict[str, Any]:
     mesh = Mesh(np.array(jax.devices()), ("x",))
-    columns = NamedSharding(mesh, PartitionSpec(None, "x"))
+    columns = NamedSharding(mesh, PartitionSpec(None, "x"))  # type: ignore[no-untyped-call]
     return {
         "columns": jax.device_put(jnp.arange(60_000.0).reshape(100, 600) * step, columns),
         "w": np.arange(50_000, dtype=np.int64) * step,
