@@ -44,6 +44,7 @@ def test_the_environment_of_other_tools_is_enough() -> None:
         "virtual_hosted_style_request": False,
         "unsigned_payload": False,
         "checksum_algorithm": "crc64nvme",
+        "copy_if_not_exists": "multipart",
     }
     assert found["client_options"]["allow_http"] is True
     assert "hidden" not in repr(found)
@@ -55,6 +56,7 @@ def test_of_amazon_nothing_need_be_said() -> None:
         "virtual_hosted_style_request": True,
         "unsigned_payload": True,
         "checksum_algorithm": "crc64nvme",
+        "copy_if_not_exists": "multipart",
     }
     assert found["client_options"]["allow_http"] is False
 
