@@ -118,8 +118,11 @@ async def served(names: dict[str, Any]) -> None:
 
 async def in_a_bucket(names: dict[str, Any]) -> None:
     """docs/howto/save-to-a-bucket.md: the bucket is in memory."""
-    opened = partial(penstock.Checkpointer, store=Bucket().store())
-    names["penstock"] = SimpleNamespace(Checkpointer=opened)
+    store = Bucket().store()
+    names["penstock"] = SimpleNamespace(
+        Checkpointer=partial(penstock.Checkpointer, store=store),
+        export_safetensors=partial(penstock.export_safetensors, store=store),
+    )
 
 
 async def configured(names: dict[str, Any]) -> None:
