@@ -6,7 +6,7 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("EncodedTree", "Places", "TreePlan")
+__all__ = ("EncodedTree", "Places", "TreePlan", "in_data_files")
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +34,7 @@ from penstock.handlers.ocdbt.wire_format import (
     varint_column,
     varints,
 )
+from penstock.kernel.concurrency.brief_steps import append, joined
 from penstock.kernel.errors import SpecError
 
 # The most bytes that the varints of one entry take, if each is as long as its field allows.
@@ -115,7 +116,7 @@ class TreePlan:
     ) -> None:
         self._max_node_bytes = max_node_bytes
         shared = shared_prefixes(keys)
-        is_placed = np.array([value is None for value in inline])
+        is_placed = in_data_files(inline)
         costs = _LEAF_ENTRY_BYTES + key_lengths(keys) + np.where(is_placed, 0, lengths)
         costs[1:] -= shared
         cuts = _cuts(costs, max_node_bytes, at_least=1)
@@ -155,6 +156,11 @@ class TreePlan:
         return EncodedTree(encoder.nodes.getvalue(), level[0], encoder.height)
 
 
+def in_data_files(inline: Sequence[bytes | None]) -> npt.NDArray[np.bool_]:
+    """Return for each value whether it lies in a data file."""
+    return np.fromiter((value is None for value in inline), np.bool_, len(inline))
+
+
 def _plan_leaf(
     keys: Sequence[bytes],
     shared: npt.NDArray[np.int64],
@@ -166,7 +172,7 @@ def _plan_leaf(
 ) -> _LeafPlan:
     """Encode the known columns of one leaf, leaving out the first `inherited` bytes of every key."""
     values = [value for value in inline if value is not None]
-    longest = max(map(len, values), default=0)
+    longest = key_lengths(values).max(initial=0)
     if longest > MAX_INLINE_BYTES:
         raise SpecError(f"an inline value has {longest} bytes; {MAX_INLINE_BYTES} are allowed")
 
@@ -202,7 +208,7 @@ class _Encoder:
             plan.keys,
             varint_column(ranks[file_ids]),
             varint_column(places.offsets[plan.placed]),
-            *plan.inline,
+            joined(plan.inline),
         )
         return self._append(columns, plan.first_key, plan.last_key, plan.n_keys, 0, plan.indirect_bytes)
 
@@ -257,7 +263,7 @@ class _Encoder:
         self, columns: Sequence[bytes], first: bytes, last: bytes, n_keys: int, below: int, indirect: int
     ) -> NodeSummary:
         node = seal(NODE_MAGIC, b"".join(columns))
-        self.nodes.write(node)
+        append(self.nodes, node)
         offset = self._next_offset
         self._next_offset += len(node)
         return NodeSummary(first, last, offset, len(node), n_keys, below + len(node), indirect)

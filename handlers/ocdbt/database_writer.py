@@ -6,14 +6,15 @@ __all__ = ("DEFAULT_MAX_NODE_BYTES", "EncodedIndex", "IndexPlan", "Places", "enc
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
-from operator import eq, lt
+from itertools import pairwise
+from operator import ne
 from typing import final
 
 import numpy as np
+import numpy.typing as npt
 
-from penstock.handlers.ocdbt.btree_encoding import NodeSummary, Places, TreePlan
-from penstock.handlers.ocdbt.key_tables import encode_files
+from penstock.handlers.ocdbt.btree_encoding import NodeSummary, Places, TreePlan, in_data_files
+from penstock.handlers.ocdbt.key_tables import encode_files, key_lengths
 from penstock.handlers.ocdbt.value_refs import MAX_INLINE_BYTES, Indirect, Inline, Value
 from penstock.handlers.ocdbt.wire_format import (
     MANIFEST_MAGIC,
@@ -25,6 +26,7 @@ from penstock.handlers.ocdbt.wire_format import (
     varint,
     varints,
 )
+from penstock.kernel.concurrency.brief_steps import all_neighbours, drop, integers, rows_in_order
 from penstock.kernel.errors import SpecError
 
 DEFAULT_MAX_NODE_BYTES = 8 * 1024 * 1024  #: TensorStore's own default
@@ -32,7 +34,6 @@ DEFAULT_MAX_NODE_BYTES = 8 * 1024 * 1024  #: TensorStore's own default
 _SINGLE_MANIFEST = 0
 _VERSION_TREE_ARITY_LOG2 = 4
 _GENERATION = 1
-_RUN = 8192  # keys sorted at once
 _NO_FILE = bytes((1, 0, 0))  # a data file table with one file, whose name is empty
 
 
@@ -69,7 +70,7 @@ class IndexPlan:
         self,
         keys: Sequence[bytes],
         inline: Sequence[bytes | None],
-        lengths: Sequence[int],
+        lengths: Sequence[int] | npt.NDArray[np.int64],
         max_node_bytes: int = DEFAULT_MAX_NODE_BYTES,
     ) -> None:
         if not 0 < max_node_bytes < 1 << 32:
@@ -77,22 +78,24 @@ class IndexPlan:
 
         self._max_node_bytes = max_node_bytes
         self._tree: TreePlan | None = None
-        rows = _ascending(keys)
-        sorted_keys = keys if isinstance(rows, range) else [keys[row] for row in rows]
+        rows = rows_in_order(keys)
+        sorted_keys = [keys[row] for row in rows]
         _check_keys(sorted_keys)
         if not rows:
             return
 
         # Among the keys as given, the n-th whose value lies in a data file has the n-th place.
-        is_placed = np.array([value is None for value in inline])
-        slots, in_order = np.cumsum(is_placed) - 1, np.array(rows, np.int64)
+        is_placed = in_data_files(inline)
+        slots, in_order = np.cumsum(is_placed) - 1, np.frombuffer(integers(rows), np.int64)
+        sizes = lengths if isinstance(lengths, np.ndarray) else np.frombuffer(integers(lengths), np.int64)
         self._tree = TreePlan(
             sorted_keys,
-            inline if isinstance(rows, range) else [inline[row] for row in rows],
-            np.array(lengths, np.int64)[in_order],
+            [inline[row] for row in rows],
+            sizes[in_order],
             slots[in_order[is_placed[in_order]]],
             max_node_bytes,
         )
+        drop(sorted_keys)
 
     def encode(
         self, places: Places, *, node_file: str, node_offset: int, uuid: bytes, commit_time_ns: int
@@ -171,25 +174,6 @@ def encode_index(
     )
 
 
-def _ascending(keys: Sequence[bytes]) -> Sequence[int]:
-    """Return the row numbers in key order, sorted in steps that each hold the interpreter lock briefly.
-
-    Sorting 200,000 shuffled keys at once would block the event loop for 0.2 s; the longest step, the last
-    merge of two runs, takes a tenth of that.
-    """
-    if all(map(lt, keys, islice(keys, 1, None))):
-        return range(len(keys))
-
-    by_key = keys.__getitem__
-    runs: list[list[int]] = [
-        sorted(range(i, min(i + _RUN, len(keys))), key=by_key) for i in range(0, len(keys), _RUN)
-    ]
-    while len(runs) > 1:
-        runs = [sorted([*runs[i], *chain(*runs[i + 1 : i + 2])], key=by_key) for i in range(0, len(runs), 2)]
-
-    return runs[0] if runs else []
-
-
 def _root_columns(root: NodeSummary | None) -> bytes:
     if root is None:
         return varints((0, MISSING, MISSING, 0, 0, 0))
@@ -208,10 +192,10 @@ def _check_options(node_offset: int, uuid: bytes, commit_time_ns: int) -> None:
 
 def _check_keys(keys: Sequence[bytes]) -> None:
     """Raise `SpecError` for keys that no OCDBT database can hold. They must be in ascending order."""
-    if any(map(eq, keys, islice(keys, 1, None))):
+    if not all_neighbours(ne, keys):
         twice = next(a for a, b in pairwise(keys) if a == b)
         raise SpecError(f"key {twice!r} is given twice")
 
-    longest = max(map(len, keys), default=0)
+    longest = key_lengths(keys).max(initial=0)
     if longest > MAX_KEY_BYTES:
         raise SpecError(f"a key has {longest} bytes; {MAX_KEY_BYTES} are allowed")

@@ -36,12 +36,12 @@ from penstock.handlers.ocdbt.wire_format import (
     varint,
     varint_column,
 )
+from penstock.kernel.concurrency.brief_steps import STEP, lengths_of
 from penstock.kernel.errors import SpecError
 
 MOST_BYTES_OF_KEYS: Final = 2**28
 """Of all keys of an index. Those of a tree of a million leaves have about half of it."""
 
-_ROWS: Final = 4096  # keys compared at once
 _USUAL_BYTES: Final = 1024
 
 _MOST_PATH_BYTES: Final = 2**26  # of all rows of a table of data files
@@ -61,7 +61,7 @@ def common_prefix(a: bytes, b: bytes) -> int:
 
 def key_lengths(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
     """Return the length of every key."""
-    return np.fromiter(map(len, keys), np.int64, len(keys))
+    return np.frombuffer(lengths_of(keys), np.int64)
 
 
 def shared_prefixes(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
@@ -70,18 +70,18 @@ def shared_prefixes(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
     A few thousand keys at once are laid out as a table of bytes, if they are of a usual length.
     """
     found = np.zeros(max(len(keys) - 1, 0), np.int64)
-    for at in range(0, len(found), _ROWS):
-        part = keys[at : at + _ROWS + 1]
-        lengths = key_lengths(part)
-        width = int(lengths.max())
+    for at in range(0, len(found), STEP):
+        part = keys[at : at + STEP + 1]
+        sizes = key_lengths(part)
+        width = int(sizes.max())
         if width > _USUAL_BYTES:
-            found[at : at + _ROWS] = [common_prefix(a, b) for a, b in pairwise(part)]
+            found[at : at + STEP] = [common_prefix(a, b) for a, b in pairwise(part)]
             continue
 
         table = np.array(part, f"S{max(width, 1)}").view(np.uint8).reshape(len(part), -1)
         differ = table[1:] != table[:-1]
         first = np.where(differ.any(axis=1), differ.argmax(axis=1), width)
-        found[at : at + _ROWS] = np.minimum(first, np.minimum(lengths[1:], lengths[:-1]))
+        found[at : at + STEP] = np.minimum(first, np.minimum(sizes[1:], sizes[:-1]))
 
     return found
 
@@ -96,9 +96,14 @@ def encode_keys(
         shared: Their `shared_prefixes`.
         inherited: How many leading bytes to leave out; all keys share them, and the parent node holds them.
     """
-    starts = [inherited, *shared.tolist()]
-    suffixes = [key[start:] for key, start in zip(keys, starts, strict=True)]
-    return varint_column(shared - inherited), varint_column(key_lengths(suffixes)), b"".join(suffixes)
+    starts = np.concatenate([np.array([inherited], np.int64), shared])
+    suffixes: list[bytes] = []
+    for at in range(0, len(keys), STEP):
+        firsts: list[int] = starts[at : at + STEP].tolist()
+        rows = zip(keys[at : at + STEP], firsts, strict=True)
+        suffixes.append(b"".join([key[start:] for key, start in rows]))
+
+    return varint_column(shared - inherited), varint_column(key_lengths(keys) - starts), b"".join(suffixes)
 
 
 def decode_keys(

@@ -115,8 +115,9 @@ def path_problem(path: str) -> str | None:
 def seal(magic: bytes, body: bytes) -> bytes:
     """Add the header before an uncompressed body, and the checksum after it."""
     length = (ENVELOPE_BYTES + len(body)).to_bytes(8, "little")
-    sealed = b"".join((magic, length, bytes((0, UNCOMPRESSED)), body))
-    return sealed + crc32c(sealed).to_bytes(_CHECKSUM_BYTES, "little")
+    head = b"".join((magic, length, bytes((0, UNCOMPRESSED))))
+    checksum = crc32c(body, crc32c(head)).to_bytes(_CHECKSUM_BYTES, "little")
+    return b"".join((head, body, checksum))
 
 
 @final

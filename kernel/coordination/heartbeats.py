@@ -37,14 +37,16 @@ class SilenceJudge:
     """Says which processes have not been heard of for `limit_s`, by the clock of the one that judges.
 
     Only who came is judged: for those who did not, there is a limit of its own. Heartbeats are compared as
-    they are stored, and read only for who is silent: of 10,000 processes there are as many with each beat.
+    they are stored, and read only for who is silent: of 10,000 processes there are as many with each beat,
+    and the event loop waits meanwhile.
     """
 
-    __slots__ = ("_heard", "_limit_s")
+    __slots__ = ("_beats", "_limit_s", "_since")
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._heard: dict[int, tuple[bytes, float]] = {}
+        self._beats: dict[int, bytes] = {}
+        self._since: dict[int, float] = {}
 
     def look(self, beats: Mapping[int, bytes], now: float) -> dict[int, str | None]:
         """Take what is there now; return the silent ones, with the stage of their last heartbeat.
@@ -53,16 +55,19 @@ class SilenceJudge:
             beats: The last heartbeat of each process that came, as it is stored.
             now: Seconds of any clock that does not go back.
         """
-        for index, beat in beats.items():
-            if index not in self._heard or self._heard[index][0] != beat:
-                self._heard[index] = beat, now
+        before = self._beats.get
+        new = {index: beat for index, beat in beats.items() if before(index) != beat}
+        self._beats.update(new)
+        self._since.update(dict.fromkeys(new, now))
+        if now - min(self._since.values(), default=now) <= self._limit_s:
+            return {}
 
         return {
-            index: Heartbeat.decoded(beat).stage
-            for index, (beat, since) in self._heard.items()
+            index: Heartbeat.decoded(self._beats[index]).stage
+            for index, since in self._since.items()
             if now - since > self._limit_s
         }
 
     def stage_of(self, index: int) -> str | None:
         """Return where a process was heard of last; None if it never was."""
-        return Heartbeat.decoded(self._heard[index][0]).stage if index in self._heard else None
+        return Heartbeat.decoded(self._beats[index]).stage if index in self._beats else None

@@ -385,9 +385,9 @@ class JointOperation:
     async def _others(self, what: str, timeout_s: float) -> dict[int, bytes]:
         calls, keys = self._job.calls, self._keys
         await calls.wait(keys.here(what), timeout_s)
-        found = {int(index): data for index, data in (await calls.under(keys.each(what))).items()}
+        found = await calls.by_process(keys.each(what))
         absent = [index for index in self._job.processes[1:] if index not in found]
         if absent:
             raise PeerSilentError({index: self._touch.stage_of(index) for index in absent}, timeout_s)
 
-        return dict(sorted(found.items()))
+        return found

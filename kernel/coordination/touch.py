@@ -260,8 +260,7 @@ class Touch:
 
             found: dict[int, bytes] = {}
             if job.is_primary:
-                values = await job.calls.under(self._keys.each("at"))
-                found = {int(index): data for index, data in values.items()}
+                found = await job.calls.by_process(self._keys.each("at"))
             else:
                 value = await job.calls.wait(self._keys.each("at", job.primary), 0.0)
                 found = {} if value is None else {job.primary: value}

@@ -15,6 +15,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
+from penstock.kernel.concurrency.brief_steps import parts_of
 from penstock.kernel.errors import CoordinationError
 from penstock.kernel.messages.save import WrittenBatch
 from penstock.kernel.messages.written_columns import WrittenColumns
@@ -85,7 +86,10 @@ def encoded_part(
 
     rows.sort()
     running = b"".join([row[_N] for row in rows])
-    table = np.array([row[:_N] for row in rows], np.int64).reshape(-1, _N)
+    table = np.zeros((0, _N), np.int64)
+    if rows:
+        table = np.concatenate([np.array([row[:_N] for row in some], np.int64) for some in parts_of(rows)])
+
     columns = [np.diff(column, prepend=0).astype("<i8").tobytes() for column in table.T]
     told = {"files": list(files), "columns": columns, "own": own, "digests": dict(digests), "sums": sums}
     if running:
@@ -127,7 +131,7 @@ def written_by(
     Raises:
         CoordinationError: If one names what is not there.
     """
-    tables: list[npt.NDArray[np.int64]] = [np.zeros((_N, 0), np.int64)]
+    tables: list[npt.NDArray[np.int64]] = []
     running = np.frombuffer(b"".join([parts[index].running for index in sorted(parts)]), "<u4")
     files: list[str] = []
     with reading_part():
@@ -141,10 +145,12 @@ def written_by(
             tables.append(table)
             files += parts[index].files
 
-        together = np.concatenate(tables, axis=1)
-        _check(together, specs)
+        # Each by itself: to give back one block of all, of 50 MB, would hold up every thread for a while.
+        none = np.zeros(0, np.int64)
+        rows = {name: [none, *[table[at] for table in tables]] for at, name in enumerate(COLUMNS)}
+        by_name = {name: np.concatenate(found) for name, found in rows.items()}
+        _check(by_name, specs)
 
-    by_name = dict(zip(COLUMNS, together, strict=True))
     columns = WrittenColumns(specs=specs, files=files, running=running, **by_name)
     return WrittenBatch((), columns=(columns,))
 
@@ -168,16 +174,14 @@ def _checked(numbers: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64
     return numbers
 
 
-def _check(table: npt.NDArray[np.int64], specs: Sequence[LeafSpec]) -> None:
+def _check(columns: Mapping[str, npt.NDArray[np.int64]], specs: Sequence[LeafSpec]) -> None:
     """Raise `ValueError` unless every row is of a leaf and a chunk that there are."""
     counts = {number: spec.n_chunks for number, spec in {id(spec): spec for spec in specs}.items()}
     n_chunks = np.array([counts[id(spec)] for spec in specs], np.int64)
-    leaf, chunk, start, _, offset, nbytes, *_ = table
+    leaf, chunk, *rest = (columns[name] for name in ("leaf", "chunk", "start", "offset", "nbytes"))
     _checked(leaf, len(specs))
     if len(leaf) and not (
-        (chunk >= 0).all()
-        and (chunk < n_chunks[leaf]).all()
-        and min(start.min(), offset.min(), nbytes.min()) >= 0
+        (chunk >= 0).all() and (chunk < n_chunks[leaf]).all() and min([column.min() for column in rest]) >= 0
     ):
         raise ValueError("it names what is not there")
 

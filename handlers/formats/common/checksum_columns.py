@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast, final, overload
 import numpy as np
 import numpy.typing as npt
 
+from penstock.kernel.concurrency.brief_steps import integers, parts_of
 from penstock.kernel.protocols.reads import RunningChecksums
 from penstock.kernel.protocols.views import ColumnsOfParts, WrittenLeaves
 from penstock.kernel.protocols.written import RunningSums, Written
@@ -195,10 +196,11 @@ def columns_of(batches: Iterable[WrittenLeaves]) -> dict[str, dict[str, bytes]]:
         many.setdefault(file, []).append(_of_parts(parts))
 
     for file, rest in small.items():
-        offset, nbytes, crc32c = (np.array(column, np.int64) for column in rest)
+        offset, nbytes, crc32c = (np.frombuffer(integers(column), np.int64) for column in rest)
         many.setdefault(file, []).append((offset, nbytes, crc32c, np.zeros(len(offset), np.int64), _NONE))
 
-    return {file: _packed(_joined(tables)) for file, tables in many.items()}
+    # One after another: to forget all tables of thousands of files at the end would take some 10 ms.
+    return {file: _packed(_joined(many.pop(file))) for file in list(many)}
 
 
 def _of_parts(parts: Sequence[Written]) -> _Table:
@@ -207,7 +209,7 @@ def _of_parts(parts: Sequence[Written]) -> _Table:
         for part in parts
     ]
     running = b"".join([part.running.crc32cs for part in parts if part.running is not None])
-    offset, nbytes, crc32c, blocks = np.array(rows, np.int64).T
+    offset, nbytes, crc32c, blocks = np.concatenate([np.array(some, np.int64) for some in parts_of(rows)]).T
     return offset, nbytes, crc32c, blocks, np.frombuffer(running, RUNNING[1])
 
 

@@ -48,11 +48,15 @@ from penstock.handlers.formats.common.checksum_columns import (
 )
 from penstock.handlers.formats.common.chunk_regions import MOST_BYTES
 from penstock.handlers.formats.common.inside_paths import check_inside
+from penstock.kernel.concurrency.brief_steps import STEP_BYTES, joined
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.views import WrittenLeaves
 from penstock.kernel.protocols.written import Document
 
 VERSION: Final = 2
+
+_DEPTH_OF_COLUMNS: Final = 2  # in the document, in its files
+_LONG_BYTES: Final = b"\xc6"  # msgpack's mark of bytes of which the length takes 32 bits
 
 
 @final
@@ -116,7 +120,7 @@ def encode_files(
     if about:
         members["about"] = dict(about)
 
-    return msgpack.packb(members)
+    return _packed(members)
 
 
 def with_documents(
@@ -139,7 +143,7 @@ def with_documents(
     empty: dict[str, object] = {"version": VERSION, "files": {}}
     members = empty if data is None else _members(path, data)[0]
     said = {} if about is None else {"about": dict(about)}
-    return msgpack.packb({**members, "documents": _encoded(documents) if documents else {}, **said})
+    return _packed({**members, "documents": _encoded(documents) if documents else {}, **said})
 
 
 def without_documents(path: str, data: bytes, is_left_out: Callable[[str], bool]) -> bytes:
@@ -149,7 +153,32 @@ def without_documents(path: str, data: bytes, is_left_out: Callable[[str], bool]
         CorruptCheckpointError: As `decode`.
     """
     kept = {name: digest for name, digest in decode(path, data).documents.items() if not is_left_out(name)}
-    return msgpack.packb({**_members(path, data)[0], "documents": _encoded(kept) if kept else {}})
+    return _packed({**_members(path, data)[0], "documents": _encoded(kept) if kept else {}})
+
+
+def _packed(members: Mapping[str, object]) -> bytes:
+    """Encode the document, of which there may be many MiB, in steps; see `brief_steps`."""
+    pieces: list[bytes] = []
+    _add_packed(pieces, members, msgpack.Packer())
+    return joined(pieces)
+
+
+def _add_packed(pieces: list[bytes], value: object, packer: msgpack.Packer, depth: int = 0) -> None:
+    """Add the pieces of a value: each file's columns at once, unless they are long."""
+    if isinstance(value, dict) and (depth < _DEPTH_OF_COLUMNS or _is_long(cast("dict[str, object]", value))):
+        members = cast("dict[str, object]", value)
+        pieces.append(packer.pack_map_header(len(members)))
+        for name, each in members.items():
+            pieces.append(packer.pack(name))
+            _add_packed(pieces, each, packer, depth + 1)
+    elif type(value) is bytes and len(value) > STEP_BYTES:
+        pieces += _LONG_BYTES + len(value).to_bytes(4, "big"), value
+    else:
+        pieces.append(packer.pack(value))
+
+
+def _is_long(columns: Mapping[str, object]) -> bool:
+    return any(type(column) is bytes and len(column) > STEP_BYTES for column in columns.values())
 
 
 def _encoded(documents: Mapping[str, Digest]) -> dict[str, object]:

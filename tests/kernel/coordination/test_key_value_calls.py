@@ -9,6 +9,7 @@ import pytest
 from anyio import CancelScope, create_task_group, to_thread, wait_all_tasks_blocked
 
 from penstock.kernel.coordination.key_value_calls import LONGEST_WAIT_S, KeyValueCalls
+from penstock.testing.memory_key_values import MemoryKeyValues
 
 pytestmark = pytest.mark.anyio
 
@@ -89,3 +90,12 @@ async def test_who_is_cancelled_waits_for_a_value_that_is_being_set(
 
     service.may_confirm.set()
     assert done == [left_s > 0]
+
+
+async def test_what_processes_said_is_found_by_their_index() -> None:
+    service = MemoryKeyValues()
+    for index in (10, 2, 0):
+        service.put(f"said/{index}", b"%d" % index, False)
+
+    found = await KeyValueCalls(service).by_process("said/")
+    assert list(found.items()) == [(0, b"0"), (2, b"2"), (10, b"10")]

@@ -93,11 +93,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="a few processes, to see that it runs")
     parser.add_argument("--page", type=Path, help="the page whose tables are written anew")
     parser.add_argument("--svg", type=Path, help="where to draw the picture")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="WHAT",
+        help="one measurement, as JSON: service N, memory N, or tree LEAVES PROCESSES",
+    )
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     if asked.child:
         what, *sizes = asked.child
         sys.stdout.write(json.dumps(measure(what, *map(int, sizes))) + "\n")
+        return 0
+
+    if asked.only:
+        what, *sizes = asked.only
+        run_one(what, *map(int, sizes))
         return 0
 
     found = run_all(*(SMALL if asked.small else (SERVICE, MEMORY, TREES)))

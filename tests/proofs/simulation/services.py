@@ -120,6 +120,9 @@ class SimulatedCalls:
         self.traffic.note(prefix, 0, _nbytes(prefix, found), is_beat=_is_beat(prefix))
         return found
 
+    async def by_process(self, prefix: str) -> dict[int, bytes]:
+        return {int(index): value for index, value in (await self.under(prefix)).items()}
+
     async def count(self, key: str) -> int:
         self.traffic.note(key)
         self._service.counters[key] += 1

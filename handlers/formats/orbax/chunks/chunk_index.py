@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter, le
+from operator import itemgetter
 from typing import final
 
 import numpy as np
@@ -17,9 +17,10 @@ import numpy.typing as npt
 from penstock.handlers.formats.common.chunk_keys import array_metadata, chunk_keys, prefix_of
 from penstock.handlers.formats.common.tree_columns import TreeColumns
 from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
-from penstock.handlers.ocdbt.btree_encoding import Places
+from penstock.handlers.ocdbt.btree_encoding import Places, in_data_files
 from penstock.handlers.ocdbt.database_writer import EncodedIndex, IndexPlan
 from penstock.handlers.ocdbt.value_refs import MAX_INLINE_BYTES
+from penstock.kernel.concurrency.brief_steps import STEP, drop, integers, parts_of, rows_in_order
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.views import ColumnsOfParts, PackedLeaves, WrittenLeaves
@@ -56,8 +57,7 @@ class ChunkIndex:
 
     def __init__(self, arrays: TreeColumns, version: int = 2) -> None:
         names = [prefix_of(name).encode() for name in arrays.names()]
-        in_order = all(map(le, names, itertools.islice(names, 1, None)))
-        order = range(len(names)) if in_order else sorted(range(len(names)), key=names.__getitem__)
+        order = rows_in_order(names)
         specs = [arrays.specs[at] for at in order]
         known = {id(spec): spec for spec in specs}  # most arrays share a few
         grids = {number: spec.grid_shape for number, spec in known.items()}
@@ -89,7 +89,10 @@ class ChunkIndex:
         # The encoded length of a chunk differs from save to save, and which are elsewhere is known by then.
         unknown = any(spec.codec is not None or spec.writer is None for spec in known.values())
         self._unplanned = entries if unknown else None
-        self._plan = None if unknown else IndexPlan(entries.keys, entries.inline, entries.lengths)
+        self._plan = None
+        if not unknown:
+            self._plan = IndexPlan(entries.keys, entries.inline, entries.lengths)
+            drop(entries.keys)
 
     def encode(
         self, batches: Iterable[WrittenLeaves], *, node_file: str, uuid: bytes, commit_time_ns: int
@@ -156,7 +159,7 @@ class ChunkIndex:
             rows.setdefault(file, []).append((slot, offset, length))
 
         for file, found in rows.items():
-            slots, offsets, lengths = np.array(found, np.int64).T
+            slots, offsets, lengths = np.concatenate([np.array(some, np.int64) for some in parts_of(found)]).T
             located.put(slots, offsets, file)
             located.lengths[slots] = lengths
 
@@ -248,9 +251,10 @@ class _Entries:
 
     def add(self, names: Sequence[bytes], kind: _Kind) -> None:
         """Add the entries of arrays of one kind."""
-        self.keys += [name + suffix for name in names for suffix in kind.suffixes]
-        self.inline += [*kind.inline] * len(names)
-        self.lengths += [*kind.lengths] * len(names)
+        for some in parts_of(names, max(STEP // len(kind.suffixes), 1)):
+            self.keys += [name + suffix for name in some for suffix in kind.suffixes]
+            self.inline += [*kind.inline] * len(some)
+            self.lengths += [*kind.lengths] * len(some)
 
     def spill(self, arrays: Sequence[tuple[bytes, _Kind]], key: bytes) -> list[bytes]:
         """Add the metadata of arrays that is too long for the index; return it."""
@@ -262,19 +266,16 @@ class _Entries:
 
     def plan(self, located: _Located) -> IndexPlan:
         """Plan the index with what was found of the values in data files, in order; others get no entry."""
-        lengths, in_files = (
-            _column(self.lengths),
-            np.array([value is None for value in self.inline], np.bool_),
-        )
+        lengths, in_files = _column(self.lengths), in_data_files(self.inline)
         lengths[in_files] = located.lengths
         if (located.file_ids >= 0).all():
-            return IndexPlan(self.keys, self.inline, lengths.tolist())
+            return IndexPlan(self.keys, self.inline, lengths)
 
         there = np.ones(len(self.keys), np.bool_)
         there[in_files] = located.file_ids >= 0
-        kept: list[int] = np.flatnonzero(there).tolist()
+        kept = [at for at, is_there in enumerate(there) if is_there]
         keys, inline = [self.keys[at] for at in kept], [self.inline[at] for at in kept]
-        return IndexPlan(keys, inline, lengths[there].tolist())
+        return IndexPlan(keys, inline, lengths[there])
 
 
 @final
@@ -321,7 +322,7 @@ class _Located:
 
 
 def _column(numbers: Sequence[int]) -> npt.NDArray[np.int64]:
-    return np.array(numbers, np.int64)
+    return np.frombuffer(integers(numbers), np.int64)
 
 
 def _joined(

@@ -20,6 +20,7 @@ from msgspec.json import Decoder
 
 from penstock.handlers.formats.common.checked_json import as_string, parse_distinct
 from penstock.handlers.formats.common.json_slices import UnusualFormError, decode_object
+from penstock.kernel.concurrency.brief_steps import STEP_BYTES
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.protocols.leaf_infos import SLICE
 
@@ -39,8 +40,11 @@ def encode(names: Sequence[str], shardings: Sequence[str]) -> Iterator[bytes]:
     quoted = {text: f'": {json.dumps(text)}'.encode() for text in set(shardings)}  # many arrays, few of them
     comma = b'"'
     yield b"{"
-    for at in range(0, len(names), SLICE):
-        rows = zip(names[at : at + SLICE], shardings[at : at + SLICE], strict=True)
+    # Of a job of thousands of processes each text has thousands of numbers.
+    longest = max(map(len, quoted.values()), default=1)
+    step = min(SLICE, max(STEP_BYTES // longest, 1))
+    for at in range(0, len(names), step):
+        rows = zip(names[at : at + step], shardings[at : at + step], strict=True)
         yield comma + b', "'.join([urlsafe_b64encode(name.encode()) + quoted[text] for name, text in rows])
         comma = b', "'
 

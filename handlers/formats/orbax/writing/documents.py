@@ -37,6 +37,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     STRINGS,
 )
 from penstock.handlers.formats.orbax.writing.name_collisions import check_directories
+from penstock.kernel.concurrency.brief_steps import append
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import DuplicateNameError
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
@@ -262,7 +263,9 @@ def _tree(
 
 def _joined(path: str, slices: Iterable[bytes]) -> Document:
     content = BytesIO()  # to join the slices would need all of them beside the whole
-    content.writelines(slices)
+    for each in slices:
+        append(content, each)
+
     return Document(path, content.getvalue())
 
 

@@ -148,3 +148,12 @@ def test_blocks_of_a_piece_larger_than_any_do_not_fit() -> None:
     file = {**columns([(0, 2**63, 1)]), **blocks([2**31], [])}
     with pytest.raises(CorruptCheckpointError, match="do not fit its pieces"):
         integrity.decode("p", document(2, file))
+
+
+def test_a_document_with_long_columns_is_that_of_one_call() -> None:
+    long, short = bytes(range(256)) * 5000, {"offsets": b"12345678", "nbytes": b"abcdefgh", "crc32c": b"1234"}
+    files = {"d/a": short, "d/b": {"offsets": long, "nbytes": long, "crc32c": long[: len(long) // 2]}}
+    members = {"version": 2, "files": files, "digests": {"w": b"digest"}, "about": {"is": [long, None, {}]}}
+
+    found = integrity.encode_files(files, {"w": b"digest"}, {}, {"is": [long, None, {}]})
+    assert found == msgpack.packb(members)
