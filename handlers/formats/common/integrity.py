@@ -165,8 +165,8 @@ def _packed(members: Mapping[str, object]) -> bytes:
 
 def _add_packed(pieces: list[bytes], value: object, packer: msgpack.Packer, depth: int = 0) -> None:
     """Add the pieces of a value: each file's columns at once, unless they are long."""
-    if isinstance(value, dict) and (depth < _DEPTH_OF_COLUMNS or _is_long(cast("dict[str, object]", value))):
-        members = cast("dict[str, object]", value)
+    members = cast("dict[str, object]", value) if isinstance(value, dict) else None
+    if members is not None and (depth < _DEPTH_OF_COLUMNS or _is_long(members)):
         pieces.append(packer.pack_map_header(len(members)))
         for name, each in members.items():
             pieces.append(packer.pack(name))
@@ -174,7 +174,7 @@ def _add_packed(pieces: list[bytes], value: object, packer: msgpack.Packer, dept
     elif type(value) is bytes and len(value) > STEP_BYTES:
         pieces += _LONG_BYTES + len(value).to_bytes(4, "big"), value
     else:
-        pieces.append(packer.pack(value))
+        pieces.append(packer.pack(cast("Any", value)))
 
 
 def _is_long(columns: Mapping[str, object]) -> bool:
