@@ -165,16 +165,19 @@ def _packed(members: Mapping[str, object]) -> bytes:
 
 def _add_packed(pieces: list[bytes], value: object, packer: msgpack.Packer, depth: int = 0) -> None:
     """Add the pieces of a value: each file's columns at once, unless they are long."""
-    members = cast("dict[str, object]", value) if isinstance(value, dict) else None
-    if members is not None and (depth < _DEPTH_OF_COLUMNS or _is_long(members)):
-        pieces.append(packer.pack_map_header(len(members)))
-        for name, each in members.items():
-            pieces.append(packer.pack(name))
-            _add_packed(pieces, each, packer, depth + 1)
-    elif type(value) is bytes and len(value) > STEP_BYTES:
+    if type(value) is bytes and len(value) > STEP_BYTES:
         pieces += _LONG_BYTES + len(value).to_bytes(4, "big"), value
-    else:
+        return
+
+    members = cast("dict[str, object]", value) if isinstance(value, dict) else None
+    if members is None or (depth >= _DEPTH_OF_COLUMNS and not _is_long(members)):
         pieces.append(packer.pack(cast("Any", value)))
+        return
+
+    pieces.append(packer.pack_map_header(len(members)))
+    for name, each in members.items():
+        pieces.append(packer.pack(name))
+        _add_packed(pieces, each, packer, depth + 1)
 
 
 def _is_long(columns: Mapping[str, object]) -> bool:
