@@ -162,15 +162,16 @@ class JointOperation:
         If the primary begins it later than within a beat, the others are not told.
 
         Cancellation:
-            Delivered after that, and three times `JobLimits.call_s`, at most.
+            Delivered after that, and five times `JobLimits.call_s`, at most.
         """
-        with (
-            CancelScope(shield=True),
-            move_on_after(self._job.limits.beat_s),
-            suppress(CoordinationError, PeerError),
-        ):
-            await self._join()
-            await self._touch.end(error)
+        limits, has_joined = self._job.limits, False
+        with CancelScope(shield=True), suppress(CoordinationError, PeerError):
+            with move_on_after(2 * limits.call_s if self.is_primary else limits.beat_s):
+                await self._join()
+                has_joined = True
+
+            if has_joined or self.is_primary:  # what the primary has begun, it ends: others may have found it
+                await self._touch.end(error)
 
     async def agree(
         self, plan: bytes, describe: Callable[[], Sequence[str]], beside: bytes = b""

@@ -106,6 +106,9 @@ async def orbaxs_manager_decides_once(here: Here) -> Any:
     arrays = spread(values(), SPECS, mesh_of(here.count))
 
     def odd_only(step: int, latest: int | None) -> bool:
+        if step == 6 and here.rank == 0:
+            raise LookupError("no such step")
+
         return step % 2 == 1 if here.rank == 0 else step % 2 == 0
 
     def fails(metrics: Any) -> float:
@@ -122,6 +125,10 @@ async def orbaxs_manager_decides_once(here: Here) -> Any:
             found["saved"] = [manager.save(step, args=args) for step in range(1, 6)]
             manager.wait_until_finished()
             found["steps"] = list(manager.all_steps())
+            try:
+                manager.save(6, args=args)
+            except (LookupError, PeerFailedError) as error:
+                found["cannot say"] = type(error).__name__
 
         options = ocp.CheckpointManagerOptions(max_to_keep=1, best_fn=fails)
         with ocp.CheckpointManager(here.folder / "policy", options=options) as manager:

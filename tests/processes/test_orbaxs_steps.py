@@ -53,6 +53,7 @@ def test_process_0_decides_for_all(job: Job) -> None:
     for rank, result in enumerate(job.results("orbaxs_manager_decides_once")):
         assert result["saved"] == [True, False, True, False, True]
         assert result["steps"] == [1, 5]
+        assert result["cannot say"] == ("LookupError" if rank == 0 else "PeerFailedError")
         told, steps = result["policy"]
         assert told == [*(["LookupError"] if rank == 0 else ["PeerFailedError"])]
         assert steps == [1, 2]

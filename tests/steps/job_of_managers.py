@@ -17,7 +17,7 @@ from penstock.testing.memory_key_values import MemoryKeyValues
 
 LIMITS = JobLimits(join_s=30.0, write_s=30.0, silence_s=30.0, beat_s=0.2, call_s=5.0)
 COUNT = 3
-KEPT = ("/join/", "/at/", "/places/")  # keys that may be there at the end
+KEPT = ("/join/", "/at/", "/places/", "/ended/")  # keys that may be there at the end
 
 Managers = list[CheckpointManager]
 
@@ -27,7 +27,9 @@ def state(step: int) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def opened(root: Path, options: Callable[[int], dict[str, Any]]) -> AsyncGenerator[Managers]:
+async def opened(
+    root: Path, options: Callable[[int], dict[str, Any]], limits: JobLimits = LIMITS
+) -> AsyncGenerator[Managers]:
     """Open the manager of each process with options of its own, and perhaps a root of its own.
 
     Each waits for the others to be opened.
@@ -35,7 +37,7 @@ async def opened(root: Path, options: Callable[[int], dict[str, Any]]) -> AsyncG
     service, found, is_open, leave = MemoryKeyValues(), dict[int, CheckpointManager](), Event(), Event()
 
     async def live(index: int) -> None:
-        coordinator = JobCoordinator(service, index, COUNT, LIMITS)
+        coordinator = JobCoordinator(service, index, COUNT, limits)
         given: dict[str, Any] = {"root": root, **options(index)}
         async with CheckpointManager(coordinator=coordinator, **given) as manager:
             found[index] = manager
@@ -52,7 +54,9 @@ async def opened(root: Path, options: Callable[[int], dict[str, Any]]) -> AsyncG
         yield [found[index] for index in range(COUNT)]
         leave.set()
 
-    assert [key for key in service.keys if not any(part in key for part in KEPT)] == []
+    ended = service.under("penstock/ended/0/").items()
+    outcomes = [value.split()[0].decode() for key, value in ended if key != "n"]
+    assert [key for key in service.keys if not any(part in key for part in (*KEPT, *outcomes))] == []
 
 
 async def each(managers: Managers, do: Callable[[CheckpointManager], Awaitable[Any]]) -> list[Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 from anyio import create_task_group
 from tests.steps.job_of_managers import COUNT, LIMITS, each, offer, opened, state
@@ -98,6 +100,101 @@ async def test_a_policy_that_fails_in_process_0_keeps_nobody_waiting(tmp_path: P
             await manager.wait()
         with pytest.raises(RuntimeError, match="no"):
             await managers[0].wait()
+
+
+async def test_what_failed_in_one_process_after_a_save_ends_the_next_save_for_all(tmp_path: Path) -> None:
+    class Fails:
+        needs: frozenset[Any] = frozenset()
+
+        def keep(self, steps: Any, now_s: float, /) -> Any:
+            raise RuntimeError("no")
+
+    told: dict[int, str] = {}
+    async with opened(tmp_path, lambda _: {"keep": Fails()}) as managers:
+        await offer(managers, 0)
+        for manager in managers[1:]:
+            await manager.wait()  # by then it has failed in process 0
+
+        async def save(manager: CheckpointManager) -> None:
+            try:
+                await manager.save(1, state(1))
+            except (RuntimeError, PeerFailedError) as error:
+                told[managers.index(manager)] = str(error)
+
+        await each(managers, save)
+
+    assert told.pop(0) == "no"
+    assert len(told) == COUNT - 1
+    assert all("process 0" in text and "RuntimeError: no" in text for text in told.values())
+
+
+async def test_a_policy_that_cannot_say_whether_to_save_ends_it_for_all(tmp_path: Path) -> None:
+    class Fails:
+        def should_save(self, moment: SaveMoment, /) -> bool:
+            if moment.step == 1:
+                raise LookupError("no such step")
+
+            return True
+
+    told: dict[int, list[str]] = {}
+    async with opened(tmp_path, lambda _: {"save_when": Fails()}) as managers:
+
+        async def save(manager: CheckpointManager) -> None:
+            try:
+                await manager.save(1, state(1))
+            except (LookupError, PeerFailedError) as error:
+                told[managers.index(manager)] = [type(error).__name__, str(error)]
+
+        await each(managers, save)
+        assert await offer(managers, 2) == [2]
+
+    assert told.pop(0)[0] == "LookupError"
+    assert len(told) == COUNT - 1
+    assert all(
+        kind == "PeerFailedError" and "process 0" in text and "no such step" in text
+        for kind, text in told.values()
+    )
+
+
+async def test_metrics_that_one_process_cannot_keep_end_the_save_for_all(tmp_path: Path) -> None:
+    told: dict[int, str] = {}
+    patient = replace(
+        LIMITS, silence_s=60.0, beat_s=20.0
+    )  # for so long it waits for process 0, which begins the save
+    async with opened(tmp_path, lambda _: {}, patient) as managers:
+
+        async def save(manager: CheckpointManager) -> None:
+            index = managers.index(manager)
+            try:
+                await manager.save(1, state(1), metrics={"loss": object() if index == 1 else 1.0})
+            except PenstockError as error:
+                told[index] = type(error).__name__
+
+        await each(managers, save)
+
+    assert told[0] == told[2] == "PeerFailedError"
+    assert told[1] != "PeerFailedError"
+
+
+async def test_a_base_that_one_process_cannot_read_keeps_nobody_from_saving(tmp_path: Path) -> None:
+    """It must not end the save for the others, and then save alone."""
+    held = {"x": jnp.arange(2**15)}  # which is the same in both steps
+    stores = [FaultyStore(LocalStore()) for _ in range(COUNT)]
+
+    async with opened(tmp_path, lambda index: {"store": stores[index]}) as managers:
+        for step in (1, 2):
+
+            async def save(manager: CheckpointManager, step: int = step) -> None:
+                future = await manager.save(step, held)
+                assert future is not None
+                await future
+
+            await each(managers, save)
+            asked = [done.name for done in stores[1].operations].count("identity")
+            error = StorageError("stat", str(tmp_path / "1"), "Input/output error")
+            stores[1].fail_on("identity", asked + 1, error)
+
+        assert [list(manager.all_steps()) for manager in managers] == [[1, 2]] * COUNT
 
 
 class Blind:

@@ -59,6 +59,7 @@ class OpenedRoot:
         "holds",
         "is_local",
         "is_primary",
+        "primary",
     )
 
     def __init__(
@@ -82,7 +83,8 @@ class OpenedRoot:
         self._name = engine.agreed_name(root)
         agrees = writes or self.is_local
         self._coordinator = engine.coordinator if agrees else SingleProcessCoordinator()
-        self.is_primary = self._coordinator.is_primary  #: whether this process decides for all
+        self.primary = self._coordinator.processes[0]  #: which process decides for all
+        self.is_primary = self._coordinator.is_primary  #: whether this one does
         self.holds = self.is_primary or self.is_local  #: whether it cleans the directory, and deletes steps
         self.announcements: Announcements | None = self._coordinator.announcements(self._name)
         """How the primary tells the others what it decided; None if there are none."""

@@ -13,11 +13,15 @@ from typing import Final, final
 from anyio import TASK_STATUS_IGNORED, open_signal_receiver
 from anyio.abc import TaskStatus
 
+from penstock.kernel.errors import PeerFailedError
 from penstock.kernel.events import get_logger
 from penstock.kernel.protocols.coordinator import Announcements
 from penstock.steps.save_policies import SaveMoment, SavePolicy, follows_from_step
 
+MOST_TEXT: Final = 2000
 PREEMPTED: Final = "preempted"
+FAILED: Final = "!"
+"""Before the words of an error of the policy, in the place of what it decided."""
 
 
 @final
@@ -30,7 +34,8 @@ class SaveDecisions:
         policy: Which steps are saved.
         there: Returns the steps that are saved or being saved, ascending, and whether one is being saved.
         announcements: How the primary tells the others; None if there are none.
-        is_primary: Whether this process decides.
+        primary: Which process decides.
+        is_primary: Whether this one does.
     """
 
     def __init__(
@@ -39,11 +44,13 @@ class SaveDecisions:
         there: Callable[[], tuple[Sequence[int], bool]],
         announcements: Announcements | None,
         *,
+        primary: int,
         is_primary: bool,
     ) -> None:
         self._policy = policy
         self._there = there
         self._announcements = None if follows_from_step(policy) else announcements
+        self._primary = primary
         self._is_primary = is_primary
         self._saved_s = time.monotonic()
         self._was_told = False  # this process, and the others do not know yet
@@ -79,6 +86,7 @@ class SaveDecisions:
         """Whether `step` is to be saved, the same in all processes.
 
         Raises:
+            Exception: What the policy raises; in the others, a `PeerFailedError` that tells it.
             PeerSilentError: If the primary does not say.
             CoordinationError: If the service cannot be reached.
         """
@@ -91,7 +99,12 @@ class SaveDecisions:
                 self._was_told = False
                 self._note_preempted()
 
-            found = self.says(step)
+            try:
+                found = self.says(step)
+            except Exception as error:  # otherwise the others would wait for this process
+                await announcements.tell(name, f"{FAILED}{type(error).__name__}: {error}"[:MOST_TEXT])
+                raise
+
             await announcements.tell(name, f"{found:d}{self.preempted:d}")
             return found
 
@@ -100,6 +113,8 @@ class SaveDecisions:
             self._was_told = False
 
         said = await announcements.hear(name)
+        if said.startswith(FAILED):
+            raise PeerFailedError(self._primary, "save_when", None, said[len(FAILED) :])
         if said[1] == "1" and not self.preempted:
             self._note_preempted()
 

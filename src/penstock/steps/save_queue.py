@@ -31,6 +31,7 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.pipeline.futures import SaveFuture
 from penstock.kernel.protocols.store_capabilities import Renames
+from penstock.kernel.storage.optional_base import BaseIfWhole
 from penstock.steps.catalogue import Catalogue
 from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, StepInfo, best_of
 from penstock.steps.manager_opening import Opening
@@ -87,6 +88,7 @@ class StepSaves:
     ) -> None:
         engine = checkpointer.engine.at(root)
         self._checkpointer = checkpointer
+        self._operation, self._is_joint = engine.operation, engine.is_joint
         self._store = engine.store
         if trash is not None and not isinstance(self._store, Renames):
             raise UnsupportedByStoreError("move deleted steps in", root, self._store, Renames)
@@ -106,7 +108,7 @@ class StepSaves:
         self._opened = OpenedRoot(engine, root, names, self.threads, self.reading, writes=writes)
         told, is_primary = self._opened.announcements, self._opened.is_primary
         self.decisions = SaveDecisions(
-            save_when, self._there, told, is_primary=is_primary
+            save_when, self._there, told, primary=self._opened.primary, is_primary=is_primary
         )  #: which steps are saved
         self._delete_s = stopping.delete_s
         self.catalogue = Catalogue(self._store, root, names, self._events)
@@ -174,12 +176,20 @@ class StepSaves:
 
         Raises:
             StepExistsError, OlderStepError: As `check_order`.
-            PenstockError: If something failed in the background and nobody was told yet.
+            Exception: What failed in the background, and nobody was told yet. The other processes hear of it,
+                if they save this step; or what the policy raises.
             PeerSilentError: If process 0 of a job of several does not decide.
         """
-        self.raise_unseen()
         self.check_order(step, overwrite=overwrite)
-        return force or await self.decisions.wanted(step)
+        is_wanted = force or await self.decisions.wanted(step)
+        failure = self.take_unseen()
+        if failure is not None:
+            if is_wanted and isinstance(failure, Exception):
+                await self._refuse(step, failure)
+
+            raise failure
+
+        return is_wanted
 
     def check_order(self, step: int, *, overwrite: bool) -> None:
         """Refuse a step that exists, or is older than the latest.
@@ -214,12 +224,9 @@ class StepSaves:
         pending = _Pending(self.catalogue.name(step), was_newest=step >= self._newest())
         self._pending[step] = pending
         try:
-            if metrics is not None:
-                metrics = await self.reading.run(self._ranked.checked, metrics)
-
-            await self.retention.forget(step)
+            contents = await self._contents(step, items, metrics)
             begun_s = time.monotonic()
-            future = await self._save_with_room(step, pending.name, step_items(items, metrics), save, base)
+            future = await self._save_with_room(step, pending.name, contents, save, base)
         except BaseException:
             del self._pending[step]
             pending.ended.set()
@@ -230,6 +237,24 @@ class StepSaves:
         future.add_done_callback(lambda done: self._note_done(step, pending, done))
         tasks.start_soon(self._follow, step, pending, future)
         return future
+
+    async def _contents(self, step: int, items: object, metrics: Mapping[str, Any] | None) -> Composite:
+        """Return what is to be saved as a step, once nothing that lies there is being deleted."""
+        try:
+            if metrics is not None:
+                metrics = await self.reading.run(self._ranked.checked, metrics)
+
+            await self.retention.forget(step)
+            return step_items(items, metrics)
+        except Exception as error:
+            await self._refuse(step, error)
+            raise
+
+    async def _refuse(self, step: int, error: Exception) -> None:
+        """Tell the other processes, which would wait for this one, that it does not save a step."""
+        operation = self._operation(os.path.join(self._root, self.catalogue.name(step)))
+        if operation is not None:
+            await operation.refuse(error)
 
     async def best_step(self, metric: Metric, mode: Mode) -> int | None:
         """Return the step with the best metric, the latest of equals; None if none has a finite one."""
@@ -271,11 +296,14 @@ class StepSaves:
         return failure
 
     async def _save_with_room(self, *options: Any) -> SaveFuture:
-        """Save as `_save` does; if there is no room, once more after the steps due for deletion are gone."""
+        """Save as `_save` does; if there is no room, once more after the steps due for deletion are gone.
+
+        Not where several processes save: the others have heard of a failure, and do not save once more.
+        """
         try:
             return await self._save(*options)
         except NoSpaceError:
-            if not self.retention.deleter.waiting:
+            if self._is_joint or not self.retention.deleter.waiting:
                 raise
 
         await self.retention.deleter.attempt()
@@ -292,6 +320,8 @@ class StepSaves:
         path, known = os.path.join(self._root, name), self._base(step)
         if base is not None or known is None:
             return await save(path, items, base=base)
+        if self._is_joint:  # who finds it damaged could not save once more without the others
+            return await save(path, items, base=BaseIfWhole(known))
 
         try:
             return await save(path, items, base=known)

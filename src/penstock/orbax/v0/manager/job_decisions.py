@@ -81,7 +81,7 @@ class JobDecisions:
         try:
             own = decide()
         except Exception as error:
-            self._loop.call(_tell, name, json.dumps([None, f"{type(error).__name__}: {error}"]))
+            self._tell_failure(name, error)
             raise
 
         self._loop.call(_tell, name, json.dumps([own, None]))
@@ -95,9 +95,20 @@ class JobDecisions:
             policy: One that says the same everywhere is not asked about: most steps are not saved, and cost
                 no call.
             says: Asks it. In all processes, since jax has them ask together whether the job is to end.
+
+        Raises:
+            Exception: What the policy raises in the process that decides; in the others, as `decided`.
         """
-        own = says(step)
-        return own if _says_alike(policy) else self.decided(f"save {step}", lambda: own)
+        own, is_alike = False, _says_alike(policy)
+        try:
+            own = says(step)
+        except Exception as error:
+            if not is_alike and self.is_primary:
+                self._tell_failure(f"save {step}", error)
+            if is_alike or self.is_primary:
+                raise
+
+        return own if is_alike else self.decided(f"save {step}", lambda: own)
 
     def opened(self, root: Root, metadata: Mapping[str, Any] | None) -> list[CheckpointInfo]:
         """Prepare a directory; return its steps, in all processes those that the deciding one found."""
@@ -133,6 +144,10 @@ class JobDecisions:
             self.decided(f"deleted after {step}", partial(root.delete_all, doomed))
         else:  # only those that were being read before
             root.delete_all(())
+
+    def _tell_failure(self, name: str, error: Exception) -> None:
+        if self._loop is not None:
+            self._loop.call(_tell, name, json.dumps([None, f"{type(error).__name__}: {error}"]))
 
     def close(self) -> None:
         """End the thread."""
