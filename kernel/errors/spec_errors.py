@@ -21,9 +21,11 @@ __all__ = (
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import final
+from typing import Final, final
 
 from penstock.kernel.errors.families import SpecError
+
+_AT_ONCE: Final = "pass overwrite=True to replace it atomically"
 
 
 @final
@@ -63,11 +65,14 @@ class PathError(SpecError):
 
 @final
 class DestinationExistsError(SpecError, FileExistsError):
-    """The destination of a save, `path`, exists, and `overwrite` was not asked for."""
+    """The destination of a save, `path`, exists, and `overwrite` was not asked for.
 
-    def __init__(self, path: str) -> None:
-        super().__init__(f"{path!r} exists; pass overwrite=True to replace it atomically")
-        self.path = path
+    `advice` says what to pass to replace it.
+    """
+
+    def __init__(self, path: str, advice: str = _AT_ONCE) -> None:
+        super().__init__(f"{path!r} exists; {advice}")
+        self.path, self.advice = path, advice
 
 
 @final
@@ -87,11 +92,14 @@ class UnsupportedByStoreError(SpecError):
 
 @final
 class StepExistsError(SpecError, FileExistsError):
-    """The step exists and `overwrite` was not asked for, or it is being saved."""
+    """The step exists and `overwrite` was not asked for, or it is being saved.
 
-    def __init__(self, step: int) -> None:
-        super().__init__(f"step {step} exists; pass overwrite=True to replace it atomically")
-        self.step = step
+    `advice` says what to pass to replace it.
+    """
+
+    def __init__(self, step: int, advice: str = _AT_ONCE) -> None:
+        super().__init__(f"step {step} exists; {advice}")
+        self.step, self.advice = step, advice
 
 
 @final

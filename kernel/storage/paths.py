@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("BUCKETS", "absolute_path", "bucket_of", "path_or_url", "path_to_save_to")
+__all__ = ("BUCKETS", "absolute_path", "bucket_of", "is_whole_bucket", "path_or_url", "path_to_save_to")
 
 import os
 import re
@@ -25,6 +25,12 @@ def bucket_of(path: str) -> tuple[str, str] | None:
     return (scheme, rest.split("/", 1)[0]) if separator and not path.startswith("/") else None
 
 
+def is_whole_bucket(path: str) -> bool:
+    """Whether what `path_or_url` returned names a bucket alone, which lies in nothing."""
+    found = bucket_of(path)
+    return found is not None and path == "://".join(found)
+
+
 def absolute_path(path: str | os.PathLike[str]) -> str:
     """Return the absolute local path that `path` names: relative, with `~`, or a `file://` URL.
 
@@ -45,8 +51,7 @@ def path_to_save_to(path: str | os.PathLike[str]) -> str:
         PathError: As `path_or_url`; and if it is a bucket, which holds what says who saves beside it.
     """
     found = path_or_url(path)
-    bucket = bucket_of(found)
-    if bucket is not None and found == "://".join(bucket):
+    if is_whole_bucket(found):
         raise PathError(found, f"is a whole bucket; name a place in it, as in {found}/run")
 
     return found

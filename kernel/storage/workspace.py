@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Overwrite", "Workspace", "check_place")
+__all__ = ("Overwrite", "Workspace", "check_place", "how_to_replace")
 
 import errno
 import os
@@ -34,6 +34,11 @@ Overwrite: TypeAlias = bool | Literal["delete-first"]
 """Whether what lies at a path may be replaced, and whether it may be deleted before the new one is there."""
 
 _ADVICE: Final = 'overwrite="delete-first" deletes it and then saves; until that ends, nothing is there'
+
+
+def how_to_replace(store: Store) -> str:
+    """Say what makes a save replace what lies in a store."""
+    return "pass overwrite=True to replace it atomically" if isinstance(store, Exchanges) else _ADVICE
 
 
 def check_place(store: Store, place: str) -> None:
@@ -258,7 +263,7 @@ class Workspace:
 
     def _check_replaceable(self, kind: str) -> None:
         if not self._overwrite:
-            raise DestinationExistsError(self.final)
+            raise DestinationExistsError(self.final, how_to_replace(self._store))
         if kind != ("directory" if self._file is None else "file"):
             raise PathError(self.final, f"is a {kind}, not a checkpoint; it is not overwritten")
         if not self._recognises(self.final):
@@ -309,7 +314,7 @@ class Workspace:
             return self._store.begin_build(self.final, self._beside, within or None)
         except StorageError as error:
             if error.errno == errno.EEXIST:  # it came after the check, and cannot be replaced
-                raise DestinationExistsError(self.final) from error
+                raise DestinationExistsError(self.final, how_to_replace(self._store)) from error
 
             raise
 
@@ -341,7 +346,7 @@ class Workspace:
         for wait_s in (*BRIEF_WAITS_S, None):
             replacing = self._store.kind(self.final) is not None
             if replacing and not self._overwrite:
-                raise DestinationExistsError(self.final)
+                raise DestinationExistsError(self.final, how_to_replace(self._store))
 
             try:
                 if replacing:
@@ -355,7 +360,7 @@ class Workspace:
 
                 came_or_went = error.errno == (errno.ENOENT if replacing else errno.EEXIST)
                 if not self._overwrite and came_or_went:
-                    raise DestinationExistsError(self.final) from error
+                    raise DestinationExistsError(self.final, how_to_replace(self._store)) from error
                 if (not isinstance(error, InUseError) and not came_or_went) or wait_s is None:
                     raise
 

@@ -24,6 +24,7 @@ from penstock.kernel.errors import (
     PathError,
     SaveCancelledError,
     SpecError,
+    StepExistsError,
     UnsupportedByStoreError,
 )
 from penstock.steps import CheckpointManager, KeepLast
@@ -57,7 +58,7 @@ async def test_a_tree_is_saved_described_verified_and_restored(
         assert (await checkpointer.verify(PATH)).intact
         mark = bucket.store().read_file(f"{PATH}/{MARK}")
         assert commit_mark_text.decode(mark) is not None, "the digest of the record is still in it"
-        with pytest.raises(DestinationExistsError):
+        with pytest.raises(DestinationExistsError, match='exists; overwrite="delete-first" deletes'):
             await (await checkpointer.save(PATH, state(2)))
         with pytest.raises(UnsupportedByStoreError, match='Exchanges; overwrite="delete-first" deletes'):
             await (await checkpointer.save(PATH, state(2), overwrite=True))
@@ -181,6 +182,8 @@ async def test_steps_are_saved_listed_and_deleted(bucket: Bucket) -> None:
         await manager.wait()
         assert list(manager.all_steps()) == [2]
         assert (await manager.restore())["step"] == 2
+        with pytest.raises(StepExistsError, match='exists; overwrite="delete-first" deletes'):
+            await manager.save(2, state(2), force=True)
 
     Builds(bucket.client(), "dead").begin("run/3", "place", None)
     bucket.end_owner("run/3.penstock-saving")
@@ -188,6 +191,22 @@ async def test_steps_are_saved_listed_and_deleted(bucket: Bucket) -> None:
         assert not [key for key in bucket.objects_there() if key.startswith("run/3")], "cleaned up"
 
     assert bucket.store().list_folders(f"{URL}/run") == ["2"]
+
+
+async def test_a_whole_bucket_may_hold_steps_and_is_looked_at(bucket: Bucket) -> None:
+    async with Checkpointer(store=bucket.store()) as checkpointer:
+        with pytest.raises(NotACheckpointError):
+            await checkpointer.restore(URL)
+
+        for step in (1, 2):
+            await (await checkpointer.save(f"{URL}/{step}", state(step)))
+
+        assert (await checkpointer.restore(URL))["step"] == 2
+        assert len((await checkpointer.metadata(URL)).leaves) == 4
+        report = await checkpointer.verify(URL)
+        assert (report.intact, report.checkpoints) == (True, (f"{URL}/1", f"{URL}/2"))
+        with pytest.raises(PathError, match="is a whole bucket"):
+            await checkpointer.save(URL, state(), overwrite="delete-first")
 
 
 async def test_a_step_that_is_being_saved_is_none(bucket: Bucket) -> None:

@@ -17,6 +17,7 @@ from penstock.errors import PenstockError
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.connections import connect
 from penstock.kernel.config.config import StoreOptions
+from penstock.orbax.common.handler_paths import store_at
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.testing import FaultyStore
 
@@ -24,8 +25,9 @@ from penstock.testing import FaultyStore
 @asynccontextmanager
 async def bucket(here: Here) -> AsyncGenerator[str]:
     """Yield the URL of a prefix in a bucket: of the server in the environment, or of one in process 0."""
+    root = os.environ.get("TESTS_BUCKET", f"s3://{BUCKET}")
     async with AsyncExitStack() as ends:
-        if "AWS_ENDPOINT_URL" not in os.environ:
+        if root.startswith("s3:") and "AWS_ENDPOINT_URL" not in os.environ:
             told = here.folder.parent / f"{here.folder.name} endpoint"
             if here.rank == 0:
                 told.write_text(ends.enter_context(object_server()).endpoint)
@@ -33,7 +35,7 @@ async def bucket(here: Here) -> AsyncGenerator[str]:
             os.environ.update(CREDENTIALS, AWS_ENDPOINT_URL=told.read_text())
             ends.callback(os.environ.pop, "AWS_ENDPOINT_URL")
 
-        yield f"s3://{BUCKET}/{here.folder.name}"
+        yield f"{root}/{here.folder.name}"
         await here.meet("no longer served")
 
 
@@ -44,8 +46,9 @@ def opened_bucket() -> BucketStore:
 
 def left_over(url: str) -> list[str]:
     """Return every key below a prefix, and beside it, that no checkpoint has."""
-    store = opened_bucket()
-    keys = [str(key) for key in store._client.walk(url.removeprefix(f"s3://{BUCKET}/"))]
+    store = store_at(url)
+    assert isinstance(store, BucketStore)
+    keys = [str(key) for key in store._client.walk(url.split("/", 3)[3])]
     return [key for key in keys if "penstock-saving" in key or "_PENSTOCK_PARTS" in key]
 
 

@@ -32,6 +32,7 @@ from penstock.kernel.errors import (
 from penstock.kernel.pipeline.futures import SaveFuture
 from penstock.kernel.protocols.store_capabilities import Renames
 from penstock.kernel.storage.optional_base import BaseIfWhole
+from penstock.kernel.storage.workspace import how_to_replace
 from penstock.steps.catalogue import Catalogue
 from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, StepInfo, best_of
 from penstock.steps.manager_opening import Opening
@@ -199,7 +200,7 @@ class StepSaves:
             OlderStepError: If it is older.
         """
         if step in self._pending or (step in self.catalogue and not overwrite):
-            raise StepExistsError(step)
+            raise StepExistsError(step, how_to_replace(self._store))
         if step < self._newest() and not overwrite:
             raise OlderStepError(step, self._newest())
 

@@ -43,7 +43,7 @@ from penstock.kernel.errors import (
     UnsupportedFormatError,
 )
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.paths import path_or_url
+from penstock.kernel.storage.paths import is_whole_bucket, path_or_url
 
 
 @final
@@ -177,7 +177,8 @@ def _enter(
 def _sealed(store: Store, path: str, names: frozenset[str]) -> SealedDocuments:
     """Find the digests of the documents in `path`; those of an item may lie in the checkpoint around it."""
     parent, name = os.path.split(path)
-    if names & {INTEGRITY, CHECKPOINT_METADATA} or store.kind(os.path.join(parent, INTEGRITY)) is None:
+    has_own = is_whole_bucket(path) or not names.isdisjoint({INTEGRITY, CHECKPOINT_METADATA})
+    if has_own or store.kind(os.path.join(parent, INTEGRITY)) is None:
         return SealedDocuments.open(store, path, names)
 
     above = SealedDocuments.open(store, parent, frozenset(store.list_directory(parent)))

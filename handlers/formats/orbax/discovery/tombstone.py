@@ -17,6 +17,7 @@ from penstock.handlers.formats.common.checked_json import as_string, parse_objec
 from penstock.handlers.formats.orbax.documents.file_names import DELETION
 from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.paths import is_whole_bucket
 
 _NAME: Final = "checkpointable_name"
 
@@ -42,7 +43,7 @@ def check_not_deleted(store: Store, path: str) -> None:
         CorruptCheckpointError: If the mark does not say which item is.
     """
     parent, name = os.path.split(path)
-    if store.kind(os.path.join(parent, DELETION)) is None:
+    if is_whole_bucket(path) or store.kind(os.path.join(parent, DELETION)) is None:
         return
     if deleted_item(store, parent, (DELETION,)) == name:
         raise NotACheckpointError(path, f"is being deleted, as {DELETION} beside it says")
