@@ -28,6 +28,9 @@ class _Client(Protocol):
     def key_value_try_get_bytes(self, key: str) -> bytes: ...
 
 
+_WHERE: Final = "it runs in process 0 of the job, which has ended or cannot be reached"
+
+
 @final
 class JaxKeyValues:
     """The `KeyValues` of a job that `jax.distributed.initialize` joined.
@@ -123,4 +126,8 @@ def _advice() -> str:
 
 
 def _fail(operation: str, key: str, error: Exception) -> NoReturn:
-    raise CoordinationError(f"the coordination service refused to {operation} {key!r}: {error}") from error
+    text = str(error)
+    where = f"; {_WHERE}" if "UNAVAILABLE" in text else ""
+    raise CoordinationError(
+        f"the coordination service refused to {operation} {key!r}: {text}{where}"
+    ) from error

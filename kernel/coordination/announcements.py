@@ -14,7 +14,7 @@ from anyio import CancelScope, Lock, move_on_after, sleep
 
 from penstock.kernel.coordination.job import Job
 from penstock.kernel.coordination.operation_keys import OperationKeys
-from penstock.kernel.errors import CoordinationError, PeerSilentError
+from penstock.kernel.errors import CoordinationError, PeerFailedError, PeerSilentError
 
 MOST_KEYS: Final = 8
 """Of how many announcements the keys are kept."""
@@ -67,6 +67,7 @@ class JobAnnouncements:
         """Return what the primary decided, as soon as it has. For the others.
 
         Raises:
+            PeerFailedError: If the primary has left, and will not say.
             PeerSilentError: If the primary says nothing within `JobLimits.patience_s`.
             CoordinationError: If the service cannot be reached.
         """
@@ -153,15 +154,27 @@ class JobAnnouncements:
         job = self._job
         found = await job.calls.wait(self._key(numbered), job.limits.beat_s)
         if found is None:
-            told, wanted = await job.calls.under(self._keys.each("said")), json.dumps(numbered).encode()
-            found = next((value for value in told.values() if wanted in value), None)
-        if found is not None:
+            await self._look_back(numbered)
+        else:
             self._remember(cast("dict[str, str]", json.loads(found)))
         if numbered in self._known:
             return
-        if await self._begun(0.0) not in (None, self._keys):
+
+        begun = await self._begun(0.0)
+        if begun is None:
+            await self._look_back(numbered)  # to its last words
+            if numbered not in self._known:
+                raise PeerFailedError(job.primary, None, None, "it was closed, and decides nothing more")
+        elif begun != self._keys:
             await job.calls.delete(self._keys.all)  # the primary did; this process was late
             self._keys = OperationKeys("")
+
+    async def _look_back(self, numbered: str) -> None:
+        """Look whether one was told before others."""
+        told, wanted = await self._job.calls.under(self._keys.each("said")), json.dumps(numbered).encode()
+        found = next((value for value in told.values() if wanted in value), None)
+        if found is not None:
+            self._remember(cast("dict[str, str]", json.loads(found)))
 
     async def _begun(self, timeout_s: float) -> OperationKeys | None:
         """Return the keys of what the primary has begun."""

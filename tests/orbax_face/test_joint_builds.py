@@ -8,7 +8,7 @@ import pytest
 from anyio import CancelScope, Event, create_task_group, wait_all_tasks_blocked
 
 from penstock import orbax as ocp
-from penstock.errors import PeerFailedError
+from penstock.errors import OutcomeUnknownError, PeerFailedError
 from penstock.kernel.concurrency.threads import LoopHandle
 from penstock.kernel.pipeline.futures import Progress, SaveFuture, SavePromise
 from penstock.orbax.joint.joint_build import JointBuild
@@ -69,7 +69,19 @@ async def test_one_that_fails_by_itself_is_told() -> None:
     assert isinstance(tree.promise.error_unseen, PeerFailedError)
 
 
-async def test_who_failed_within_it_says_first_what_ended_it() -> None:
+def caused_by(error: Exception) -> Exception:
+    failure = ValueError("a handler of the caller's")
+    failure.__cause__ = error
+    return failure
+
+
+CANCELLED = PeerFailedError(1, "write", None, "it was cancelled")
+
+
+@pytest.mark.parametrize(
+    "error", [CANCELLED, caused_by(CANCELLED), OutcomeUnknownError("/run/1/tree", "process 0 fell silent", 0)]
+)
+async def test_who_failed_within_it_says_first_what_ended_it(error: Exception) -> None:
     build, scope = JointBuild(), CancelScope()
     failed: list[BaseException] = []
 
@@ -83,7 +95,7 @@ async def test_who_failed_within_it_says_first_what_ended_it() -> None:
     async with create_task_group() as tasks:
         tasks.start_soon(wait)
         await wait_all_tasks_blocked()
-        build.fail(PeerFailedError(1, "write", None, "it was cancelled"))
+        build.fail(error)
         told = Event()
         LoopHandle().post(told.set)  # behind what `fail` has posted
         await told.wait()

@@ -169,6 +169,9 @@ def _check_told(cell: Cell) -> None:
             cell.problems.append(f"process {rank} said {told}, not {wanted}")
         elif told["told"] == "saved":
             continue
+        elif told["told"] == "CoordinationError":
+            if "process 0 of the job" not in told["text"]:
+                cell.problems.append(f"process {rank} blamed {told}")
         elif told["processes"] != [fate.who] or told["stage"] not in seen:
             cell.problems.append(f"process {rank} blamed {told}")
         if told["after_s"] > limit_s + 2 * limits.beat_s + SLACK_S:

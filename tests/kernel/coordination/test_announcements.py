@@ -8,7 +8,7 @@ import pytest
 from anyio import create_task_group
 from anyio.lowlevel import checkpoint
 
-from penstock.errors import PeerSilentError
+from penstock.errors import PeerFailedError, PeerSilentError
 from penstock.kernel.config.job_limits import JobLimits
 from penstock.kernel.coordination.announcements import MOST_KEYS, JobAnnouncements
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
@@ -82,6 +82,23 @@ async def test_who_is_behind_hears_what_was_told_before_the_primary_left() -> No
 
     assert members.heard == {0: ["no"], 1: ["no"]}
     assert members.service.keys == []
+
+
+async def test_who_waits_for_a_primary_that_has_left_hears_so() -> None:
+    members = Members(3)
+    primary, *others = members.new()
+    await primary.tell("save 1", "yes")
+    for index, each in enumerate(others):
+        await members.hear(index, each, ["save 1"])
+
+    await primary.leave()
+    for each in others:
+        with pytest.raises(PeerFailedError) as caught:
+            await each.hear("save 2")
+
+        assert caught.value.processes == (0,)
+        assert "decides nothing more" in str(caught.value)
+        await each.leave()
 
 
 async def test_what_is_asked_again_is_told_again() -> None:

@@ -18,6 +18,7 @@ from penstock.kernel.concurrency.threads import LoopHandle, await_future
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.kernel.errors import (
     ConfigError,
+    OutcomeUnknownError,
     PeerFailedError,
     SaveCancelledError,
     UnsupportedByStoreError,
@@ -37,6 +38,9 @@ T = TypeVar("T")
 
 STOPPING_S: Final = 5.0
 """How long a save that was ended waits for this process's handlers to stop writing."""
+
+MOST_CAUSES: Final = 10
+"""How far an error is followed to what caused it."""
 
 TELLING_S: Final = 2 * STOPPING_S
 """How long a process in which a save within this one failed has to say what ended it."""
@@ -231,7 +235,7 @@ class JointBuild:
         """Wait until this process has written. For its own stages.
 
         Raises:
-            Exception: What `fail` was given. A `PeerFailedError` only if that process says nothing by itself.
+            Exception: What `fail` was given. What another process did only if that says nothing by itself.
 
         Cancellation:
             The handlers are told, and stop first, or go on for `STOPPING_S` at most.
@@ -247,10 +251,12 @@ class JointBuild:
     async def _all_written(self) -> None:
         try:
             await await_future(self._written)
-        except PeerFailedError:
-            # Of a save within this one, which the other process perhaps only cancelled. Its verdict on the
-            # whole save says why, and cancels this wait.
-            await sleep(self._telling_s)
+        except Exception as error:
+            if _comes_from_elsewhere(error):
+                # Of a save within this one, which the other process perhaps only cancelled. Its verdict on
+                # the whole save says why, and cancels this wait.
+                await sleep(self._telling_s)
+
             raise
 
     def _note_failure(self, save: SaveFuture) -> None:
@@ -321,6 +327,18 @@ class _AwaitHandlers:
             return Committed(0, 0, 0)
 
         yield wait
+
+
+def _comes_from_elsewhere(error: BaseException) -> bool:
+    """Whether another process is the cause: a handler may have raised something else because of that."""
+    cause: BaseException | None = error
+    for _ in range(MOST_CAUSES):
+        if cause is None or isinstance(cause, PeerFailedError | OutcomeUnknownError):
+            break
+
+        cause = cause.__cause__ or cause.__context__
+
+    return isinstance(cause, PeerFailedError | OutcomeUnknownError)
 
 
 def _give_up(save: SaveFuture) -> None:
