@@ -61,10 +61,11 @@ def list_checkpoints(store: Store, place: Place) -> list[StepFacts]:
 
     A checkpoint that is no root is a list of one. What is damaged is told, and nothing is raised for it.
     """
-    found = [
-        _facts(store, path, name, step_number_in(path)) for name, path in paths_by_name(store, place).items()
-    ]
-    return found + (list(_unfinished(store, place.path)) if place.kind == "root" else [])
+    paths = paths_by_name(store, place).items()
+    found = [_facts(store, path, name, step_number_in(path)) for name, path in paths]
+    return [each for each in found if each is not None] + (
+        list(_unfinished(store, place.path)) if place.kind == "root" else []
+    )
 
 
 def paths_by_name(store: Store, place: Place) -> dict[str, str]:
@@ -115,7 +116,8 @@ def _unfinished(store: Store, root: str) -> Iterator[StepFacts]:
             yield StepFacts(name, path, None, state, sizes_below(store, path))
 
 
-def _facts(store: Store, path: str, name: str, step: int | None) -> StepFacts:
+def _facts(store: Store, path: str, name: str, step: int | None) -> StepFacts | None:
+    """Describe a checkpoint; None if it has been deleted since it was listed."""
     sizes = FileSizes()
     try:
         sizes = sizes_below(store, path)
@@ -134,6 +136,9 @@ def _facts(store: Store, path: str, name: str, step: int | None) -> StepFacts:
         metrics = StepReader(store).metrics(path) or {}
         return StepFacts(name, path, step, "finished", sizes, committed, about.started_at_ns, metrics)
     except PenstockError as error:
+        if store.kind(path) is None:
+            return None
+
         return StepFacts(name, path, step, "damaged", sizes, problem=str(error))
 
 
