@@ -52,13 +52,14 @@ class S3Options(BucketOptions):
 
     Attributes:
         region: Of the bucket; None for `AWS_REGION` or `AWS_DEFAULT_REGION`.
-        checksum: What the server compares uploads with. Not every server knows `crc64nvme`.
+        checksum: What the server compares uploads with. "auto": `sha256` where that is computed anyway, since
+            a request without TLS is signed with its content, and `crc64nvme` elsewhere.
         virtual_host: Whether the bucket is part of the host name; None: of Amazon's, not of an endpoint's.
         requester_pays: Whether the caller pays for requests to another one's bucket.
     """
 
     region: str | None = None
-    checksum: Literal["crc64nvme", "sha256", "none"] = "crc64nvme"
+    checksum: Literal["auto", "crc64nvme", "sha256", "none"] = "auto"
     virtual_host: bool | None = None
     requester_pays: bool = False
 

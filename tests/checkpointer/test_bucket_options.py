@@ -122,7 +122,12 @@ async def test_retries_are_counted(server: ObjectServer, retries: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("checksum", "header"), [("crc64nvme", "x-amz-checksum-crc64nvme"), ("sha256", "x-amz-checksum-sha256")]
+    ("checksum", "header"),
+    [
+        ("auto", "x-amz-checksum-sha256"),
+        ("crc64nvme", "x-amz-checksum-crc64nvme"),
+        ("sha256", "x-amz-checksum-sha256"),
+    ],
 )
 async def test_checksum_is_sent(server: ObjectServer, checksum: str, header: str) -> None:
     await saved(server, checksum=checksum)

@@ -103,15 +103,16 @@ _Told = tuple[str, str | None, dict[str, Any], dict[str, str]]
 
 def _s3(options: S3Options, variables: Mapping[str, str]) -> _Told:
     endpoint = options.endpoint or _first(variables, _S3_ENDPOINTS)
+    is_signed = _is_plain(endpoint)  # over TLS the payload need not be: that takes most of an upload's time
+    by_itself = "sha256" if is_signed else "crc64nvme"  # the signature has a sha256 of the payload in it
     config = {
         "endpoint": endpoint,
         "region": options.region or _first(variables, _REGIONS),
         "virtual_hosted_style_request": endpoint is None
         if options.virtual_host is None
         else options.virtual_host,
-        # Over TLS the payload need not be signed: that takes most of an upload's time.
-        "unsigned_payload": not _is_plain(endpoint),
-        "checksum_algorithm": None if options.checksum == "none" else options.checksum,
+        "unsigned_payload": not is_signed,
+        "checksum_algorithm": {"auto": by_itself, "none": None}.get(options.checksum, options.checksum),
         "request_payer": True if options.requester_pays else None,
         "copy_if_not_exists": "multipart",  # a copy has no condition there, and the end of an upload has
     }

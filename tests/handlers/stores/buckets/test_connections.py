@@ -43,7 +43,7 @@ def test_the_environment_of_other_tools_is_enough() -> None:
         "region": "eu-central-1",
         "virtual_hosted_style_request": False,
         "unsigned_payload": False,
-        "checksum_algorithm": "crc64nvme",
+        "checksum_algorithm": "sha256",
         "copy_if_not_exists": "multipart",
     }
     assert found["client_options"]["allow_http"] is True
