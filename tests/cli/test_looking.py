@@ -200,3 +200,16 @@ def test_on_a_terminal_it_is_a_table_with_whole_key_paths(tmp_path: Path) -> Non
         assert f"['{long}']" in said
         assert "2 leaves" in said
         assert ("\x1b[1m" in said) is is_bold
+
+
+def test_ls_marks_pinned_steps(stored: Stored, call: Callable[..., Said]) -> None:
+    with penstock.sync.CheckpointManager(stored.run) as manager:
+        manager.pin(1)
+        while not (pinned := [row[0] for row in call("ls", stored.run).rows if row[5] == "pinned"]):
+            pass  # it is written by a thread
+
+        assert pinned == ["1"]
+        listed = call("ls", stored.run, "--best", "loss", "--json").document["steps"]
+        assert [step["is_pinned"] for step in listed if step["step"] == 1] == [True]
+
+    assert "pinned" not in {row[5] for row in call("ls", stored.run).rows}

@@ -5,9 +5,11 @@ from __future__ import annotations
 __all__ = ("main",)
 
 import argparse
+import gc
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager
 
 import penstock
 from penstock.cli.commands import COMMANDS
@@ -31,7 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "_ARGCOMPLETE" in os.environ:
             _complete()
 
-        options = _parser(_named(given)).parse_args(given)
+        with _without_collections():  # while modules are loaded
+            parser = _parser(_named(given))
+
+        options = parser.parse_args(given)
         if options.command != "doctor":
             # Nothing that a command does needs an accelerator, and a training may hold the only one.
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -46,6 +51,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (CommandError, penstock.PenstockError, OSError) as error:
         say_error(in_options(str(error)))
         return 1
+
+
+@contextmanager
+def _without_collections() -> Generator[None]:
+    """Let nobody look for garbage meanwhile: modules make objects to stay, and each look takes longer."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _named(given: Sequence[str]) -> Sequence[str]:

@@ -48,9 +48,10 @@ def layers_of(leaves: Sequence[LeafFacts], most_depth: int | None = None) -> Lay
             keys = leaf.keys[:depth]
             layer = known.get(keys)
             if layer is None:
-                path = show_key_path(keys, leaf.kinds[:depth])
-                layer = known[keys] = Layer(path, show_key_path(keys[-1:], leaf.kinds[depth - 1 : depth]))
-                known[keys[:-1]].children.append(layer)
+                above = known[keys[:-1]]
+                key = show_key_path(keys[-1:], leaf.kinds[depth - 1 : depth])
+                layer = known[keys] = Layer(above.key_path + key, key)
+                above.children.append(layer)
 
             _add(layer, leaf)
 

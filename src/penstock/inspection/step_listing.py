@@ -31,6 +31,7 @@ from penstock.kernel.errors import PenstockError, StorageError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import hold_with_readers
 from penstock.kernel.storage.paths import bucket_of
+from penstock.kernel.storage.pinned_steps import read_pins
 from penstock.steps.step_directory import StepReader
 from penstock.verification.checkpoints_below import find_checkpoints
 
@@ -54,6 +55,7 @@ class StepFacts:
     metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
     problem: str = ""  #: what is wrong with a damaged one
     is_best: bool = False
+    is_pinned: bool = False  #: by a manager that is open now
 
 
 def list_checkpoints(store: Store, place: Place) -> list[StepFacts]:
@@ -62,10 +64,14 @@ def list_checkpoints(store: Store, place: Place) -> list[StepFacts]:
     A checkpoint that is no root is a list of one. What is damaged is told, and nothing is raised for it.
     """
     paths = paths_by_name(store, place).items()
-    found = [_facts(store, path, name, step_number_in(path)) for name, path in paths]
-    return [each for each in found if each is not None] + (
-        list(_unfinished(store, place.path)) if place.kind == "root" else []
-    )
+    facts = [_facts(store, path, name, step_number_in(path)) for name, path in paths]
+    found = [each for each in facts if each is not None]
+    if place.kind != "root":
+        return found
+
+    pins = read_pins(store, place.path)
+    marked = [replace(step, is_pinned=True) if step.step in pins else step for step in found]
+    return [*marked, *_unfinished(store, place.path)]
 
 
 def paths_by_name(store: Store, place: Place) -> dict[str, str]:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.orbax.discovery.item_kinds import (
     KINDS_WITHOUT_ITEMS,
     ItemKind,
@@ -17,6 +16,7 @@ from penstock.handlers.formats.orbax.discovery.item_kinds import (
     kind_of_item,
 )
 from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
+from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.kernel.protocols.checkpoints import StorageDetails, StoredCheckpoint
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, StoredLeaf
@@ -88,7 +88,7 @@ def read_items(store: Store, path: str, item: str | None = None) -> list[ItemFac
 
 
 def _opened(store: Store, path: str, item: str | None) -> ItemFacts:
-    opened = AutoLayout().open(store, path, item)
+    opened = _open(store, path, item)
     return ItemFacts(
         item or "",
         path,
@@ -97,6 +97,16 @@ def _opened(store: Store, path: str, item: str | None) -> ItemFacts:
         opened.tree_custom_metadata,
         opened.committed_at_ns,
     )
+
+
+def _open(store: Store, path: str, item: str | None) -> StoredCheckpoint:
+    """Open a checkpoint as a layout does, without the modules of one that are for saves."""
+    if is_safetensors(store, path):
+        from penstock.handlers.formats.safetensors import safetensors_checkpoint
+
+        return safetensors_checkpoint.open_checkpoint(store, path, item)
+
+    return open_checkpoint(store, path, item)
 
 
 def _leaves(opened: StoredCheckpoint) -> list[LeafFacts]:

@@ -18,6 +18,7 @@ from penstock.kernel.protocols.coordinator import Announcements, SingleProcessCo
 from penstock.kernel.protocols.store_capabilities import Leftovers
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.deletion import remove_abandoned
+from penstock.kernel.storage.pinned_steps import PinnedSteps
 from penstock.kernel.storage.writer_hold import WriterHold
 from penstock.steps import step_directory as on_disk
 from penstock.steps.agreement.agreed_steps import agreed_steps
@@ -59,6 +60,7 @@ class OpenedRoot:
         "holds",
         "is_local",
         "is_primary",
+        "pins",
         "primary",
     )
 
@@ -86,6 +88,7 @@ class OpenedRoot:
         self.primary = self._coordinator.processes[0]  #: which process decides for all
         self.is_primary = self._coordinator.is_primary  #: whether this one does
         self.holds = self.is_primary or self.is_local  #: whether it cleans the directory, and deletes steps
+        self.pins = PinnedSteps(self._store, root, self._events, told=self.holds and writes)
         self.announcements: Announcements | None = self._coordinator.announcements(self._name)
         """How the primary tells the others what it decided; None if there are none."""
 

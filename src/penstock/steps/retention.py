@@ -13,6 +13,7 @@ from anyio import Event
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ClosedError, PenstockError, StorageError
 from penstock.kernel.protocols.coordinator import Announcements
+from penstock.kernel.storage.pinned_steps import PinnedSteps
 from penstock.steps.catalogue import Catalogue
 from penstock.steps.keep_policies import KeepAll, KeepPolicy, StepInfo, steps_to_delete
 from penstock.steps.step_deletion import Deleter
@@ -28,6 +29,7 @@ class Retention:
         threads: Run the policy, and read what it looks at.
         announcements: How the primary of a job tells the others what it decided; None if there are none.
         is_primary: Whether this process decides.
+        pins: Steps that stay whatever the policy says.
     """
 
     __slots__ = (
@@ -49,6 +51,7 @@ class Retention:
         announcements: Announcements | None,
         *,
         is_primary: bool,
+        pins: PinnedSteps,
     ) -> None:
         self._announcements = None if isinstance(policy, KeepAll) else announcements
         self._is_primary = is_primary
@@ -56,7 +59,7 @@ class Retention:
         self._policy = policy
         self._threads = threads
         self._outcomes: dict[int, tuple[Event, list[PenstockError]]] = {}
-        self.pins: set[int] = set()  #: steps that stay whatever the policy says
+        self.pins = pins
         self.deleter: Deleter  #: set before any method is called
 
     async def apply(self, saved: int, *, is_overtaken: bool = False) -> None:

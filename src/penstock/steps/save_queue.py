@@ -106,15 +106,15 @@ class StepSaves:
         self.threads = Threads(BUSY_THREADS)
         stopping = engine.config.stopping
         self.reading = self.threads.leaving_calls(stopping.read_s)  #: for what only reads
-        self._opened = OpenedRoot(engine, root, names, self.threads, self.reading, writes=writes)
-        told, is_primary = self._opened.announcements, self._opened.is_primary
+        self._opened = opened = OpenedRoot(engine, root, names, self.threads, self.reading, writes=writes)
+        told, is_primary, pins = opened.announcements, opened.is_primary, opened.pins
         self.decisions = SaveDecisions(
-            save_when, self._there, told, primary=self._opened.primary, is_primary=is_primary
+            save_when, self._there, told, primary=opened.primary, is_primary=is_primary
         )  #: which steps are saved
         self._delete_s = stopping.delete_s
         self.catalogue = Catalogue(self._store, root, names, self._events)
         self._ranked = RankedMetrics(keep, self._infos_with_metrics, self._events)
-        self.retention = Retention(self.catalogue, keep, self.reading, told, is_primary=is_primary)
+        self.retention = Retention(self.catalogue, keep, self.reading, told, is_primary=is_primary, pins=pins)
         self.retention.deleter = Deleter(
             self._store,
             self.threads.leaving_calls(stopping.read_s),
@@ -122,7 +122,7 @@ class StepSaves:
             trash=trash,
             events=self._events,
             on_outcome=self.retention.note_outcome,
-            deletes=self._opened.holds,
+            deletes=opened.holds,
         )
 
     @property
@@ -138,6 +138,7 @@ class StepSaves:
                 await self.load(opening)
                 async with own_tasks(self._raise_on_leaving) as tasks:
                     tasks.start_soon(self.retention.deleter.run)
+                    tasks.start_soon(self._opened.pins.tell, self.reading)
                     if opening.sigterm:
                         await tasks.start(hear_sigterm, self.decisions.preempt)
 

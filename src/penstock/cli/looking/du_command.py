@@ -17,7 +17,6 @@ from penstock.inspection.file_sizes import sizes_below
 from penstock.inspection.layer_sizes import Layer, layers_of
 from penstock.inspection.places import checkpoint_path, store_of
 from penstock.inspection.stored_leaves import ItemFacts, read_items
-from penstock.inspection.treemap import treemap_svg
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -45,9 +44,12 @@ def run(options: argparse.Namespace, output: Output) -> int:
     store, given = store_of(options.path)
     path = checkpoint_path(store, given, options.step)
     items = read_items(store, path, options.item)
-    layers = [(item, layers_of(item.leaves)) for item in items]
+    most_depth = None if options.picture is not None else options.depth  # a picture shows each leaf
+    layers = [(item, layers_of(item.leaves, most_depth)) for item in items]
     on_medium = sizes_below(store, path).nbytes if options.item is None else None
     if options.picture is not None:
+        from penstock.inspection.treemap import treemap_svg
+
         Path(options.picture).write_text(treemap_svg(_all_of(layers)), encoding="utf-8")
     if options.json:
         output.say(json.dumps(_document(path, layers, on_medium, options.depth), indent=2))

@@ -22,8 +22,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "List the steps in PATH, also those that are being saved, were interrupted, or are damaged; in a "
         "folder of runs, every checkpoint below it. `own` are bytes that no other step shares. In a pipe: "
-        "one line for each, with tabs between name, state, bytes, own bytes, time, best, metrics as JSON, "
-        "and path."
+        "one line for each, with tabs between name, state, bytes, own bytes, time, whether best or pinned, "
+        "metrics as JSON, and path."
     )
     parser.add_argument("path", metavar="PATH", nargs="?", default=".", help="a directory of steps (here)")
     parser.add_argument("--best", metavar="METRIC", help="mark the step where this metric is least")
@@ -64,7 +64,7 @@ def _table(listed: Sequence[StepFacts]) -> Table:
         (
             step.name,
             step.state,
-            "best" if step.is_best else "",
+            _marks(step),
             format_bytes(step.sizes.nbytes),
             format_bytes(step.sizes.own_bytes),
             age(step.committed_at_ns),
@@ -79,13 +79,17 @@ def _table(listed: Sequence[StepFacts]) -> Table:
             str(step.sizes.nbytes),
             str(step.sizes.own_bytes),
             iso_time(step.committed_at_ns),
-            "best" if step.is_best else "",
+            _marks(step),
             json.dumps(dict(step.metrics)),
             step.path,
         )
         for step in listed
     ]
     return Table(columns, rows, n_left=3, plain=plain)
+
+
+def _marks(step: StepFacts) -> str:
+    return " ".join([mark for mark, is_so in (("best", step.is_best), ("pinned", step.is_pinned)) if is_so])
 
 
 def _metric(value: object) -> str:
@@ -108,5 +112,6 @@ def _document(step: StepFacts) -> dict[str, Any]:
         "committed_at": iso_time(step.committed_at_ns) or None,
         "metrics": dict(step.metrics),
         "is_best": step.is_best,
+        "is_pinned": step.is_pinned,
         "problem": step.problem or None,
     }
