@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from threading import Event
+from typing import Any, cast
 
+import anyio
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, bucket_of_every_url
+from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, Interposed, bucket_of_every_url
 
 import penstock
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
+from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.kernel.errors import InUseError, SaveCancelledError, StorageError
 from penstock.testing import FaultyStore
 
@@ -126,6 +129,30 @@ async def test_a_cancelled_save_leaves_nothing(bucket: Bucket, form: tuple[Safet
         with pytest.raises(SaveCancelledError):
             await save
 
+    assert bucket.objects_there() == []
+
+
+async def test_a_save_that_is_cancelled_stops_in_the_middle_of_an_upload(bucket: Bucket) -> None:
+    reached, go_on = Event(), Event()
+    asked = Interposed(bucket.client())
+
+    def read(method: Callable[..., Any], *args: Any) -> Any:
+        reached.set()
+        go_on.wait(30)
+        return method(*args)
+
+    asked.instead["read_range"] = read
+    store = BucketStore(URL, lambda _: None, file_bytes=FILE_BYTES, objects=cast("Any", asked))
+    async with Checkpointer(store=store, layout=SafetensorsLayout()) as checkpointer:
+        save = await checkpointer.save(f"{URL}/a.safetensors", state())
+        await anyio.to_thread.run_sync(reached.wait, 30)
+        save.cancel()
+        await anyio.wait_all_tasks_blocked()
+        go_on.set()
+        with pytest.raises(SaveCancelledError):
+            await save
+
+    assert [name for name, _ in asked.calls].count("read_range") == 1
     assert bucket.objects_there() == []
 
 

@@ -16,6 +16,7 @@ from threading import Lock
 from typing import Protocol, final
 
 import numpy as np
+from anyio.from_thread import check_cancelled
 from crc32c import crc32c
 
 from penstock.handlers.stores.buckets.object_stretches import Bytes, Gathered, Kept, Run, kept
@@ -169,6 +170,7 @@ class LongFile:
 
     def _read(self, each: Kept) -> Bytes:
         """Return bytes that were kept. What came back damaged is asked for once more."""
+        _end_if_cancelled()
         if not isinstance(each.source, str):
             return each.source[each.start : each.start + each.nbytes]
 
@@ -191,3 +193,9 @@ class LongFile:
     def _check_open(self) -> None:
         if self._is_closed or self._is_synced:
             raise StorageError("write", self._path, "was closed", errno.EBADF)
+
+
+def _end_if_cancelled() -> None:
+    """Raise what cancels the save, if anything does: an upload of gigabytes must not be waited for."""
+    with suppress(RuntimeError):  # this is no thread of an event loop
+        check_cancelled()
