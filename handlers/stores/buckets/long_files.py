@@ -10,7 +10,7 @@ from __future__ import annotations
 __all__ = ("LongFile", "Scratch")
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from threading import Lock
 from typing import Protocol, final
@@ -39,8 +39,13 @@ class Scratch(Protocol):
         """Return bytes that were kept."""
         ...
 
-    def finish(self, parts: Iterator[memoryview]) -> None:
-        """Make the file of its parts, of which each is as long as what an object keeps, but for the last."""
+    def finish(self, parts: Callable[[], Iterator[memoryview]], nbytes: int) -> None:
+        """Make the file of its parts, of which each is as long as what an object keeps, but for the last.
+
+        Args:
+            parts: Returns them in the order of the file. May be called again, to begin anew.
+            nbytes: Of all of them.
+        """
         ...
 
     def remove(self, keys: Sequence[str]) -> None:
@@ -93,7 +98,7 @@ class LongFile:
             if not self._is_synced:
                 self._check_open()
                 self._keep_rest()
-                self._scratch.finish(self._parts())
+                self._scratch.finish(self._parts, self._nbytes)
                 self._is_synced = True
                 self._remove_kept()
 
@@ -156,7 +161,7 @@ class LongFile:
         for begin in range(0, self._nbytes, self._object_bytes):
             # A fresh one each time: the upload may hold several of them.
             part: Bytes = np.empty(min(self._object_bytes, self._nbytes - begin), np.uint8)
-            there = self._kept.pop(begin // self._object_bytes, [])
+            there = self._kept.get(begin // self._object_bytes, [])
             if sum([each.nbytes for each in there]) != len(part):
                 raise StorageError("sync", self._path, "was not written wholly", errno.EINVAL)
 

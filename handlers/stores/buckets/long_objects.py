@@ -6,15 +6,19 @@ __all__ = ("BucketScratch",)
 
 import errno
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import final
+from typing import Final, final
 
 from penstock.handlers.stores.buckets.bucket_builds import Builds
 from penstock.handlers.stores.buckets.build_states import Build, staging
+from penstock.handlers.stores.buckets.object_errors import WITHIN_SUCCESS
 from penstock.handlers.stores.buckets.objects import Objects
 from penstock.kernel.errors import StorageError
+
+_TRIES: Final = 3
+"""Of an upload that the server ends with an error which the client does not understand."""
 
 
 @final
@@ -57,16 +61,16 @@ class BucketScratch:
     def read(self, key: str, start: int, nbytes: int) -> memoryview:
         return self._client.read_range(key, start, nbytes)
 
-    def finish(self, parts: Iterator[memoryview]) -> None:
+    def finish(self, parts: Callable[[], Iterator[memoryview]], nbytes: int) -> None:
         build = self._build
         if build is not None and build.file is not None:  # its key is this save's alone
             self._note(self._key)
-            self._upload(self._key, parts)
+            self._upload(self._key, parts, nbytes)
             return
 
         whole = f"{self._place}/whole"
         self._note(whole)
-        self._upload(whole, parts)
+        self._upload(whole, parts, nbytes)
         try:
             self._publish(whole)
         finally:
@@ -79,9 +83,23 @@ class BucketScratch:
             with self._build.lock:
                 self._build.created.difference_update(keys)
 
-    def _upload(self, key: str, parts: Iterator[memoryview]) -> None:
+    def _upload(self, key: str, parts: Callable[[], Iterator[memoryview]], nbytes: int) -> None:
+        """Upload a file to a key that nobody else has.
+
+        So if a file of that length is there, all parts are, and only the reply to the last request was lost.
+        """
         with self._uploading:
-            self._client.put_parts(key, parts)
+            for left in range(_TRIES - 1, -1, -1):
+                try:
+                    self._client.put_parts(key, parts())
+                except StorageError as error:
+                    found = self._client.head(key)
+                    if found is not None and found.size == nbytes:
+                        return
+                    if error.problem != WITHIN_SUCCESS or not left:
+                        raise
+                else:
+                    return
 
     def _publish(self, whole: str) -> None:
         """Let the file have its key, unless something else has it."""

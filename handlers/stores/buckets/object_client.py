@@ -12,7 +12,7 @@ from itertools import chain
 from threading import Lock
 from typing import Any, Final, cast, final
 
-from penstock.handlers.stores.buckets.object_errors import NO_BUCKET, translated
+from penstock.handlers.stores.buckets.object_errors import NO_BUCKET, WITHIN_SUCCESS, translated
 from penstock.handlers.stores.buckets.objects import Created, Listed, Stat, same_content
 from penstock.kernel.errors import MissingExtraError, StorageError, ThrottledError, UnreachableError
 
@@ -190,22 +190,30 @@ class ObjectClient:
         A reply that was lost is no failure: what lies there is compared with what was to be copied.
         """
         if not self.uses_conditions:
-            there = self.head(destination) is not None
-            if not there:
-                self.copy(source, destination)
-                return "created"
-        else:
-            obstore, store = self._client()
+            if self.head(destination) is not None:
+                return "same" if same_content(self, source, destination) else "other"
+
+            self.copy(source, destination)
+            return "created"
+
+        obstore, store = self._client()
+        for wait_s in (*WAITS_S, None):
             try:
                 with translated("copy", self.path(destination)):
                     obstore.copy(store, source, destination, overwrite=False)
             except StorageError as error:
-                if error.errno not in {errno.EEXIST, errno.ESTALE}:
+                if error.errno in {errno.EEXIST, errno.ESTALE}:
+                    return "same" if same_content(self, source, destination) else "other"
+                if error.errno == errno.ENOENT and same_content(self, source, destination):
+                    return "same"  # the copy in parts was made, so that it was not there when asked again
+                if error.problem != WITHIN_SUCCESS or wait_s is None:
                     raise
             else:
                 return "created"
 
-        return "same" if same_content(self, source, destination) else "other"
+            time.sleep(wait_s)
+
+        raise AssertionError("the last try returns or raises")
 
     def copy(self, source: str, destination: str) -> None:
         """Copy an object within the bucket, without its bytes passing through here."""

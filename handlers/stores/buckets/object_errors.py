@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("NO_BUCKET", "failure", "translated")
+__all__ = ("NO_BUCKET", "WITHIN_SUCCESS", "failure", "translated")
 
 import errno
 import re
@@ -35,6 +35,8 @@ _NO_ANSWER: Final = (
     "error decoding response body",
 )
 NO_BUCKET: Final = "there is no such bucket"
+WITHIN_SUCCESS: Final = "the reply said success and held an error"
+"""As Amazon may answer when an upload in parts is completed, or a copy is made. The client does not ask again."""
 
 _MOST: Final = 300
 """Characters of what the client said that an error repeats."""
@@ -80,6 +82,8 @@ def failure(operation: str, path: str, kind: str, said: str) -> StorageError:
         return AccessDeniedError(operation, path, f"no credentials were found: {told}")
     if kind in _DENIED or status in (401, 403) or _has(words, _DENIED_CODES):
         return AccessDeniedError(operation, path, told)
+    if "Got invalid multipart response" in words:
+        return ThrottledError(operation, path, WITHIN_SUCCESS)
     if status in _BUSY or _has(words, _BUSY_CODES):
         return ThrottledError(operation, path, told)
     if kind in _NUMBERS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -36,6 +36,7 @@ class InMemory:
     damaged: int = 0
     objects: dict[str, bytes] = field(default_factory=dict[str, bytes])
     longest: int = 0
+    n_reads: int = 0
     file: bytes | None = None
 
     def path(self, key: str) -> str:
@@ -47,6 +48,7 @@ class InMemory:
         return str(number)
 
     def read(self, key: str, start: int, nbytes: int) -> memoryview:
+        self.n_reads += 1
         found = bytearray(self.objects[key][start : start + nbytes])
         if self.damaged:
             self.damaged -= 1
@@ -54,8 +56,9 @@ class InMemory:
 
         return memoryview(found)
 
-    def finish(self, parts: Iterator[memoryview]) -> None:
-        self.file = b"".join([bytes(part) for part in parts])
+    def finish(self, parts: Callable[[], Iterator[memoryview]], nbytes: int) -> None:
+        self.file = b"".join([bytes(part) for part in parts()])
+        assert len(self.file) == nbytes
 
     def remove(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -83,6 +86,18 @@ def test_pieces_of_any_order_make_the_file(content: bytes, cuts: list[int], orde
     assert scratch.objects == {}
     assert scratch.longest <= 16
     assert file.transfers.buffered_bytes + file.transfers.direct_bytes == len(content)
+
+
+def test_scattered_bytes_of_one_object_are_read_together() -> None:
+    scratch, content = InMemory(), bytes(range(32))
+    file = LongFile(scratch, "memory/file", 32, 16)
+    for at in range(16):
+        for offset in (at, 16 + at):  # as the columns of an array come
+            file.write_at(offset, [memoryview(content)[offset : offset + 1]])
+
+    file.sync()
+    assert scratch.file == content
+    assert scratch.n_reads == 4, "two objects, each with bytes of both parts"
 
 
 def test_threads_write_at_once() -> None:
@@ -199,6 +214,57 @@ def test_an_upload_of_what_came_back_damaged_is_aborted(server: ObjectServer) ->
 
     file.close()
     assert server.uploads == {}
+    assert not server.backend.names("")
+
+
+def completes(asked: Asked) -> bool:
+    """Whether a request completes an upload in parts."""
+    return asked.method == "POST" and "uploadId" in asked.query
+
+
+@pytest.mark.parametrize("of", ["/whole", "run/file"])
+@pytest.mark.parametrize("is_done", [False, True])
+def test_an_error_within_a_reply_of_success_is_no_failure(
+    server: ObjectServer, of: str, is_done: bool
+) -> None:
+    told: list[str] = []
+
+    def once(asked: Asked) -> bool:
+        if completes(asked) and asked.key.endswith(of) and not told:
+            told.append(asked.key)
+            return True
+        return False
+
+    failed = b"<Error><Code>InternalError</Code><Message>try again</Message></Error>"
+    if is_done:
+        server.after = lambda asked, content: failed if once(asked) else content
+    else:
+        server.before = lambda asked: 200 if once(asked) else None
+
+    store = store_at(server)
+    token = store.begin_build(f"{URL}/run", f"{URL}/run.tmp")
+    file = store.create_long_file(f"{token.place}/file", len(CONTENT))
+    write(file)
+    file.sync()
+    file.close()
+    store.publish(token)
+    assert told
+    assert store.read_file(f"{URL}/run/file") == CONTENT.tobytes()
+    assert [*server.backend.names("")] == ["run/file", "run/commit_success.txt"]
+    assert server.uploads == {}
+
+
+def test_what_cannot_be_removed_at_once_goes_with_the_save(server: ObjectServer) -> None:
+    server.before = lambda asked: 403 if "delete" in asked.query or asked.method == "DELETE" else None
+    store = store_at(server)
+    token = store.begin_build(f"{URL}/run", f"{URL}/run.tmp")
+    file = store.create_long_file(f"{token.place}/file", len(CONTENT))
+    write(file)
+    file.sync()
+    file.close()
+    assert [key for key in server.backend.names("") if key.endswith("/whole")]
+    server.before = lambda _: None
+    store.discard(token)
     assert not server.backend.names("")
 
 
