@@ -36,7 +36,7 @@ _NO_ANSWER: Final = (
 )
 NO_BUCKET: Final = "there is no such bucket"
 WITHIN_SUCCESS: Final = "the reply said success and held an error"
-"""As Amazon may answer when an upload in parts is completed, or a copy is made. The client does not ask again."""
+"""As Amazon may answer when an upload in parts is completed. The client asks again for two codes alone."""
 
 _MOST: Final = 300
 """Characters of what the client said that an error repeats."""
