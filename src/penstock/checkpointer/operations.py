@@ -143,13 +143,13 @@ class Operations:
         """Begin a save; return when it is staged, or only planned."""
         options = SaveOptions(overwrite, prioritise, custom_metadata, pipeline, save_args, base, compare)
         life, final = self.life, path_to_save_to(path)
-        threads, engine = life.running()[1], self.engine.at(final).showing(progress)
-        ours = self._pipelines_at(final)[0]
+        threads, ours = life.running()[1], self._pipelines_at(final)[0]
         try:
+            engine = self.engine.at(final).showing(progress)
             task = await life.background.make(threads, engine, ours, final, tree, options)
-        except PenstockError as error:
+        except Exception as error:  # also what a handler raised in an earlier save
             with suppress(PenstockError):  # of a process that is no part of the job
-                operation = engine.operation(final)
+                operation = self.engine.operation(final)
                 if operation is not None:  # otherwise the others would wait for this process
                     await operation.refuse(error)
 
