@@ -202,6 +202,13 @@ def test_on_a_terminal_it_is_a_table_with_whole_key_paths(tmp_path: Path) -> Non
         assert ("\x1b[1m" in said) is is_bold
 
 
+def test_ls_of_a_folder_of_saved_trees_lists_each(tmp_path: Path, call: Call) -> None:
+    for name in ("before", "after"):
+        penstock.sync.save(tmp_path / name, {"w": [1.0]})
+
+    assert [row[:2] for row in call("ls", tmp_path).rows] == [["after", "finished"], ["before", "finished"]]
+
+
 def test_ls_marks_pinned_steps(stored: Stored, call: Callable[..., Said]) -> None:
     with penstock.sync.CheckpointManager(stored.run) as manager:
         manager.pin(1)

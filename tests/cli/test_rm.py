@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+import pytest
 from tests.cli.conftest import Said, Stored
 
+import penstock
 from penstock.handlers.stores.local import LocalStore
 
 Call = Callable[..., Said]
@@ -48,3 +51,14 @@ def test_rm_leaves_what_is_being_read(stored: Stored, call: Call) -> None:
 
     assert (said.status, "in use" in said.err or "being" in said.err) == (1, True)
     assert (stored.run / "1").exists()
+
+
+@pytest.mark.parametrize("options", [[], ["-n"]])
+def test_rm_takes_no_folder_of_checkpoints(stored: Stored, call: Call, options: list[str]) -> None:
+    for name in ("a", "b"):
+        penstock.sync.save(stored.folder / "both" / name, {"w": np.ones(2)})
+
+    said = call("rm", *options, stored.tensors, stored.folder / "both")
+
+    assert (said.status, "only checkpoints are deleted" in said.err) == (1, True)
+    assert (stored.tensors.exists(), (stored.folder / "both" / "a").exists()) == (True, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ("Place", "PlaceKind", "checkpoint_path", "find_place", "store_of")
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
 
@@ -58,13 +59,24 @@ def find_place(store: Store, path: str) -> Place:
     steps = tuple(sorted(filter(names_a_step, names), key=_order))
     if _is_root(store, path, names):
         return Place(path, "root", steps)
-    if is_checkpoint(store, path) or kind_of_item(store, path, names) or items_of(store, path, names):
+    if is_checkpoint(store, path) or kind_of_item(store, path, names):
         return Place(path, "checkpoint")
+    if items := items_of(store, path, names):
+        return Place(path, "folder" if _are_checkpoints(store, path, items) else "checkpoint")
     if holds_arrays(store, path, names):
         return Place(path, "checkpoint")
 
     unfinished = any(names_a_step(name.partition(TEMPORARY_SUFFIX)[0]) for name in names if _is_built(name))
     return Place(path, "root" if unfinished else "folder")
+
+
+def _are_checkpoints(store: Store, path: str, items: Iterable[str]) -> bool:
+    """Whether what look like items of a checkpoint are checkpoints that lie in one folder.
+
+    Items of a step have documents of their own where an early Orbax wrote them.
+    """
+    is_step = names_a_step(os.path.basename(path))
+    return not is_step and all(is_checkpoint(store, os.path.join(path, name)) for name in items)
 
 
 def checkpoint_path(store: Store, path: str, step: int | None = None) -> str:

@@ -9,15 +9,13 @@ import os
 from penstock.checkpointer.checkpointer import Path
 from penstock.checkpointer.memory_budget import config_and_regulator
 from penstock.handlers.formats.common.temporary_names import temporary_path
-from penstock.handlers.formats.orbax.discovery.step_dirs import is_checkpoint
-from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
-from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config
-from penstock.kernel.errors import NotACheckpointError, StorageError
+from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.deletion import delete_file
 from penstock.kernel.storage.paths import path_or_url
+from penstock.removal.deletable import check_deletable
 from penstock.steps.step_deletion import delete_step
 from penstock.stores.store_finder import StoreFinder
 
@@ -47,11 +45,7 @@ async def delete(path: Path, *, config: Config | Path | None = None, store: Stor
 
 
 def _delete(store: Store, path: str) -> None:
-    kind = store.kind(path)
-    if kind is None:
-        raise NotACheckpointError(path, "does not exist")
-    if not _is_only_a_checkpoint(store, path, kind):
-        raise NotACheckpointError(path, f"is a {kind} but not a checkpoint; only checkpoints are deleted")
+    kind = check_deletable(store, path)
     if kind == "file":
         delete_file(store, path, temporary_path(path))
         return
@@ -60,11 +54,3 @@ def _delete(store: Store, path: str) -> None:
     if left is not None:
         problem = f"is no checkpoint any more, and something of it was left under a hidden name: {left}"
         raise StorageError("delete", path, problem, left.errno) from left
-
-
-def _is_only_a_checkpoint(store: Store, path: str, kind: str) -> bool:
-    """Whether what lies there is a checkpoint, and nothing that would be lost with it."""
-    if kind == "directory" and is_checkpoint(store, path):
-        return True
-
-    return is_safetensors(store, path) and SafetensorsLayout().recognises(store, path)

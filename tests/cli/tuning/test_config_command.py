@@ -36,6 +36,12 @@ def test_a_right_file_is_right_with_every_profile(file: Path, capsys: pytest.Cap
     assert capsys.readouterr().out.splitlines() == [f"{file}: right", f"{file}, profile big: right"]
 
 
+def test_a_file_is_named_with_and_without_an_option(tmp_path: Path) -> None:
+    (tmp_path / "other.toml").write_text("[memory]\nlimmit_bytes = 1\n")
+    assert main(["config", "check", str(tmp_path / "other.toml")]) == 1
+    assert main(["config", "check", "--config", str(tmp_path / "other.toml")]) == 1
+
+
 def test_wrong_options_of_files_profiles_and_stages_are_found(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import CommandError, Output
 from penstock.inspection.file_sizes import FileSizes, sizes_below
 from penstock.inspection.places import checkpoint_path, find_place, store_of
+from penstock.removal.deletable import check_deletable
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         PenstockError: What `penstock.delete` raises.
     """
     # All are looked at first: a slip of the pen in the last one deletes nothing.
-    found = [(path, _sizes(path)) for path in _named(options)]
+    found = [(path, _sizes(path)) for path in map(_checked, _named(options))]
     for path, sizes in found:
         if not options.dry_run:
             anyio.run(penstock.delete, path)
@@ -70,6 +71,11 @@ def _one(path: str) -> str:
         raise CommandError(f"{path}: is a directory of steps; name those to delete with --step")
 
     return found
+
+
+def _checked(path: str) -> str:
+    check_deletable(*store_of(path))
+    return path
 
 
 def _sizes(path: str) -> FileSizes:

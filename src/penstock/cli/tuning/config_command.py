@@ -37,6 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "Load the file with each of its profiles, and configure the stages. The exit status is 0 if all of "
         "it is right, else 1."
     )
+    check.add_argument("file", metavar="FILE", nargs="?", help="the same as --config")
     _add_file(check)
     check.add_argument("--json", action="store_true", help="as one JSON document")
 
@@ -84,7 +85,7 @@ def _show(options: argparse.Namespace, output: Output) -> int:
 
 
 def _check(options: argparse.Namespace, output: Output) -> int:
-    file = find_file(options.config, os.environ)
+    file = find_file(options.file or options.config, os.environ)
     profiles: Sequence[str | None] = (None,) if file is None else (None, *profiles_in(file))
     problems = {profile: _problem(file, profile) for profile in profiles}
     if options.json:
