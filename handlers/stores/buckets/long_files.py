@@ -129,11 +129,12 @@ class LongFile:
                 taken = gathered.take(offset + done, source[done:])
                 done += taken
                 self.transfers += Transfers(buffered_bytes=taken)
-                if gathered.is_full:
+                filled = gathered.is_full  # by this thread: asked under the lock, or two would put it
+                if filled:
                     self._gathered = None
 
-            if gathered.is_full:  # whoever filled it puts it, while others go on
-                self._put(*gathered.in_order())
+            if filled:
+                self._put(*gathered.in_order())  # while others go on
 
     def _put(self, data: Bytes, runs: Sequence[Run]) -> None:
         with self._lock:

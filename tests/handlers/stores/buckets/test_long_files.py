@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -101,10 +102,15 @@ def test_scattered_bytes_of_one_object_are_read_together() -> None:
 
 
 def test_threads_write_at_once() -> None:
-    scratch, content = InMemory(), CONTENT[:MIB]
-    file = LongFile(scratch, "memory/file", MIB, 2**14)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda at: file.write_at(at, [content[at : at + 1000].data]), range(0, MIB, 1000)))
+    scratch, content = InMemory(), CONTENT[:30_000]
+    file = LongFile(scratch, "memory/file", len(content), 64)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads take turns in the middle of everything
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda at: file.write_at(at, [content[at : at + 10].data]), range(0, 30_000, 10)))
+    finally:
+        sys.setswitchinterval(before)
 
     file.sync()
     assert scratch.file == content.tobytes()
