@@ -32,6 +32,12 @@ async def orbaxs_names_save_to_a_bucket(here: Here) -> Any:
             found["differs"] = _told(lambda: opened.save(f"{url}/differs", {"x": np.full(3, here.rank)}))
 
         with ocp.StandardCheckpointer() as opened:
+            for place in (url, here.folder):
+                here.client.wait_at_barrier(f"the primary fails in {place}", 30_000)
+                odd = {"x": object() if here.rank == 0 else 1.0}
+                save_odd = partial(opened.save, f"{place}/fails", odd)
+                found.setdefault("fails", []).append(_told(save_odd) or _told(opened.wait_until_finished))
+
             opened.save(f"{url}/standard", arrays, custom_metadata={"a": 1})
             opened.wait_until_finished()
             found["standard"] = differences(opened.restore(f"{url}/standard", arrays), arrays)
@@ -104,7 +110,7 @@ async def orbaxs_managers_save_to_a_bucket(here: Here) -> Any:
 def _told(save: Callable[[], object]) -> list[str]:
     try:
         save()
-    except PenstockError as error:
+    except (PenstockError, ValueError) as error:
         return [type(error).__name__, str(error)]
 
     return []

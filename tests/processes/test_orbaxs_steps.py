@@ -77,6 +77,10 @@ def test_all_processes_save_to_a_bucket(job: Job) -> None:
         assert (result["custom"], result["own"]) == ({"a": 1}, rank)
         assert result["differs"][0] == "PlansDifferError"
         assert "['x']: process 0 has " in result["differs"][1]
+        for kind, words in result["fails"]:
+            assert kind == ("ValueError" if rank == 0 else "PeerFailedError")
+            assert "Unsupported type: <class 'object'> for key: ('x',)." in words
+
         if job.count > 2:
             kind, words = result["some"]
             assert kind == ("ConfigError" if rank < 2 else "InactiveProcessError")

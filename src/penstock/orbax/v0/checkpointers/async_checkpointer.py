@@ -265,7 +265,9 @@ class AsyncCheckpointer(Checkpointer):
             return partial(save.finish, self._futures, self._timeout_s, self._complete_part)
 
         joint = self._joint_directory(directory, force, custom_metadata)
-        self._futures = all_futures(run_sync(partial(self._handler.async_save, joint, args=ckpt_args)))
+        with self._told_to_others(joint):
+            self._futures = all_futures(run_sync(partial(self._handler.async_save, joint, args=ckpt_args)))
+
         then = self._before_publishing if is_primary_host(0) else _nothing
         return partial(_await_all, self._futures, self._timeout_s, then)
 

@@ -7,7 +7,8 @@ __all__ = ("AbstractCheckpointer", "Checkpointer", "SaveContext")
 import abc
 import os
 import time
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -15,9 +16,11 @@ from typing import Any, Self, TypeAlias
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.config.job_options import JobOptions
 from penstock.kernel.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError
 from penstock.kernel.storage.paths import path_or_url
 from penstock.orbax.common.handler_paths import bucket_url, handler_path, path_as_given, path_text
+from penstock.orbax.joint.refused_saves import refuse_save
 from penstock.orbax.joint.shared_directory import SharedDirectory
 from penstock.orbax.v0.checkpointers.bucket_saving import check_handler, check_options, metadata_in_bucket
 from penstock.orbax.v0.checkpointers.joint_saving import JointSave, JointSaves, described_call
@@ -285,7 +288,8 @@ class Checkpointer(AbstractCheckpointer):
     ) -> None:
         if self._hands_on_whole(directory):
             joint = self._joint_directory(directory, force, custom_metadata)
-            self._handler.save(joint, args=ckpt_args)
+            with self._told_to_others(joint):
+                self._handler.save(joint, args=ckpt_args)
             return
 
         save = self._begin_jointly(directory, ckpt_args, custom_metadata, force)
@@ -296,6 +300,16 @@ class Checkpointer(AbstractCheckpointer):
     ) -> JointDirectory:
         jointly = is_joint(self._processes)
         return JointDirectory(path_or_url(directory), force, custom_metadata, jointly)
+
+    @contextmanager
+    def _told_to_others(self, joint: JointDirectory) -> Generator[None]:
+        """Tell the other processes of a failure before this one has begun: they would wait for it."""
+        try:
+            yield
+        except Exception as error:
+            if joint.jointly and not joint.begun.is_set():
+                refuse_save(joint.path, error, JobOptions())
+            raise
 
     def _hands_on_whole(self, directory: str | os.PathLike[str]) -> bool:
         """Whether the handler publishes the checkpoint, too, as those of one tree do for a whole job."""

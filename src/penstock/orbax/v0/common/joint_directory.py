@@ -14,7 +14,8 @@ __all__ = (
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Event
 from typing import Any, final
 
 import jax
@@ -45,6 +46,7 @@ class JointDirectory(os.PathLike[str]):
     overwrite: bool  #: whether what lies there may be replaced
     custom_metadata: Mapping[str, Any] | None  #: JSON values kept with the checkpoint
     jointly: bool = True  #: whether the other processes of the job save there, too
+    begun: Event = field(default_factory=Event, compare=False, repr=False)  #: once the others know of it
 
     def __fspath__(self) -> str:
         return self.path

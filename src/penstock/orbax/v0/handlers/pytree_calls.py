@@ -174,6 +174,7 @@ async def start_joint_save(
         return await place.build.begin_within(begin)
 
     chosen = chosen.with_handlers(handlers)
+    place.begun.set()
     about: dict[str, Any] = {"overwrite": place.overwrite, "custom_metadata": place.custom_metadata}
     return await chosen.save(place.path, item, **about, **keywords)
 
@@ -203,6 +204,7 @@ async def _start_in_bucket(
     handlers = StageRegistry(registry, replace(workers, limiters=limiters))
     chosen = chosen.with_handlers(handlers, AutoLayout(layout))
     overwrite: Overwrite = "delete-first" if place.overwrite else False
+    place.begun.set()
     return await chosen.save(
         place.path, item, overwrite=overwrite, custom_metadata=place.custom_metadata, **keywords
     )

@@ -40,6 +40,7 @@ from penstock.orbax.common.background_work import together
 from penstock.orbax.common.item_files import mark_complete
 from penstock.orbax.joint.joint_place import joint_place
 from penstock.orbax.joint.plain_values import described_json
+from penstock.orbax.joint.refused_saves import refuse_save
 from penstock.orbax.joint.shared_directory import SharedDirectory
 from penstock.orbax.v0.common.joint_directory import check_processes, check_publishing, is_joint, job_options
 from penstock.orbax.v0.common.v0_options import FileOptions, MultiprocessingOptions
@@ -261,7 +262,12 @@ class Saving:
         if bucket_of(path) is not None:
             job = job_options(processes_of(context)) if self._jointly else None
             self._bucket = BucketSave(path, items, handlers, context, overwrite, custom_metadata, job)
-            self._bucket.check()
+            try:
+                self._bucket.check()
+            except ValueError as error:
+                if job is not None:
+                    refuse_save(path, error, job)  # the others would wait for this process
+                raise
 
     async def __call__(self, operation: Operation[None]) -> None:
         with fail_after(self._context.asynchronous.timeout_secs):
