@@ -10,6 +10,7 @@ from tests.processes.trees import P, differences, mesh_of, spread, whole
 
 from penstock.kernel.config.job_limits import JobLimits
 from penstock.kernel.config.save_format import SaveFormat
+from penstock.stages.pytree.flattening import flatten_tree
 
 
 async def saves_and_restores(here: Here) -> Any:
@@ -18,11 +19,15 @@ async def saves_and_restores(here: Here) -> Any:
         report = await (await opened.save(here.folder / "step_1", tree))
         restored = await opened.restore(here.folder / "step_1", like=tree)
         bare = await opened.restore(here.folder / "step_1")
+        stream = opened.stream(here.folder / "step_1", like=tree)
+        streamed = {keys: leaf async for keys, leaf in stream}
         verified = await opened.verify(here.folder / "step_1")
 
     assert here.names() == ["step_1"], here.names()
     assert verified.intact, verified.findings
+    leaves = {leaf.info.keys: leaf.value for leaf in flatten_tree(tree)[0]}
     return {
+        "streamed": differences(streamed, leaves),
         "nbytes": report.nbytes,
         "n_leaves": report.n_leaves,
         "differs": differences(restored, tree),

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(178)]
 def test_what_is_saved_together_is_restored_by_all(job: Job) -> None:
     for result in job.results("saves_and_restores"):
         assert result["differs"] == []
+        assert result["streamed"] == []
         assert result["text"] == "hello"
 
 
