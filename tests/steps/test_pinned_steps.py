@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import anyio
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.errors import StorageError
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.storage.pinned_steps import read_pins
 from penstock.kernel.storage.writer_hold import WRITER
@@ -65,13 +67,11 @@ async def test_a_medium_that_refuses_disturbs_no_save(tmp_path: Path) -> None:
     store = FaultyStore(LocalStore())
     async with penstock.CheckpointManager(tmp_path, store=store) as manager:
         await told(tmp_path)
-        hang = store.hang_on("write_file")
+        hang = store.hang_on("write_file", then=StorageError("write", "pins", "is full", errno.ENOSPC))
         manager.pin(1)
         await hang.wait_reached()
-        store.fail_on("write_file", 2)
-        hang.release()
-        manager.pin(2)
         await manager.save(1, {"w": np.ones(2)})
         await manager.wait()
+        hang.release()
 
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
