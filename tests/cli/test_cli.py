@@ -235,3 +235,37 @@ def test_an_installed_penstock_says_where_the_demo_is(tmp_path: Path) -> None:
 
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr.startswith("penstock: the demo is not in the installed package; get the source of pens")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ls",
+        "show",
+        "du",
+        "cat",
+        "diff . .",
+        "repair . new",
+        "convert . new",
+        "cp . new",
+        "rm",
+        "gc",
+        "seal",
+        "watch --timeout 0",
+    ],
+)
+@pytest.mark.parametrize("name", ["notes.txt", "arrays.npz"])
+def test_another_file_is_told_by_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, name: str
+) -> None:
+    file = tmp_path / name
+    file.write_text("hello")
+    command, _, rest = words.partition(" ")
+    given = rest.replace(".", str(file)) if "." in rest else f"{rest} {file}"
+
+    status = main([command, *given.replace("new", str(tmp_path / "new")).split()])
+    said = capsys.readouterr().err
+
+    assert status != 0 or command == "gc"
+    assert "Not a directory" not in said
+    assert [path.name for path in tmp_path.iterdir()] == [name]

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -311,6 +312,7 @@ class TestWriting:
             ("new.npz", {"format": "orbax"}, PathError),
             ("new.npz", {"format": "safetensors"}, PathError),
             ("new.npz", {"max_shard_bytes": 10}, SpecError),
+            ("new.npz", {"coordinator": SimpleNamespace(processes=(0, 1))}, SpecError),
             ("new.npz", {"save_format": penstock.SaveFormat(codec="zstd")}, SpecError),
             ("new.npz", {"custom_metadata": {"text": "a" * 2**16}}, SpecError),
             ("new.npz", {"custom_metadata": {"text": object()}}, SpecError),

@@ -89,7 +89,7 @@ async def convert(
             default in one OCDBT database, without a codec.
         config: As for `Checkpointer`, and so are all that follow.
         store: Where both lie; by default each where its path says, on a disk or in a bucket.
-        coordinator: How the processes of a job agree.
+        coordinator: How the processes of a job agree; one alone writes npz.
         memory_limit: Host bytes that may be held.
         save_device_host_concurrent_bytes: Of these, how many may be staged.
         save_concurrent_bytes: Bytes that may be on their way to storage at once.
@@ -120,6 +120,9 @@ async def convert(
     target = _Target.of(format, final, max_shard_bytes)
     if target.format != "orbax" and save_format is not None:
         raise SpecError(f"save_format is for Orbax's layout, and the destination is {target.format}")
+
+    if target.format == "npz" and coordinator is not None and len(coordinator.processes) > 1:
+        raise SpecError("an npz file is written by one process: convert in one, without a coordinator")
 
     reading = _Reading(split, item, max_expansion, rename, dtype)
     reading.changes()  # which raises for what fits no source

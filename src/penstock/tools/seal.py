@@ -14,6 +14,7 @@ from penstock.handlers.formats.common import integrity
 from penstock.handlers.formats.common.checksummed_reads import NONE, recorded_crc32c
 from penstock.handlers.formats.common.integrity import Checksum
 from penstock.handlers.formats.common.stored_files import digest_of_file, problem_of_holes, range_crc32c
+from penstock.handlers.formats.orbax.discovery.find_item import check_there
 from penstock.handlers.formats.orbax.discovery.item_kinds import ROOT_FOLDER, ItemKind, items_of, kind_of_item
 from penstock.handlers.formats.orbax.discovery.step_dirs import is_finished_step, latest_step
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
@@ -26,7 +27,7 @@ from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config
-from penstock.kernel.errors import ChecksumError, NotACheckpointError, StorageError, UnsupportedFormatError
+from penstock.kernel.errors import ChecksumError, StorageError, UnsupportedFormatError
 from penstock.kernel.protocols.store_capabilities import Renames
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import path_or_url
@@ -124,8 +125,7 @@ def _has_tensors(store: Store, path: str) -> bool:
 
 def _checkpoints(store: Store, path: str) -> list[str]:
     """Return `path`, or the finished steps in it."""
-    if store.kind(path) is None:
-        raise NotACheckpointError(path, "does not exist")
+    check_there(store, path)
     names = frozenset(store.list_directory(path))
     if latest_step(store, path, names) is None:
         return [path]

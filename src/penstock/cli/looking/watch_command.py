@@ -15,7 +15,7 @@ import anyio
 import penstock
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.leaf_texts import iso_time
-from penstock.cli.terminal.terminal_output import Output, Table
+from penstock.cli.terminal.terminal_output import CommandError, Output, Table
 from penstock.inspection.places import store_of
 from penstock.inspection.step_listing import StepFacts, describe_step_at
 
@@ -47,6 +47,9 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 async def _watch(options: argparse.Namespace, output: Output) -> None:
     store, root = store_of(options.path)
+    if await anyio.to_thread.run_sync(store.kind, root) == "file":
+        raise CommandError(f"{root}: is a file, not a directory of steps")
+
     steps = penstock.watch(root, names=_AnyPrefix(), after=options.after, timeout_s=options.timeout)
     async for step in steps:
         _say(await anyio.to_thread.run_sync(describe_step_at, store, root, step), options, output)
