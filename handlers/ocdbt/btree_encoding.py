@@ -34,7 +34,7 @@ from penstock.handlers.ocdbt.wire_format import (
     varint_column,
     varints,
 )
-from penstock.kernel.concurrency.brief_steps import append, joined
+from penstock.kernel.concurrency.brief_steps import append, joined, parts_of
 from penstock.kernel.errors import SpecError
 
 # The most bytes that the varints of one entry take, if each is as long as its field allows.
@@ -158,7 +158,8 @@ class TreePlan:
 
 def in_data_files(inline: Sequence[bytes | None]) -> npt.NDArray[np.bool_]:
     """Return for each value whether it lies in a data file."""
-    return np.fromiter((value is None for value in inline), np.bool_, len(inline))
+    parts = [np.array([value is None for value in part], np.bool_) for part in parts_of(inline)]
+    return np.concatenate(parts) if parts else np.empty(0, np.bool_)
 
 
 def _plan_leaf(

@@ -91,8 +91,9 @@ def options() -> Iterator[tuple[str, str, int]]:
         _collect(module, prefix, found, seen)
 
     for value, names in found.values():
-        if inspect.isclass(value) and issubclass(value, enum.Enum):
-            continue
+        if inspect.isclass(value) and issubclass(value, enum.Enum | BaseException):
+            continue  # an error is made by who raises it
+
         name = min(names, key=len)
         methods = vars(value).items() if inspect.isclass(value) else ()
         parts = [(name, value)]

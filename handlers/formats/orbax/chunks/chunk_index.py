@@ -251,7 +251,7 @@ class _Entries:
 
     def add(self, names: Sequence[bytes], kind: _Kind) -> None:
         """Add the entries of arrays of one kind."""
-        for some in parts_of(names, max(STEP // len(kind.suffixes), 1)):
+        for some in parts_of(names, max(STEP // max(len(kind.suffixes), 1), 1)):
             self.keys += [name + suffix for name in some for suffix in kind.suffixes]
             self.inline += [*kind.inline] * len(some)
             self.lengths += [*kind.lengths] * len(some)
