@@ -102,13 +102,13 @@ def test_scattered_bytes_of_one_object_are_read_together() -> None:
 
 
 def test_threads_write_at_once() -> None:
-    scratch, content = InMemory(), CONTENT[:30_000]
+    scratch, content = InMemory(), CONTENT[:100_000]
     file = LongFile(scratch, "memory/file", len(content), 64)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # threads take turns in the middle of everything
     try:
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda at: file.write_at(at, [content[at : at + 10].data]), range(0, 30_000, 10)))
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda at: file.write_at(at, [content[at : at + 10].data]), range(0, 100_000, 10)))
     finally:
         sys.setswitchinterval(before)
 
