@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("BucketDataFile", "BucketReadableFile")
+__all__ = ("BucketDataFile", "BucketReadableFile", "new_bytes")
 
 import errno
 from collections.abc import Callable, Sequence
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.handlers.stores.buckets.objects import Objects
 from penstock.kernel.errors import StorageError, TruncatedDataError
+from penstock.kernel.memory.buffers import MAPPED_FROM, anonymous_memory
 from penstock.kernel.protocols.transfers import Transfers
 
 _Bytes = NDArray[np.uint8]
@@ -87,7 +88,7 @@ class BucketDataFile:
             raise StorageError("write", self._path, "was closed", errno.EBADF)
 
         if nbytes > len(held):
-            larger: _Bytes = np.zeros(max(nbytes, min(2 * len(held), len(held) + 2**24)), np.uint8)
+            larger: _Bytes = new_bytes(max(nbytes, min(2 * len(held), len(held) + 2**24)))
             larger[: self._end] = held[: self._end]
             self._bytes = held = larger
 
@@ -137,3 +138,14 @@ class BucketReadableFile:
 
     def close(self) -> None:
         """Do nothing: no connection belongs to the file."""
+
+
+def new_bytes(nbytes: int) -> _Bytes:
+    """Return memory that goes back to the system when it is freed.
+
+    The allocator keeps what many threads free in turn: a save would leave behind more than it held.
+    """
+    if nbytes < MAPPED_FROM:
+        return np.zeros(nbytes, np.uint8)
+
+    return np.frombuffer(anonymous_memory(nbytes), np.uint8)

@@ -19,6 +19,7 @@ import numpy as np
 from anyio.from_thread import check_cancelled
 from crc32c import crc32c
 
+from penstock.handlers.stores.buckets.bucket_files import new_bytes
 from penstock.handlers.stores.buckets.object_stretches import Bytes, Gathered, Kept, Run, kept
 from penstock.kernel.errors import ChecksumError, StorageError
 from penstock.kernel.protocols.transfers import Transfers
@@ -161,7 +162,7 @@ class LongFile:
     def _parts(self) -> Iterator[memoryview]:
         for begin in range(0, self._nbytes, self._object_bytes):
             # A fresh one each time: the upload may hold several of them.
-            part: Bytes = np.empty(min(self._object_bytes, self._nbytes - begin), np.uint8)
+            part: Bytes = new_bytes(min(self._object_bytes, self._nbytes - begin))
             there = self._kept.get(begin // self._object_bytes, [])
             if sum([each.nbytes for each in there]) != len(part):
                 raise StorageError("sync", self._path, "was not written wholly", errno.EINVAL)

@@ -12,6 +12,8 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from penstock.handlers.stores.buckets.bucket_files import new_bytes
+
 Bytes: TypeAlias = NDArray[np.uint8]
 
 
@@ -47,7 +49,7 @@ class Gathered:
     __slots__ = ("_data", "_used", "runs")
 
     def __init__(self, nbytes: int) -> None:
-        self._data: Bytes = np.empty(nbytes, np.uint8)
+        self._data: Bytes = new_bytes(nbytes)
         self._used = 0
         self.runs: list[Run] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,26 @@ def test_a_data_file_grows_and_has_zeros_where_nothing_was_written(bucket: Bucke
     assert store.read_file(f"{URL}/data") == expected.tobytes()
     with pytest.raises(StorageError, match="was closed"):
         file.write_at(0, [memoryview(b"late")])
+
+
+def test_what_is_gathered_goes_back_to_the_system(bucket: Bucket) -> None:
+    store = bucket.store()
+    part = memoryview(bytes(2**20))
+    tracemalloc.start()
+    try:
+        files = [store.create_data_file(f"{URL}/data"), store.create_long_file(f"{URL}/long", 2**23)]
+        for file in files:
+            file.allocate(2**22)
+            for at in range(0, 2**22, 2**18):
+                file.write_at(at, [part[: 2**18]])
+
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert held < 2**20, "the allocator keeps what threads free in turn"
+    for file in files:
+        file.close()
 
 
 def test_a_whole_file_is_put_at_once_from_where_it_lies(bucket: Bucket) -> None:
