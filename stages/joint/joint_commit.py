@@ -154,7 +154,9 @@ class JointCommitter:
         Here, in the worker thread: of thousands of processes, that would take the event loop 10 ms.
         """
         n_files = write_documents(self._run, leaves, plan, self._batches)
-        self._batches.clear()
+        while self._batches:
+            self._batches.pop()
+
         return n_files
 
     def _joined(

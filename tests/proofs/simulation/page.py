@@ -35,6 +35,7 @@ PRIMARY: Final[Sequence[Column]] = (
     ("next saves", lambda one: _seconds(one, "again")),
     ("peak memory", lambda one: f"{one['peak_mib']:.0f} MiB"),
     ("longest stall", lambda one: f"{one['stall_s'] * 1e3:.0f} ms"),
+    ("when idle", lambda one: f"{one['idle_s'] * 1e3:.0f} ms"),
     ("index", lambda one: f"{one['index_bytes'] / MIB:.1f} MiB"),
     ("checksums", lambda one: f"{one['integrity_bytes'] / MIB:.1f} MiB"),
     ("shardings", lambda one: f"{one['sharding_bytes'] / MIB:.1f} MiB"),

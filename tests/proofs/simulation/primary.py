@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from tests.bench.stalls import Heartbeat, beating
+from tests.bench.stalls import Heartbeat, beating, noise_floor
 from tests.proofs.memory import forget_peak, resident
 from tests.proofs.simulation.services import CountedKeyValues, EveryoneElse
 
@@ -131,11 +131,14 @@ async def save_as_primary(n_leaves: int, n_processes: int, folder: Path) -> dict
     before = resident("VmRSS")
     stalls: dict[str, float] = {}
     async with beating() as heartbeat:
+        idle_s = await noise_floor(heartbeat)
         for number, name in enumerate(SAVES):
             path = str(folder / f"step_{number}")
             run = engine.save_run(path, threads, **NOTHING_ELSE)
             took, stalls[name] = await _save(run, tree, plan, name, heartbeat)
             found |= took
+
+        found["idle_s"] = max(idle_s, await noise_floor(heartbeat))
 
     found["stall_s"] = max(stalls.values())
     found["peak_mib"] = (resident("VmHWM") - before) / 2**20
@@ -156,13 +159,13 @@ async def _save(
         The seconds that it took, and the longest stall of the event loop: that of making up the others' files
         apart.
     """
-    heartbeat.reset()
     operation, workspace = run.operation, run.workspace
     assert operation is not None
     assert isinstance(workspace, Workspace)
     own = tree.written_by(0)
     leaves = Leaves(range(tree.n_leaves), tree.specs, None, tree.infos, plan.handlers)
     batch = WrittenBatch(leaves, own.written, plan=plan)
+    heartbeat.reset()
     async with operation.running():
         await operation.agree(b"plan", list)
         workspace.build_below(operation.identity)

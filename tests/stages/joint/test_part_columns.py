@@ -119,6 +119,17 @@ def test_what_two_processes_say_of_files_is_told_apart() -> None:
     assert set(msgpack.unpackb(integrity.encode([together], {}))["files"]) == {"d/2", "d/7"}
 
 
+def test_what_hundreds_of_processes_say_stays_in_their_order() -> None:
+    count = 600
+    specs = [LeafSpec("jax.Array", (count,), "float32", 4, (1,), (1,))]
+    written = [Written(0, (process,), 0, f"d/{process}", 8 * process, 4, process) for process in range(count)]
+    parts = {
+        process: decoded_part(encoded_part(specs, [WrittenBatch((), (written[process],))]))
+        for process in reversed(range(count))
+    }
+    assert list(map(as_row, written_by(specs, parts).parts())) == list(map(as_row, written))
+
+
 @given(trees())
 def test_an_item_has_what_was_written_into_its_folder(tree: Tree) -> None:
     specs, written = tree
