@@ -36,6 +36,7 @@ class Stored:
     data: bytes  #: all of it, or the part that was asked for
     generation: int  #: of all that was ever put, another for each
     size: int | None = None  #: of all of it, if this is a part
+    modified: str = field(default_factory=lambda: formatdate(usegmt=True))  #: when it was put
 
     @property
     def tag(self) -> str:
@@ -139,7 +140,7 @@ class ObjectServer:
         if found is None:
             return 404, {}, b"<Error><Code>NoSuchKey</Code></Error>"
 
-        data, headers = found.data, {**_told(found), "Last-Modified": formatdate(usegmt=True)}
+        data, headers = found.data, {**_told(found), "Last-Modified": found.modified}
         if span is None:
             return 200, headers, data
 
@@ -155,7 +156,7 @@ class ObjectServer:
             return 404, {}, b""
 
         size = len(found.data) if found.size is None else found.size
-        told = {"Last-Modified": formatdate(usegmt=True), "Content-Length": str(size)}
+        told = {"Last-Modified": found.modified, "Content-Length": str(size)}
         return 200, {**_told(found), **told}, b""
 
     def _put(self, asked: Asked, body: bytes) -> tuple[int, dict[str, str], bytes]:

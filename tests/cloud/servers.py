@@ -16,7 +16,8 @@ import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from email.utils import formatdate
+from datetime import datetime
+from email.utils import format_datetime, formatdate
 from importlib import import_module
 from pathlib import Path
 from time import monotonic, sleep
@@ -223,7 +224,8 @@ class FakeGcs:
 
             return None
 
-        return Stored(b"", int(told["generation"]), int(told["size"]))
+        put_at = datetime.fromisoformat(told["updated"])
+        return Stored(b"", int(told["generation"]), int(told["size"]), format_datetime(put_at, usegmt=True))
 
     def get(self, key: str, span: str | None = None) -> Stored | None:
         """Return an object, or a part of it, if it is there."""
