@@ -337,6 +337,24 @@ class TestCancelling:
         assert checkpointer.statistics().leased == 0
         assert names(tmp_path) == []
 
+    async def test_of_a_save_that_fails_as_its_caller_is_cancelled_nobody_hears(self, tmp_path: Path) -> None:
+        reached = Event()
+
+        async def failing(_: Any, /) -> Any:
+            reached.set()
+            try:
+                await anyio.sleep_forever()
+            except anyio.get_cancelled_exc_class():
+                raise StorageError("write", "elsewhere", "failed just then") from None
+
+        pipeline = pipelines.save_pipeline().insert_before("device_to_host", failing)
+        async with Checkpointer() as checkpointer, create_task_group() as tasks:
+            tasks.start_soon(_call(checkpointer.save, tmp_path / "a", tree(), pipeline=pipeline))
+            await reached.wait()
+            tasks.cancel_scope.cancel()
+
+        assert names(tmp_path) == []
+
     async def test_cancelling_who_waits_for_the_end_does_not(self, tmp_path: Path) -> None:
         gate, pipeline = gated(before="commit")
         async with Checkpointer() as checkpointer:

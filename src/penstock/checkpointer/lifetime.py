@@ -124,7 +124,7 @@ class Lifetime:
         """Start a save in the background; return when it has passed `milestone`.
 
         Cancellation:
-            Cancels the save and returns when its temporary files are gone.
+            Cancels the save and returns when its temporary files are gone. What it failed with is not told.
         """
         tasks, _ = self.running()
         self.background.add(task)
@@ -138,6 +138,7 @@ class Lifetime:
             with CancelScope(shield=True):  # bounded by the task, which bounds its own clean-up
                 await task.wait_ended()
 
+            task.promise.mark_seen()  # who is cancelled knows, also if it failed by itself just then
             raise
 
     async def _keep_alive(self, save: SaveFuture) -> None:
