@@ -34,7 +34,7 @@ async def test_an_argument_that_one_process_refuses(
         own = options if index == who else {}
         async with Checkpointer(coordinator=JobCoordinator(service, index, 2, LIMITS)) as checkpointer:
             try:
-                await checkpointer.save(tmp_path / "a", {"x": np.arange(3)}, **own)
+                await (await checkpointer.save(tmp_path / "a", {"x": np.arange(3)}, **own))
             except (SpecError, PeerFailedError) as error:
                 raised[index] = error
 

@@ -124,7 +124,8 @@ class Lifetime:
         """Start a save in the background; return when it has passed `milestone`.
 
         Cancellation:
-            Cancels the save and returns when its temporary files are gone. What it failed with is not told.
+            Cancels the save and returns when its temporary files are gone. That it failed by itself just then
+            is told to nobody; that a handler hangs or failed is told when the Checkpointer is left.
         """
         tasks, _ = self.running()
         self.background.add(task)
@@ -138,7 +139,7 @@ class Lifetime:
             with CancelScope(shield=True):  # bounded by the task, which bounds its own clean-up
                 await task.wait_ended()
 
-            task.promise.mark_seen()  # who is cancelled knows, also if it failed by itself just then
+            task.let_go()
             raise
 
     async def _keep_alive(self, save: SaveFuture) -> None:

@@ -107,6 +107,12 @@ class SaveTask:
         """Wait until no part of the save runs any more and its temporary files are gone."""
         await self._ended.wait()
 
+    def let_go(self) -> None:
+        """Have nobody told of its failure, as the caller was cancelled. What a handler did is told."""
+        of_handler = isinstance(self._promise.error_unseen, HandlerFailedError)
+        if self._hung is None and not of_handler:
+            self._promise.mark_seen()
+
     async def __call__(self) -> None:
         """Save."""
         try:
