@@ -74,12 +74,14 @@ def by_hand(
 
         obstore.put(store, part[0], part[1].data, use_multipart=False)
 
-    def get(part: tuple[str, Any]) -> None:
+    def get(part: tuple[str, Any]) -> np.ndarray[Any, Any]:
         found = obstore.get(store, part[0]).bytes()
         taken = np.empty(len(found), np.uint8)
         taken[:] = np.frombuffer(found, np.uint8)
         if summed:
             crc32c(taken.data)
+
+        return taken  # kept until all are there, as a restore keeps what it made
 
     obstore.put(store, f"{prefix}/connected", b"")
     with ThreadPoolExecutor(AT_ONCE) as pool:
