@@ -12,12 +12,16 @@ from threading import Event, Lock, Thread
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-Action = Literal["refuse", "reset", "lost_reply", "truncate", "flip", "hang", "deny", "conflict"]
+Action = Literal[
+    "refuse", "reset", "lost_reply", "truncate", "flip", "hang", "deny", "conflict", "expire", "skew"
+]
 """`refuse`: 503 instead of the server's answer. `reset`: the connection ends before the server hears of it.
 `lost_reply`: it ends after the server has answered. `truncate`: half of the answer's body. `flip`: one bit of
-the body. `hang`: no answer until the proxy ends. `deny`: 403. `conflict`: 409."""
+the body. `hang`: no answer until the proxy ends. `deny`: 403. `conflict`: 409.
+`expire`, `skew`: what S3 says of a token that is too old, and to a client whose clock is wrong."""
 
-_STATUS = {"refuse": 503, "deny": 403, "conflict": 409}
+_STATUS = {"refuse": 503, "deny": 403, "conflict": 409, "expire": 400, "skew": 403}
+_CODE = {"expire": "ExpiredToken", "skew": "RequestTimeTooSkewed"}
 _HOP = {"connection", "transfer-encoding", "keep-alive", "content-length"}
 
 
@@ -79,7 +83,8 @@ def fault_proxy(upstream: str) -> Generator[FaultProxy]:
                 self.end_connection()
                 return
             if action in _STATUS:
-                self.answer(_STATUS[action], {}, b"injected")
+                code = _CODE.get(action, "injected")
+                self.answer(_STATUS[action], {}, f"<Error><Code>{code}</Code></Error>".encode())
                 return
 
             status, headers, content = self.forwarded(body)

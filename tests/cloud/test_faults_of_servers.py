@@ -20,12 +20,14 @@ from penstock.kernel.errors import (
     ThrottledError,
     UnreachableError,
 )
+from penstock.steps import CheckpointManager
 
 AssertSame = Callable[[Any, Any], None]
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
 DATA, DOCUMENT, CLAIM, MARK = "/d/", "manifest", "penstock-saving", "commit_success"
+LISTS = r"^GET .*[?&](list-type=|comp=list|prefix=)"
 
 
 @pytest.fixture
@@ -85,6 +87,40 @@ async def test_a_save_that_keeps_failing_says_why_and_leaves_nothing_to_be_seen(
     proxy.rules.clear()
     async with Checkpointer(config=quick()) as checkpointer:
         await (await checkpointer.save(path, state()))
+
+
+@pytest.mark.parametrize("action", ["expire", "skew"])
+@pytest.mark.parametrize("what", [DATA, DOCUMENT])
+async def test_credentials_that_expire_within_a_save_and_a_wrong_clock_are_told(
+    environ: Server, proxy: FaultProxy, what: str, action: Action
+) -> None:
+    path = f"{environ.url()}/7"
+    proxy.fail(f"^PUT .*{what}", action, count=10**6)
+    async with Checkpointer(config=quick()) as checkpointer:
+        with pytest.raises(AccessDeniedError) as caught:
+            await (await checkpointer.save(path, state()))
+
+    assert path in str(caught.value)
+    assert environ.bucket_store().kind(path) is None
+
+
+async def test_a_list_that_is_refused_is_not_read_as_an_empty_root(
+    environ: Server, proxy: FaultProxy
+) -> None:
+    root = environ.url()
+    async with CheckpointManager(root, config=quick()) as manager:
+        await (await manager.save(7, state()) or pytest.fail("it was not saved"))
+
+    proxy.fail(LISTS, "refuse")
+    async with CheckpointManager(root, config=quick()) as manager:
+        assert manager.all_steps() == (7,)
+
+    proxy.fail(LISTS, "refuse", count=10**6)
+    with pytest.raises(ThrottledError):
+        async with CheckpointManager(root, config=quick()):
+            pytest.fail("it was opened")
+
+    assert proxy.fired().count("refuse") > 1
 
 
 @pytest.mark.parametrize("action", ["refuse", "reset", "truncate"])
