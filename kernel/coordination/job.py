@@ -16,6 +16,9 @@ from penstock.kernel.coordination.operation_keys import join_key
 MOST_REMEMBERED: Final = 4
 """How many operations the primary remembers to have ended well, should one who took part not leave them."""
 
+MOST_LEFT: Final = 64
+"""How many operations a process remembers to have left. It may find one of them once more, just forgotten."""
+
 
 @final
 @dataclass(slots=True, eq=False)
@@ -32,6 +35,8 @@ class Job:
     """The operations of the primary that can still be joined, by the key that says so."""
     ended: deque[str] = field(default_factory=deque[str])
     """The primary's operations that ended well, whose keys it deletes if nobody else has."""
+    left: deque[str] = field(default_factory=lambda: deque[str](maxlen=MOST_LEFT))
+    """The last operations that this process left."""
 
     @property
     def count(self) -> int:

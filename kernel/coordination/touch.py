@@ -83,12 +83,15 @@ class Touch:
     async def come(self) -> bool:
         """Say for the first time that this process is here; return whether it was not here before.
 
-        Not by what this object knows: an earlier Checkpointer of the process may have been here. It may be
-        asked again; see `KeyValueCalls.put_once`.
+        An earlier Checkpointer of the process may have been here, so the service is asked, and may be again;
+        see `KeyValueCalls.put_once`. Not of what this one left: its keys may be forgotten by now.
 
         Cancellation:
             Not before the service has answered, or `JobLimits.call_s` has passed.
         """
+        if self.identity in self._job.left:
+            return False
+
         first = Heartbeat(self._first, "join").encoded()
         with CancelScope(shield=True), move_on_after(self._job.limits.call_s):
             return await self._job.calls.put_once(self._own_beat, first)
@@ -164,6 +167,7 @@ class Touch:
         Cancellation:
             Delivered after three times `JobLimits.call_s` at most.
         """
+        self._job.left.append(self.identity)
         limits, primary = self._job.limits, self._job.primary
         of_primary = isinstance(error, PeerSilentError) and primary in error.seen and self.verdict is None
         # The service mostly lives in the primary, and is silent with it.

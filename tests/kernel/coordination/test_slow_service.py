@@ -10,9 +10,13 @@ from anyio import CancelScope, create_task_group, sleep_forever, to_thread
 from tests.kernel.coordination.test_joint_operation import LONG, PATH, Processes, Watched
 
 from penstock.errors import PeerFailedError, PeerSilentError, StorageError
+from penstock.kernel.coordination.job import Job
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.kernel.coordination.joint_operation import JointOperation
+from penstock.kernel.coordination.key_value_calls import KeyValueCalls
+from penstock.kernel.coordination.operation_keys import OperationKeys
 from penstock.kernel.coordination.outcomes import MOST_OUTCOMES
+from penstock.kernel.coordination.touch import Touch
 from penstock.kernel.protocols.coordinator import KeyValues
 from penstock.testing.memory_key_values import MemoryKeyValues
 
@@ -72,6 +76,18 @@ async def test_who_came_without_a_word_from_the_service_takes_part_all_the_same(
 
     assert job.errors == {}
     assert job.published == [b"part"]
+
+
+async def test_who_left_an_operation_does_not_come_to_it_again_once_it_is_forgotten() -> None:
+    """As it would by what it read before: the primary has begun the next, and hears nothing of it."""
+    calls, keys = KeyValueCalls(MemoryKeyValues()), OperationKeys("1")
+    job = Job(calls, 1, (0, 1), limits=LONG)
+    touch = Touch(job, keys, PATH)
+    assert await touch.come()
+    await touch.end(StorageError("write", PATH, "no space"))
+    await calls.delete(keys.all)
+    assert not await Touch(job, keys, PATH).come()
+    assert await Touch(job, OperationKeys("2"), PATH).come()
 
 
 async def test_a_primary_that_is_cancelled_deletes_first_what_says_that_it_can_be_joined() -> None:
