@@ -25,7 +25,7 @@ from typing import Final, final
 
 from penstock.kernel.errors.families import SpecError
 
-_AT_ONCE: Final = "pass overwrite=True to replace it atomically"
+REPLACED_AT_ONCE: Final = "pass overwrite=True to replace it atomically"
 
 
 @final
@@ -70,7 +70,7 @@ class DestinationExistsError(SpecError, FileExistsError):
     `advice` says what to pass to replace it.
     """
 
-    def __init__(self, path: str, advice: str = _AT_ONCE) -> None:
+    def __init__(self, path: str, advice: str = REPLACED_AT_ONCE) -> None:
         super().__init__(f"{path!r} exists; {advice}")
         self.path, self.advice = path, advice
 
@@ -97,7 +97,7 @@ class StepExistsError(SpecError, FileExistsError):
     `advice` says what to pass to replace it.
     """
 
-    def __init__(self, step: int, advice: str = _AT_ONCE) -> None:
+    def __init__(self, step: int, advice: str = REPLACED_AT_ONCE) -> None:
         super().__init__(f"step {step} exists; {advice}")
         self.step, self.advice = step, advice
 

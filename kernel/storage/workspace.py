@@ -20,6 +20,7 @@ from penstock.kernel.errors import (
     StorageError,
     UnsupportedByStoreError,
 )
+from penstock.kernel.errors.spec_errors import REPLACED_AT_ONCE
 from penstock.kernel.protocols.store_capabilities import BuildHolds, Exchanges, SharedBuilds
 from penstock.kernel.storage.deletion import delete_checkpoint, remove_abandoned
 from penstock.kernel.storage.holds import BRIEF_WAITS_S, hold_with_readers
@@ -38,7 +39,7 @@ _ADVICE: Final = 'overwrite="delete-first" deletes it and then saves; until that
 
 def how_to_replace(store: Store) -> str:
     """Say what makes a save replace what lies in a store."""
-    return "pass overwrite=True to replace it atomically" if isinstance(store, Exchanges) else _ADVICE
+    return REPLACED_AT_ONCE if isinstance(store, Exchanges) else _ADVICE
 
 
 def check_place(store: Store, place: str) -> None:

@@ -94,13 +94,7 @@ def child(who: str, url: str, mib: int) -> None:
 
 
 def run_child(who: str, server: Server, mib: int) -> tuple[float, float]:
-    others = {
-        "TENSORSTORE_GCS_HTTP_URL": server.json_endpoint,
-        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
-        TRANSLATING: server.endpoint,
-        "STORAGE_EMULATOR_HOST": server.json_endpoint,
-        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
-    }
+    others = {**server.environ_of_orbax(), TRANSLATING: server.endpoint}
     command = [sys.executable, "-m", "tests.cloud.beside_orbax", "--who", who, "--url", server.url()]
     ended = subprocess.run(
         [*command, "--mib", str(mib)],

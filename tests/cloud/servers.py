@@ -67,6 +67,17 @@ class Server:
         """The variables by which a client finds it, or a proxy before it."""
         return {**ENVIRONMENT, ENDPOINTS[self.scheme]: self.path_to(endpoint)}
 
+    def environ_of_orbax(self) -> dict[str, str]:
+        """Return the environment in which Orbax finds a server of Google's, and what it reads by."""
+        return {
+            "STORAGE_EMULATOR_HOST": self.json_endpoint,
+            "TENSORSTORE_GCS_HTTP_URL": self.json_endpoint,
+            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+            "GOOGLE_CLOUD_PROJECT": "test",
+            "JAX_PLATFORMS": "cpu",
+        }
+
     def path_to(self, proxy: str | None = None) -> str:
         """Its URL, or that by which a proxy before it is asked for the same."""
         if proxy is None:

@@ -53,17 +53,11 @@ def test_orbax_and_penstock_read_each_other_on_gs(server: Server, monkeypatch: p
     for step in (6, 7):
         penstock.sync.save(f"{url}/{step}", state())
 
-    other = {
-        "GOOGLE_BASE_URL": server.json_endpoint,  # penstock reads from that server itself, too
-        "STORAGE_EMULATOR_HOST": server.json_endpoint,
-        "TENSORSTORE_GCS_HTTP_URL": server.json_endpoint,
-        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
-        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
-        "GOOGLE_CLOUD_PROJECT": "test",
-        "JAX_PLATFORMS": "cpu",
-    }
-    for name, value in other.items():
+    for name, value in server.environ_of_orbax().items():
         monkeypatch.setenv(name, value)
+
+    # penstock reads from that server itself, too
+    monkeypatch.setenv("GOOGLE_BASE_URL", server.json_endpoint)
 
     ended = subprocess.run(
         [sys.executable, "-c", ORBAX, server.json_endpoint, url],

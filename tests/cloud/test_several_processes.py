@@ -80,15 +80,7 @@ def test_two_processes_save_by_orbaxs_names(
 def read_by_orbax(server: Server, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare what Orbax, in one process, finds there with what two processes saved."""
     pytest.importorskip("gcsfs", reason="by it Orbax reads gs://: pip install gcsfs")
-    others = {
-        "STORAGE_EMULATOR_HOST": server.json_endpoint,
-        "TENSORSTORE_GCS_HTTP_URL": server.json_endpoint,
-        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
-        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
-        "GOOGLE_CLOUD_PROJECT": "test",
-        "JAX_PLATFORMS": "cpu",
-    }
-    for name, value in others.items():
+    for name, value in server.environ_of_orbax().items():
         monkeypatch.setenv(name, value)
 
     command = [sys.executable, "-c", ORBAX, server.json_endpoint, url]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ("JointBuild",)
 
-import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import asynccontextmanager, suppress
@@ -31,6 +30,7 @@ from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.coordinator import Operation
 from penstock.kernel.protocols.store_capabilities import ForeignFiles
+from penstock.orbax.joint.plain_values import digest_of_lines
 from penstock.stages.finalize import Finalize
 from penstock.stages.joint.agreement import Agreement
 
@@ -287,10 +287,11 @@ class _Agree:
                 raise UnsupportedByStoreError("let handlers write to", run.path, run.store, ForeignFiles)
 
             lines = cast("list[str]", message.take())
-            digest = hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).digest()
             await run.threads.run(run.workspace.check_now)
             agreement = Agreement(run, _operation(run), None)
-            asked = JointPlan(shares=(), digest=digest, describe=lambda: lines, agree=agreement.reach)
+            asked = JointPlan(
+                shares=(), digest=digest_of_lines(lines), describe=lambda: lines, agree=agreement.reach
+            )
             await agreement.reach(asked)
             self.build.enter(run.workspace.path(""))
             return _Begun()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ("described_json", "described_message")
+__all__ = ("described_json", "described_message", "digest_of_lines")
 
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Any, Final
 
 SHOWN: Final = 200
@@ -25,6 +26,11 @@ def described_json(value: Any) -> str:
 def described_message(message: Any) -> str:
     """Describe a protobuf message."""
     return f"a message {_digest(message.SerializeToString(deterministic=True))}"
+
+
+def digest_of_lines(lines: Iterable[str]) -> bytes:
+    """Return what tells at once whether all processes ask the same, which `lines` describe."""
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).digest()
 
 
 def _digest(data: bytes) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 __all__ = ("act_on_answer",)
 
-import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from penstock.kernel.protocols.coordinator import Operation
+from penstock.orbax.joint.plain_values import digest_of_lines
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ async def act_on_answer(
         PeerError: If another process asks something else, failed, or does not come.
         Exception: What `answer` or `act` raises here.
     """
-    plan = hashlib.sha256("\n".join(asked).encode("utf-8", "surrogatepass")).digest()
+    plan = digest_of_lines(asked)
     found: list[T] = []
     async with operation.running():
         operation.at("ask")
