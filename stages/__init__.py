@@ -26,7 +26,6 @@ __all__ = (
     "Prioritise",
     "Read",
     "Write",
-    "WriteArranged",
 )
 
 if TYPE_CHECKING:
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from penstock.stages.read import Read
     from penstock.stages.reorder import InOrder
     from penstock.stages.write import Write
-    from penstock.stages.write_arranged import WriteArranged
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
@@ -69,6 +67,5 @@ else:
             "penstock.stages.read": ("Read",),
             "penstock.stages.reorder": ("InOrder",),
             "penstock.stages.write": ("Write",),
-            "penstock.stages.write_arranged": ("WriteArranged",),
         },
     )

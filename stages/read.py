@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-__all__ = ("Read",)
+__all__ = ("OpenFiles", "Read", "put_in_order", "read_pack", "read_twice")
 
+import itertools
 import os
+import resource
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, TypeAlias, final
+from operator import gt
+from threading import Lock
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar, final
 
+import numpy as np
 from anyio import create_task_group
 from anyio.lowlevel import checkpoint_if_cancelled
 from crc32c import crc32c
@@ -25,16 +30,14 @@ from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.files_handler import FilesHandler
+from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, ScatterRead
-from penstock.kernel.protocols.stores import ReadableFile, SummedReads
+from penstock.kernel.protocols.store_capabilities import OverNetwork
+from penstock.kernel.protocols.stores import ReadableFile, Store, SummedReads
 from penstock.kernel.reports.statistics import Advice
 from penstock.stages.common.batching import adjacent
 from penstock.stages.common.opaque_leaves import check_plain
-from penstock.stages.files.file_closing import closing
-from penstock.stages.files.open_files import OpenFiles
-from penstock.stages.files.packed_reads import read_pack
-from penstock.stages.files.second_reads import read_twice
-from penstock.stages.files.transfer_log import tell_transfers
+from penstock.stages.stage_files import closing, log_transfers
 
 FileRead: TypeAlias = DirectRead | ScatterRead | CheckedRead
 
@@ -81,7 +84,7 @@ class Read:
             async with closing(run.threads, reader.end):
                 yield reader
 
-            tell_transfers(run.events, "data.read", reader.files())
+            log_transfers(run.events, "data.read", reader.files())
         finally:
             reader.release()
 
@@ -290,3 +293,217 @@ def _scratch(nbytes: int) -> memoryview:
         return memoryview(bytearray(nbytes))
 
     return anonymous_memory(nbytes)
+
+
+SHARE: Final = 16
+"""One restore keeps 1/SHARE of the files open that its process may: each may take two descriptors, and other
+restores and saves run beside it."""
+
+MOST: Final = 256
+
+
+@dataclass(slots=True)
+class _Open:
+    file: ReadableFile
+    users: int = 0
+
+
+@final
+class OpenFiles:
+    """Opens files when they are read. A checkpoint may have more of them than a process may open.
+
+    Beyond `most`, the file is closed that nobody has used for the longest time. Thread-safe; blocking.
+
+    Args:
+        store: Where the files are.
+        most: How many stay open; by default a part of what the process may open.
+    """
+
+    __slots__ = ("_all", "_is_over", "_lock", "_most", "_open", "_store")
+
+    def __init__(self, store: Store, most: int | None = None) -> None:
+        self._store = store
+        self._most = _most() if most is None else most
+        self._lock = Lock()
+        self._is_over = False
+        self._open: dict[str, _Open] = {}  # the one used last is last
+        self._all: list[ReadableFile] = []
+
+    @contextmanager
+    def lent(self, path: str) -> Generator[ReadableFile]:
+        """Lend the file at `path` for the time of the block, in which it stays open.
+
+        Raises:
+            StorageError: If it cannot be opened, or another one cannot be closed.
+        """
+        with self._lock:
+            entry = self._open.pop(path, None)
+            if entry is None:
+                self._make_room()
+                entry = _Open(self._store.open_data_file(path))
+                self._all.append(entry.file)
+                if self._is_over:
+                    entry.file.close()
+
+            entry.users += 1
+            self._open[path] = entry
+        try:
+            yield entry.file
+        finally:
+            with self._lock:
+                entry.users -= 1
+
+    def files(self) -> Sequence[ReadableFile]:
+        """Every file that was opened, closed ones included."""
+        return list(self._all)
+
+    def end(self) -> Sequence[ReadableFile]:
+        """Keep no more files open, not even those that a thread opens which was left behind; return all."""
+        self._is_over = True  # without the lock: such a thread may hold it
+        return self.files()
+
+    def _make_room(self) -> None:
+        idle = [path for path, entry in self._open.items() if not entry.users]
+        for path in idle[: max(0, len(self._open) - self._most + 1)]:
+            self._open.pop(path).file.close()
+
+
+def _most() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST if soft == resource.RLIM_INFINITY else max(2, min(MOST, soft // SHARE))
+
+
+GAP: Final = 4096
+"""Bytes. A gap of up to this size between two leaves is read too: that is cheaper than another call."""
+
+
+def read_pack(file: ReadableFile, pack: ReadPack, *, verify: bool) -> HostPack:
+    """Read the bytes of all leaves into one buffer, each in C order, in however many chunks it is stored.
+
+    Raises:
+        TruncatedDataError: If the file ends too early; names the first leaf that is cut off.
+        ChecksumError: If bytes differ from those that were written; names the leaf.
+    """
+    order: Sequence[int] = range(len(pack))
+    if any(map(gt, pack.offsets, pack.offsets[1:])):
+        order = sorted(order, key=pack.offsets.__getitem__)
+
+    runs = list(_runs(pack, order))
+    data = np.empty(sum([stop - start for start, stop, _ in runs]), np.uint8).data
+    starts = [0] * len(pack)
+    at = 0
+    for start, stop, numbers in runs:
+        _read(file, pack, start, data[at : at + stop - start])
+        for number in numbers:
+            starts[number] = pack.offsets[number] - start + at
+
+        at += stop - start
+
+    if verify:
+        _verify(pack, data, starts)
+
+    put_in_order(pack.specs, data, starts)
+    return HostPack(pack, data, starts)
+
+
+def _runs(pack: ReadPack, order: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
+    """Yield ranges of the file, each with the leaves that lie in it."""
+    start = stop = 0
+    numbers: list[int] = []
+    for number in order:
+        offset = pack.offsets[number]
+        if not numbers:
+            start = offset
+        elif not stop <= offset <= stop + GAP:
+            yield start, stop, numbers
+            start, numbers = offset, []
+
+        numbers.append(number)
+        stop = offset + pack.sizes[number]
+
+    yield start, stop, numbers
+
+
+def _read(file: ReadableFile, pack: ReadPack, offset: int, buffer: memoryview) -> None:
+    try:
+        file.read_at(offset, [buffer])
+    except TruncatedDataError as error:
+        ends = [start + nbytes for start, nbytes in zip(pack.offsets, pack.sizes, strict=True)]
+        cut = [number for number, end in enumerate(ends) if end > error.found]
+        raise TruncatedDataError(
+            error.path, error.needed, error.found, key_path=pack.key_path(cut[0] if cut else -1)
+        ) from error
+
+
+def _verify(pack: ReadPack, data: memoryview, starts: Sequence[int]) -> None:
+    rows = zip(starts, pack.sizes, pack.crc32cs, strict=True)
+    for number, (start, nbytes, expected) in enumerate(rows):
+        if crc32c(data[start : start + nbytes]) != expected and expected >= 0:
+            at = pack.offsets[number]
+            problem = f"bytes {at} to {at + nbytes} differ from those written"
+            raise ChecksumError(pack.file, problem, key_path=pack.key_path(number))
+
+
+T = TypeVar("T")
+
+
+def read_twice(file: object, read: Callable[[], T]) -> T:
+    """Return `read()`; if what it read of `file` does not fit its checksum, call it once more. Blocking.
+
+    Args:
+        file: The file. Of one that did not come over a network, the first answer counts.
+        read: Reads and compares. It may be called twice.
+
+    Raises:
+        ChecksumError: If the second time it does not fit, either.
+    """
+    try:
+        return read()
+    except ChecksumError:
+        if not isinstance(file, OverNetwork):
+            raise
+
+    return read()
+
+
+# Elements are only moved, so any type of the right size works; numpy copies integers fastest.
+_MOVED_AS: Final = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+
+
+def put_in_order(specs: Sequence[LeafSpec], data: memoryview, starts: Sequence[int]) -> None:
+    """Rearrange the bytes of leaves in place: from chunk after chunk to the whole array in C order. Blocking.
+
+    Leaves of one spec that follow each other are rearranged in one step.
+
+    Args:
+        specs: Of the leaves, whose chunks tile them evenly.
+        data: Holds the chunks of each leaf, one after another in C order of the grid.
+        starts: Where each leaf begins in `data`.
+    """
+    at = 0
+    for _, group in itertools.groupby(specs, key=id):
+        stop = at + len(list(group))
+        spec, first, nbytes = specs[at], starts[at], specs[at].nbytes
+        if not _is_in_order(spec):
+            if list(starts[at:stop]) == list(range(first, first + nbytes * (stop - at), nbytes)):
+                _rearrange(spec, data[first : first + nbytes * (stop - at)])
+            else:
+                for start in starts[at:stop]:
+                    _rearrange(spec, data[start : start + nbytes])
+
+        at = stop
+
+
+def _is_in_order(spec: LeafSpec) -> bool:
+    """Whether chunk after chunk is C order: on axes before the last that is cut, chunks have one element."""
+    last = max([axis for axis, n in enumerate(spec.grid_shape) if n > 1], default=0)
+    return all(size == 1 for size in spec.chunk_shape[:last])
+
+
+def _rearrange(spec: LeafSpec, data: memoryview) -> None:
+    """Rearrange leaves of one spec that follow each other."""
+    dtype: np.dtype[Any] = _MOVED_AS.get(spec.itemsize) or np.dtype(f"V{spec.itemsize}")
+    n_axes = len(spec.chunk_shape)
+    stored = np.frombuffer(data, dtype).reshape(-1, *spec.grid_shape, *spec.chunk_shape)
+    pairs = [axis for at in range(1, n_axes + 1) for axis in (at, n_axes + at)]
+    np.frombuffer(data, dtype)[:] = stored.transpose(0, *pairs).reshape(-1)

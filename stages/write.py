@@ -1,36 +1,50 @@
-"""Writes pieces into data files, at positions of its own choosing, and makes the files durable."""
+"""Writes pieces to files of the checkpoint, as its layout wants them placed, and makes the files durable."""
 
 from __future__ import annotations
 
-__all__ = ("Write",)
+__all__ = ("BLOCK_BYTES", "Write", "block_bytes_for", "block_bytes_of", "runs_of", "summed")
 
+import math
 import os
+import sys
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
-from typing import ClassVar, TypeAlias, final
+from operator import attrgetter
+from threading import Lock as ThreadLock
+from typing import ClassVar, Final, NamedTuple, Protocol, TypeAlias, final
 
 from anyio import Lock, create_task_group
 from crc32c import crc32c
 
+from penstock.kernel.errors import PipelineError
+from penstock.kernel.messages.joint_plan import ArrangedPart
 from penstock.kernel.messages.leaves import Leaf, in_columns
-from penstock.kernel.messages.save import Pack, Piece, StagedBatch, WrittenBatch, WrittenPack
+from penstock.kernel.messages.save import Pack, Piece, SavePlan, StagedBatch, WrittenBatch, WrittenPack
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
-from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout, JointLayout
+from penstock.kernel.protocols.layouts import (
+    ArrangedDigests,
+    ArrangedLayout,
+    Arrangement,
+    FormattedLayout,
+    ItemsLayout,
+    JointLayout,
+    WrittenRange,
+)
+from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel.protocols.store_capabilities import LongFiles, WritableTogether
 from penstock.kernel.protocols.stores import DataFile, WholeWrites
-from penstock.kernel.protocols.written import Written
+from penstock.kernel.protocols.written import RunningSums, Written
 from penstock.kernel.reports.statistics import Advice
 from penstock.kernel.storage.byte_placement import placement_of
 from penstock.stages.common.batching import adjacent
 from penstock.stages.common.codec_rules import check_encoded, saved_by_encoding
 from penstock.stages.common.free_space import naming_leaf
-from penstock.stages.files.block_checksums import block_bytes_of, summed
-from penstock.stages.files.chunk_files import ChunkFileWriter
-from penstock.stages.files.file_closing import closing
-from penstock.stages.files.transfer_log import tell_transfers
+from penstock.stages.common.planned_leaves import check_planned, plan_of
+from penstock.stages.stage_files import closing, log_transfers
 
 
 @final
@@ -38,16 +52,20 @@ from penstock.stages.files.transfer_log import tell_transfers
 class Write:
     """Takes `StagedBatch`es, yields `WrittenBatch`es, and releases every lease it was handed.
 
-    The chunks of a save lie one after another in a few data files; a chunk is whole in one file,
-    wherever its pieces come from. Each file is synced once: after the last piece, or earlier if there are
-    many. The event `data.written` says how many bytes bypassed the page cache and how many went through it.
-    Background writes of third-party handlers are waited for here. If the layout wants each chunk in a file
-    of its own, `write_chunk_files` does the work.
+    The layout decides where the bytes go:
+
+    - Most write the chunks of a save one after another into a few data files.
+    - A layout that names a file for each chunk gets such files.
+    - An `ArrangedLayout`, such as that of safetensors, knows the place of every leaf in advance.
+
+    A file is synced once: after its last piece, or earlier if there are many. The event `data.written` says
+    how many bytes bypassed the page cache and how many went through it. Background writes of third-party
+    handlers are waited for here.
 
     Attributes:
         concurrency: Batches written at once, each by a thread.
         file_bytes: A data file that has grown to this size is followed by another one. None for the size
-            that the store prefers.
+            that the store prefers. Of no use to a layout that names its files.
     """
 
     messages: ClassVar[Messages] = {StagedBatch: WrittenBatch}
@@ -68,19 +86,67 @@ class Write:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save. Its files are closed at the end, whatever happened."""
-        layout = run.layout
-        writer: _Writer | ChunkFileWriter = _Writer(run, self.file_bytes)
-        if isinstance(layout, FormattedLayout) and not layout.save_format.ocdbt:
-            writer = ChunkFileWriter(run, layout)
+        placement = _placement(run, self.file_bytes)
+        async with closing(run.threads, placement.files):
+            yield _Writer(run, placement)
 
-        async with closing(run.threads, writer.files):
-            yield writer
+        log_transfers(run.events, "data.written", list(placement.files()))
 
-        tell_transfers(run.events, "data.written", list(writer.files()))
+
+class _Placement(Protocol):
+    """Where the bytes of one save go. It opens the files, and writes them."""
+
+    async def write(self, batch: StagedBatch) -> WrittenBatch:
+        """Write a batch, which keeps its lease."""
+        ...
+
+    def finish(self) -> AsyncIterator[WrittenBatch]:
+        """Make durable what is not, once the last batch was written."""
+        ...
+
+    def files(self) -> Iterable[DataFile]:
+        """Every file that was opened."""
+        ...
+
+
+def _placement(run: SaveRun, file_bytes: int | None) -> _Placement:
+    layout = run.layout
+    if isinstance(layout, ArrangedLayout):
+        return _ArrangedFiles(run, layout)
+    if isinstance(layout, FormattedLayout) and not layout.save_format.ocdbt:
+        return _ChunkFiles(run, layout)
+
+    return _DataFiles(run, file_bytes)
+
+
+@final
+class _Writer:
+    """The actor of one save."""
+
+    __slots__ = ("_placement", "_run")
+
+    def __init__(self, run: SaveRun, placement: _Placement) -> None:
+        self._run = run
+        self._placement = placement
+
+    async def __call__(self, batch: StagedBatch, /) -> WrittenBatch:
+        try:
+            written = await self._placement.write(batch)
+            for pending in batch.pending:
+                await pending.wait()
+        finally:
+            batch.release()
+
+        # Progress counts the bytes of arrays, of which an encoded piece has more than were written.
+        self._run.progress.advance(len(batch.leaves), written.nbytes + saved_by_encoding(batch))
+        return written
+
+    def finish(self) -> AsyncIterator[WrittenBatch]:
+        return self._placement.finish()
 
 
 @dataclass(slots=True)
-class _OpenFile:
+class _DataFile:
     """A data file being filled."""
 
     name: str  #: relative to the checkpoint
@@ -89,7 +155,7 @@ class _OpenFile:
     due: int = 0  #: bytes that are placed in it but not yet written
 
 
-_Place: TypeAlias = tuple[_OpenFile, int]
+_Place: TypeAlias = tuple[_DataFile, int]
 """A file, and an offset in it."""
 
 
@@ -98,12 +164,14 @@ class _Placed:
     """A piece with where it goes."""
 
     piece: Piece
-    target: _OpenFile
+    target: _DataFile
     offset: int
 
 
 @final
-class _Writer:
+class _DataFiles:
+    """Chunks follow one another in a few data files, each whole in one, wherever its pieces come from."""
+
     __slots__ = (
         "_chunks",
         "_file_bytes",
@@ -124,32 +192,21 @@ class _Writer:
         self._run = run
         self._placement = placement_of(run.store)
         self._file_bytes = self._placement.file_bytes if file_bytes is None else file_bytes
-        self._files: list[_OpenFile] = []
-        self._unsynced: list[_OpenFile] = []
+        self._files: list[_DataFile] = []
+        self._unsynced: list[_DataFile] = []
         self._placed = 0  # bytes of all files
-        self._filling: dict[str, _OpenFile] = {}  # by the folder that their names are relative to
+        self._filling: dict[str, _DataFile] = {}  # by the folder that their names are relative to
         self._folder = run.layout.folder if isinstance(run.layout, ItemsLayout) else _no_folder
         self._only_folder = run.layout.only_folder if isinstance(run.layout, ItemsLayout) else ""
         self._own_folder = ""
         if run.operation is not None and isinstance(run.layout, JointLayout):
             self._own_folder = run.layout.process_folder(run.operation.process_index)
 
-        self._chunks: dict[tuple[int, tuple[int, ...]], tuple[_OpenFile, int]] = {}
+        self._chunks: dict[tuple[int, tuple[int, ...]], tuple[_DataFile, int]] = {}
         self._placing = Lock(fast_acquire=True)
         self._preallocate = True
 
-    async def __call__(self, batch: StagedBatch, /) -> WrittenBatch:
-        try:
-            done = await self._write_all(batch)
-            for pending in batch.pending:
-                await pending.wait()
-        finally:
-            batch.release()
-
-        self._run.progress.advance(len(batch.leaves), done.nbytes + saved_by_encoding(batch))
-        return done
-
-    async def _write_all(self, batch: StagedBatch) -> WrittenBatch:
+    async def write(self, batch: StagedBatch) -> WrittenBatch:
         """Write a batch: all at once, unless that opens many files."""
         loose: list[Piece] = []
         kept = [part for whole in batch.packs for part in self._small_enough(whole, loose)]
@@ -168,7 +225,7 @@ class _Writer:
 
             blocks = block_bytes_of(self._run)
             some = await self._run.threads.run(
-                _write, batch.leaves, placed, located, blocks, self._file_bytes
+                _write_placed, batch.leaves, placed, located, blocks, self._file_bytes
             )
             done = replace(done, written=done.written + some.written, packs=done.packs + some.packs)
             for entry in placed:
@@ -298,16 +355,16 @@ class _Writer:
         target.due += nbytes
         return target, base
 
-    async def _open_file(self, folder: str) -> _OpenFile:
+    async def _open_file(self, folder: str) -> _DataFile:
         name = os.path.join(folder, self._own_folder, self._run.layout.data_file())
         await self._run.workspace.open(os.path.dirname(name))
         return await self._run.threads.run(self._create, name)
 
-    def _create(self, name: str) -> _OpenFile:
+    def _create(self, name: str) -> _DataFile:
         # Stored by the opening thread: a task cancelled meanwhile would lose the open file.
         run = self._run
         file = run.store.create_data_file(run.workspace.path(name))
-        opened = _OpenFile(name, file)
+        opened = _DataFile(name, file)
         self._files.append(opened)
         # Gaps before page-aligned chunks are not counted: the file merely grows by them.
         left = run.progress.bytes_total - self._placed
@@ -327,14 +384,14 @@ def _sync_and_close(files: Sequence[DataFile]) -> None:
         file.close()
 
 
-def _write(
+def _write_placed(
     leaves: Sequence[Leaf],
     placed: Sequence[_Placed],
     packs: Sequence[tuple[Pack, _Place]],
     block_bytes: int,
     file_bytes: int,
 ) -> WrittenBatch:
-    for run in adjacent(placed, _one_write):
+    for run in adjacent(placed, _is_next_piece):
         with naming_leaf(run[0].piece.leaf):
             _write_at(run[0].target, run[0].offset, [entry.piece.data for entry in run], file_bytes)
 
@@ -353,7 +410,7 @@ def _written_piece(entry: _Placed, block_bytes: int) -> Written:
     return Written(piece.leaf.index, piece.chunk, piece.start, *place, checksum, piece.coded, running)
 
 
-def _write_at(target: _OpenFile, offset: int, buffers: Sequence[memoryview], file_bytes: int) -> None:
+def _write_at(target: _DataFile, offset: int, buffers: Sequence[memoryview], file_bytes: int) -> None:
     """Write buffers one after another; if they are the whole of a full file, from where they lie."""
     file, (first, *others) = target.file, buffers
     is_whole = not others and offset == 0 and first.nbytes == target.end >= file_bytes
@@ -363,12 +420,378 @@ def _write_at(target: _OpenFile, offset: int, buffers: Sequence[memoryview], fil
         file.write_at(offset, buffers)
 
 
-def _written(pack: Pack, target: _OpenFile, offset: int) -> WrittenPack:
+def _written(pack: Pack, target: _DataFile, offset: int) -> WrittenPack:
     data, ends = pack.data, list(accumulate(pack.chunk_sizes))
     checksums = array("I", [crc32c(data[start:end]) for start, end in zip([0, *ends], ends, strict=False)])
     return WrittenPack(pack.leaves, target.name, offset, pack.nbytes, checksums)
 
 
-def _one_write(before: _Placed, entry: _Placed) -> bool:
+def _is_next_piece(before: _Placed, entry: _Placed) -> bool:
     """Whether a piece follows another one in the same file."""
     return entry.target is before.target and entry.offset == before.offset + before.piece.nbytes
+
+
+_Chunk: TypeAlias = tuple[int, tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class _ChunkFile:
+    """The file of a chunk that is not completely written."""
+
+    file: DataFile
+    absent_bytes: int
+
+
+@final
+class _ChunkFiles:
+    """Each chunk is a file, which is made durable and closed once its last byte was written.
+
+    Args:
+        run: Of the save.
+        layout: Names the file of every chunk.
+    """
+
+    __slots__ = ("_all", "_document_bytes", "_folders", "_layout", "_lock", "_open", "_run")
+
+    def __init__(self, run: SaveRun, layout: FormattedLayout) -> None:
+        self._run = run
+        self._layout = layout
+        self._document_bytes = placement_of(run.store).document_bytes
+        self._open: dict[_Chunk, _ChunkFile] = {}
+        self._all: list[DataFile] = []
+        self._folders: set[str] = set()
+        self._lock = ThreadLock()
+
+    async def write(self, batch: StagedBatch) -> WrittenBatch:
+        await self._run.workspace.open()
+        written = await self._run.threads.run(self._write, batch)
+        return WrittenBatch(batch.leaves, written, handled=batch.pending, plan=batch.plan)
+
+    async def finish(self) -> AsyncIterator[WrittenBatch]:
+        return
+        yield
+
+    def files(self) -> Iterable[DataFile]:
+        """Every file that was opened for a large chunk."""
+        return self._all
+
+    def _write(self, batch: StagedBatch) -> tuple[Written, ...]:
+        return tuple(map(self._write_piece, batch.parts()))
+
+    def _write_piece(self, piece: Piece) -> Written:
+        check_encoded(piece)
+        leaf = piece.leaf
+        name = self._layout.chunk_file(leaf, piece.chunk)
+        if name is None:
+            raise PipelineError(f"the layout names no file for chunk {piece.chunk} of {leaf.info.key_path}")
+
+        path = self._run.workspace.path(name)
+        with naming_leaf(leaf):
+            self._make_folder(os.path.dirname(name))
+            if piece.nbytes == piece.chunk_nbytes and piece.nbytes < self._document_bytes:
+                self._run.store.write_file(path, bytes(piece.data))
+            else:
+                self._write_part(piece, path)
+
+        checksum, running = summed(piece, block_bytes_of(self._run))
+        place = name, piece.start, piece.nbytes
+        return Written(leaf.index, piece.chunk, piece.start, *place, checksum, piece.coded, running)
+
+    def _write_part(self, piece: Piece, path: str) -> None:
+        chunk = (piece.leaf.index, piece.chunk)
+        with self._lock:
+            opened = self._open.get(chunk)
+            if opened is None:
+                opened = _ChunkFile(self._run.store.create_data_file(path), piece.chunk_nbytes)
+                self._open[chunk] = opened
+                self._all.append(opened.file)
+
+        opened.file.write_at(piece.start, [piece.data])
+        with self._lock:
+            opened.absent_bytes -= piece.nbytes
+            if opened.absent_bytes:
+                return
+
+            del self._open[chunk]
+
+        opened.file.sync()
+        opened.file.close()
+
+    def _make_folder(self, folder: str) -> None:
+        # Creating it twice is harmless, but no worker may go on before it exists.
+        if folder not in self._folders:
+            self._run.workspace.make_directory(folder)
+            self._folders.add(folder)
+
+
+class _Write(NamedTuple):
+    """Bytes and their destination; sorts by file and offset."""
+
+    file: str
+    offset: int
+    data: memoryview
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What is known once the plan of the save is."""
+
+    plan: SavePlan
+    arrangement: Arrangement
+    digests: ArrangedDigests
+    files: Mapping[str, _ArrangedFile]
+
+
+@dataclass(slots=True)
+class _ArrangedFile:
+    """A file of the arrangement."""
+
+    end: int  #: its length, bytes
+    absent_bytes: int = 0  #: of leaves, not written yet
+    opened: DataFile | None = None
+    is_complete: bool = False
+
+
+@final
+class _ArrangedFiles:
+    """Each leaf is whole and in C order where its layout said in advance; chunks of a sharded one meet there.
+
+    A file is created for its first piece. After its last one it gets its head, with the checksums of what was
+    written: so only files are open that are partly written. Of several processes that save together, each
+    writes its parts into the same files, which the primary has made and completes.
+    """
+
+    __slots__ = ("_all", "_beginning", "_begun", "_layout", "_lock", "_run")
+
+    def __init__(self, run: SaveRun, layout: ArrangedLayout) -> None:
+        self._run = run
+        self._layout = layout
+        self._beginning = Lock()
+        self._begun: _Begun | None = None
+        self._lock = ThreadLock()  # of the state of files
+        self._all: list[DataFile] = []
+
+    async def write(self, batch: StagedBatch) -> WrittenBatch:
+        begun = await self._begin(batch)
+        written = await self._run.threads.run(self._write, begun, batch)
+        return WrittenBatch(batch.leaves, written, handled=batch.pending, plan=batch.plan)
+
+    async def finish(self) -> AsyncIterator[WrittenBatch]:
+        begun = self._begun
+        if begun is None:  # no message came: commit reports that
+            return
+        if self._run.operation is not None:  # the primary completes the files, once all have written
+            await self._run.threads.run(self._end_part, begun)
+            yield WrittenBatch((), plan=begun.plan, arranged=ArrangedPart(begun.arrangement, begun.digests))
+            return
+
+        for name, file in begun.files.items():
+            if not file.is_complete:  # no leaf in it has bytes; if some are missing, commit says so
+                await self._run.threads.run(self._complete, begun, name)
+
+        for document in begun.arrangement.documents:
+            path = self._run.workspace.path(document.path)
+            await self._run.threads.run(self._run.store.write_file, path, document.data)
+
+    def files(self) -> Iterable[DataFile]:
+        """Every file that was opened."""
+        return self._all
+
+    async def _begin(self, batch: StagedBatch) -> _Begun:
+        """Make the arrangement, once."""
+        async with self._beginning:
+            if self._begun is None:
+                run = self._run
+                plan = plan_of([batch])
+                arrangement = await run.threads.run(
+                    self._layout.arrange, run.path, plan.infos, plan.specs, run.custom_metadata
+                )
+                await run.workspace.open()
+                digests = self._layout.digests(arrangement, plan.specs)
+                self._begun = _Begun(plan, arrangement, digests, _files_of(arrangement, plan.specs))
+
+            return self._begun
+
+    def _open(self, begun: _Begun, name: str) -> DataFile:
+        """Return a file, which is created for whoever is first."""
+        file = begun.files[name]
+        with self._lock:
+            if file.opened is None:
+                file.opened = self._opened(self._run.workspace.path(name), file.end)
+                self._all.append(file.opened)
+                if self._run.operation is None:
+                    file.opened.allocate(file.end)
+
+            return file.opened
+
+    def _opened(self, path: str, nbytes: int) -> DataFile:
+        store = self._run.store
+        if self._run.operation is None:
+            if isinstance(store, LongFiles):
+                return store.create_long_file(path, nbytes)
+
+            return store.create_data_file(path)
+
+        assert isinstance(store, WritableTogether), "the plan says that it is"
+        return store.open_for_writing(path)
+
+    def _end_part(self, begun: _Begun) -> None:
+        """Make durable what this process wrote into files of all."""
+        for file in begun.files.values():
+            if file.opened is not None:
+                file.opened.sync()
+                file.opened.close()
+
+    def _count(self, begun: _Begun, name: str, nbytes: int) -> None:
+        """Note that so many bytes of leaves are in a file, and complete it if they were the last."""
+        file = begun.files[name]
+        with self._lock:
+            file.absent_bytes -= nbytes
+            if file.absent_bytes or not nbytes or self._run.operation is not None:
+                return
+
+        self._complete(begun, name)
+
+    def _complete(self, begun: _Begun, name: str) -> None:
+        """Write the head of a file, of which all else was written, make the file durable, and close it."""
+        file = self._open(begun, name)
+        file.write_at(0, [memoryview(begun.digests.head(name))])
+        file.sync()
+        file.close()
+        begun.files[name].is_complete = True
+
+    def _write(self, begun: _Begun, batch: StagedBatch) -> tuple[Written, ...]:
+        arrangement, digests = begun.arrangement, begun.digests
+        writes: list[_Write] = []
+        written: list[Written] = []
+        ranges: dict[str, list[WrittenRange]] = {}
+        for piece in batch.parts():
+            check_planned(piece.leaf, plan_of([batch]))
+            place = arrangement.places[piece.leaf.index]
+            assert place is not None, "only leaves with array bytes have pieces"
+            in_file = ranges.setdefault(place.file, [])
+            for at, lo, hi in runs_of(piece.leaf.spec, piece.chunk, piece.start, piece.nbytes):
+                data = piece.data[lo:hi]
+                writes.append(_Write(place.file, place.offset + at, data))
+                in_file += _summed(data, place.offset, at, digests.block_bytes)
+
+            written.append(
+                Written(piece.leaf.index, piece.chunk, piece.start, place.file, place.offset, piece.nbytes, 0)
+            )
+
+        writes.sort(key=lambda write: write[:2])
+        for name, in_one in groupby(writes, attrgetter("file")):
+            file = self._open(begun, name)
+            for run in adjacent(list(in_one), _is_next_write):
+                file.write_at(run[0].offset, [write.data for write in run])
+
+            digests.add({name: ranges[name]})
+            self._count(begun, name, sum([part.nbytes for part in ranges[name]]))
+
+        return tuple(written)
+
+
+def _files_of(arrangement: Arrangement, specs: Sequence[LeafSpec]) -> Mapping[str, _ArrangedFile]:
+    """Return every file of an arrangement, none of them created."""
+    files = {head.path: _ArrangedFile(len(head.data)) for head in arrangement.heads}
+    for place, spec in zip(arrangement.places, specs, strict=True):
+        if place is not None:
+            file = files[place.file]
+            file.end = max(file.end, place.offset + spec.nbytes)
+            file.absent_bytes += spec.nbytes
+
+    return files
+
+
+def runs_of(spec: LeafSpec, chunk: Sequence[int], start: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
+    """Split a range of a chunk into runs that are contiguous in the whole array. Pure.
+
+    Args:
+        spec: Of the leaf.
+        chunk: Grid index of the chunk.
+        start: Where the range begins, bytes from the start of the chunk.
+        nbytes: Its length.
+
+    Yields:
+        Offset in the whole array, and where in the range the bytes begin and end.
+    """
+    shape, chunk_shape = spec.shape or (), spec.chunk_shape
+    outer = len(shape)
+    while outer and chunk_shape[outer - 1] == shape[outer - 1]:
+        outer -= 1
+    outer = max(outer - 1, 0)  # the axes before it are stepped through
+
+    run_bytes = math.prod(chunk_shape[outer:]) * spec.itemsize
+    strides = [math.prod(shape[axis + 1 :]) * spec.itemsize for axis in range(len(shape))]
+    base = sum(at * n * stride for at, n, stride in zip(chunk, chunk_shape, strides, strict=True))
+    done = 0
+    while done < nbytes:
+        row, within = divmod(start + done, run_bytes)
+        offset = base + within
+        for axis in reversed(range(outer)):
+            row, index = divmod(row, chunk_shape[axis])
+            offset += index * strides[axis]
+
+        end = min(done + run_bytes - within, nbytes)
+        yield offset, done, end
+        done = end
+
+
+def _summed(data: memoryview, first: int, at: int, block_bytes: int) -> Iterator[WrittenRange]:
+    """Take the checksums of bytes that lie `at` bytes within a leaf, which begins at `first` in its file."""
+    done, end = 0, len(data)
+    while done < end:
+        stop = min(end, done + block_bytes - (at + done) % block_bytes)
+        part = data[done:stop]
+        yield WrittenRange(first + at + done, stop - done, crc32c(part))
+        done = stop
+
+
+def _is_next_write(before: _Write, write: _Write) -> bool:
+    """Whether a write follows another one in the same file."""
+    return write.file == before.file and write.offset == before.offset + len(before.data)
+
+
+BLOCK_BYTES: Final = 64 * 1024
+"""What a restore may read more than it needs at each end of a range. A larger chunk is no part of a pack."""
+
+MOST_BLOCKS: Final = 2**22
+"""Of a checkpoint: every process that restores it reads 4 bytes for each."""
+
+
+def block_bytes_of(run: SaveRun) -> int:
+    """Return the bytes of a block of what a save writes."""
+    n_processes = 1 if run.operation is None else len(run.operation.processes)
+    return block_bytes_for(run.progress.bytes_total * n_processes)
+
+
+def block_bytes_for(nbytes: int) -> int:
+    """Return the bytes of a block: more in a large checkpoint, so that all sums take 16 MiB at most."""
+    block_bytes = BLOCK_BYTES
+    while nbytes > block_bytes * MOST_BLOCKS:
+        block_bytes *= 2
+
+    return block_bytes
+
+
+def summed(piece: Piece, block_bytes: int) -> tuple[int, RunningSums | None]:
+    """Return the crc32c of a piece, and what is recorded of its blocks, if it is not encoded and has several.
+
+    The sum is carried on from block to block, so no byte is summed twice. Blocking.
+    """
+    data = piece.data
+    if piece.coded is not None or len(data) <= block_bytes:
+        return crc32c(data), None
+
+    sums, found = array("I"), 0
+    for start in range(0, len(data), block_bytes):
+        # The interpreter is kept: to wait for it again after these few microseconds would take longer.
+        found = crc32c(data[start : start + block_bytes], found, gil_release_mode=0)
+        sums.append(found)
+
+    del sums[-1]
+    if sys.byteorder == "big":
+        sums.byteswap()
+
+    return found, RunningSums(block_bytes, sums.tobytes())

@@ -71,7 +71,7 @@ NAMES = {
     """,
     "penstock.stages": """
         Assemble Commit DeviceToHost Encode Finalize Flatten HostToDevice LimitBytes Locate Plan Prioritise
-        Read Write WriteArranged
+        Read Write
     """,
     "penstock.handlers": """
         Array ArrayHandler Composite EmptyHandler Json LocalStore NumpyHandler NumpyRandomKey OrbaxLayout

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "handlers": {"kernel", "handlers"},
 }
 KERNEL_MAY_IMPORT = {"anyio", "structlog", "penstock", *sys.stdlib_module_names}
-KERNEL_MAY_PLOT = {"timeline_plot.py", "stage_report.py"}  # once `report.plot()` is called
+KERNEL_MAY_PLOT = {"timeline.py", "stage_report.py"}  # once `report.plot()` is called
 
 
 def modules_of(part: str) -> list[Path]:

@@ -6,12 +6,17 @@ __all__ = (
     "AccountStatistics",
     "ByteAccount",
     "ByteLease",
+    "MemoryWaits",
     "acquire_from_both",
+    "waiting_for_memory",
+    "with_waits",
 )
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -21,7 +26,6 @@ from anyio import Event
 from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
 
 from penstock.kernel.errors import ConfigError, LeaseTooLargeError
-from penstock.kernel.memory.memory_waits import waiting_for_memory
 
 PATIENCE: Final = 4
 """How many limits' worth of bytes prioritised requests may take ahead of a waiter before its turn comes."""
@@ -376,3 +380,68 @@ def _take(rooms: tuple[_Room, ...], nbytes: int) -> None:
 def _refuse_negative(nbytes: int) -> None:
     if nbytes < 0:
         raise ValueError(f"cannot lease {nbytes} bytes: the number is negative")
+
+
+@final
+class MemoryWaits:
+    """The time in which some task of one stretch of work waited for bytes. Used from one event loop.
+
+    Tasks that wait at once count once.
+
+    Args:
+        clock: Seconds.
+    """
+
+    __slots__ = ("_clock", "_n_waiting", "_since", "_waited_s")
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._n_waiting = 0
+        self._since = 0.0
+        self._waited_s = 0.0
+
+    @contextmanager
+    def waiting(self) -> Generator[None]:
+        """Count the time of the block."""
+        if not self._n_waiting:
+            self._since = self._clock()
+
+        self._n_waiting += 1
+        try:
+            yield
+        finally:
+            self._n_waiting -= 1
+            if not self._n_waiting:
+                self._waited_s += self._clock() - self._since
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds so far."""
+        under_way = self._clock() - self._since if self._n_waiting else 0.0
+        return self._waited_s + under_way
+
+
+# Like the task itself, this belongs to whoever runs: tasks that a stage starts inherit it.
+_CURRENT: Final[ContextVar[MemoryWaits | None]] = ContextVar("penstock_memory_waits", default=None)
+
+
+@contextmanager
+def with_waits(waits: MemoryWaits) -> Generator[None]:
+    """Have what is waited for in the block, and in tasks started there, counted by `waits`."""
+    token = _CURRENT.set(waits)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+@contextmanager
+def waiting_for_memory() -> Generator[None]:
+    """Count the block as waiting for memory, if anybody counts."""
+    waits = _CURRENT.get()
+    if waits is None:
+        yield
+        return
+
+    with waits.waiting():
+        yield

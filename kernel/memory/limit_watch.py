@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = (
-    "watch_memory",
-    "watching_memory",
-)
+__all__ = ("LimitSharing", "watch_memory", "watching_memory")
 
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 import anyio
-from anyio import CancelScope
+from anyio import CancelScope, move_on_after, sleep
 
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.memory.memory_limit import adjusted_limit
+from penstock.kernel.errors import CoordinationError
+from penstock.kernel.memory.memory_limit import adjusted_limit, memory_domain
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.kernel.memory.memory_limit import MemorySource
     from penstock.kernel.memory.regulator import MemoryRegulator
+
 
 INTERVAL_S: Final = 1.0
 
@@ -98,3 +97,81 @@ async def _look(memory: MemoryRegulator, source: MemorySource, threads: Threads,
             free_bytes=reading.free,
             pressure_percent=reading.pressure,
         )
+
+
+Count: TypeAlias = Callable[[str], Awaitable[tuple[int, bool]]]
+"""Says where this process gets its memory; returns how many get it there, and whether all have said where."""
+
+SHORTEST_S: Final = 1.0
+LONGEST_S: Final = 60.0
+ANSWER_S: Final = 10.0
+
+
+@final
+class LimitSharing:
+    """Counts the processes with which this one shares its host, until all of the job have come.
+
+    Processes that have not opened a Checkpointer do not count.
+
+    Args:
+        memory: What is shared. Nothing is done if its limit is a number.
+        count: How they are counted; None if there is one process.
+        events: Told of each change.
+        domain: What tells the host, or the control group that bounds them together. Blocking.
+    """
+
+    __slots__ = ("_count", "_domain", "_events", "_memory")
+
+    def __init__(
+        self,
+        memory: MemoryRegulator,
+        count: Count | None,
+        events: BoundLogger,
+        *,
+        domain: Callable[[], str] = memory_domain,
+    ) -> None:
+        self._memory = memory
+        self._count = None if memory.source is None else count
+        self._events = events
+        self._domain = domain
+
+    async def look(self) -> bool:
+        """Count once, and take one part of so many. Returns whether the number is final. Never raises.
+
+        Cancellation:
+            As that of `count`.
+        """
+        if self._count is None:
+            return True
+
+        found, is_final = self._memory.sharers, False
+        try:
+            with move_on_after(ANSWER_S):
+                found, is_final = await self._count(await Threads(1).run(self._domain))
+        except CoordinationError as error:  # an unchanged limit is better than a failed save
+            self._events.warning("memory.unshared", error=repr(error))
+
+        if found != self._memory.sharers:
+            self._memory.share(found)
+            self._events.info("memory.limit_shared", processes=found, limit_bytes=self._memory.limit)
+
+        return is_final
+
+    @contextmanager
+    def going_on(self, tasks: TaskGroup, *, interval_s: float = SHORTEST_S) -> Generator[None]:
+        """Look again and again while the body runs, ever more rarely, until the number is final."""
+        scope = CancelScope()
+
+        async def look_again() -> None:
+            wait_s = interval_s
+            with scope:
+                while not await self.look():
+                    await sleep(wait_s)
+                    wait_s = min(2 * wait_s, LONGEST_S)
+
+        if self._count is not None:
+            tasks.start_soon(look_again, name="penstock memory sharing")
+        try:
+            yield
+        finally:
+            scope.cancel()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final, overload
 
-from penstock.kernel.messages.columns import as_slice
+from penstock.kernel.messages.leaves import as_slice
 from penstock.kernel.protocols.reads import Read, Target
 
 if TYPE_CHECKING:

@@ -17,11 +17,12 @@ __all__ = (
     "StagedBatch",
     "TreeToSave",
     "WrittenBatch",
+    "WrittenColumns",
     "WrittenPack",
 )
 
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, final
@@ -30,17 +31,17 @@ from weakref import ReferenceType
 from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.messages.changed_specs import LeafChange, SpecChange, place_of, resolved_spec
 from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
-from penstock.kernel.messages.tree_to_save import TreeToSave
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.written import Written
 from penstock.kernel.reports.stage_report import StageReport, size_text
 
 if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease
+    from penstock.kernel.messages.changed_specs import CodecChoice
     from penstock.kernel.messages.joint_plan import ArrangedPart, JointPlan
-    from penstock.kernel.messages.written_columns import WrittenColumns
     from penstock.kernel.protocols.files_handler import FilesHandler
     from penstock.kernel.protocols.leaf_handlers import LeafHandler
+
 
 References: TypeAlias = Mapping[str, "ReferenceType[Any]"]
 """Stored name -> the object that was saved or restored under it, if it can never change."""
@@ -383,3 +384,79 @@ class SaveReport(StageReport):
         staged = "" if math.isnan(self.staged_s) else f", staged after {self.staged_s:.3f} s"
         alone = ", kept apart from other savers by single_writer alone" if self.single_writer else ""
         return f"{whole}{kept}{staged}{alone}"
+
+
+@final
+class TreeToSave:
+    """The caller's tree, until it is taken.
+
+    Taking it lets go of it: a background save must not keep arrays alive that the caller dropped.
+
+    Args:
+        tree: The caller's.
+        changes: What the stages behind the first declare that they do to leaves, in order, by stage name.
+        codec_choice: The stage that decides which leaves with the codec `auto` get one; None if none does.
+    """
+
+    __slots__ = ("_tree", "changes", "codec_choice")
+
+    def __init__(
+        self,
+        tree: object,
+        changes: Sequence[tuple[str, SpecChange]] = (),
+        codec_choice: CodecChoice | None = None,
+    ) -> None:
+        self._tree: list[object] = [tree]
+        self.changes = tuple(changes)
+        self.codec_choice = codec_choice
+
+    def take(self) -> object:
+        """Return the tree and forget it. To be called once."""
+        return self._tree.pop()
+
+
+Column: TypeAlias = Any
+"""An array of int64, of which the kernel knows nothing."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class WrittenColumns:
+    """A `Written` in each row. The columns are of one length."""
+
+    specs: Sequence[LeafSpec]  #: of all leaves, by index
+    files: Sequence[str]  #: relative to the checkpoint directory
+    leaf: Column
+    chunk: Column  #: the chunk's place in C order of the leaf's grid
+    start: Column
+    file: Column  #: number in `files`
+    offset: Column
+    nbytes: Column
+    crc32c: Column
+    coded: Column  #: -1 where the chunk is not encoded
+    block_bytes: Column  #: of `Written.running`; 0 where there is none
+    running: Column  #: the checksums of these, row after row
+
+    def parts(self, rows: Iterable[int] | None = None) -> Iterator[Written]:
+        """Yield all rows, or some of them, as objects, without `running`."""
+        for row in range(len(self.leaf)) if rows is None else rows:
+            leaf, coded = int(self.leaf[row]), int(self.coded[row])
+            yield Written(
+                leaf,
+                _index(int(self.chunk[row]), self.specs[leaf].grid_shape),
+                int(self.start[row]),
+                self.files[int(self.file[row])],
+                int(self.offset[row]),
+                int(self.nbytes[row]),
+                int(self.crc32c[row]),
+                None if coded < 0 else coded,
+            )
+
+
+def _index(flat: int, grid: Sequence[int]) -> tuple[int, ...]:
+    index: list[int] = []
+    for size in reversed(grid):
+        flat, at = divmod(flat, size)
+        index.append(at)
+
+    return tuple(reversed(index))

@@ -18,7 +18,7 @@ from penstock.kernel.protocols.leaf_handlers import EveryProcess, TypeHandler, W
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
-from penstock.kernel.reports.counted_nouns import counted
+from penstock.kernel.reports.stage_report import counted
 
 
 @final

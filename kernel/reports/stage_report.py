@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-__all__ = ("StageReport", "size_text")
+__all__ = (
+    "COLUMNS",
+    "StageReport",
+    "counted",
+    "explained",
+    "find_bottleneck",
+    "size_text",
+    "stage_table",
+    "wall_s",
+)
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, final
 
-from penstock.kernel.reports.bottlenecks import explained, wall_s
-from penstock.kernel.reports.counted_nouns import counted
-from penstock.kernel.reports.report_table import COLUMNS, cells, stage_table
-from penstock.kernel.reports.statistics import StageStatistics
-from penstock.kernel.reports.timeline import timeline_svg
-from penstock.kernel.reports.timeline_plot import plot_timeline
-from penstock.kernel.reports.trace_events import trace_json
+from penstock.kernel.reports.statistics import Advice, Span, StageStatistics
+from penstock.kernel.reports.timeline import plot_timeline, timeline_svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 _COLUMNS: Final = 80
@@ -133,3 +139,199 @@ def _wrapped(text: str) -> list[str]:
         lines[-1] = f"{lines[-1]} {word}".strip()
 
     return lines
+
+
+_BUSY: Final = 0.5
+"""A stage that works for this part of the time is the bottleneck, whoever waits for memory."""
+
+_SHORT: Final = 0.25
+"""If no stage is that busy, one that waits for memory for this part of the time says what is."""
+
+_TINY_S: Final = 0.005
+
+_FEW_LEAVES: Final = 1000
+_FEW_BYTES: Final = 2**20
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """What held a run up: the stage, why, and for how many of how many seconds."""
+
+    stage: StageStatistics
+    why: Literal["work", "memory"]
+    seconds: float
+    of_s: float
+
+
+def wall_s(stages: Sequence[StageStatistics]) -> float:
+    """Seconds from the first to the last work of any stage."""
+    spans = [span for stage in stages for span in stage.spans]
+    if not spans:
+        return max([stage.longest_s for stage in stages], default=0.0)
+
+    return max(span.end for span in spans) - min(span.start for span in spans)
+
+
+def find_bottleneck(stages: Sequence[StageStatistics]) -> _Finding | None:
+    """Return what held the run up; None if no stage ran.
+
+    A stage all of whose workers are busy most of the time is it, and then it is also why others wait for
+    memory: it gives back too slowly. If none is that busy, and one waits for memory, the budget is it.
+    """
+    ran = [stage for stage in stages if stage.n_in]
+    if not ran:
+        return None
+
+    whole = max(wall_s(stages), 1e-9)
+    busiest = max(ran, key=lambda stage: stage.longest_s)
+    waiting = max(ran, key=_waited_s)
+    if busiest.longest_s < _BUSY * whole and _waited_s(waiting) >= _SHORT * whole:
+        return _Finding(waiting, "memory", _waited_s(waiting), whole)
+
+    return _Finding(busiest, "work", busiest.longest_s, whole)
+
+
+def explained(stages: Sequence[StageStatistics], kind: str, n_leaves: int, nbytes: int) -> str:
+    """Say in one or two sentences what held a save or a restore up, and which option to change.
+
+    Args:
+        stages: What was measured.
+        kind: `save` or `restore`.
+        n_leaves: All leaves: what a stage advises where there are many is wrong for four.
+        nbytes: Array bytes.
+    """
+    found = find_bottleneck(stages)
+    if found is None:
+        return f"No stage of this {kind} had anything to do."
+
+    stage, took = found.stage, f"{found.seconds:.2f} of {found.of_s:.2f} s"
+    if found.of_s < _TINY_S:
+        took = f"{1000 * found.seconds:.1f} of {1000 * found.of_s:.1f} ms"
+    if found.why == "memory":
+        return (
+            f"Memory is the bottleneck: the stage {stage.name!r} waited {took} for it. {stage.advice.memory}"
+        )
+
+    workers = f", with {stage.workers} workers" if stage.workers > 1 else ""
+    words = _advised(stage.advice, n_leaves, nbytes)
+    return f"The stage {stage.name!r} is the bottleneck: it worked {took}{workers}. {words}"
+
+
+def _advised(advice: Advice, n_leaves: int, nbytes: int) -> str:
+    if advice.few_leaves and n_leaves < _FEW_LEAVES:
+        return advice.few_leaves
+    if advice.few_bytes and nbytes < _FEW_BYTES:
+        return advice.few_bytes
+
+    return advice.work
+
+
+def _waited_s(stage: StageStatistics) -> float:
+    return stage.memory_wait_s / stage.workers
+
+
+_MIB: Final = 2**20
+_NAME: Final = 17
+_WIDTHS: Final = (4, 8, 8, 8, 8, 9, 9, 7)  #: of the columns behind the name
+
+COLUMNS: Final = ("stage", "", "work", "input", "output", "memory", "MiB", "MiB/s", "queue")
+"""The second one is the number of workers. Times are of one worker on average, in seconds: at work,
+and waiting for input, output and memory. The queue is the messages that waited for the stage, on average."""
+
+
+def stage_table(stages: Iterable[StageStatistics]) -> str:
+    """Return a line for each stage below a line of headings, without a line break at the end."""
+    lines = [COLUMNS, *(cells(stage) for stage in stages)]
+    return "\n".join(_line(line) for line in lines)
+
+
+def cells(stage: StageStatistics) -> tuple[str, ...]:
+    """Return what the table says of a stage, in the order of `COLUMNS`."""
+    times = (stage.busy_s, stage.starved_s, stage.blocked_s, stage.memory_wait_s)
+    speed = "" if stage.throughput is None else _short_cell(stage.throughput / _MIB)
+    workers = f"x{stage.workers}" if stage.workers > 1 else ""
+    queue = "" if not stage.n_in else _short_cell(stage.queued_mean)
+    size = _short_cell(stage.nbytes / _MIB) if stage.nbytes else ""
+    shown = [_seconds(each / stage.workers) for each in times]
+    return (stage.name, workers, *shown, size, speed, queue)
+
+
+def _line(line: Sequence[str]) -> str:
+    name, *rest = line
+    if len(name) > _NAME:
+        name = f"{name[: _NAME - 1]}…"
+
+    cells_ = [cell.rjust(width) for cell, width in zip(rest, _WIDTHS, strict=True)]
+    return f"{name.ljust(_NAME)}{''.join(cells_)}".rstrip()
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3f}" if seconds < 1000 else f"{seconds:.0f}"
+
+
+def _short_cell(number: float) -> str:
+    if number == 0:
+        return "0"
+
+    return f"{number:.1f}" if number < 1000 else f"{number:.0f}"
+
+
+def trace_json(stages: Sequence[StageStatistics], title: str) -> str:
+    """Return a document in the Trace Event Format: one row for each worker, in the order of the flow.
+
+    Times are microseconds from the first work of any stage.
+
+    Args:
+        stages: In order.
+        title: What the process is called in the trace.
+    """
+    start = min((span.start for stage in stages for span in stage.spans), default=0.0)
+    events: list[dict[str, Any]] = [_named("process_name", title)]
+    row = 0
+    for stage in stages:
+        rows = [row + worker + 1 for worker in range(stage.workers)]
+        row = rows[-1]
+        for worker, tid in enumerate(rows):
+            label = stage.name if stage.workers == 1 else f"{stage.name} {worker}"
+            events += [_named("thread_name", label, tid), _sorted(tid)]
+
+        events += [_worked(stage, span, rows[span.worker], start) for span in stage.spans]
+
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def _worked(stage: StageStatistics, span: Span, row: int, start: float) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "pid": 1,
+        "tid": row,
+        "name": stage.name,
+        "cat": "stage",
+        "ts": _micros(span.start - start),
+        "dur": _micros(span.end - span.start),
+        "args": {"nbytes": span.nbytes, "memory_wait_us": _micros(span.memory_wait_s)},
+    }
+
+
+def _named(kind: str, name: str, tid: int = 0) -> dict[str, Any]:
+    return {"ph": "M", "pid": 1, "tid": tid, "name": kind, "args": {"name": name}}
+
+
+def _sorted(tid: int) -> dict[str, Any]:
+    return {"ph": "M", "pid": 1, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
+
+
+def _micros(seconds: float) -> float:
+    return round(seconds * 1e6, 1)
+
+
+def counted(n: int, one: str, many: str = "") -> str:
+    """Return `1 leaf`, `2 leaves`, `1,000 steps`.
+
+    Args:
+        n: How many.
+        one: The noun for one.
+        many: For any other number; by default with an s.
+    """
+    return f"{n:,} {one if n == 1 else many or one + 's'}"

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol, final, runtime_checkable
 
-from penstock.kernel.memory.memory_waits import MemoryWaits, with_waits
+from penstock.kernel.memory.byte_account import MemoryWaits, with_waits
 from penstock.kernel.protocols.capability import Capability
 
 

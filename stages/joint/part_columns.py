@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from penstock.kernel.concurrency.brief_steps import drop, parts_of
 from penstock.kernel.errors import CoordinationError
-from penstock.kernel.messages.save import WrittenBatch
-from penstock.kernel.messages.written_columns import WrittenColumns
+from penstock.kernel.messages.save import WrittenBatch, WrittenColumns
 from penstock.kernel.protocols.leaf import LeafSpec
 
 COLUMNS: Final = ("leaf", "chunk", "start", "file", "offset", "nbytes", "crc32c", "coded", "block_bytes")

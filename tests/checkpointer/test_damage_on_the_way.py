@@ -13,7 +13,7 @@ from penstock import Checkpointer, Config
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ChecksumError, CorruptCheckpointError
 from penstock.kernel.protocols.store_capabilities import OverNetwork
-from penstock.stages.files.second_reads import read_twice
+from penstock.stages.read import read_twice
 
 pytestmark = pytest.mark.anyio
 

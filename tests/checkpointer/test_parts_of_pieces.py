@@ -15,7 +15,7 @@ import penstock
 from penstock.errors import ChecksumError
 from penstock.handlers.formats.orbax.documents.file_names import INTEGRITY
 from penstock.kernel.config.save_format import SaveFormat
-from penstock.stages.files.block_checksums import BLOCK_BYTES, block_bytes_for
+from penstock.stages.write import BLOCK_BYTES, block_bytes_for
 
 ROWS, COLUMNS = 24, 2 * BLOCK_BYTES // 4  # a row is two blocks
 ROW = COLUMNS * 4

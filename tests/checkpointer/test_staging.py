@@ -24,7 +24,7 @@ from penstock.kernel.errors import DeletedLeafError
 from penstock.kernel.messages.restore_options import RestoreReport
 from penstock.kernel.pipeline.futures import Milestone
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.reports.report_table import stage_table
+from penstock.kernel.reports.stage_report import stage_table
 from penstock.testing.faulty_store import FaultyStore
 
 pytestmark = pytest.mark.anyio

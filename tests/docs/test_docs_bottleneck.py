@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.kernel.reports.report_table import COLUMNS
+from penstock.kernel.reports.stage_report import COLUMNS
 from penstock.kernel.reports.statistics import advice_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "find-the-bottleneck.md").read_text()

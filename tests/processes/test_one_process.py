@@ -26,7 +26,7 @@ TOGETHER = (
     "penstock.handlers.leaves.jax_arrays.process_shards",
     "penstock.kernel.coordination",
     "penstock.kernel.messages.joint_plan",
-    "penstock.kernel.messages.written_columns",
+    "penstock.kernel.messages.save",
     "penstock.kernel.storage.joined_workspace",
     "penstock.stages.agree",
     "penstock.stages.joint",

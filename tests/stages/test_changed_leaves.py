@@ -94,7 +94,7 @@ LAYOUTS = pytest.mark.parametrize("layout", [None, SafetensorsLayout()], ids=["o
 @LAYOUTS
 @pytest.mark.parametrize("dtype", ["int32", "float16"])
 async def test_an_undeclared_cast_after_flatten_is_refused(tmp_path: Path, layout: Any, dtype: str) -> None:
-    pipeline = save_pipeline(layout).insert_after("flatten", cast_leaves(dtype))
+    pipeline = save_pipeline().insert_after("flatten", cast_leaves(dtype))
     options = {} if layout is None else {"layout": layout}
 
     error = await refused(tmp_path / "c", pipeline, **options)
@@ -110,9 +110,7 @@ async def test_an_undeclared_cast_after_flatten_is_refused(tmp_path: Path, layou
 async def test_an_undeclared_cast_of_staged_bytes_is_refused(
     tmp_path: Path, layout: Any, with_spec: bool
 ) -> None:
-    pipeline = save_pipeline(layout).insert_after(
-        "device_to_host", cast_bytes("float16", with_spec=with_spec)
-    )
+    pipeline = save_pipeline().insert_after("device_to_host", cast_bytes("float16", with_spec=with_spec))
     options = {} if layout is None else {"layout": layout}
 
     for number, name in enumerate(("small", "large")):
@@ -218,7 +216,7 @@ async def test_a_declared_cast_is_planned_written_and_restored(
     stage = CastLeaves(dtype) if place == "flatten" else Cast(dtype)
     options = {} if layout is None else {"layout": layout}
     async with penstock.Checkpointer(memory_limit=budget, **options) as checkpointer:
-        pipeline = save_pipeline(layout).insert_after(place, stage)
+        pipeline = save_pipeline().insert_after(place, stage)
         report = await (await checkpointer.save(tmp_path / "c", MIXED, pipeline=pipeline))
         found = await checkpointer.restore(tmp_path / "c")
         intact = layout is not None or (await checkpointer.verify(tmp_path / "c")).intact
@@ -239,7 +237,7 @@ async def test_a_declared_cast_is_planned_written_and_restored(
 async def test_a_cast_in_front_of_encode_is_encoded_as_what_it_became(tmp_path: Path) -> None:
     layout = OrbaxLayout(SaveFormat(codec="zstd:1"))
     async with penstock.Checkpointer(layout=layout) as checkpointer:
-        pipeline = save_pipeline(layout).insert_after("device_to_host", Cast("float16"))
+        pipeline = save_pipeline().insert_after("device_to_host", Cast("float16"))
         await (await checkpointer.save(tmp_path / "c", TREE, pipeline=pipeline))
         found = await checkpointer.restore(tmp_path / "c")
 
@@ -251,7 +249,7 @@ async def test_a_cast_in_front_of_encode_is_encoded_as_what_it_became(tmp_path: 
 async def test_a_stage_that_does_not_keep_to_what_it_declares_is_refused(
     tmp_path: Path, layout: Any, name: str
 ) -> None:
-    pipeline = save_pipeline(layout).insert_after("device_to_host", Cast("float16", as_declared="int32"))
+    pipeline = save_pipeline().insert_after("device_to_host", Cast("float16", as_declared="int32"))
     options = {} if layout is None else {"layout": layout}
 
     error = await refused(tmp_path / "c", pipeline, {name: TREE[name]}, **options)
@@ -291,7 +289,7 @@ class Halve:
 async def test_a_leaf_that_is_whole_may_get_another_shape(tmp_path: Path, layout: Any) -> None:
     options = {} if layout is None else {"layout": layout}
     async with penstock.Checkpointer(**options) as checkpointer:
-        pipeline = save_pipeline(layout).insert_after("device_to_host", Halve())
+        pipeline = save_pipeline().insert_after("device_to_host", Halve())
         await (await checkpointer.save(tmp_path / "c", {"a": np.arange(10), "s": 3}, pipeline=pipeline))
         found = await checkpointer.restore(tmp_path / "c")
 

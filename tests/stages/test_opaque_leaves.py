@@ -156,7 +156,7 @@ async def test_orbax_and_tensorstore_refuse_it(tmp_path: Path, form: SaveFormat)
 
 async def test_safetensors_refuses_it_before_a_byte(tmp_path: Path) -> None:
     layout = SafetensorsLayout()
-    pipeline = save_pipeline(layout).insert_after("device_to_host", Encrypt(KEY))
+    pipeline = save_pipeline().insert_after("device_to_host", Encrypt(KEY))
     async with penstock.Checkpointer(layout=layout) as checkpointer:
         with pytest.raises(InvalidLeafError, match=CODEC):
             await (await checkpointer.save(tmp_path / "c", {"a": np.arange(10)}, pipeline=pipeline))

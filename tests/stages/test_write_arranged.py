@@ -12,18 +12,17 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tests.stages.stage_rig import Rig, cancel_in, files_in, save_stages
 
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import PipelineError, StorageError
+from penstock.kernel.errors import StorageError
 from penstock.kernel.messages.save import WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.stages.device_to_host import DeviceToHost
 from penstock.stages.flatten import Flatten
 from penstock.stages.limit_bytes import LimitBytes
-from penstock.stages.write_arranged import WriteArranged, runs_of
+from penstock.stages.write import Write, runs_of
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +34,7 @@ def run_for(rig: Rig, shard_bytes: int | None = None) -> SaveRun:
 
 async def write(rig: Rig, tree: object, *before: Any, shard_bytes: int | None = None) -> list[WrittenBatch]:
     run = run_for(rig, shard_bytes)
-    return await save_stages(run, tree, Flatten(), DeviceToHost(), *before, WriteArranged())
+    return await save_stages(run, tree, Flatten(), DeviceToHost(), *before, Write())
 
 
 def on_disk(rig: Rig) -> dict[str, bytes]:
@@ -131,16 +130,6 @@ async def test_neighbours_are_one_write(rig: Rig) -> None:
     await write(rig, [noise(10) for _ in range(100)])
 
     assert rig.operations.count("data.write_at") == 2  # the head, and everything else
-
-
-async def test_another_layout_is_refused(rig: Rig) -> None:
-    run = rig.save_run()
-    assert isinstance(run.layout, OrbaxLayout)
-
-    with pytest.raises(PipelineError, match="OrbaxLayout does not say"):
-        await save_stages(run, [noise(3)], Flatten(), DeviceToHost(), WriteArranged())
-
-    rig.check_idle()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from penstock.kernel.pipeline.leased_opening import open_leased
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.checkpoints import LeafColumns, StorageDetails, StoredCheckpoint, ZarrDetails
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.reports.counted_nouns import counted
+from penstock.kernel.reports.stage_report import counted
 from penstock.stages.pytree.flattening import nest_columns
 
 

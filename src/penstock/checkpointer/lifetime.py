@@ -23,8 +23,7 @@ from penstock.kernel.concurrency.interpreter_settings import calm_interpreter
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ClosedError
 from penstock.kernel.memory.buffers import give_back_freed_memory
-from penstock.kernel.memory.limit_sharing import LimitSharing
-from penstock.kernel.memory.limit_watch import watching_memory
+from penstock.kernel.memory.limit_watch import LimitSharing, watching_memory
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture
 from penstock.kernel.pipeline.observers import watched
 from penstock.kernel.protocols.coordinator import SingleProcessCoordinator

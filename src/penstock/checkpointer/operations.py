@@ -75,7 +75,7 @@ class Operations:
         made = make_engine(options, memory, registry, store, save_format, layout, coordinator)
         self.engine = replace(made, observers=(*observers, *observers_of(options.telemetry)))
         layout = self.engine.layout
-        saving = pipelines.save_pipeline(layout) if save_pipeline is None else save_pipeline
+        saving = pipelines.save_pipeline() if save_pipeline is None else save_pipeline
         restoring = pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline
         self._pipelines = self._fitted(saving, restoring)
         self._of_buckets: dict[int, tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]] = {}

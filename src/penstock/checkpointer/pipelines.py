@@ -23,7 +23,7 @@ from penstock.kernel.pipeline.pipeline import Pipeline, Slot
 from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
 from penstock.kernel.pipeline.stage import Stage
 from penstock.kernel.plugins.stage_registry import StageRegistry
-from penstock.kernel.protocols.layouts import ArrangedLayout, FormattedLayout, Layout
+from penstock.kernel.protocols.layouts import FormattedLayout, Layout
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.stages.assemble import Assemble
 from penstock.stages.commit import Commit
@@ -38,7 +38,6 @@ from penstock.stages.plan import Plan
 from penstock.stages.prioritise import Prioritise
 from penstock.stages.read import Read
 from penstock.stages.write import Write
-from penstock.stages.write_arranged import WriteArranged
 
 RunT = TypeVar("RunT")
 First: TypeAlias = Callable[[KeyPath], bool]
@@ -52,21 +51,15 @@ regulator bounds the bytes copied for them; leaves that are not copied cost none
 UNLIMITED = 1 << 62  # bytes of a data file
 
 
-def save_pipeline(layout: Layout | None = None) -> Pipeline[SaveRun]:
-    """Return the seven stages of a save, each with its default options.
-
-    Args:
-        layout: The format written; by default Orbax's. A layout whose files begin with a table of contents
-            has its own stage to write them.
-    """
-    arranged = isinstance(layout, ArrangedLayout)
+def save_pipeline() -> Pipeline[SaveRun]:
+    """Return the seven stages of a save, each with its default options."""
     return Pipeline(
         (
             Slot("flatten", Flatten(), Milestone.PLANNED),
             Slot("prioritise", Prioritise()),
             Slot("device_to_host", DeviceToHost(), Milestone.STAGED, queue=STAGED_AHEAD),
             Slot("limit_bytes", LimitBytes()),
-            Slot("write", WriteArranged() if arranged else Write(), Milestone.WRITTEN, queue=1),
+            Slot("write", Write(), Milestone.WRITTEN, queue=1),
             Slot("commit", Commit(), Milestone.COMMITTED),
             Slot("finalize", Finalize()),
         )

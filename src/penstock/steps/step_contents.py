@@ -21,7 +21,7 @@ from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.reports.counted_nouns import counted
+from penstock.kernel.reports.stage_report import counted
 from penstock.steps.step_directory import METRICS, TREE, StepReader
 
 

@@ -30,7 +30,7 @@ from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import bucket_of
-from penstock.stages.files.file_closing import closing
+from penstock.stages.stage_files import closing
 from penstock.tools.stored_items import StoredItems
 
 Limits: TypeAlias = "tuple[int | str | None, int | str | None, int | str | None, int | str | None]"
@@ -160,7 +160,7 @@ class Rewriting:
         if items.parts is not None:
             layout = CompositeLayout(layout, items.parts)
 
-        pipeline = _unhurried(save_pipeline(layout)).insert_before("finalize", unchanged, called="unchanged")
+        pipeline = _unhurried(save_pipeline()).insert_before("finalize", unchanged, called="unchanged")
         custom = {**(items.custom_metadata or {}), **(custom_metadata or {})} or None
         async with Checkpointer(
             registry=_handlers(),

@@ -27,7 +27,7 @@ from penstock.inspection.tree_comparison import Pair, TreeComparison, compare_tr
 from penstock.inspection.treemap import Rectangle, treemap
 from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.reports.counted_nouns import counted
+from penstock.kernel.reports.stage_report import counted
 from penstock.telemetry.kept_reports import KeptReport, read_reports
 
 _MOST_LEAVES: Final = 2000  # in a table; the page says how many there are

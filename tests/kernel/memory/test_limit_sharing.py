@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint
 from structlog.testing import LogCapture
 
 from penstock.kernel.errors import CoordinationError
-from penstock.kernel.memory.limit_sharing import LimitSharing
+from penstock.kernel.memory.limit_watch import LimitSharing
 from penstock.kernel.memory.memory_limit import MemoryReading, memory_domain
 from penstock.kernel.memory.regulator import MemoryRegulator
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.kernel.errors import PipelineError
 from penstock.kernel.messages.restore import RestoreRequest
 from penstock.kernel.messages.save import Leaf, LeafBatch, StagedBatch, TreeToSave, WrittenBatch
@@ -61,7 +60,7 @@ SAVE, RESTORE = save_pipeline(), restore_pipeline()
     "pipeline",
     [
         SAVE,
-        save_pipeline(SafetensorsLayout()),
+        save_pipeline(),
         RESTORE,
         SAVE.without("prioritise"),
         SAVE.without("limit_bytes"),

@@ -9,8 +9,7 @@ import pytest
 
 from penstock.kernel.messages.restore_options import RestoreReport
 from penstock.kernel.messages.save import SaveReport
-from penstock.kernel.reports.bottlenecks import explained, find_bottleneck, wall_s
-from penstock.kernel.reports.report_table import stage_table
+from penstock.kernel.reports.stage_report import explained, find_bottleneck, stage_table, wall_s
 from penstock.kernel.reports.statistics import Advice, Span, StageStatistics, advice_of
 from penstock.kernel.reports.timeline import MOST_BARS, timeline_rows, timeline_svg
 from penstock.pipelines import restore_pipeline, save_pipeline

@@ -6,8 +6,7 @@ import pytest
 from anyio import create_task_group
 from anyio.lowlevel import checkpoint
 
-from penstock.kernel.memory.byte_account import ByteAccount
-from penstock.kernel.memory.memory_waits import MemoryWaits, waiting_for_memory
+from penstock.kernel.memory.byte_account import ByteAccount, MemoryWaits, waiting_for_memory
 from penstock.kernel.reports.statistics import (
     Span,
     StageMeter,

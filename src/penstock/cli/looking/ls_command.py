@@ -14,7 +14,7 @@ from penstock.cli.terminal.leaf_texts import age, iso_time
 from penstock.cli.terminal.terminal_output import Output, Table
 from penstock.inspection.places import find_place, store_of
 from penstock.inspection.step_listing import StepFacts, list_checkpoints, name_best
-from penstock.kernel.reports.counted_nouns import counted
+from penstock.kernel.reports.stage_report import counted
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

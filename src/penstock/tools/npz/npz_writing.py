@@ -22,7 +22,7 @@ from penstock.kernel.messages.save import SaveReport
 from penstock.kernel.protocols.stores import DataFile, Store
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.kernel.storage.workspace import Workspace
-from penstock.stages.files.file_closing import closing
+from penstock.stages.stage_files import closing
 from penstock.tools.npz.npz_members import MemberToWrite
 
 _FILE: Final = "arrays.npz"

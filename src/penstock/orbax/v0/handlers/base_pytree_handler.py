@@ -323,7 +323,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         return pipeline.insert_after("commit", MergeProcessFiles(), called="merge")
 
     def _recording_pipeline(self, data_file_size: int | None) -> Pipeline[SaveRun]:
-        pipeline = pipelines.save_pipeline(self._layout)
+        pipeline = pipelines.save_pipeline()
         if self._own_store is not None:
             pipeline = recorded_by(self._own_store, self._form, pipeline)
         if data_file_size is None or not self._form.ocdbt:

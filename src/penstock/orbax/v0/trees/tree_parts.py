@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, Self, TypeVar, cast, final
 from jax import tree_util
 
 from penstock.kernel.errors import SpecError
-from penstock.kernel.reports.counted_nouns import counted
+from penstock.kernel.reports.stage_report import counted
 from penstock.orbax.v0.common.tree_utils import to_flat_dict
 
 T = TypeVar("T")

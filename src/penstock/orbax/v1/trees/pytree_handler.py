@@ -173,7 +173,7 @@ class PyTreeHandler:
         path = await directory.await_creation()
         build = joint_build_around(path)
         layout = TreeLayout(save_format_of(options, jointly=build is not None))
-        pipeline = save_pipeline(layout)
+        pipeline = save_pipeline()
         if options.use_ocdbt and build is None:  # for leaf handlers that write databases of their own
             pipeline = pipeline.insert_after("commit", MergeProcessFiles(), called="merge")
         store = options.array_metadata_store

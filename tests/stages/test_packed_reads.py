@@ -24,14 +24,13 @@ from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.kernel.protocols.stores import ReadableFile
 from penstock.pipelines import save_pipeline
 from penstock.stages.assemble import Assemble
-from penstock.stages.files.packed_reads import GAP, read_pack
 from penstock.stages.host_to_device import HostToDevice
 from penstock.stages.limit_bytes import LimitBytes
 from penstock.stages.locate import Locate
 from penstock.stages.plan import Plan
 from penstock.stages.planning.pack_selection import SMALL
 from penstock.stages.prioritise import Prioritise
-from penstock.stages.read import Read
+from penstock.stages.read import GAP, Read, read_pack
 
 pytestmark = pytest.mark.anyio
 

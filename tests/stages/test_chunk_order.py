@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.stages.files.chunk_order import put_in_order
+from penstock.stages.read import put_in_order
 
 AXES = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), max_size=4)
 

@@ -14,7 +14,7 @@ import penstock
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import StorageError
-from penstock.stages.files.open_files import OpenFiles
+from penstock.stages.read import OpenFiles
 
 
 @pytest.fixture

@@ -1,17 +1,22 @@
-"""Closes a stage's files, however the stage ends."""
+"""Files that a stage has open: they are closed however it ends, and their transfers are counted."""
 
 from __future__ import annotations
 
-__all__ = ("closing",)
+__all__ = ("closing", "log_transfers")
 
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager, suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from anyio import move_on_after
 
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import StorageError
+from penstock.kernel.protocols.transfers import Transfers
+
+if TYPE_CHECKING:
+    from structlog.stdlib import BoundLogger
+
 
 CLOSING_S = 30.0
 
@@ -48,3 +53,27 @@ def _close(files: Callable[[], Iterable[_File]]) -> None:
     with ExitStack() as stack:
         for file in files():
             stack.callback(file.close)
+
+
+class _CountedFile(Protocol):
+    @property
+    def transfers(self) -> Transfers: ...
+
+
+def log_transfers(events: BoundLogger, event: str, files: Iterable[_CountedFile]) -> None:
+    """Log one event with the sums over all files; none if there is no file.
+
+    Args:
+        events: Of the run.
+        event: `data.read` or `data.written`.
+        files: May be closed.
+    """
+    transfers = [file.transfers for file in files]
+    if transfers:
+        total = sum(transfers, Transfers())
+        events.info(
+            event,
+            n_files=len(transfers),
+            direct_bytes=total.direct_bytes,
+            buffered_bytes=total.buffered_bytes,
+        )
