@@ -24,8 +24,7 @@ from penstock.kernel.errors import (
     StorageError,
 )
 from penstock.kernel.pipeline.futures import Milestone
-from penstock.testing.faulty_store import FaultyStore
-from penstock.testing.hang_points import Hang
+from penstock.testing.faulty_store import FaultyStore, Hang
 
 AssertSame = Callable[[Any, Any], None]
 

@@ -31,7 +31,7 @@ from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.protocols.reads import Target
 from penstock.pipelines import restore_pipeline
 from penstock.stages.host_to_device import HostToDevice
-from penstock.testing.hang_points import Hang, Operation
+from penstock.testing.faulty_store import Hang, Operation
 
 pytestmark = pytest.mark.anyio
 

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.configuration.config_page import config_page
-from penstock.configuration.config_schema import config_schema
-from penstock.configuration.option_reference import STAGES, every_option
+from penstock.configuration import STAGES, config_page, config_schema, every_option
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.save_format import SaveFormat

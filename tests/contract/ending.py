@@ -21,8 +21,7 @@ from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.shutdown_options import StoppingOptions
 from penstock.kernel.errors import ForkedError, StorageError
-from penstock.testing.faulty_store import FaultyStore
-from penstock.testing.hang_points import Hang
+from penstock.testing.faulty_store import FaultyStore, Hang
 
 TREE = {"a": np.arange(1000), "step": 7}
 

@@ -24,8 +24,7 @@ from penstock.kernel.pipeline.futures import SaveFuture
 from penstock.kernel.protocols.leaf import ParamInfo
 from penstock.kernel.protocols.leaf_handlers import Waitable
 from penstock.pipelines import save_pipeline
-from penstock.testing.faulty_store import FaultyStore
-from penstock.testing.hang_points import Hang
+from penstock.testing.faulty_store import FaultyStore, Hang
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.tuning.search import GAIN, PAIRS
+from penstock.tuning import GAIN, PAIRS
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "tune-a-cluster.md"
 

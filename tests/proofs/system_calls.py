@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from penstock.testing.recorded_disk import RecordedDisk
+from penstock.testing.crash_store import RecordedDisk
 from penstock.testing.volatile_disk import Effect, Node, Resize, SyncFile, SyncNames, Write
 
 MARK: Final = "/penstock-mark"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.proofs.system_calls import SystemCalls
 
-from penstock.testing.recorded_disk import RecordedDisk
+from penstock.testing.crash_store import RecordedDisk
 
 
 def coded(text: str) -> str:

@@ -27,7 +27,7 @@ import penstock.orbax as ocp
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.protocols.stores import Store
 from penstock.orbax import v1
-from penstock.testing.recorded_disk import RecordedDisk
+from penstock.testing.crash_store import RecordedDisk
 from penstock.testing.volatile_disk import PowerLoss
 
 

@@ -38,8 +38,7 @@ from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.kernel.storage.workspace import Workspace
-from penstock.testing.faulty_store import FaultyStore
-from penstock.testing.hang_points import Hang, Operation
+from penstock.testing.faulty_store import FaultyStore, Hang, Operation
 
 Fault = Exception | Hang
 T = TypeVar("T")

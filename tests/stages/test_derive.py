@@ -17,7 +17,7 @@ from penstock.kernel.messages.restore import Making, RestoredBatch, RestorePlan
 from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.kernel.protocols.leaf import KeyKind, ParamInfo
 from penstock.stages.derive import Derive
-from penstock.testing.hang_points import Hang, Operation
+from penstock.testing.faulty_store import Hang, Operation
 
 pytestmark = pytest.mark.anyio
 

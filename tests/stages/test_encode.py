@@ -27,7 +27,7 @@ from penstock.stages.device_to_host import DeviceToHost
 from penstock.stages.encode import SAMPLE_BYTES, SAMPLES, Encode
 from penstock.stages.flatten import Flatten
 from penstock.stages.limit_bytes import LimitBytes
-from penstock.testing.hang_points import Hang, Operation
+from penstock.testing.faulty_store import Hang, Operation
 
 pytestmark = pytest.mark.anyio
 

@@ -18,7 +18,7 @@ from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredL
 from penstock.stages.assemble import Assemble
 from penstock.stages.host_to_device import HostToDevice
 from penstock.stages.pytree.flattening import nest
-from penstock.testing.hang_points import Hang, Operation
+from penstock.testing.faulty_store import Hang, Operation
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from penstock.kernel.protocols.leaf import KeyPath
 from penstock.pipelines import save_pipeline
 from penstock.stages.flatten import Flatten
 from penstock.stages.prioritise import Prioritise
-from penstock.testing.hang_points import Hang, Operation
+from penstock.testing.faulty_store import Hang, Operation
 
 pytestmark = pytest.mark.anyio
 

@@ -18,8 +18,7 @@ from penstock.steps.keep_policies import KeepLast, StepInfo
 from penstock.steps.manager import CheckpointManager
 from penstock.steps.save_policies import FirstSave, SaveMoment
 from penstock.steps.step_directory import StepReader
-from penstock.testing.faulty_store import FaultyStore
-from penstock.testing.hang_points import Hang, Operation
+from penstock.testing.faulty_store import FaultyStore, Hang, Operation
 
 pytestmark = pytest.mark.anyio
 

@@ -16,8 +16,7 @@ from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.transfers import Transfers
 from penstock.testing.crash_store import Crash, CrashStore
-from penstock.testing.faulty_store import FaultyStore
-from penstock.testing.hang_points import Operation
+from penstock.testing.faulty_store import FaultyStore, Operation
 
 pytestmark = pytest.mark.anyio
 

@@ -8,15 +8,20 @@ from typing import Any
 
 import pytest
 
-from penstock.tuning.candidates import (
+from penstock.tuning import (
     BUCKET_CANDIDATES,
     CANDIDATES,
     CODECS,
+    PAIRS,
+    Options,
+    Timing,
+    Tuned,
     candidates_for,
     given_candidate,
+    profile_text,
+    search,
+    tuned_svg,
 )
-from penstock.tuning.search import PAIRS, Options, Timing, Tuned, search
-from penstock.tuning.tuned_profile import profile_text, tuned_svg
 
 FAST_READ: Options = {"restore.read.concurrency": 16}
 FAST_WRITE: Options = {"store.io": "direct"}
@@ -135,7 +140,7 @@ async def test_the_profile_has_the_figures_and_the_picture_a_bar_for_each() -> N
 
 
 def test_candidates_are_options_that_there_are() -> None:
-    from penstock.configuration.option_reference import every_option
+    from penstock.configuration import every_option
 
     known = {entry.key for entry in every_option()}
     assert {key for _, options in (*CANDIDATES, *BUCKET_CANDIDATES, *CODECS) for key in options} <= known

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 __all__ = ("Portal", "refuse_running_loop", "run_once")
 
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
-from types import TracebackType
-from typing import Any, TypeVar, final
+from inspect import currentframe
+from types import FrameType, TracebackType
+from typing import Any, TypeVar, cast, final
 
 from anyio import NoEventLoopError
-from anyio.lowlevel import current_token
+from anyio.lowlevel import EventLoopToken, current_token
 
 from penstock.blocking.loop_thread import LoopThread
-from penstock.blocking.notebooks import in_shell, is_cell
 from penstock.checkpointer.process_exit import Stopping
 from penstock.kernel.errors import ClosedError, PenstockError, RunningLoopError
 
@@ -189,3 +190,33 @@ def refuse_running_loop() -> None:
 
 async def _close(values: Any) -> None:
     await values.aclose()
+
+
+def in_shell() -> bool:
+    """Whether this process is an interactive IPython: a notebook's kernel, or one in a terminal."""
+    return _shell() is not None
+
+
+def is_cell(loop: EventLoopToken) -> bool:
+    """Whether the caller is code of a cell, and `loop`, which runs here, is that of IPython's kernel.
+
+    A kernel runs each cell to its end before it looks at its loop again, so a call that blocks there delays
+    nothing that would not wait for the cell anyway. A task that a cell has started is no cell.
+    """
+    shell = _shell()
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None or loop.native_token is not getattr(kernel.io_loop, "asyncio_loop", None):
+        return False
+
+    running: object = cast("Any", type(shell)).run_code.__code__
+    frame: FrameType | None = currentframe()
+    while frame is not None and frame.f_code is not running:
+        frame = frame.f_back
+
+    return frame is not None
+
+
+def _shell() -> Any:
+    """Return IPython's shell; None if this process has none. Imports nothing."""
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()

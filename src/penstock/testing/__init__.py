@@ -64,11 +64,9 @@ from penstock.testing.capability_conformance import (
     WritingTogetherConformance,
 )
 from penstock.testing.crash_store import Crash, CrashStore
-from penstock.testing.faulty_store import FaultyStore
+from penstock.testing.faulty_store import FaultyStore, Hang, Operation
 from penstock.testing.handler_conformance import HandlerConformance
-from penstock.testing.hang_points import Hang, Operation
-from penstock.testing.lockless_store import lockless_store
-from penstock.testing.memory_store import MemoryStore
+from penstock.testing.memory_store import MemoryStore, lockless_store
 from penstock.testing.stage_conformance import StageConformance
 from penstock.testing.store_conformance import DirectoryConformance, StoreConformance
 from penstock.testing.volatile_disk import PowerLoss

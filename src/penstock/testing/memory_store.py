@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("MemoryStore",)
+__all__ = ("MemoryStore", "lockless_store")
 
 import errno
 import os
@@ -12,6 +12,7 @@ from itertools import count
 from threading import RLock
 from typing import Final, Literal, final
 
+from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import StorageError, TruncatedDataError
 from penstock.kernel.protocols.stores import BuildToken
 from penstock.kernel.protocols.transfers import Transfers
@@ -255,3 +256,16 @@ def _is_within(key: str, prefix: str) -> bool:
 
 def _absent(operation: str, path: str) -> StorageError:
     return StorageError(operation, path, "nothing of that kind is there", errno.ENOENT)
+
+
+def lockless_store(error: int = errno.ENOLCK) -> LocalStore:
+    """Return a store as on a network file system that has no `flock`: files with claims take its place.
+
+    Args:
+        error: What the system says: ENOLCK, ENOSYS, ENOTSUP or EOPNOTSUPP.
+    """
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    return LocalStore(flock=refuse)

@@ -11,8 +11,7 @@ from typing import Final, TypeVar
 
 import anyio
 
-from penstock.cli.terminal.progress_bars import Bar, NoBar
-from penstock.cli.terminal.terminal_output import Output
+from penstock.cli.terminal.terminal_output import Bar, NoBar, Output
 from penstock.inspection.file_sizes import sizes_below
 from penstock.inspection.places import store_of
 from penstock.kernel.errors import PenstockError

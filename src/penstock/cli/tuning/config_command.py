@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from penstock.cli.terminal.terminal_output import Output, Table
-from penstock.configuration.config_page import config_page
-from penstock.configuration.config_schema import config_schema
-from penstock.configuration.effective_options import effective_options
-from penstock.configuration.option_reference import OptionEntry, every_option
+from penstock.configuration import (
+    OptionEntry,
+    config_page,
+    config_schema,
+    effective_options,
+    every_option,
+)
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.config_file import FoundFile, find_file, profiles_in
 from penstock.kernel.errors import SpecError

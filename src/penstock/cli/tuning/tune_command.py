@@ -26,9 +26,16 @@ from penstock.kernel.config.units import parse_bytes, parse_seconds
 from penstock.kernel.errors import StorageError
 from penstock.kernel.memory.memory_limit import free_memory
 from penstock.kernel.storage.paths import bucket_of, path_or_url
-from penstock.tuning.candidates import Candidate, candidates_for, given_candidate, nested_tables
-from penstock.tuning.search import Tuned, search
-from penstock.tuning.tuned_profile import profile_text, tuned_svg
+from penstock.tuning import (
+    Candidate,
+    Tuned,
+    candidates_for,
+    given_candidate,
+    nested_tables,
+    profile_text,
+    search,
+    tuned_svg,
+)
 
 _REMOVAL_S: Final = 60.0
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
@@ -129,8 +136,12 @@ def _candidates(options: argparse.Namespace, config: Config) -> Sequence[Candida
 
 
 async def _tune(options: argparse.Namespace, output: Output) -> tuple[Tuned, list[str]]:
-    from penstock.tuning.real_runs import RealRuns, made_up_tree, tree_of  # which load numpy, and more
-    from penstock.tuning.store_probes import probe_store
+    from penstock.tuning import (  # which load numpy, and more
+        RealRuns,
+        made_up_tree,
+        probe_store,
+        tree_of,
+    )
 
     config = Config.load()
     candidates = _candidates(options, config)
