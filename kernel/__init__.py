@@ -176,18 +176,22 @@ if TYPE_CHECKING:
     from penstock.kernel.messages.opaque import OpaquePiece, decoded
     from penstock.kernel.messages.packs import HostPack, ReadLeaf, ReadPack
     from penstock.kernel.messages.restore import (
+        Change,
+        ChangeKind,
         HostBatch,
         HostPart,
         Located,
         Only,
         Order,
         ReadBatch,
+        Rename,
         RestoredBatch,
         RestoredTree,
         RestorePlan,
+        RestoreReport,
         RestoreRequest,
+        Transform,
     )
-    from penstock.kernel.messages.restore_options import Change, ChangeKind, Rename, RestoreReport, Transform
     from penstock.kernel.messages.save import (
         Committed,
         Leaf,
@@ -315,8 +319,6 @@ else:
             "penstock.kernel.messages.restore": (
                 "HostBatch", "HostPart", "Located", "Only", "Order", "ReadBatch", "RestorePlan",
                 "RestoreRequest", "RestoredBatch", "RestoredTree",
-            ),
-            "penstock.kernel.messages.restore_options": (
                 "Change", "ChangeKind", "Rename", "RestoreReport", "Transform",
             ),
             "penstock.kernel.messages.save": (

@@ -46,25 +46,17 @@ class Locate:
 
         async def locate(request: RestoreRequest, /) -> Located:
             finish = partial(_as_asked, request)
-            checkpoint = await open_leased(run, request.path, request.item, finish)
-            return Located(
-                checkpoint,
-                request.like,
-                request.has_like,
-                request.options,
-                request.mmap,
-                request.only,
-                request.verify is True,
-            )
+            checkpoint = await open_leased(run, request.path, request.options.item, finish)
+            return Located(checkpoint, request)
 
         yield locate
 
 
 def _as_asked(request: RestoreRequest, checkpoint: StoredCheckpoint) -> StoredCheckpoint:
-    if request.verify is False and isinstance(checkpoint, ChecksummedCheckpoint):
+    if request.options.verify is False and isinstance(checkpoint, ChecksummedCheckpoint):
         checkpoint = checkpoint.without_checksums()
-    if request.split is not None:
-        checkpoint = split_names(checkpoint, request.split)
+    if request.options.split is not None:
+        checkpoint = split_names(checkpoint, request.options.split)
     if request.has_like and isinstance(checkpoint, NamedTensors):
         flat, _ = flatten_tree(request.like)
         checkpoint = checkpoint.following([(leaf.info, leaf.value) for leaf in flat])

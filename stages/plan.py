@@ -56,8 +56,10 @@ class Plan:
 
         async def plan(located: Located, /) -> AsyncIterator[LeafBatch[ReadLeaf]]:
             result, packs, leaves = await run.threads.run(plan_restore, run, located, self.max_expansion)
-            if located.mmap:
-                leaves = await run.threads.run(map_leaves, run, leaves, located.verify)
+            if located.request.options.mmap:
+                leaves = await run.threads.run(
+                    map_leaves, run, leaves, located.request.options.verify is True
+                )
 
             n_leaves = sum([leaf.ends_leaf for leaf in leaves]) + sum([len(pack) for pack in packs])
             nbytes = sum([leaf.nbytes for leaf in leaves]) + sum([pack.nbytes for pack in packs])

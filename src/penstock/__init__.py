@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from penstock.kernel.config.save_format import SaveArgs, SaveFormat
     from penstock.kernel.errors import PenstockError
     from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
-    from penstock.kernel.messages.restore_options import RestoreReport, Transform
+    from penstock.kernel.messages.restore import RestoreReport, Transform
     from penstock.kernel.messages.save import SaveReport
     from penstock.kernel.pipeline.futures import Milestone, Progress, SaveFuture
     from penstock.kernel.pipeline.pipeline import Pipeline
@@ -123,7 +123,7 @@ else:
             "penstock.kernel.config.save_format": ("SaveArgs", "SaveFormat"),
             "penstock.kernel.errors": ("PenstockError",),
             "penstock.kernel.memory.regulator": ("MemoryRegulator", "RegulatorStatistics"),
-            "penstock.kernel.messages.restore_options": ("RestoreReport", "Transform"),
+            "penstock.kernel.messages.restore": ("RestoreReport", "Transform"),
             "penstock.kernel.messages.save": ("SaveReport",),
             "penstock.kernel.pipeline.futures": ("Milestone", "Progress", "SaveFuture"),
             "penstock.kernel.pipeline.pipeline": ("Pipeline",),

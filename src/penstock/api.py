@@ -11,9 +11,9 @@ __all__ = (
     "verify",
 )
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from penstock.checkpointer.checkpointer import Checkpointer
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from penstock.checkpointer.pipelines import First
     from penstock.checkpointer.restore_keywords import RestoreOnceKeywords
     from penstock.kernel.config.save_format import SaveArgs
-    from penstock.kernel.messages.restore import Only
-    from penstock.kernel.messages.restore_options import Rename, RestoreReport, Transform
+    from penstock.kernel.messages.restore import Only, Rename, RestoreReport, Transform
     from penstock.kernel.messages.save import SaveReport
     from penstock.kernel.pipeline.observers import Observer
     from penstock.kernel.pipeline.pipeline import Pipeline
@@ -126,20 +125,18 @@ async def restore(
     described; and `observers` as `Checkpointer` does.
     """
     async with Checkpointer(observers=observers) as checkpointer:
-        # No overload takes what any of them takes.
-        again = cast("Callable[..., Awaitable[Any]]", checkpointer.restore)
-        return await again(
-            path,
-            like=like,
-            as_type=as_type,
+        from penstock.kernel.messages.restore import RestoreOptions  # it is loaded by now
+
+        options = RestoreOptions(
+            item=item,
+            only=only,
+            split=split,
             mmap=mmap,
             verify=verify,
-            split=split,
-            item=item,
             prioritise=prioritise,
-            pipeline=pipeline,
-            on_report=on_report,
-            only=only,
+            max_expansion=max_expansion,
+            replica_axis=replica_axis,
+            primary_replica=primary_replica,
             rename=rename,
             transforms=transforms,
             transforms_default_to_original=transforms_default_to_original,
@@ -147,10 +144,9 @@ async def restore(
             strict=strict,
             on_missing=on_missing,
             on_unexpected=on_unexpected,
-            max_expansion=max_expansion,
-            replica_axis=replica_axis,
-            primary_replica=primary_replica,
-            progress=progress,
+        )
+        return await checkpointer.operations.restore(
+            path, like, as_type, options, pipeline=pipeline, on_report=on_report, progress=progress
         )
 
 

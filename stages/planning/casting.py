@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.kernel.errors import SpecError, TreeDifference
-from penstock.kernel.messages.restore_options import RestoreOptions
+from penstock.kernel.messages.restore import RestoreOptions
 from penstock.kernel.protocols.leaf import KeyPath, LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, PartsHandler
 from penstock.kernel.protocols.reads import Destination, Target

@@ -25,7 +25,7 @@ import jax
 from jax.core import Tracer
 
 from penstock.kernel.errors import HandlerFailedError, PenstockError, TreeDifference
-from penstock.kernel.messages.restore_options import Change
+from penstock.kernel.messages.restore import Change
 from penstock.kernel.protocols.leaf import ParamInfo, StoredLeaf
 
 ABSENT: Final = -1

@@ -14,8 +14,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from penstock.kernel.errors import SpecError, TreeDifference
-from penstock.kernel.messages.restore import Only
-from penstock.kernel.messages.restore_options import Change, RestoreOptions
+from penstock.kernel.messages.restore import Change, RestoreOptions
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_infos import keys_of
 from penstock.stages.common.stored_columns import StoredInfos, key_columns, spec_column
@@ -69,7 +68,6 @@ def match_leaves(
     stored: Sequence[StoredLeaf],
     target: TargetLeaves | None,
     options: RestoreOptions,
-    only: Only | None = None,
     own: OwnValues = NOTHING_OWN,
 ) -> Matching:
     """Decide where each leaf of a result comes from.
@@ -82,7 +80,6 @@ def match_leaves(
         stored: All its leaves.
         target: The leaves to restore; None for every stored leaf, as it was saved.
         options: `rename`, `transforms`, `on_missing` and `on_unexpected` are used here.
-        only: Limits the restore to some of the stored leaves.
         own: What the target has of this process for itself.
 
     Raises:
@@ -92,7 +89,7 @@ def match_leaves(
         HandlerFailedError: If `rename` is a function and raises.
     """
     keys, _ = key_columns(stored)
-    rows: Sequence[int] = range(len(keys)) if only is None else select_rows(path, keys, only)
+    rows: Sequence[int] = range(len(keys)) if options.only is None else select_rows(path, keys, options.only)
     if own.hidden:
         rows = [row for row in rows if row not in own.hidden]
     if own.functions and options.transforms is not None:

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Final, cast
 
 from penstock.kernel.errors import SpecError, TreeDifference
-from penstock.kernel.messages.restore_options import Change, Rename
+from penstock.kernel.messages.restore import Change, Rename
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo, StoredLeaf
 from penstock.stages.common.key_patterns import keys_in
 from penstock.stages.planning.leaf_sources import call_foreign, described, rule_difference

@@ -16,8 +16,7 @@ from jax import tree_util
 from penstock.kernel.errors import SpecError, StructureMismatchError, TreeDifference
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.messages.packs import ReadLeaf, ReadPack
-from penstock.kernel.messages.restore import Located, Making, RestorePlan
-from penstock.kernel.messages.restore_options import Change, RestoreOptions
+from penstock.kernel.messages.restore import Change, Located, Making, RestorePlan
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
@@ -65,24 +64,25 @@ def plan_restore(
         ExpansionError: If there is no target, and the result would take too many times the bytes stored.
         InsufficientMemoryError: If the machine has less memory than the result takes.
     """
-    checkpoint, options = located.checkpoint, located.options or RestoreOptions()
-    options.check_target(has_like=located.has_like)
-    target, treedef, own = _flattened(run, located) if located.has_like else (None, None, NOTHING_OWN)
-    matching = match_leaves(checkpoint.path, checkpoint.leaves, target, options, located.only, own)
+    checkpoint, request = located.checkpoint, located.request
+    options = request.options
+    options.check_target(has_like=request.has_like)
+    target, treedef, own = _flattened(run, located) if request.has_like else (None, None, NOTHING_OWN)
+    matching = match_leaves(checkpoint.path, checkpoint.leaves, target, options, own)
     if target is None:
         check_expansion(run.store, checkpoint, matching.rows, max_expansion)
 
-    planner = _Planner(run, located, options, matching)
+    planner = _Planner(run, located, matching)
     packs, leaves = planner.read_results()
     makings = planner.makings()
-    leaves = in_parts(run, checkpoint, [*leaves, *planner.inputs], mmap=located.mmap)
+    leaves = in_parts(run, checkpoint, [*leaves, *planner.inputs], mmap=options.mmap)
     planner.check()
-    if not located.mmap:
+    if not options.mmap:
         join_memory(leaves)
 
     plan = RestorePlan(
         matching.infos,
-        _unflatten(matching, treedef, has_target=located.has_like),
+        _unflatten(matching, treedef, has_target=request.has_like),
         checkpoint.directory,
         planner.kept(),
         makings,
@@ -99,12 +99,12 @@ def _flattened(run: RestoreRun, located: Located) -> tuple[TargetLeaves, Any, Ow
         StructureMismatchError: If another number of processes saved that, and no function divides it anew.
     """
     checkpoint = located.checkpoint
-    infos, values, treedef = run.shared.of(StructureCache).flatten(located.like, run.process)
-    own = find_own(checkpoint.leaves, located.like, infos, run.process)
+    infos, values, treedef = run.shared.of(StructureCache).flatten(located.request.like, run.process)
+    own = find_own(checkpoint.leaves, located.request.like, infos, run.process)
     if own.differences:
         raise StructureMismatchError(checkpoint.path, own.differences)
     if own.whole:
-        found, treedef = flatten_tree(located.like, "", run.process, own.whole)
+        found, treedef = flatten_tree(located.request.like, "", run.process, own.whole)
         infos, values = [leaf.info for leaf in found], [leaf.value for leaf in found]
 
     return TargetLeaves(infos, values), treedef, own
@@ -114,13 +114,12 @@ def _flattened(run: RestoreRun, located: Located) -> tuple[TargetLeaves, Any, Ow
 class _Planner:
     """Plans the reads of one restore, and records differences and changes."""
 
-    def __init__(
-        self, run: RestoreRun, located: Located, options: RestoreOptions, matching: Matching
-    ) -> None:
+    def __init__(self, run: RestoreRun, located: Located, matching: Matching) -> None:
+        options = located.request.options
         self.inputs: list[ReadLeaf] = []  # read only as inputs of functions
         self._run = run
         self._checkpoint = located.checkpoint
-        self._mmap = located.mmap
+        self._mmap = options.mmap
         self._options = options
         self._matching = matching
         self._dtype_rule = DtypeRule(options.dtype)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeAlias, cast, final
 
 from penstock.kernel.errors import SpecError
-from penstock.kernel.messages.restore_options import Change, RestoreOptions, Transform
+from penstock.kernel.messages.restore import Change, RestoreOptions, Transform
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo, StoredLeaf
 from penstock.stages.planning.leaf_sources import (
     ABSENT,

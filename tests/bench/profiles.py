@@ -21,7 +21,7 @@ async def restore_profile(path: Path, like: Any) -> tuple[float, tuple[StageTime
     """Restore once and return the time it took and the times of the stages."""
     async with penstock.Checkpointer() as checkpointer:
         # The one place where the benchmark looks inside; it measures nothing that is compared.
-        _, threads = checkpointer._operations.life.running()
+        _, threads = checkpointer.operations.life.running()
         run: RestoreRun = checkpointer.engine.restore_run(str(path), threads)
         since = time.perf_counter()
         result = await run_pipeline(restore_pipeline(), run, RestoreRequest(str(path), like, has_like=True))

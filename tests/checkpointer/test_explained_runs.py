@@ -19,8 +19,7 @@ from tests.stages.stage_rig import Rig
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.messages.restore import RestoreRequest
-from penstock.kernel.messages.restore_options import RestoreReport
+from penstock.kernel.messages.restore import RestoreReport, RestoreRequest
 from penstock.kernel.messages.save import SaveReport, TreeToSave
 from penstock.kernel.pipeline.futures import Milestone
 from penstock.kernel.pipeline.pipeline import Pipeline

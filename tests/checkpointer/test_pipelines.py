@@ -72,8 +72,8 @@ async def opened(store: Store | None = None) -> AsyncGenerator[Checkpointer]:
         statistics = checkpointer.statistics()
         assert (statistics.leased, statistics.tasks_waiting) == (0, 0)
         assert statistics.peak <= 4096
-        assert checkpointer._operations.life._threads is not None
-        assert checkpointer._operations.life._threads.busy == 0
+        assert checkpointer.operations.life._threads is not None
+        assert checkpointer.operations.life._threads.busy == 0
         if isinstance(store, FaultyStore):
             assert store.open_files == 0
 

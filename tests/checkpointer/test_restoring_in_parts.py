@@ -24,8 +24,7 @@ from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import ChecksumError, StorageError
 from penstock.kernel.messages.packs import ReadLeaf
-from penstock.kernel.messages.restore import RestoreRequest
-from penstock.kernel.messages.restore_options import RestoreOptions
+from penstock.kernel.messages.restore import RestoreOptions, RestoreRequest
 from penstock.kernel.pipeline.runner import run_pipeline
 from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.protocols.reads import Target

@@ -28,7 +28,7 @@ from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.leaves.common.host_buffers import HostRegion
 from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.kernel.errors import HandlerFailedError, SpecError, StructureMismatchError
-from penstock.kernel.messages.restore_options import RestoreReport, Transform
+from penstock.kernel.messages.restore import RestoreReport, Transform
 from penstock.kernel.protocols.reads import CheckedRead, DirectRead, ScatterRead
 from penstock.pipelines import restore_pipeline
 

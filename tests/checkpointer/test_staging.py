@@ -21,7 +21,7 @@ from penstock.checkpointer import pipelines
 from penstock.checkpointer.checkpointer import Checkpointer, Staging
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import DeletedLeafError
-from penstock.kernel.messages.restore_options import RestoreReport
+from penstock.kernel.messages.restore import RestoreReport
 from penstock.kernel.pipeline.futures import Milestone
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.reports.stage_report import stage_table

@@ -200,7 +200,7 @@ class Place:
         for checkpointer in self.made:
             statistics = checkpointer.statistics()
             assert (statistics.leased, statistics.tasks_waiting) == (0, 0)
-            threads = checkpointer._operations.life._threads
+            threads = checkpointer.operations.life._threads
             assert threads is None or threads.busy == 0
 
         assert self.store.open_files == 0

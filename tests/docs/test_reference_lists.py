@@ -13,7 +13,7 @@ from typing import Any, get_args
 from penstock import errors
 from penstock.cli.commands import COMMANDS
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.messages.restore_options import ChangeKind
+from penstock.kernel.messages.restore import ChangeKind
 from penstock.kernel.pipeline.futures import Milestone
 
 ROOT = Path(__file__).parents[2]

@@ -130,8 +130,8 @@ class Soak:
         statistics = self.checkpointer.statistics()
         assert (statistics.leased, statistics.tasks_waiting) == (0, 0), statistics
         assert self.store.open_files == 0
-        assert self.checkpointer._operations.life._threads is not None
-        assert self.checkpointer._operations.life._threads.busy == 0
+        assert self.checkpointer.operations.life._threads is not None
+        assert self.checkpointer.operations.life._threads.busy == 0
 
     async def _check_paths(self) -> None:
         self._disarm()

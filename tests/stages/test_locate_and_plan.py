@@ -77,7 +77,7 @@ async def test_a_checkpoint_is_located_without_reading_array_bytes(rig: Rig) -> 
     (located,) = await run_one(rig.restore_run(), Locate(), request(rig, [1]))
 
     assert isinstance(located, Located)
-    assert (located.like, located.has_like) == ([1], True)
+    assert (located.request.like, located.request.has_like) == ([1], True)
     names = [stored.info.name for stored in located.checkpoint.leaves]
     assert sorted(names) == ["name", "none", "opt.count", "opt.mu", "params.0", "params.1"]
     opened = {operation.path for operation in rig.store.operations if operation.name == "open_data_file"}

@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock.checkpointer.restore_keywords import RestoreKeywords, RestoreOnceKeywords
-from penstock.kernel.messages.restore_options import RestoreOptions
+from penstock.kernel.messages.restore import RestoreOptions
 
 BARE: Any = penstock  # without its types
 ASYNC: tuple[Any, ...] = (

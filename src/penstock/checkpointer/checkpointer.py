@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from penstock.checkpointer.process_exit import Stopping
     from penstock.checkpointer.restore_keywords import RestoreKeywords
     from penstock.checkpointer.streaming import LeafStream
-    from penstock.kernel.messages.restore import Only, Order
-    from penstock.kernel.messages.restore_options import Rename, RestoreReport, Transform
+    from penstock.kernel.messages.restore import Only, Order, Rename, RestoreReport, Transform
     from penstock.kernel.pipeline.futures import SaveFuture
     from penstock.kernel.pipeline.observers import Observer
     from penstock.kernel.pipeline.pipeline import Pipeline
@@ -128,7 +127,7 @@ class Checkpointer:
         from penstock.checkpointer.engine import needed_besides  # it is loaded by now
 
         await load(needed_besides(self._options), self._options.loop)
-        await self._entered.enter(self._operations.life.live)
+        await self._entered.enter(self.operations.life.live)
         return self
 
     async def __aexit__(
@@ -194,7 +193,7 @@ class Checkpointer:
             Cancels the save and returns when its temporary files are gone.
         """
         until_staged, options = staging == "copy", (prioritise, custom_metadata, pipeline, save_args)
-        begin = self._operations.save(path, tree, until_staged, overwrite, *options, base, compare, progress)
+        begin = self.operations.save(path, tree, until_staged, overwrite, *options, base, compare, progress)
         del tree  # a save in the background must not keep arrays that the caller dropped
         return await begin
 
@@ -287,18 +286,18 @@ class Checkpointer:
         Cancellation:
             Stops reading and gives back every byte, within `[stopping] read_s` even if the disk hangs.
         """
-        return await self._operations.restore(
-            path,
-            like,
-            as_type,
+        from penstock.kernel.messages.restore import RestoreOptions  # it is loaded by now
+
+        options = RestoreOptions(
+            item=item,
+            only=only,
+            split=split,
             mmap=mmap,
             verify=verify,
-            split=split,
-            item=item,
             prioritise=prioritise,
-            pipeline=pipeline,
-            on_report=on_report,
-            only=only,
+            max_expansion=max_expansion,
+            replica_axis=replica_axis,
+            primary_replica=primary_replica,
             rename=rename,
             transforms=transforms,
             transforms_default_to_original=transforms_default_to_original,
@@ -306,10 +305,9 @@ class Checkpointer:
             strict=strict,
             on_missing=on_missing,
             on_unexpected=on_unexpected,
-            max_expansion=max_expansion,
-            replica_axis=replica_axis,
-            primary_replica=primary_replica,
-            progress=progress,
+        )
+        return await self.operations.restore(
+            path, like, as_type, options, pipeline=pipeline, on_report=on_report, progress=progress
         )
 
     async def restore_items(
@@ -323,14 +321,14 @@ class Checkpointer:
     ) -> dict[str, Any]:
         """Return the values of the items of the checkpoint at `path`; see `penstock.restore_items`."""
         restore = partial(self.restore, mmap=mmap, progress=progress)
-        return await self._operations.restore_items(restore, path, like, items)
+        return await self.operations.restore_items(restore, path, like, items)
 
     def with_handlers(
         self, registry: HandlerLookup, layout: Layout | None = None, coordinator: Coordinator | None = None
     ) -> Checkpointer:
         """Return this Checkpointer with other parts, which has its budget, and is open as long as it is."""
         other = copy.copy(self)
-        other._made = self._operations.with_handlers(registry, layout, coordinator)
+        other._made = self.operations.with_handlers(registry, layout, coordinator)
         return other
 
     def stream(
@@ -357,7 +355,7 @@ class Checkpointer:
         Raises:
             ClosedError: If the Checkpointer is not open. What `restore` raises comes with the first value.
         """
-        return self._operations.stream(path, like, order, only, item, pipeline)
+        return self.operations.stream(path, like, order, only, item, pipeline)
 
     async def metadata(self, path: Path, *, item: str | None = None) -> CheckpointMetadata:
         """Say what the checkpoint at `path` holds. Reads no array data and touches no device.
@@ -367,11 +365,11 @@ class Checkpointer:
             IncompleteCheckpointError: If a save was interrupted there.
             CorruptCheckpointError: If a document is damaged.
         """
-        return await self._operations.metadata(path, item)
+        return await self.operations.metadata(path, item)
 
     async def verify(self, path: Path, *, item: str | None = None) -> VerifyReport:
         """Compare all that lies at and below `path`, at rest, with its checksums; see `penstock.verify`."""
-        return await self._operations.verify(path, item)
+        return await self.operations.verify(path, item)
 
     @property
     def config(self) -> Config:
@@ -381,23 +379,24 @@ class Checkpointer:
     @property
     def engine(self) -> Engine:
         """The parts that all its saves and restores share."""
-        return self._operations.engine
+        return self.operations.engine
 
     @property
     def stopping(self) -> Stopping:
         """What it does about the end of its process; `stopping.sigterm_came` tells a training loop."""
-        return self._operations.life.stopping
+        return self.operations.life.stopping
 
     async def wait(self) -> None:
         """Wait until no save is under way; raise the first failure that nobody was told of yet."""
-        await self._operations.life.wait()
+        await self.operations.life.wait()
 
     def statistics(self) -> RegulatorStatistics:
         """Return the state of the memory budget."""
         return self._memory.statistics()
 
     @property
-    def _operations(self) -> Operations:
+    def operations(self) -> Operations:
+        """The same calls for the other faces of penstock, which take options as one value."""
         if self._made is None:
             # Imported here because it imports jax and numpy; entering has loaded it by now.
             from penstock.checkpointer.operations import Operations

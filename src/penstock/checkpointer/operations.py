@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 from penstock.checkpointer import pipelines
 from penstock.checkpointer.background_saves import SaveOptions
@@ -18,7 +18,7 @@ from penstock.checkpointer.engine import Compare, Engine, make_engine
 from penstock.checkpointer.lifetime import Lifetime
 from penstock.checkpointer.pipelines import First
 from penstock.checkpointer.restore_items import restore_items
-from penstock.checkpointer.restore_keywords import asked_for, check_single_replica, result_check, with_derive
+from penstock.checkpointer.restore_keywords import check_single_replica, result_check
 from penstock.checkpointer.restore_task import RestoreTask, SingleReplicaTask
 from penstock.checkpointer.streaming import LeafStream
 from penstock.handlers.formats.items.protobuf_targets import message_target
@@ -27,8 +27,13 @@ from penstock.kernel.config.config import Config
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.messages.restore import Only, Order, RestoreRequest
-from penstock.kernel.messages.restore_options import Rename, RestoreOptions, RestoreReport, Transform
+from penstock.kernel.messages.restore import (
+    Only,
+    Order,
+    RestoreOptions,
+    RestoreReport,
+    RestoreRequest,
+)
 from penstock.kernel.messages.save import TreeToSave
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture
 from penstock.kernel.pipeline.observers import Observer
@@ -164,51 +169,22 @@ class Operations:
         path: Path,
         like: Any,
         as_type: object,
+        options: RestoreOptions,
         *,
-        mmap: bool,
-        verify: bool | None,
-        split: str | None,
-        item: str | None,
-        prioritise: First | None,
         pipeline: Pipeline[RestoreRun] | None,
         on_report: Callable[[RestoreReport], object] | None,
-        only: Only | None,
-        rename: Rename | None,
-        transforms: Mapping[str, Transform] | None,
-        transforms_default_to_original: bool,
-        dtype: Any,
-        strict: bool,
-        on_missing: Literal["raise", "keep"],
-        on_unexpected: Literal["raise", "skip"],
-        max_expansion: int | None,
-        replica_axis: str | None,
-        primary_replica: int,
         progress: ShowProgress,
     ) -> Any:
         """Restore a tree."""
         threads = self.life.reading()
         final, has_like = path_or_url(path), like is not ...
         check = result_check(final, as_type)
+        options.check_target(has_like=has_like)
         target, finish = message_target(like, final)
-        options = RestoreOptions(
-            rename=rename,
-            transforms=transforms,
-            transforms_default_to_original=transforms_default_to_original,
-            dtype=dtype,
-            strict=strict,
-            on_missing=on_missing,
-            on_unexpected=on_unexpected,
-        )
-        asked, wanted = asked_for(options, has_like=has_like), target if has_like else None
         given = self._pipelines_at(final)[1] if pipeline is None else pipeline
-        given = pipelines.prioritised(given, prioritise)
-        given = pipelines.expanding(given, max_expansion)
-        chosen, compared = pipelines.verifying(given, verify)
-        request = RestoreRequest(final, wanted, has_like, asked, mmap, split, item, only, compared)
-        chosen.check(RestoreRequest)
-        pipeline = with_derive(chosen, asked)
-        engine = self.engine.at(final).showing(progress)
-        task = _restore_task(engine, threads, pipeline, request, replica_axis, primary_replica)
+        chosen, options = pipelines.with_options(given, options)
+        request = RestoreRequest(final, target if has_like else None, has_like, options)
+        task = _restore_task(self.engine.at(final).showing(progress), threads, chosen, request)
         tree, report = await self.life.calmly(task)
         result = finish(tree)
         check(result)
@@ -242,7 +218,7 @@ class Operations:
         (tasks, _), threads = self.life.running(), self.life.reading()
         target, has_like = (None, False) if like is ... else (like, True)
         final = path_or_url(path)
-        request = RestoreRequest(final, target, has_like, item=item, only=only)
+        request = RestoreRequest(final, target, has_like, RestoreOptions(item=item, only=only))
         chosen = self._pipelines_at(final)[1] if pipeline is None else pipeline
         return self.life.streams.open(self.engine.at(final), tasks, threads, chosen, request, order)
 
@@ -267,13 +243,12 @@ def _restore_task(
     threads: Threads,
     pipeline: Pipeline[RestoreRun],
     request: RestoreRequest,
-    axis: str | None,
-    primary: int,
 ) -> Callable[[], Awaitable[tuple[Any, RestoreReport]]]:
+    axis = request.options.replica_axis
     if axis is not None:
         check_single_replica(request)
     # One process reads each shard once anyway, and on local disks each has its own to read.
     if axis is None or not engine.is_joint or engine.is_local(request.path):
         return RestoreTask(engine, threads, pipeline, request)
 
-    return SingleReplicaTask(engine, threads, pipeline, request, axis, primary)
+    return SingleReplicaTask(engine, threads, pipeline, request, axis)

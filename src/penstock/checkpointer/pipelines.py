@@ -5,12 +5,11 @@ from __future__ import annotations
 __all__ = (
     "First",
     "configured_pipeline",
-    "expanding",
     "fitting_pipeline",
     "prioritised",
     "restore_pipeline",
     "save_pipeline",
-    "verifying",
+    "with_options",
 )
 
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 from penstock.kernel.config.config import FlowOptions
+from penstock.kernel.messages.restore import RestoreOptions, RestoreRequest
 from penstock.kernel.pipeline.futures import Milestone
 from penstock.kernel.pipeline.pipeline import Pipeline, Slot
 from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
@@ -27,6 +27,7 @@ from penstock.kernel.protocols.layouts import FormattedLayout, Layout
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.stages.assemble import Assemble
 from penstock.stages.commit import Commit
+from penstock.stages.derive import Derive
 from penstock.stages.device_to_host import DeviceToHost
 from penstock.stages.encode import Encode
 from penstock.stages.finalize import Finalize
@@ -138,25 +139,32 @@ def prioritised(pipeline: Pipeline[RunT], first: First | None) -> Pipeline[RunT]
     return pipeline if first is None else pipeline.configure("prioritise", first=first)
 
 
-def expanding(pipeline: Pipeline[RestoreRun], max_expansion: int | None) -> Pipeline[RestoreRun]:
-    """Return `pipeline` with its stage `plan` as `max_expansion` says, if it does."""
-    return pipeline if max_expansion is None else pipeline.configure("plan", max_expansion=max_expansion)
+def with_options(
+    pipeline: Pipeline[RestoreRun], options: RestoreOptions
+) -> tuple[Pipeline[RestoreRun], RestoreOptions]:
+    """Return `pipeline` with the options that are its stages', and all options as they then hold.
 
+    Without a wish to verify, the option of the stage `read` counts. Where leaves may be computed, a stage
+    `derive` comes before `assemble`.
 
-def verifying(
-    pipeline: Pipeline[RestoreRun], verify: bool | None
-) -> tuple[Pipeline[RestoreRun], bool | None]:
-    """Return `pipeline` with its stage `read` as `verify` says, and what then holds for all of the restore.
-
-    Without a wish the option of the stage counts.
+    Raises:
+        PipelineError: If the stages do not fit each other, or one is absent that an option is for.
     """
+    pipeline = prioritised(pipeline, options.prioritise)
+    if options.max_expansion is not None:
+        pipeline = pipeline.configure("plan", max_expansion=options.max_expansion)
     read = pipeline["read"] if "read" in pipeline.names else None
-    if not isinstance(read, Read):
-        return pipeline, verify
-    if verify is None:
-        return pipeline, None if read.verify else False
+    if isinstance(read, Read):
+        if options.verify is not None:
+            pipeline = pipeline.replace("read", replace(read, verify=options.verify))
+        elif not read.verify:
+            options = replace(options, verify=False)
 
-    return pipeline.replace("read", replace(read, verify=verify)), verify
+    pipeline.check(RestoreRequest)  # first: the error is about the stages that the caller chose
+    if options.makes_leaves and "derive" not in pipeline.names:
+        pipeline = pipeline.insert_before("assemble", Derive(), called="derive")
+
+    return pipeline, options
 
 
 def configured_pipeline(pipeline: Pipeline[RunT], options: FlowOptions) -> Pipeline[RunT]:

@@ -1,14 +1,12 @@
-"""The options of `restore`, and their effect on the request and the pipeline."""
+"""The keywords of every `restore`, and the checks of what is asked."""
 
 from __future__ import annotations
 
 __all__ = (
     "RestoreKeywords",
     "RestoreOnceKeywords",
-    "asked_for",
     "check_single_replica",
     "result_check",
-    "with_derive",
 )
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,13 +14,17 @@ from typing import Any, Literal, TypedDict, cast, get_origin, is_typeddict
 
 from penstock.checkpointer.pipelines import First
 from penstock.kernel.errors import ResultTypeError, SpecError
-from penstock.kernel.messages.restore import Only, RestoreRequest
-from penstock.kernel.messages.restore_options import Rename, RestoreOptions, RestoreReport, Transform
+from penstock.kernel.messages.restore import (
+    Only,
+    Rename,
+    RestoreReport,
+    RestoreRequest,
+    Transform,
+)
 from penstock.kernel.pipeline.observers import Observer
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.progress.shown_progress import ShowProgress
-from penstock.stages.derive import Derive
 
 
 class RestoreKeywords(TypedDict, total=False):
@@ -103,25 +105,12 @@ class RestoreOnceKeywords(RestoreKeywords, total=False):
     observers: Iterable[Observer]
 
 
-def asked_for(options: RestoreOptions, *, has_like: bool) -> RestoreOptions | None:
-    """Return the options, or None if none is set.
-
-    Raises:
-        SpecError: If they need a target and there is none.
-    """
-    if options == RestoreOptions():
-        return None
-
-    options.check_target(has_like=has_like)
-    return options
-
-
 def check_single_replica(request: RestoreRequest) -> None:
     """Raise `SpecError` if what is wanted of a restore with `replica_axis` is not what `like` says."""
-    options = request.options or RestoreOptions()
+    options = request.options
     problems = {
         "it needs a `like`, whose shardings say what lies where": not request.has_like,
-        "arrays that are mapped are read by none": request.mmap,
+        "arrays that are mapped are read by none": options.mmap,
         "`like` must have the dtypes and shapes of the result": options.dtype is not None
         or not options.strict,
         "the leaves of `like` are replaced, so none can be kept": options.on_missing == "keep",
@@ -164,16 +153,3 @@ def result_check(path: str, as_type: object) -> Callable[[object], None]:
 def _check(path: str, as_type: object, result: object, *, fits: bool) -> None:
     if not fits:
         raise ResultTypeError(path, as_type, result)
-
-
-def with_derive(pipeline: Pipeline[RestoreRun], options: RestoreOptions | None) -> Pipeline[RestoreRun]:
-    """Return the pipeline with a stage for computed leaves, if there may be any.
-
-    Raises:
-        PipelineError: If there may be some but it has no stage `assemble`.
-    """
-    if options is None or "derive" in pipeline.names:
-        return pipeline
-
-    makes = options.transforms is not None or options.on_missing == "keep"
-    return pipeline.insert_before("assemble", Derive(), called="derive") if makes else pipeline

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 from penstock.checkpointer.engine import Engine
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import InsufficientMemoryError
-from penstock.kernel.messages.restore import RestoredTree, RestoreRequest
-from penstock.kernel.messages.restore_options import RestoreReport
+from penstock.kernel.messages.restore import RestoredTree, RestoreReport, RestoreRequest
 from penstock.kernel.pipeline.observers import observed
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
@@ -102,10 +101,9 @@ class SingleReplicaTask:
         pipeline: The stages.
         request: What is wanted, with a target.
         axis: Of meshes, along which replicas lie.
-        primary: The place along it of the replica that reads.
     """
 
-    __slots__ = ("_axis", "_engine", "_pipeline", "_primary", "_request", "_threads")
+    __slots__ = ("_axis", "_engine", "_pipeline", "_request", "_threads")
 
     def __init__(
         self,
@@ -114,14 +112,12 @@ class SingleReplicaTask:
         pipeline: Pipeline[RestoreRun],
         request: RestoreRequest,
         axis: str,
-        primary: int,
     ) -> None:
         self._engine = engine
         self._threads = threads
         self._pipeline = pipeline
         self._request = request
         self._axis = axis
-        self._primary = primary
 
     async def __call__(self) -> tuple[Any, RestoreReport]:
         """Return the tree, and the report of what this process read of it."""
@@ -137,8 +133,8 @@ class SingleReplicaTask:
         from penstock.stages.locate_once import LocateOnce
 
         engine, threads, request = self._engine, self._threads, self._request
-        axis = ReplicaAxis(self._axis, self._primary)
-        operation = engine.coordinator.operation(f"restore of {request.path} {request.item or ''}")
+        axis = ReplicaAxis(self._axis, request.options.primary_replica)
+        operation = engine.coordinator.operation(f"restore of {request.path} {request.options.item or ''}")
         assert operation is not None, "there is no other process"
         single = await threads.run(SingleReplica.of, request.like, axis, operation.processes)
 

@@ -22,8 +22,7 @@ from penstock.checkpointer.engine import Engine
 from penstock.kernel.concurrency.interpreter_settings import calm_interpreter
 from penstock.kernel.concurrency.threads import LoopHandle, Threads
 from penstock.kernel.errors import ClosedError, PenstockError, StorageError
-from penstock.kernel.messages.restore import Order, RestoreRequest
-from penstock.kernel.messages.restore_options import RestoreReport
+from penstock.kernel.messages.restore import Order, RestoreReport, RestoreRequest
 from penstock.kernel.pipeline.observers import observed
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun

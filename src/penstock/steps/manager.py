@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ("CheckpointManager",)
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import EllipsisType, TracebackType
 from typing import (
@@ -43,8 +44,7 @@ if TYPE_CHECKING:
     from penstock.kernel.config.job_options import JobOptions
     from penstock.kernel.config.save_format import SaveArgs, SaveFormat
     from penstock.kernel.memory.regulator import MemoryRegulator
-    from penstock.kernel.messages.restore import Only
-    from penstock.kernel.messages.restore_options import Rename, RestoreReport, Transform
+    from penstock.kernel.messages.restore import Only, Rename, RestoreReport, Transform
     from penstock.kernel.pipeline.futures import SaveFuture
     from penstock.kernel.pipeline.observers import Observer
     from penstock.kernel.pipeline.pipeline import Pipeline
@@ -347,15 +347,17 @@ class CheckpointManager:
             NotACheckpointError: If there is no such step. Others are those of `Checkpointer.restore`.
         """
         number = self._chosen(step)
-        restore = partial(
-            self._checkpointer.restore,
+        from penstock.kernel.messages.restore import RestoreOptions  # it is loaded by now
+
+        options = RestoreOptions(
+            only=only,
+            split=split,
             mmap=mmap,
             verify=verify,
-            split=split,
             prioritise=prioritise,
-            pipeline=pipeline,
-            on_report=on_report,
-            only=only,
+            max_expansion=max_expansion,
+            replica_axis=replica_axis,
+            primary_replica=primary_replica,
             rename=rename,
             transforms=transforms,
             transforms_default_to_original=transforms_default_to_original,
@@ -363,11 +365,14 @@ class CheckpointManager:
             strict=strict,
             on_missing=on_missing,
             on_unexpected=on_unexpected,
-            max_expansion=max_expansion,
-            replica_axis=replica_axis,
-            primary_replica=primary_replica,
-            progress=progress,
         )
+
+        async def restore(path: str, *, like: Any = ..., item: str | None = None) -> Any:
+            asked = replace(options, item=item)
+            return await self._checkpointer.operations.restore(
+                path, like, None, asked, pipeline=pipeline, on_report=on_report, progress=progress
+            )
+
         found = await self._restore(number, restore, like, item, as_type)
         self._saves.note_base(number)
         return found

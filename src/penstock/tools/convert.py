@@ -22,7 +22,7 @@ from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import DestinationExistsError, PathError, SpecError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.messages.restore_options import Rename
+from penstock.kernel.messages.restore import Rename
 from penstock.kernel.messages.save import SaveReport
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.coordinator import Coordinator

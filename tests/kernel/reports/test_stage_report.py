@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernel.messages.restore_options import RestoreReport
+from penstock.kernel.messages.restore import RestoreReport
 from penstock.kernel.messages.save import SaveReport
 from penstock.kernel.reports.stage_report import explained, find_bottleneck, stage_table, wall_s
 from penstock.kernel.reports.statistics import Advice, Span, StageStatistics, advice_of

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.messages.restore_options import RestoreOptions, Transform
+from penstock.kernel.messages.restore import RestoreOptions, Transform
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
 from penstock.stages.planning.leaf_sources import ABSENT, Function, Matching, TargetLeaves
 from penstock.stages.planning.matching import match_leaves, pair_keys
@@ -37,7 +37,7 @@ def target_of(paths: list[KeyPath]) -> TargetLeaves:
 
 
 def matched(wanted: list[KeyPath], there: list[KeyPath], only: Any = None, **options: Any) -> Matching:
-    return match_leaves("path", stored_of(there), target_of(wanted), RestoreOptions(**options), only)
+    return match_leaves("path", stored_of(there), target_of(wanted), RestoreOptions(**options, only=only))
 
 
 @given(PATHS, PATHS)

@@ -10,7 +10,7 @@ from typing import Any, final
 
 from penstock.handlers.leaves.stored_value import StoredValue
 from penstock.kernel.errors import SpecError, TreeDifference
-from penstock.kernel.messages.restore_options import Rename, RestoreOptions
+from penstock.kernel.messages.restore import Rename, RestoreOptions
 from penstock.kernel.protocols.leaf import ParamInfo, StoredLeaf
 from penstock.stages.planning.casting import DtypeRule, refit_spec
 from penstock.stages.planning.renaming import leaves_within_leaves, rename_leaves
