@@ -29,6 +29,8 @@ class BucketOptions:
         retry_s: How long one request and its repetitions may take together, in seconds.
         single_writer: Says that nobody else saves to the same paths meanwhile. Then a server that ignores
             conditions is used all the same, and nothing keeps two savers apart there.
+        lease_s: A save, or a manager, that has not renewed its claim for so many seconds may be replaced by
+            another process. Each claim is renewed three times as often. All that save there should agree.
     """
 
     endpoint: str | None = None
@@ -40,6 +42,7 @@ class BucketOptions:
     retries: int = 8
     retry_s: float = field(default=120.0, metadata={"positive": True})
     single_writer: bool = False
+    lease_s: float = field(default=90.0, metadata={"positive": True})
 
 
 @final
