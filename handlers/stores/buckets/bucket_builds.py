@@ -473,7 +473,7 @@ class Builds:
         there = self._client.read(final + CLAIM)
         if there is None:
             return None
-        if self.claims.me.holds(ClaimRecord.decode(there[0]).token):
+        if ClaimRecord.decode(there[0]).is_held_by(self.claims.me):
             return "kept"
 
         try:

@@ -91,6 +91,10 @@ class ClaimRecord:
         """Whether it is what the holder of a claim wrote, who has not given it up. Pure."""
         return self.purpose != "left" and (self.token, self.process) == (claim.token, claim.process)
 
+    def is_held_by(self, process: ThisProcess) -> bool:
+        """Whether a process holds it, and has not given it up. Pure."""
+        return self.process == process.key and process.holds(self.token)
+
     def is_given_up(self, me: ThisProcess) -> bool:
         """Whether its process is known to do nothing more under it. Blocking: looks for the process.
 

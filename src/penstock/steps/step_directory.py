@@ -13,6 +13,7 @@ __all__ = (
     "StepReader",
     "check_root",
     "find_steps",
+    "holds_checkpoint",
     "is_finished",
     "leftovers",
     "list_root",
@@ -34,6 +35,7 @@ from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.discovery.item_kinds import ROOT_FOLDER
 from penstock.handlers.formats.orbax.discovery.step_dirs import (
     is_checkpoint,
+    is_finished_step,
     may_be_finished_step,
     read_root_metadata,
 )
@@ -156,6 +158,22 @@ def is_finished(store: Store, path: str) -> bool:
         return may_be_finished_step(store, path)
     except CorruptCheckpointError:
         return True
+    except StorageError as error:
+        if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+            return False
+
+        raise
+
+
+def holds_checkpoint(store: Store, path: str) -> bool:
+    """Whether there is a finished step at `path` whose kind penstock knows, so that it could restore it.
+
+    Its documents say so. Its data is not read: a damaged one is still somebody's step.
+    """
+    try:
+        return is_finished_step(store, path) is True
+    except CorruptCheckpointError:
+        return False
     except StorageError as error:
         if error.errno in {errno.ENOENT, errno.ENOTDIR}:
             return False
