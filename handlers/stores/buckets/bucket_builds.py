@@ -13,8 +13,8 @@ __all__ = ("MARK", "Build", "Builds", "Left", "marked_folders", "staging")
 
 import errno
 import uuid
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from threading import Lock
@@ -100,7 +100,7 @@ class _RootHold:
     def release(self) -> None:
         held = self._builds.holds.pop(self._claim.token, None)
         if held is not None:
-            self._builds.drop(held)
+            self._builds.drop(held, asks=True)
 
 
 @final
@@ -112,11 +112,12 @@ class Builds:
         claims: Of the same.
     """
 
-    __slots__ = ("_client", "_unfinished", "claims", "holds", "live")
+    __slots__ = ("_client", "_unfinished", "_working", "claims", "holds", "live")
 
     def __init__(self, client: Objects, claims: Claims) -> None:
         self._client, self.claims = client, claims
         self._unfinished: set[str] = set()  # keys of claims that could not be dropped yet
+        self._working: dict[str, Claim] = {}  # of removals and collections under way, by token
         self.live: dict[str, Build] = {}  #: by place
         self.holds: dict[str, Claim] = {}  #: on directories of steps, by token
 
@@ -133,11 +134,8 @@ class Builds:
         """
         self._check_holds(final)
         claim = self.claims.take(final, "saving")
-        try:
+        with self._at_work(claim):
             is_free = self._prepare(claim, final, file)
-        except BaseException:
-            self._give_up(claim)
-            raise
 
         if not is_free:
             self.drop(claim)
@@ -259,12 +257,24 @@ class Builds:
             self._client.delete([f"{build.final}/{MARK}"])
             self.claims.check(build.claim)
 
-    def drop(self, claim: Claim) -> None:
+    def drop(self, claim: Claim, *, asks: bool = False) -> None:
         """Delete a claim. If the server does not, that is tried again, and whoever comes takes it over."""
         try:
-            self.claims.drop(claim)
+            self.claims.drop(claim, asks=asks)
         except StorageError:
             self._give_up(claim)
+
+    @contextmanager
+    def _at_work(self, claim: Claim) -> Generator[None]:
+        """Have a claim renewed while what it is for is done. If that fails, whoever comes goes on from it."""
+        self._working[claim.token] = claim
+        try:
+            yield
+        except BaseException:
+            self._give_up(claim)
+            raise
+        finally:
+            del self._working[claim.token]
 
     def _give_up(self, claim: Claim) -> None:
         """Let this process, or whoever comes, go on from a claim whose work could not be finished."""
@@ -402,7 +412,7 @@ class Builds:
         A server that does not answer is asked again with the next call.
         """
         builds = [build.claim for build in list(self.live.values()) if not build.is_joined]
-        for claim in (*builds, *list(self.holds.values())):
+        for claim in (*builds, *list(self._working.values()), *list(self.holds.values())):
             self.claims.renew(claim)
 
         for key in list(self._unfinished):
@@ -448,14 +458,11 @@ class Builds:
             return
 
         claim = self.claims.take(final, "removing")
-        try:
+        with self._at_work(claim):
             self._delete(claim, [final if is_file else f"{final}/{MARK}"])
             keys = list(self._client.walk(final))
             self._delete(claim, [key for key in keys if key.endswith(f"/{MARK}")])
             self._wipe(claim)
-        except BaseException:
-            self._give_up(claim)
-            raise
 
         self.drop(claim)
 
@@ -482,12 +489,10 @@ class Builds:
             return "kept"
 
         try:
-            is_free = self._prepare(claim, final, None)
+            with self._at_work(claim):
+                is_free = self._prepare(claim, final, None)
         except ClaimLostError:
             return "kept"
-        except BaseException:
-            self._give_up(claim)
-            raise
 
         self.drop(claim)
         return "removed" if is_free or claim.found != "committing" else "published"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, cast
@@ -11,12 +13,13 @@ from typing import Any, cast
 import pytest
 
 from penstock.handlers.stores.buckets import connections
-from penstock.handlers.stores.buckets.bucket_builds import Builds
+from penstock.handlers.stores.buckets.bucket_builds import Build, Builds
 from penstock.handlers.stores.buckets.bucket_claims import Claims
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.object_client import ObjectClient
 from penstock.handlers.stores.buckets.objects import Stat
 from penstock.kernel.concurrency.process_identity import ProcessIdentity, ThisProcess
+from penstock.kernel.errors import OutcomeUnknownError, StorageError
 
 URL = "s3://bucket"
 
@@ -92,44 +95,87 @@ class Interposed:
 
 
 @dataclass
-class Machine:
-    """A machine with one process that uses a bucket, and a clock. The server's clock is that of the bucket.
+class ServerClock:
+    """The clock of a bucket's server, which a test moves on."""
 
-    It cannot see whether a process of another machine has ended.
-    """
+    seconds: float = 0.0  #: ahead of what the bucket in memory says
+    written: dict[str, float] = field(
+        default_factory=dict[str, float]
+    )  #: by key, the clock when it was written
+
+    def write(self, method: Callable[..., Any], key: str, *arguments: Any) -> Any:
+        before, self.written[key] = self.written.get(key, 0.0), self.seconds
+        done = method(key, *arguments)
+        if done == "other" or (method.__name__ == "swap" and done is None):
+            self.written[key] = before
+
+        return done
+
+    def head(self, method: Callable[[str], Stat | None], key: str) -> Stat | None:
+        found = method(key)
+        if found is None:
+            return None
+
+        return replace(found, modified=found.modified + timedelta(seconds=self.written.get(key, 0.0)))
+
+
+@dataclass
+class Machine:
+    """A machine with one process that uses a bucket. It cannot see which processes of others have ended."""
 
     name: str
     bucket: Bucket
-    clocks: dict[str, float]  #: how far each clock has gone on by the test's will: the server's is `server`
+    server: ServerClock
+    seconds: float = 0.0  #: its own clock
     lease_s: float = 90.0
+    before: Callable[[str, str], object] = lambda _name, _key: None
+    """Called before each request that changes something, with its name and the key."""
     process: ThisProcess = field(init=False)
-    client: Interposed = field(init=False)
     builds: Builds = field(init=False)
 
     def __post_init__(self) -> None:
-        self.clocks.setdefault(self.name, 0.0)
         self.process = ThisProcess()
         elsewhere = {"boot": self.name, "machine": self.name, "namespace": self.name, "host": self.name}
         self.process.identity = replace(self.process.identity, **elsewhere)
-        self.client = Interposed(self.bucket.client(), {"head": self._head})
-        self.restart_store()
+        self.make_store()
 
-    def restart_store(self) -> None:
+    def make_store(self) -> None:
         """Let the process make another store object."""
-        client = cast("ObjectClient", self.client)
+
+        def change(name: str) -> Callable[..., Any]:
+            def call(method: Callable[..., Any], key: Any, *arguments: Any) -> Any:
+                self.before(name, key if isinstance(key, str) else ",".join(key))
+                if name == "delete":
+                    return method(key)
+
+                return self.server.write(method, key, *arguments)
+
+            return call
+
+        instead = {name: change(name) for name in ("create", "swap", "put", "delete")}
+        client = cast("ObjectClient", Interposed(self.bucket.client(), {**instead, "head": self.server.head}))
         claims = Claims(
-            client,
-            self.name,
-            lease_s=self.lease_s,
-            process=self.process,
-            clock=lambda: self.clocks[self.name],
+            client, self.name, lease_s=self.lease_s, process=self.process, clock=lambda: self.seconds
         )
         self.builds = Builds(client, claims)
 
-    def _head(self, method: Callable[[str], Stat | None], key: str) -> Stat | None:
-        """Have the server say that what is written now, as its time is asked for, was written that late."""
-        found = method(key)
-        if found is None or not key.endswith(".clock"):
-            return found
+    def save(self, key: str = "run/7") -> str:
+        """Save two files that hold its name; return how that ended."""
+        build: Build | None = None
+        try:
+            build = self.builds.begin(key, f"place of {self.name}", None)
+            for name in ("a", "b"):
+                if self.builds.create(build, f"{key}/{name}", self.name.encode()) == "other":
+                    raise StorageError("create", key, "is there with another content", errno.EEXIST)  # noqa: TRY301  # as the store does
 
-        return replace(found, modified=found.modified + timedelta(seconds=self.clocks["server"]))
+            self.builds.publish(build)
+        except StorageError as error:
+            if build is not None:
+                with suppress(StorageError):
+                    self.builds.discard(build)
+
+            return type(error).__name__
+        except OutcomeUnknownError:
+            return "OutcomeUnknownError"
+
+        return "saved"
