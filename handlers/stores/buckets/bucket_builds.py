@@ -502,6 +502,9 @@ class Builds:
 
         That is an interrupted copy, or a save whose claim somebody removed.
         """
+        if self._is_published(final, None):
+            return False
+
         is_there = False
         for key in self._client.walk(final):
             if key.endswith(f"/{MARK}"):
