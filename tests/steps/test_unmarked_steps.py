@@ -56,7 +56,7 @@ async def filled(bucket: Bucket) -> None:
         data = client.read(key)
         assert data is not None
         client.put(key.replace("run/3/", "run/other_9/12/"), data[0])
-        if key.endswith(MARK):
+        if key == f"run/3/{MARK}":
             continue
 
         client.put(key.replace("run/3/", "run/4/"), data[0])  # a copy whose last object is missing
@@ -68,7 +68,7 @@ async def filled(bucket: Bucket) -> None:
     build = builds.begin("run/7", "place", None)
     for key in whole:
         data = client.read(key)
-        if data is not None and not key.endswith(MARK):
+        if data is not None and key != f"run/3/{MARK}":
             builds.create(build, key.replace("run/3/", "run/7/"), data[0])
 
     client.delete(["run/7.penstock-saving"])  # as somebody may do by hand when the process was killed
@@ -99,6 +99,8 @@ async def test_what_has_no_mark_is_no_step_for_anybody(bucket: Bucket) -> None:
                 await checkpointer.metadata(f"{ROOT}/{name}")
             with pytest.raises(NotACheckpointError):
                 await penstock.delete(f"{ROOT}/{name}", store=store)
+            with pytest.raises((IncompleteCheckpointError, NotACheckpointError)):
+                await checkpointer.restore(f"{ROOT}/{name}/default")
             report = await checkpointer.verify(f"{ROOT}/{name}")
             assert report.leftovers == (f"{ROOT}/{name}",)
 

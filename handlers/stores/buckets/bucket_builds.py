@@ -500,14 +500,16 @@ class Builds:
     def is_unmarked(self, final: str) -> bool:
         """Whether something lies below a key that nobody claims, and that neither is nor holds a checkpoint.
 
-        That is an interrupted copy, or a save whose claim somebody removed.
+        That is an interrupted copy, or a save whose claim somebody removed. Items of a step have marks, too;
+        right below the key, and named otherwise than a step is, they make no checkpoint of it.
         """
         if self._is_published(final, None):
             return False
 
         is_there = False
         for key in self._client.walk(final):
-            if key.endswith(f"/{MARK}"):
+            *above, name = key[len(final) + 1 :].split("/")
+            if name == MARK and (len(above) != 1 or above[0][-1:].isdigit()):
                 return False
 
             is_there = True

@@ -86,10 +86,13 @@ def is_marked(store: Store, path: str, names: Collection[str] | None = None) -> 
     """
     if not isinstance(store, MarkedCheckpoints):
         return True
+    above = os.path.dirname(path)
     if names is not None and COMMIT_MARK in names:
-        return True
+        # Each item of a step has a mark, too, which is put before that of the step.
+        is_item = CHECKPOINT_METADATA not in names and names_a_step(os.path.basename(above))
+        return not is_item or is_marked(store, above)
 
-    at = path if names is None else os.path.dirname(path)
+    at = path if names is None else above
     while (above := os.path.dirname(at)) not in ("", at) and not above.endswith(":"):
         if store.marked_folders(above, [os.path.basename(at)]):
             return True
