@@ -135,8 +135,10 @@ class Machine:
 
     def __post_init__(self) -> None:
         self.process = ThisProcess()
-        elsewhere = {"boot": self.name, "machine": self.name, "namespace": self.name, "host": self.name}
-        self.process.identity = replace(self.process.identity, **elsewhere)
+        name = self.name
+        self.process.identity = replace(
+            self.process.identity, boot=name, machine=name, namespace=name, host=name
+        )
         self.make_store()
 
     def make_store(self) -> None:
