@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ("ProcessIdentity",)
+__all__ = ("ProcessIdentity", "ThisProcess", "this_process")
 
 import json
 import os
 import socket
+import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final, cast, final
 
 _FIRST_NAMESPACE: Final = "pid:[4026531836]"
@@ -105,6 +108,57 @@ class ProcessIdentity:
 
         state, began = _state_of(self.pid)
         return state in _ENDED or (bool(self.began) and bool(began) and self.began != began)
+
+
+@final
+class ThisProcess:
+    """The calling process, and the claims that it holds. Thread-safe.
+
+    Claims on files and objects belong to the process, not to the store object that made them. So one that was
+    given up, and whose file could not be removed, is in the way of no other object of the same process.
+    """
+
+    __slots__ = ("_held", "_lock", "identity", "key")
+
+    def __init__(self) -> None:
+        self.identity = ProcessIdentity.mine()
+        self.key = uuid.uuid4().hex  #: stands in its claims: numbers of processes are not unique everywhere
+        self._lock = Lock()
+        self._held: set[str] = set()
+
+    def hold(self, token: str) -> None:
+        """Note that this process holds a claim."""
+        with self._lock:
+            self._held.add(token)
+
+    def let_go(self, token: str) -> None:
+        """Note that this process holds a claim no more, even if its file is still there. Idempotent."""
+        with self._lock:
+            self._held.discard(token)
+
+    def holds(self, token: str) -> bool:
+        """Whether this process holds a claim."""
+        return token in self._held
+
+    def has_given_up(self, key: str, token: str) -> bool:
+        """Whether a claim is this process's own and was let go.
+
+        Args:
+            key: Of the process that made the claim.
+            token: Of the claim.
+        """
+        return key == self.key and token not in self._held
+
+
+def this_process() -> ThisProcess:
+    """Return the calling process: one object for all that ask. A fork has one of its own."""
+    return _process_with(os.getpid())
+
+
+@cache  # there is one process, and so one record of what it claims, whichever objects made the claims
+def _process_with(pid: int) -> ThisProcess:
+    del pid
+    return ThisProcess()
 
 
 def _is_restarted(earlier: ProcessIdentity, now: ProcessIdentity) -> bool:

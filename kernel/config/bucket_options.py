@@ -29,6 +29,8 @@ class BucketOptions:
         retry_s: How long one request and its repetitions may take together, in seconds.
         single_writer: Says that nobody else saves to the same paths meanwhile. Then a server that ignores
             conditions is used all the same, and nothing keeps two savers apart there.
+        lease_s: How long a claim of this process lasts that is not renewed, in seconds, as when the process
+            is killed or stopped. Then another one may take it over. It is renewed three times as often.
     """
 
     endpoint: str | None = None
@@ -40,6 +42,7 @@ class BucketOptions:
     retries: int = 8
     retry_s: float = field(default=120.0, metadata={"positive": True})
     single_writer: bool = False
+    lease_s: float = field(default=90.0, metadata={"positive": True})
 
 
 @final

@@ -14,6 +14,7 @@ __all__ = (
     "AmbiguousHandlerError",
     "ChangedLeafError",
     "ChecksumError",
+    "ClaimLostError",
     "ClosedError",
     "ConfigError",
     "CoordinationError",
@@ -108,6 +109,7 @@ from penstock.kernel.errors.process_errors import (
 from penstock.kernel.errors.restore_errors import InsufficientMemoryError
 from penstock.kernel.errors.room_errors import NoSpaceError
 from penstock.kernel.errors.save_errors import (
+    ClaimLostError,
     IncompletePipelineError,
     InUseError,
     SaveCancelledError,

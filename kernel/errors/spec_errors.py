@@ -117,7 +117,7 @@ class RootInUseError(SpecError):
 
     Attributes:
         root: The directory of steps.
-        more: Whose claim it is and how to remove that, where nothing can be locked; else empty.
+        more: Whose claim it is and how that ends, where nothing can be locked; else empty.
     """
 
     def __init__(self, root: str, more: str = "") -> None:

@@ -14,10 +14,13 @@ __all__ = (
     "FreeSpace",
     "Hold",
     "KvStoreSpecs",
+    "LeasedHold",
+    "Leases",
     "Leftovers",
     "LongFiles",
     "ManyFiles",
     "MappedFiles",
+    "MarkedCheckpoints",
     "OverNetwork",
     "Placement",
     "PreferredPlacement",
@@ -31,7 +34,7 @@ __all__ = (
     "WritableTogether",
 )
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
@@ -254,7 +257,7 @@ class Leftovers(Capability, Protocol):
         Args:
             path: Of a checkpoint, or of a directory of them.
             older_than_s: What says nothing of its process that can be asked, as on another machine, counts
-                as left once it has not changed for so many seconds; None if it never does.
+                as left once it has not changed for so many seconds, even if its lease is longer.
 
         Returns:
             By path, what became of each; `kept` where somebody may be at work.
@@ -313,6 +316,68 @@ class BuildHolds(Capability, Protocol):
         Raises:
             InUseError: If something lies there already. If several create it at once, one succeeds.
         """
+        ...
+
+
+@runtime_checkable
+class LeasedHold(Hold, Protocol):
+    """A hold that ends when it is not renewed in time. To release it never fails."""
+
+    def confirm(self) -> None:
+        """Return if it is still held, which renews it. Blocking.
+
+        Raises:
+            ClaimLostError: If another process holds it now.
+            StorageError: If the medium does not say.
+        """
+        ...
+
+
+@runtime_checkable
+class Leases(Capability, Protocol):
+    """A store without locks, whose builds and holds end by themselves when they are not renewed in time.
+
+    Whoever needs what was not renewed takes it over, and the old holder can publish and delete nothing more.
+    `penstock.kernel.storage.lease_renewal` renews them while a program runs.
+    """
+
+    @property
+    def lease_s(self) -> float:
+        """After how many seconds without renewal they end."""
+        ...
+
+    def hold_root(self, path: str) -> LeasedHold:
+        """Hold the sole right to write into a directory, under the name `path` in it.
+
+        Raises:
+            InUseError: If another one holds it.
+        """
+        ...
+
+    def renew_leases(self) -> None:
+        """Renew all builds and holds of this store object. A medium that does not answer is no failure."""
+        ...
+
+
+@runtime_checkable
+class MarkedCheckpoints(Capability, Protocol):
+    """A store in which a directory is a checkpoint once its mark lies in it, `commit_success.txt`.
+
+    What has no mark is none, whatever lies in it. On any other store a directory gets its name when it is
+    complete.
+    """
+
+    def marked_folders(self, path: str, among: Collection[str] | None = None) -> Sequence[str]:
+        """Return the names of the directories with a mark that are right below `path`.
+
+        Args:
+            path: A directory; if nothing is there, the result is empty.
+            among: Look at these names alone.
+        """
+        ...
+
+    def is_unmarked(self, path: str) -> bool:
+        """Whether something lies at `path` that is no checkpoint, holds none, and that no save claims."""
         ...
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 __all__ = ("Claim", "ClaimFiles", "StoreClaimFiles", "check_unclaimed")
 
 import errno
+import json
 import os
 import uuid
 from contextlib import suppress
 from hashlib import blake2s
-from typing import Final, Protocol, final
+from typing import Final, Protocol, cast, final
 
 from penstock.kernel.concurrency.fork import HomeProcess
-from penstock.kernel.concurrency.process_identity import ProcessIdentity
+from penstock.kernel.concurrency.process_identity import ProcessIdentity, ThisProcess, this_process
 from penstock.kernel.errors import CorruptCheckpointError, InUseError, StorageError
 from penstock.kernel.protocols.stores import Store
 
@@ -53,23 +54,34 @@ class Claim:
         StorageError: If the file cannot be created.
     """
 
-    __slots__ = ("_data", "_file", "_files", "_home")
+    __slots__ = ("_data", "_file", "_files", "_home", "_token")
 
     def __init__(self, files: ClaimFiles, file: str, path: str) -> None:
         self._files = files
         self._file = file
         self._home = HomeProcess()
-        self._data = ProcessIdentity.mine().encode(id=uuid.uuid4().hex)
-        if files.create(file, self._data):
-            return
+        me, self._token = this_process(), uuid.uuid4().hex
+        self._data = me.identity.encode(id=self._token, process=me.key)
+        me.hold(self._token)
+        try:
+            self._create(file, path)
+        except BaseException:
+            me.let_go(self._token)
+            raise
 
-        check_unclaimed(files, file, path)
-        if not files.create(file, self._data):
-            raise InUseError(path, f"it was claimed by {file} just now")
+    def _create(self, file: str, path: str) -> None:
+        if not self._files.create(file, self._data):
+            check_unclaimed(self._files, file, path)
+            if not self._files.create(file, self._data):
+                raise InUseError(path, f"it was claimed by {file} just now")
 
     def release(self) -> None:
-        """Give it up. Idempotent; never fails. In a fork of the process it does nothing."""
+        """Give it up. Idempotent; never fails. In a fork of the process it does nothing.
+
+        If the file cannot be removed, the next of this process that wants the path removes it.
+        """
         if self._home.is_here:
+            this_process().let_go(self._token)
             with suppress(StorageError, CorruptCheckpointError):
                 if self._files.read(self._file) == self._data:
                     self._files.remove(self._file)
@@ -94,8 +106,8 @@ def check_unclaimed(files: ClaimFiles, file: str, path: str) -> None:
     if data is None:
         return
 
-    owner = ProcessIdentity.decode(data)
-    if owner is None or not owner.has_ended(ProcessIdentity.mine()):
+    owner, me = ProcessIdentity.decode(data), this_process()
+    if not _is_own(data, me) and (owner is None or not owner.has_ended(me.identity)):
         by = "an unknown process" if owner is None else str(owner)
         raise InUseError(path, f"it is claimed by {by}; if that has ended, remove {file}")
 
@@ -105,6 +117,20 @@ def check_unclaimed(files: ClaimFiles, file: str, path: str) -> None:
             files.remove(file)
     finally:
         removal.release()
+
+
+def _is_own(data: bytes, me: ThisProcess) -> bool:
+    """Whether a claim is one that this process gave up, and could not remove."""
+    try:
+        found: object = json.loads(data)
+    except ValueError:
+        return False
+
+    if not isinstance(found, dict):
+        return False
+
+    said = cast("dict[str, object]", found)
+    return me.has_given_up(str(said.get("process")), str(said.get("id")))
 
 
 @final

@@ -21,7 +21,12 @@ from penstock.kernel.errors import (
     UnsupportedByStoreError,
 )
 from penstock.kernel.errors.spec_errors import REPLACED_AT_ONCE
-from penstock.kernel.protocols.store_capabilities import BuildHolds, Exchanges, SharedBuilds
+from penstock.kernel.protocols.store_capabilities import (
+    BuildHolds,
+    Exchanges,
+    MarkedCheckpoints,
+    SharedBuilds,
+)
 from penstock.kernel.storage.deletion import delete_checkpoint, remove_abandoned
 from penstock.kernel.storage.holds import BRIEF_WAITS_S, hold_with_readers
 
@@ -35,6 +40,12 @@ Overwrite: TypeAlias = bool | Literal["delete-first"]
 """Whether what lies at a path may be replaced, and whether it may be deleted before the new one is there."""
 
 _ADVICE: Final = 'overwrite="delete-first" deletes it and then saves; until that ends, nothing is there'
+
+
+_UNMARKED: Final = (
+    "it has no commit_success.txt, so it is no checkpoint: a save or a copy was interrupted there. "
+    "If nobody is about to complete it, `penstock gc --unmarked {}` removes it"
+)
 
 
 def how_to_replace(store: Store) -> str:
@@ -263,6 +274,8 @@ class Workspace:
         self._store.check_writable(self.final)
 
     def _check_replaceable(self, kind: str) -> None:
+        if isinstance(self._store, MarkedCheckpoints) and self._store.is_unmarked(self.final):
+            raise DestinationExistsError(self.final, _UNMARKED.format(self.final))
         if not self._overwrite:
             raise DestinationExistsError(self.final, how_to_replace(self._store))
         if kind != ("directory" if self._file is None else "file"):

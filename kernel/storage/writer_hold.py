@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING, Final, final
 
 from penstock.kernel.errors import InUseError, RootInUseError, StorageError
-from penstock.kernel.protocols.store_capabilities import BuildHolds
+from penstock.kernel.protocols.store_capabilities import BuildHolds, LeasedHold, Leases
 from penstock.kernel.storage.claims import Claim, StoreClaimFiles
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ class WriterHold:
     """The exclusive right to write into the directory at `root`. Blocking.
 
     It ends with the process, however that ends. What a crash leaves behind is taken over by the next writer.
-    On a store without holds it is a `Claim`, which must be removed by hand after a crash on another machine.
+    On a store with leases that is so when the lease is over. On one that has neither it is a `Claim`, which
+    must be removed by hand after a crash on another machine.
 
     Args:
         store: Where `root` lies.
@@ -69,6 +70,16 @@ class WriterHold:
             else:
                 return
 
+    def confirm(self) -> None:
+        """Return if it is still held, or never was. Before what cannot be undone.
+
+        Raises:
+            ClaimLostError: If it is a lease, and another process holds it now.
+            StorageError: If the medium does not say.
+        """
+        if isinstance(self._hold, LeasedHold):
+            self._hold.confirm()
+
     def release(self) -> None:
         """Give it up. Idempotent.
 
@@ -86,6 +97,8 @@ class WriterHold:
             hold.release()
 
     def _taken(self) -> Hold:
+        if isinstance(self._store, Leases):
+            return self._store.hold_root(self._place)
         if not isinstance(self._store, BuildHolds):
             return Claim(StoreClaimFiles(self._store), self._place, self._root)
 

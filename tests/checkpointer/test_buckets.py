@@ -14,7 +14,7 @@ from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, Interposed
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.formats.orbax.documents import commit_mark_text
-from penstock.handlers.stores.buckets.bucket_builds import MARK, Builds
+from penstock.handlers.stores.buckets.bucket_builds import MARK
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config.config import StoreOptions
@@ -185,7 +185,7 @@ async def test_steps_are_saved_listed_and_deleted(bucket: Bucket) -> None:
         with pytest.raises(StepExistsError, match='exists; overwrite="delete-first" deletes'):
             await manager.save(2, state(2), force=True)
 
-    Builds(bucket.client(), "dead").begin("run/3", "place", None)
+    bucket.builds().begin("run/3", "place", None)
     bucket.end_owner("run/3.penstock-saving")
     async with CheckpointManager(f"{URL}/run", store=bucket.store()):
         assert not [key for key in bucket.objects_there() if key.startswith("run/3")], "cleaned up"

@@ -9,7 +9,6 @@ from tests.handlers.stores.buckets.bucket_rig import Bucket
 from tests.object_server import CREDENTIALS, object_server
 
 from penstock.cli import main
-from penstock.handlers.stores.buckets.bucket_builds import Builds
 from penstock.handlers.stores.buckets.connections import connect
 from penstock.kernel.config.bucket_options import S3Options
 
@@ -23,7 +22,7 @@ def test_what_an_ended_saver_left_is_removed(
             monkeypatch.setenv(name, value)
 
         bucket = Bucket(connect("bucket", S3Options())(stores))
-        builds = Builds(bucket.client(), "a store")
+        builds = bucket.builds()
         builds.create(builds.begin("run/7", "place", None), "run/7/file", b"content")
         assert main(["gc", "s3://bucket/run", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["left"] == [{"path": "s3://bucket/run/7", "state": "kept"}]

@@ -1,112 +1,148 @@
 """The saves that build in a bucket: how each claims its path, publishes, and undoes what it wrote.
 
 Nothing in a bucket is renamed. A save claims the path by an object beside it that one process alone can
-create, writes every object where it will stay, and puts the mark last. A prefix that is claimed and has no
-mark is no checkpoint for anybody.
+create, writes every object where it will stay, and puts the mark last. A prefix without a mark is no
+checkpoint for anybody, claimed or not.
 
 The page "Commits in a bucket" of docs/design tells what each step is for.
 """
 
 from __future__ import annotations
 
-__all__ = ("MARK", "Build", "Builds", "ConditionalWrites", "Left")
+__all__ = ("MARK", "Build", "Builds", "Left", "marked_folders", "staging")
 
 import errno
 import uuid
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import islice
 from threading import Lock
-from typing import Final, Literal, Protocol, TypeAlias, final
+from typing import Final, Literal, TypeAlias, final
 
-from penstock.handlers.stores.buckets.build_states import MARK, STAGED, Build, Claim, Found
-from penstock.handlers.stores.buckets.claim_records import CLAIM, ClaimRecord, Purpose, what_to_do
-from penstock.handlers.stores.buckets.objects import Created, Objects, Stat
-from penstock.kernel.concurrency.process_identity import ProcessIdentity
+from penstock.handlers.stores.buckets.bucket_claims import CLAIM, Claim, ClaimRecord, Claims
+from penstock.handlers.stores.buckets.objects import Created, Objects
 from penstock.kernel.errors import (
     AccessDeniedError,
+    ClaimLostError,
     InUseError,
     OutcomeUnknownError,
     StorageError,
-    UnsupportedByStoreError,
 )
 
-Left: TypeAlias = Literal["removed", "published", "kept"]
-"""What became of what somebody left; `kept` if he may be at work."""
+MARK: Final = "commit_success.txt"
+"""Publishes the prefix that it lies in. Orbax looks for this name in buckets, too."""
 
-_ADVICE: Final = "if nobody else saves there, the option single_writer of its table [store.*] says so"
+_STAGED: Final = ".d"
+"""Ends the prefix in which lies what a save is not done with: a single file until it is copied to where it is
+published, and what long files are made of."""
 
 _TRIES: Final = 4
-"""A claim may be given up while it is being looked at."""
+"""The claim may change while it is looked at."""
+
+_AT_ONCE: Final = 1000
+"""Keys that one request deletes. Between two requests a claim is renewed."""
+
+Left: TypeAlias = Literal["removed", "published", "kept"]
+"""What became of what a process left: `kept` if it may be at work."""
 
 
-class ConditionalWrites(Protocol):
-    """What a server must keep to, so that of two savers one is told."""
+@final
+@dataclass(slots=True)
+class Build:
+    """One save that builds. Thread-safe."""
 
-    def create(self, key: str, data: bytes) -> Created:
-        """Write an object only if there is none."""
-        ...
+    final: str  #: the key that will be published
+    place: str  #: the path to build at, by which the store knows it
+    file: str | None  #: the one file at the place that becomes `final`
+    claim: Claim
+    phase: Literal["building", "committing", "ended"] = "building"
+    mark: bytes | None = None  #: what the save wrote as its mark, kept back until it is published
+    created: set[str] = field(default_factory=set[str])  #: keys whose objects are this save's
+    met: set[str] = field(default_factory=set[str])  #: keys with the right content that it may not own
+    lock: Lock = field(default_factory=Lock)
+    is_shared: bool = False  #: whether several processes write into it
+    is_joined: bool = False  #: whether another process holds its claim
 
-    def swap(self, key: str, data: bytes, tag: str) -> str | None:
-        """Write an object only if nobody else did meanwhile."""
-        ...
+    @property
+    def prefix(self) -> str:
+        """What the keys of its objects begin with."""
+        return self.final if self.file is None else self.staging
+
+    @property
+    def staging(self) -> str:
+        """What the keys of objects begin with that will not be published. No other save has it."""
+        return staging(self.final, self.claim.token)
+
+    def published_mark(self) -> bytes:
+        """Return the content of the mark. It names the save, so that no two marks are equal."""
+        said = (self.mark or b"").rstrip()
+        return (said + b"\n" if said else b"") + f"published by {self.claim.token}\n".encode()
+
+
+def staging(final: str, token: str) -> str:
+    """Return the prefix of what is not published, of a save to `final`."""
+    return f"{final}{CLAIM}{_STAGED}/{token}"
+
+
+@final
+class _RootHold:
+    """The hold of a manager on its directory of steps."""
+
+    __slots__ = ("_builds", "_claim")
+
+    def __init__(self, builds: Builds, claim: Claim) -> None:
+        self._builds, self._claim = builds, claim
+
+    def confirm(self) -> None:
+        self._builds.claims.change(self._claim, "holding")
+
+    def release(self) -> None:
+        held = self._builds.holds.pop(self._claim.token, None)
+        if held is not None:
+            self._builds.drop(held, asks=True)
 
 
 @final
 class Builds:
-    """Claims, publishes and undoes, for one store. Every method blocks; thread-safe.
+    """Builds, publishes, removes and undoes, for one store. Every method blocks; thread-safe.
 
     Args:
         client: Of the bucket.
-        store: Named by errors.
-        single_writer: Whether a server that ignores conditions is used all the same.
+        claims: Of the same.
     """
 
-    __slots__ = ("_client", "_is_checked", "_lock", "_mine", "_single_writer", "_store", "given_up", "live")
+    __slots__ = ("_client", "_unfinished", "_working", "claims", "holds", "live")
 
-    def __init__(self, client: Objects, store: object, *, single_writer: bool = False) -> None:
-        self._client, self._store, self._single_writer = client, store, single_writer
-        self._lock = Lock()
-        self._mine: ProcessIdentity | None = None
-        self._is_checked = False
+    def __init__(self, client: Objects, claims: Claims) -> None:
+        self._client, self.claims = client, claims
+        self._unfinished: set[str] = set()  # keys of claims that could not be dropped yet
+        self._working: dict[str, Claim] = {}  # of removals and collections under way, by token
         self.live: dict[str, Build] = {}  #: by place
-        self.given_up: set[str] = set()  #: tokens of claims that were left behind; they bind nobody
+        self.holds: dict[str, Claim] = {}  #: on directories of steps, by token
+
+    # Saves of one process.
 
     def begin(self, final: str, place: str, file: str | None) -> Build:
         """Claim a key for a save. What an ended process left there is removed, or published if it was whole.
 
         Raises:
             InUseError: If another save or removal claims it.
+            ClaimLostError: If another manager holds the directory of steps by now.
             StorageError: With `errno.EEXIST` if something is published there.
             UnsupportedByStoreError: If the server does not keep to conditions.
         """
-        claim = self._take(final, "saving")
-        try:
+        self._check_holds(final)
+        claim = self.claims.take(final, "saving")
+        with self._at_work(claim):
             is_free = self._prepare(claim, final, file)
-        except BaseException:
-            self.given_up.add(claim.token)  # the next save goes on from here
-            raise
 
         if not is_free:
-            self._client.delete([claim.key])
+            self.drop(claim)
             raise StorageError("save", self._client.path(final), "is there already", errno.EEXIST)
 
         build = self.live[place] = Build(final, place, file, claim)
         return build
-
-    def share(self, build: Build) -> str:
-        """Let other processes write into a build. Returns its new place, which tells them the claim."""
-        del self.live[build.place]
-        build.place, build.is_shared = f"{build.place}/{build.claim.token}", True
-        self.live[build.place] = build
-        return build.place
-
-    def enter(self, build: Build) -> None:
-        """Write into what another process began."""
-        if self._single_writer:
-            probe = uuid.uuid4().hex  # other processes try at the same time
-            self._try_conditions(f"{build.claim.key}.probe-{probe}", probe.encode())
-
-        self.live[build.place] = build
 
     def _prepare(self, claim: Claim, final: str, file: str | None) -> bool:
         """Put the mark that a dead save did not come to put, or remove what it left. Return if it is free."""
@@ -115,16 +151,31 @@ class Builds:
         if self._is_published(final, file):
             return False
         if claim.found == "leftovers":
-            self._wipe(final)
+            self._wipe(claim)
 
         return True
 
-    def _wipe(self, final: str) -> None:
-        for prefix in (final, f"{final}{CLAIM}{STAGED}"):
-            self._client.delete(list(self._client.walk(prefix)))
+    def _wipe(self, claim: Claim) -> None:
+        for prefix in (claim.final, f"{claim.final}{CLAIM}{_STAGED}"):
+            self._delete(claim, list(self._client.walk(prefix)))
+
+    def _delete(self, claim: Claim, keys: Sequence[str]) -> None:
+        """Delete objects under a claim.
+
+        Raises:
+            ClaimLostError: If another process took it over. What is left there is that one's.
+        """
+        for at in range(0, len(keys), _AT_ONCE):
+            self.claims.keep(claim)
+            self._client.delete(keys[at : at + _AT_ONCE])
 
     def create(self, build: Build, key: str, data: bytes | memoryview) -> Created:
-        """Create an object of a save, or replace one that the save itself created."""
+        """Create an object of a save, or replace one that the save itself created.
+
+        Raises:
+            ClaimLostError: If the save is known to have lost its claim.
+        """
+        self.keep(build)
         with build.lock:
             is_own = key in build.created
             build.created.add(key)
@@ -141,14 +192,20 @@ class Builds:
 
         return created
 
+    def keep(self, build: Build) -> None:
+        """Renew the claim of a build if it is due. Not of another process's, which does so itself."""
+        if not build.is_joined:
+            self.claims.keep(build.claim)
+
     def publish(self, build: Build) -> None:
         """Make visible what was built, if the claim is still this save's.
 
         Raises:
-            InUseError: If somebody took it over.
+            ClaimLostError: If somebody took it over, or the hold on the directory of steps.
             StorageError: With `errno.EEXIST` if something is published there; or if the server refuses.
             OutcomeUnknownError: If it is not known whether the mark is there.
         """
+        self._check_holds(build.final)
         if self._is_published(build.final, build.file):
             raise StorageError("publish", self._client.path(build.final), "is there already", errno.EEXIST)
         if build.file is not None:
@@ -156,28 +213,87 @@ class Builds:
             return
 
         mark = build.published_mark()
-        self._change(build, "committing", mark)
+        self.claims.change(build.claim, "committing", mark)
         build.phase = "committing"
         try:
             created = self._client.create(f"{build.final}/{MARK}", mark)
         except AccessDeniedError:
-            self._change(build, "saving")
-            build.phase = "building"
+            self._back(build)
             raise
         except StorageError as error:
             self._end(build)
-            self.given_up.add(build.claim.token)
+            self._give_up(build.claim)
             said = f"its mark could not be put ({error.problem}), and the next save to it puts it"
             raise OutcomeUnknownError(self._client.path(build.final), said) from error
 
         if created == "other":
-            self._change(build, "saving")
-            build.phase = "building"
+            self._back(build)
+            raise StorageError("publish", self._client.path(build.final), "is there already", errno.EEXIST)
+        if created == "created" and self.claims.is_due(build.claim):
+            self._check_not_late(build, mark)
+
+        self._end(build)
+        self.drop(build.claim)  # if that fails, it is published all the same
+
+    def _back(self, build: Build) -> None:
+        """Take back that the mark comes next: it is known that this process did not put it."""
+        self.claims.change(build.claim, "saving")
+        build.phase = "building"
+
+    def _check_not_late(self, build: Build, mark: bytes) -> None:
+        """Remove the mark again if this process was stopped before it put it, and the save is past.
+
+        Somebody may have published for it, and deleted that since: then the mark lies there alone.
+
+        Raises:
+            ClaimLostError: If so.
+        """
+        if self.claims.swap(build.claim, "committing", mark):
+            return
+
+        there = self._client.read(build.claim.key)
+        if there is None or ClaimRecord.decode(there[0]).mark != mark:  # else he publishes it just now
+            self._end(build)
+            self._client.delete([f"{build.final}/{MARK}"])
+            self.claims.check(build.claim)
+
+    def drop(self, claim: Claim, *, asks: bool = False) -> None:
+        """Delete a claim. If the server does not, that is tried again, and whoever comes takes it over."""
+        try:
+            self.claims.drop(claim, asks=asks)
+        except StorageError:
+            self._give_up(claim)
+
+    @contextmanager
+    def _at_work(self, claim: Claim) -> Generator[None]:
+        """Have a claim renewed while what it is for is done. If that fails, whoever comes goes on from it."""
+        self._working[claim.token] = claim
+        try:
+            yield
+        except BaseException:
+            self._give_up(claim)
+            raise
+        finally:
+            del self._working[claim.token]
+
+    def _give_up(self, claim: Claim) -> None:
+        """Let this process, or whoever comes, go on from a claim whose work could not be finished."""
+        self.claims.me.let_go(claim.token)
+        self._unfinished.add(claim.final)
+
+    def _publish_file(self, build: Build, file: str) -> None:
+        """Copy the one file to where it is published: of one object, that is one step."""
+        self.claims.change(build.claim, "saving")  # it is still this save's
+        if self._client.copy_if_absent(f"{build.prefix}/{file}", build.final) == "other":
             raise StorageError("publish", self._client.path(build.final), "is there already", errno.EEXIST)
 
         self._end(build)
-        with suppress(StorageError):  # it is published, and who finds the claim later sees that
-            self._client.delete([build.claim.key])
+        try:
+            self._client.delete(sorted(build.created))  # under keys that no other save has
+        except StorageError:
+            self._give_up(build.claim)
+        else:
+            self.drop(build.claim)
 
     def discard(self, build: Build) -> None:
         """Remove the objects that a save created, unless it is published or somebody took its claim over.
@@ -188,192 +304,249 @@ class Builds:
             self._end(build)
             if build.is_joined:
                 return  # its owner removes it
-            if build.is_shared:
-                self._discard_shared(build)
-                return
+            try:
+                self._undo(build)
+            except StorageError:
+                self._give_up(build.claim)
+                raise
 
-            self.given_up.add(build.claim.token)
-            if self._swap(build.claim, "removing"):
-                self._client.delete(sorted(build.created))
-                if not build.met:
-                    self._client.delete([build.claim.key])
+    def _undo(self, build: Build) -> None:
+        if not self.claims.swap(build.claim, "removing"):
+            return
+        if build.is_shared:  # one of the processes that is stopped may still write: the claim stays
+            self._wipe(build.claim)
+        else:
+            self._delete(build.claim, sorted(build.created))
 
-    def _discard_shared(self, build: Build) -> None:
-        """Remove what all processes of a job wrote.
+        if build.is_shared or build.met:
+            self.claims.swap(build.claim, "left")
+        else:
+            self.claims.drop(build.claim)
 
-        The claim stays, since one of them that is stopped may still write; but whoever comes may take it.
+    def _is_published(self, final: str, file: str | None) -> bool:
+        return self._client.head(final if file is not None else f"{final}/{MARK}") is not None
+
+    def _end(self, build: Build) -> None:
+        """Forget a build. Its claim, if it stays, binds this process no more."""
+        build.phase = "ended"
+        self.live.pop(build.place, None)
+        if not build.is_joined:
+            self.claims.me.let_go(build.claim.token)
+
+    # Saves of several processes. The one that began it holds the claim, publishes, and removes what all
+    # wrote. The others know the claim by its token.
+
+    def share(self, build: Build) -> str:
+        """Let other processes write into a build. Returns its new place, which tells them the claim."""
+        del self.live[build.place]
+        build.place, build.is_shared = f"{build.place}/{build.claim.token}", True
+        self.live[build.place] = build
+        return build.place
+
+    def join(self, final: str, place: str) -> Build:
+        """Write into what another process began at a place."""
+        claim = Claim(final, place.rsplit("/", 1)[-1])
+        probe = uuid.uuid4().hex  # other processes try at the same time
+        self.claims.try_conditions(f"{claim.key}.probe-{probe}", probe.encode())
+        build = self.live[place] = Build(final, place, None, claim, is_shared=True, is_joined=True)
+        return build
+
+    def is_current(self, build: Build) -> bool:
+        """Whether a save that this process may have joined still claims its path.
+
+        Raises:
+            StorageError: If the server does not say.
         """
-        try:
-            if self._swap(build.claim, "removing"):
-                self._wipe(build.final)
-                self._swap(build.claim, "left")
-        finally:
-            self.given_up.add(build.claim.token)
+        there = self._client.read(build.claim.key)
+        if there is None:
+            return False
+
+        record = ClaimRecord.decode(there[0])
+        return record.token == build.claim.token and record.purpose in ("saving", "committing")
+
+    def take_back(self, build: Build) -> bool:
+        """Give the claim up for the process that holds it, and is silent.
+
+        The owner swaps its claim before it puts the mark. So of two swaps the first decides, without a word
+        to anybody: this one, or that of the owner when it wakes.
+
+        Returns:
+            Whether it is sure that the owner publishes nothing any more.
+
+        Raises:
+            StorageError: If the server does not say.
+        """
+        me = self.claims.me
+        for _ in range(_TRIES):
+            there = self._client.read(build.claim.key)
+            if there is None or there[1] is None:
+                return False  # it was published, or removed
+
+            record = ClaimRecord.decode(there[0])
+            if record.token != build.claim.token or record.purpose == "committing":
+                return False
+            if record.purpose != "saving":
+                return True  # somebody else was faster, or the owner itself gave it up
+
+            data = ClaimRecord(record.token, "left", me.identity, process=me.key).encode(me.identity)
+            if self._client.swap(build.claim.key, data, there[1]) is not None:
+                return True
+
+        return False
+
+    # What is renewed while it lasts.
+
+    def hold(self, root: str) -> _RootHold:
+        """Hold a directory of steps, until it is released or not renewed in time.
+
+        Raises:
+            InUseError: If another manager holds it.
+        """
+        claim = self.claims.take(root, "holding")
+        self.holds[claim.token] = claim
+        return _RootHold(self, claim)
+
+    def renew(self) -> None:
+        """Renew every claim that is held here, and finish what could not be finished before.
+
+        A server that does not answer is asked again with the next call.
+        """
+        builds = [build.claim for build in list(self.live.values()) if not build.is_joined]
+        for claim in (*builds, *list(self._working.values()), *list(self.holds.values())):
+            self.claims.renew(claim)
+
+        for key in list(self._unfinished):
+            with suppress(StorageError):
+                self.collect(key, None)
+                self._unfinished.discard(key)
+
+    def _check_holds(self, final: str, *, asks: bool = False) -> None:
+        """Raise `ClaimLostError` if this process held the directory of steps above a key, and lost it.
+
+        Args:
+            final: The key.
+            asks: Whether the server is asked, even if the hold was renewed just now.
+        """
+        lost: ClaimLostError | None = None
+        for hold in list(self.holds.values()):
+            if _is_within(final, hold.final.rpartition("/")[0]):
+                try:
+                    if asks:
+                        self.claims.change(hold, "holding")
+                    else:
+                        self.claims.keep(hold)
+                except ClaimLostError as error:
+                    lost = error
+                else:
+                    return  # of two managers in this process one may have taken it from the other
+
+        if lost is not None:
+            raise lost
+
+    # Removal.
 
     def remove(self, final: str) -> None:
         """Remove everything at and below a key. What is published there ends with the first object that goes.
 
         Raises:
             InUseError: If a save or a removal is at work there.
+            ClaimLostError: If another process took it over meanwhile, or the directory of steps.
         """
+        self._check_holds(final, asks=True)  # what goes does not come back
         is_file = self._client.head(final) is not None
-        claimed = is_file or self._client.head(f"{final}/{MARK}") is not None or self.is_claimed(final)
-        if not claimed:
-            keys = sorted(self._client.walk(final), key=lambda key: not key.endswith(f"/{MARK}"))
-            self._client.delete([key for key in keys if key.endswith(f"/{MARK}")])
-            self._client.delete(keys)
+        if not (is_file or self._client.has_below(final) or self.claims.is_claimed(final)):
             return
 
-        claim = self._take(final, "removing")
-        self.given_up.add(claim.token)  # if it fails, whoever tries next goes on
-        self._client.delete([final if is_file else f"{final}/{MARK}"])
-        self._wipe(final)
-        self._client.delete([claim.key])
+        claim = self.claims.take(final, "removing")
+        with self._at_work(claim):
+            self._delete(claim, [final if is_file else f"{final}/{MARK}"])
+            keys = list(self._client.walk(final))
+            self._delete(claim, [key for key in keys if key.endswith(f"/{MARK}")])
+            self._wipe(claim)
+
+        self.drop(claim)
 
     def collect(self, final: str, older_than_s: float | None) -> Left | None:
         """Remove what an ended process left at a key, or put the mark that it did not come to put.
 
         Args:
             final: The key that is claimed.
-            older_than_s: A claim of which the process cannot be asked is taken over once it is so old, by the
-                server's clock; None if it never is.
+            older_than_s: A claim of which the process cannot be asked is over once it is so old, by the
+                server's clock, even if its lease is longer.
 
         Returns:
             What was done; None if nothing was there.
         """
-        there, found = self._client.read(final + CLAIM), self._client.head(final + CLAIM)
-        if there is None or found is None:
+        there = self._client.read(final + CLAIM)
+        if there is None:
             return None
-
-        other, also = ClaimRecord.decode(there[0]), set[str]()
-        if what_to_do(other, self.identity(), self.given_up) == "wait":
-            if older_than_s is None or other.lives_here(self.identity()):
-                return "kept"
-            if self._age_s(final, found) < older_than_s:
-                return "kept"
-
-            also = {other.token}
-
-        try:
-            claim = self._take(final, "saving", also)
-        except InUseError:  # somebody came meanwhile
+        if ClaimRecord.decode(there[0]).is_held_by(self.claims.me):
             return "kept"
 
-        self.given_up.add(claim.token)
-        is_free = self._prepare(claim, final, None)
-        self._client.delete([claim.key])
+        try:
+            claim = self.claims.take(final, "saving", older_than_s)
+        except InUseError:
+            return "kept"
+
+        try:
+            with self._at_work(claim):
+                is_free = self._prepare(claim, final, None)
+        except ClaimLostError:
+            return "kept"
+
+        self.drop(claim)
         return "removed" if is_free or claim.found != "committing" else "published"
 
-    def _age_s(self, final: str, claim: Stat) -> float:
-        """Return how long ago the server says that a claim was written."""
-        probe = f"{final}{CLAIM}.probe"
-        self._client.put(probe, b"what time is it?")
-        now = self._client.head(probe)
-        self._client.delete([probe])
-        return 0.0 if now is None else (now.modified - claim.modified).total_seconds()
+    def is_unmarked(self, final: str) -> bool:
+        """Whether something lies below a key that nobody claims, and that neither is nor holds a checkpoint.
 
-    def is_claimed(self, key: str) -> bool:
-        """Whether somebody builds or removes there, or died while doing so."""
-        return self._client.head(key + CLAIM) is not None
+        That is an interrupted copy, or a save whose claim somebody removed. Items of a step have marks, too;
+        right below the key, and named otherwise than a step is, they make no checkpoint of it.
+        """
+        if self._is_published(final, None):
+            return False
+
+        is_there = False
+        for key in self._client.walk(final):
+            *above, name = key[len(final) + 1 :].split("/")
+            if name == MARK and (len(above) != 1 or above[0][-1:].isdigit()):
+                return False
+
+            is_there = True
+
+        return is_there and not self.claims.is_claimed(final)
 
     def of(self, path: str) -> Build | None:
         """Return the save that builds at or above a path; None if none does."""
         return next((build for build in list(self.live.values()) if _is_within(path, build.place)), None)
 
-    def _take(self, final: str, purpose: Purpose, also: Collection[str] = ()) -> Claim:
-        """Claim a key, or take the claim over from a process that has ended, or whose token is in `also`."""
-        mine, key, token = self.identity(), final + CLAIM, uuid.uuid4().hex
-        if self._single_writer:
-            self._try_conditions(f"{key}.probe", token.encode())
 
-        record = ClaimRecord(token, purpose, mine)
-        for _ in range(_TRIES):
-            data = record.encode(mine)
-            if self._client.create(key, data) != "other":
-                self._check_conditions(final, key, data)
-                found = self._client.head(key)
-                return Claim(key, token, found and found.tag, "nothing")
+_PAGES: Final = 2000
+"""Keys that two requests list. A directory of steps that has no more is known by them."""
 
-            there = self._client.read(key)
-            if there is None or there[1] is None:
-                continue
 
-            other = ClaimRecord.decode(there[0])
-            step = what_to_do(other, mine, {*self.given_up, *also})
-            if step == "wait":
-                raise InUseError(self._client.path(final), self._told(other, key))
-            if step == "finish" and purpose == "saving":  # what was about to be published never goes back
-                data = ClaimRecord(token, "committing", mine, other.mark).encode(mine)
+def marked_folders(client: Objects, prefix: str, among: Collection[str] | None = None) -> list[str]:
+    """Return the names of the prefixes right below one that have a mark. Blocking.
 
-            tag = self._client.swap(key, data, there[1])
-            if tag is not None:
-                found_there: Found = "committing" if step == "finish" else "leftovers"
-                return Claim(key, token, tag, found_there, other.mark)
+    Args:
+        client: Of the bucket.
+        prefix: The prefix above; empty for the bucket.
+        among: Look at these alone.
+    """
+    at = f"{prefix}/" if prefix else ""
+    found = set[str]()
+    if among is None or len(among) > 2:
+        keys = list(islice(client.walk(prefix), _PAGES))
+        split = [key[len(at) :].split("/") for key in keys]
+        found = {parts[0] for parts in split if len(parts) == 2 and parts[1] == MARK}
+        if len(keys) < _PAGES:
+            return sorted(found if among is None else found.intersection(among))
 
-        raise InUseError(self._client.path(final), "others claim it and give it up all the time")
-
-    def _told(self, other: ClaimRecord, key: str) -> str:
-        by = "an unknown process" if other.owner is None else str(other.owner)
-        return f"it is claimed by {by}; if that has ended, remove {self._client.path(key)}"
-
-    def _try_conditions(self, key: str, data: bytes) -> None:
-        """Do without conditions if the server ignores them: the caller has said that there is one writer."""
-        if not self._is_checked:
-            self._client.put(key, data)
-            self._client.uses_conditions = self._client.keeps_conditions(key, data)
-            self._client.delete([key])
-            self._is_checked = True
-
-    def _check_conditions(self, final: str, key: str, data: bytes) -> None:
-        """Try once, on an object that is ours, whether the server keeps to conditions at all."""
-        if self._is_checked:
-            return
-        if not self._client.keeps_conditions(key, data):
-            self._client.delete([key])
-            path = self._client.path(final)
-            raise UnsupportedByStoreError("save to", path, self._store, ConditionalWrites, _ADVICE)
-
-        self._is_checked = True
-
-    def _publish_file(self, build: Build, file: str) -> None:
-        """Copy the one file to where it is published: of one object, that is one step."""
-        self._change(build, "saving")  # it is still this save's
-        if self._client.copy_if_absent(f"{build.prefix}/{file}", build.final) == "other":
-            raise StorageError("publish", self._client.path(build.final), "is there already", errno.EEXIST)
-
-        self._end(build)
-        with suppress(StorageError):
-            self._client.delete([*sorted(build.created), build.claim.key])
-
-    def _change(self, build: Build, purpose: Purpose, mark: bytes = b"") -> None:
-        if not self._swap(build.claim, purpose, mark):
-            raise InUseError(self._client.path(build.final), "another process took this save over")
-
-    def _swap(self, claim: Claim, purpose: Purpose, mark: bytes = b"") -> bool:
-        """Say in the claim what it is for, if it is still ours."""
-        if claim.tag is None:  # it was lost before
-            return False
-
-        mine = self.identity()
-        data = ClaimRecord(claim.token, purpose, mine, mark).encode(mine)
-        claim.tag = self._client.swap(claim.key, data, claim.tag)
-        return claim.tag is not None
-
-    def _is_published(self, final: str, file: str | None) -> bool:
-        return self._client.head(final if file is not None else f"{final}/{MARK}") is not None
-
-    def _end(self, build: Build) -> None:
-        build.phase = "ended"
-        self.live.pop(build.place, None)
-
-    def identity(self) -> ProcessIdentity:
-        """Return this process, which the claims name."""
-        with self._lock:
-            if self._mine is None:
-                self._mine = ProcessIdentity.mine()
-
-            return self._mine
+    names = client.list(prefix).folders if among is None else among
+    asked = [name for name in names if name not in found and CLAIM not in name]
+    found |= {name for name in asked if client.head(f"{at}{name}/{MARK}") is not None}
+    return sorted(found.intersection(names))
 
 
 def _is_within(path: str, place: str) -> bool:
-    return path == place or path.startswith(f"{place}/")
+    return path == place or path.startswith(f"{place}/") or not place

@@ -6,21 +6,20 @@ __all__ = ("BucketStore",)
 
 import errno
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from threading import Lock
 from typing import Any, Final, Literal, final
 
-from penstock.handlers.stores.buckets.bucket_builds import MARK, Build, Builds, Left
+from penstock.handlers.stores.buckets.bucket_builds import MARK, Build, Builds, Left, marked_folders
+from penstock.handlers.stores.buckets.bucket_claims import CLAIM, LEASE_S, Claims
 from penstock.handlers.stores.buckets.bucket_files import BucketDataFile, BucketReadableFile
-from penstock.handlers.stores.buckets.claim_records import CLAIM
-from penstock.handlers.stores.buckets.joined_builds import is_current, join, take_back
 from penstock.handlers.stores.buckets.long_files import LongFile
 from penstock.handlers.stores.buckets.long_objects import BucketScratch
 from penstock.handlers.stores.buckets.object_client import ObjectClient
 from penstock.handlers.stores.buckets.object_errors import NO_BUCKET
 from penstock.handlers.stores.buckets.objects import Listed, Objects
 from penstock.kernel.errors import StorageError
-from penstock.kernel.protocols.store_capabilities import Placement
+from penstock.kernel.protocols.store_capabilities import LeasedHold, Placement
 from penstock.kernel.protocols.stores import BuildToken
 
 FILE_BYTES: Final = 16 * 2**20
@@ -39,8 +38,8 @@ class BucketStore:
     A prefix is a directory once something lies below it, and a published checkpoint once its mark does. One
     that is claimed and has no mark is not there. What is built has its final keys from the first.
 
-    It can list folders, copy objects on the server's side and say how bytes are placed. It cannot replace,
-    rename, hold or map anything, and other libraries cannot write into it.
+    It can list folders, copy objects on the server's side and say how bytes are placed. Its builds and holds
+    are leases. It cannot replace, rename, lock or map anything, and other libraries cannot write into it.
 
     Args:
         url: Of the bucket, without a slash at the end.
@@ -48,6 +47,7 @@ class BucketStore:
             method that asks the server anything.
         file_bytes: The length of a data file, which is held in memory until it is put.
         single_writer: Whether a server that ignores conditions is used all the same.
+        lease_s: What is claimed and not renewed for so many seconds may be taken over.
         tensorstore: What TensorStore opens the bucket by, but for the path; None if it cannot.
         objects: What makes the requests; None for obstore.
     """
@@ -61,6 +61,7 @@ class BucketStore:
         *,
         file_bytes: int = FILE_BYTES,
         single_writer: bool = False,
+        lease_s: float = LEASE_S,
         tensorstore: Mapping[str, Any] | None = None,
         objects: Objects | None = None,
     ) -> None:
@@ -80,7 +81,8 @@ class BucketStore:
             full_files=1,
         )
         self._client: Objects = ObjectClient(url, connect) if objects is None else objects
-        self._builds = Builds(self._client, self, single_writer=single_writer)
+        claims = Claims(self._client, self, single_writer=single_writer, lease_s=lease_s)
+        self._builds = Builds(self._client, claims)
         self._uploading = Lock()
 
     @property
@@ -96,7 +98,7 @@ class BucketStore:
         key, build = self._located(path)
         if build is not None:
             if path == build.place:
-                return "directory" if not build.is_shared or is_current(self._client, build) else None
+                return "directory" if not build.is_shared or self._builds.is_current(build) else None
             if self._client.has_below(key):
                 return "directory"
 
@@ -105,7 +107,7 @@ class BucketStore:
             return "directory"
         if self._client.head(key) is not None:
             return "file"
-        if self._builds.is_claimed(key):
+        if self._builds.claims.is_claimed(key):
             return None
 
         return "directory" if self._client.has_below(key) else None
@@ -140,6 +142,34 @@ class BucketStore:
     def list_directory(self, path: str) -> Sequence[str]:
         key, listed = self._listed(path)
         return sorted({*self._visible(key, listed), *[name for name in listed.files if CLAIM not in name]})
+
+    @property
+    def lease_s(self) -> float:
+        """For how many seconds a claim lasts that is not renewed."""
+        return self._builds.claims.lease_s
+
+    def hold_root(self, path: str) -> LeasedHold:
+        """Hold a directory of steps. What another process held and did not renew in time is taken over.
+
+        Raises:
+            InUseError: If another one holds it.
+        """
+        return self._builds.hold(self._key(path))
+
+    def renew_leases(self) -> None:
+        """Renew what builds and holds here, and remove what could not be removed before."""
+        self._builds.renew()
+
+    def marked_folders(self, path: str, among: Collection[str] | None = None) -> Sequence[str]:
+        """Return the names of the published checkpoints right below a prefix.
+
+        Of up to 2,000 objects below it one or two requests tell. Of more, each name takes a request.
+        """
+        return marked_folders(self._client, self._key(path), among)
+
+    def is_unmarked(self, path: str) -> bool:
+        """Whether something lies there that is no checkpoint, holds none, and is no save's."""
+        return self._builds.is_unmarked(self._key(path))
 
     def list_folders(self, path: str) -> Sequence[str]:
         """Return the names of the prefixes right below a prefix, without those that are being built."""
@@ -310,12 +340,10 @@ class BucketStore:
         return BuildToken(final, self._builds.share(build), None, build)
 
     def join_build(self, final: str, place: str) -> BuildToken:
-        build = join(self._key(final), place, place.rsplit("/", 1)[-1])
-        self._builds.enter(build)
-        return BuildToken(final, place, None, build)
+        return BuildToken(final, place, None, self._builds.join(self._key(final), place))
 
     def take_back(self, token: BuildToken) -> bool:
-        return take_back(self._client, _build(token), self._builds.identity())
+        return self._builds.take_back(_build(token))
 
     def publish(self, token: BuildToken) -> None:
         """Put the mark. See `Builds.publish` for what it raises."""
@@ -327,8 +355,8 @@ class BucketStore:
     def collect(self, path: str, older_than_s: float | None = None) -> Mapping[str, Left]:
         """Remove what ended savers left at a path and right below it, or publish what was whole.
 
-        `older_than_s` is for those whose process cannot be asked, as on another machine. A claim is not
-        renewed while its save goes on: let it be longer than any save.
+        `older_than_s` is for those whose process cannot be asked, as on another machine, if their lease is
+        longer, or they have none. If the process was only paused, it finds out, and publishes nothing.
         """
         key = self._key(path)
         names = [name for name in self._client.list(key).files if name.endswith(CLAIM)]

@@ -11,8 +11,7 @@ from contextlib import suppress
 from threading import Lock
 from typing import Final, final
 
-from penstock.handlers.stores.buckets.bucket_builds import Builds
-from penstock.handlers.stores.buckets.build_states import Build, staging
+from penstock.handlers.stores.buckets.bucket_builds import Build, Builds, staging
 from penstock.handlers.stores.buckets.object_errors import WITHIN_SUCCESS
 from penstock.handlers.stores.buckets.objects import Objects
 from penstock.kernel.errors import StorageError
@@ -91,7 +90,7 @@ class BucketScratch:
         with self._uploading:
             for left in range(_TRIES - 1, -1, -1):
                 try:
-                    self._client.put_parts(key, parts())
+                    self._client.put_parts(key, self._renewing(parts()))
                 except StorageError as error:
                     found = self._client.head(key)
                     if found is not None and found.size == nbytes:
@@ -100,6 +99,14 @@ class BucketScratch:
                         raise
                 else:
                     return
+
+    def _renewing(self, parts: Iterator[memoryview]) -> Iterator[memoryview]:
+        """Pass the parts on, and renew the claim between them: an upload may take longer than its lease."""
+        for part in parts:
+            if self._build is not None:
+                self._builds.keep(self._build)
+
+            yield part
 
     def _publish(self, whole: str) -> None:
         """Let the file have its key, unless something else has it."""

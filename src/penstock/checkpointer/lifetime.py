@@ -27,6 +27,7 @@ from penstock.kernel.memory.limit_watch import LimitSharing, watching_memory
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture
 from penstock.kernel.pipeline.observers import watched
 from penstock.kernel.protocols.coordinator import SingleProcessCoordinator
+from penstock.kernel.storage.lease_renewal import renewing_leases
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ class Lifetime:
     async def live(self) -> AsyncGenerator[None, None]:
         """Open it. Leaving waits for the saves under way; leaving on an error cancels them."""
         memory, events = self._engine.memory, self._engine.events
-        coordinator = self._engine.coordinator
+        coordinator, stores = self._engine.coordinator, self._engine.stores
         is_alone = isinstance(coordinator, SingleProcessCoordinator)
         sharing = LimitSharing(memory, None if is_alone else coordinator.count_neighbours, events)
         await sharing.look()
@@ -72,6 +73,7 @@ class Lifetime:
                     sharing.going_on(tasks),
                     memory.counting(self._engine.caches()),
                     watched(self._engine.observers, memory.statistics, events),
+                    renewing_leases(tasks, stores.leases, stores.shortest_lease_s),
                 ):
                     yield
                     self.streams.stop()

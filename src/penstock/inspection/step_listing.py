@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias, cast, final
 
 from penstock.handlers.formats.common.temporary_names import PARTIAL_SUFFIX, TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.discovery.step_dirs import is_finished_step, names_a_step
+from penstock.handlers.formats.orbax.discovery.step_dirs import is_finished_step, is_marked, names_a_step
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.inspection.file_sizes import FileSizes, sizes_below
@@ -130,7 +130,7 @@ def _facts(store: Store, path: str, name: str, step: int | None) -> StepFacts | 
         if is_safetensors(store, path):
             return StepFacts(name, path, None, "finished", _sizes_of_tensors(store, path), _modified_ns(path))
 
-        finished = is_finished_step(store, path) if step is not None else True
+        finished = is_finished_step(store, path) if step is not None else is_marked(store, path)
         if finished is False:
             return StepFacts(name, path, step, "saving" if is_held(store, path) else "interrupted", sizes)
         if finished is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("GcReport", "gc")
+__all__ = ("GcReport", "collect_in_bucket", "gc")
 
 import errno
 import os
@@ -13,17 +13,18 @@ from typing import Literal, TypeAlias, final
 from penstock.checkpointer.checkpointer import Path
 from penstock.checkpointer.memory_budget import config_and_regulator
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.discovery.step_dirs import names_a_step
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config
 from penstock.kernel.errors import InUseError, NotACheckpointError, StorageError
-from penstock.kernel.protocols.store_capabilities import FolderListing, Leftovers
+from penstock.kernel.protocols.store_capabilities import FolderListing, Leftovers, MarkedCheckpoints
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.deletion import remove_abandoned
 from penstock.kernel.storage.paths import path_or_url
 from penstock.steps.step_directory import DELETED
 from penstock.stores.store_finder import StoreFinder
 
-_Left: TypeAlias = Literal["removed", "published", "kept"]
+_Left: TypeAlias = Literal["removed", "published", "kept", "unmarked"]
 
 
 @final
@@ -36,12 +37,16 @@ class GcReport:
     published: tuple[str, ...] = ()
     """Checkpoints in a bucket of which only the mark was missing. They are there now."""
     kept: tuple[str, ...] = ()  #: where somebody is at work, or may be
+    unmarked: tuple[str, ...] = ()
+    """In a bucket, what is named like a step and has no `commit_success.txt`, so it is no checkpoint, and
+    that no save claims: an interrupted copy, or a save whose claim was removed. It is there still."""
 
 
 async def gc(
     path: Path,
     *,
     older_than_s: float | None = None,
+    unmarked: bool = False,
     config: Config | Path | None = None,
     store: Store | None = None,
 ) -> GcReport:
@@ -52,9 +57,11 @@ async def gc(
 
     Args:
         path: A checkpoint's path, or a directory of checkpoints, such as one of steps.
-        older_than_s: In a bucket, what a process of another machine left counts as left once it has not
-            changed for so many seconds, by the server's clock. Let it be longer than any save takes. None
-            keeps it.
+        older_than_s: In a bucket, what a process of another machine claims counts as left once that was not
+            renewed for so many seconds, by the server's clock; by default when its lease is over. A process
+            that is at work after all finds out, and publishes nothing.
+        unmarked: Whether `GcReport.unmarked` is removed, too. Nothing tells whether another program is about
+            to complete it.
         config: As for `Checkpointer`.
         store: Where it lies; by default where its path says, on a disk or in a bucket.
 
@@ -67,18 +74,62 @@ async def gc(
     """
     final = path_or_url(path)
     options, _ = config_and_regulator(config, {})
-    return await Threads(1).run(_collect, StoreFinder(store, options.store).at(final), final, older_than_s)
+    at = StoreFinder(store, options.store).at(final)
+    return await Threads(1).run(_collect, at, final, older_than_s, unmarked)
 
 
-def _collect(store: Store, path: str, older_than_s: float | None) -> GcReport:
+def _collect(store: Store, path: str, older_than_s: float | None, unmarked: bool) -> GcReport:
     if isinstance(store, Leftovers):
-        found = store.collect(path, older_than_s)
+        found = collect_in_bucket(store, path, older_than_s, unmarked=unmarked)
     else:
         found = _collect_by_name(store, path)
     if not found and store.kind(path) is None:
         raise NotACheckpointError(path, "does not exist")
 
-    return GcReport(path, *[_which(found, became) for became in ("removed", "published", "kept")])
+    return GcReport(path, *[_which(found, became) for became in ("removed", "published", "kept", "unmarked")])
+
+
+def collect_in_bucket(
+    store: Store, path: str, older_than_s: float | None, *, unmarked: bool
+) -> Mapping[str, _Left]:
+    """Do what `gc` does in a store that finds by itself what was left. Blocking. Returns what became of each.
+
+    Only what is named like a step is looked at for a mark, so that a folder of runs is never taken for junk;
+    and what has a checkpoint anywhere below it is none.
+    """
+    assert isinstance(store, Leftovers), "asked before"
+    found: dict[str, _Left] = dict(store.collect(path, older_than_s))
+    if isinstance(store, MarkedCheckpoints) and isinstance(store, FolderListing):
+        for place in _unmarked(store, path):
+            found[place] = "removed" if unmarked else "unmarked"
+            if unmarked:
+                store.remove_tree(place)
+
+    return found
+
+
+def _unmarked(store: Store, path: str) -> list[str]:
+    assert isinstance(store, MarkedCheckpoints), "asked before"
+    assert isinstance(store, FolderListing), "asked before"
+    at, name = os.path.split(path)
+    if names_a_step(name):
+        if store.marked_folders(at, [name]):
+            return []
+        if store.is_unmarked(path):
+            return [path]
+
+    try:
+        listed = store.list_folders(path)
+    except StorageError as error:
+        if error.errno == errno.ENOENT:
+            return []
+
+        raise
+
+    steps = [name for name in listed if names_a_step(name)]
+    marked = frozenset(store.marked_folders(path, steps)) if steps else frozenset[str]()
+    places = [os.path.join(path, name) for name in steps if name not in marked]
+    return [place for place in places if store.is_unmarked(place)]
 
 
 def _collect_by_name(store: Store, path: str) -> Mapping[str, _Left]:

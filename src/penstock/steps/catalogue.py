@@ -28,15 +28,17 @@ class Catalogue:
         events: Told of steps whose metrics or time cannot be read.
     """
 
-    __slots__ = ("_events", "_infos", "_names", "_reader", "_root", "_steps")
+    __slots__ = ("_events", "_infos", "_names", "_reader", "_root", "_steps", "_store", "_whole")
 
     def __init__(self, store: Store, root: str, names: NameFormat, events: BoundLogger) -> None:
         self._reader = on_disk.StepReader(store)
+        self._store = store
         self._root = root
         self._names = names
         self._events = events
         self._steps: dict[int, str] = {}
         self._infos: dict[tuple[int, Needs], StepInfo] = {}
+        self._whole: set[int] = set()  # saved here, or looked at before
 
     @property
     def steps(self) -> Sequence[int]:
@@ -75,6 +77,7 @@ class Catalogue:
         """Replace the steps by those found on the medium (number to name, ascending). Forget all others."""
         self._steps = dict(steps)
         self._infos = {}
+        self._whole.clear()
 
     def add(self, step: int, name: str) -> None:
         """Note a step that is durable now, or was overwritten."""
@@ -84,6 +87,7 @@ class Catalogue:
             self._steps = {number: self._steps[number] for number in sorted(self._steps)}
 
         self._forget(step)
+        self._whole.add(step)
 
     def remove(self, steps: Sequence[int]) -> dict[int, str]:
         """Remove steps; return those that were known, with their names."""
@@ -105,6 +109,25 @@ class Catalogue:
 
         return [self._info(step, name, needs) for step, name in steps.items()]
 
+    def not_whole(self, steps: Mapping[int, str]) -> set[int]:
+        """Return the steps in which there is no finished checkpoint that penstock knows. Blocking.
+
+        They have a step's name and perhaps nothing that could be restored: an empty directory, what another
+        program put there, what was deleted by hand meanwhile. Each is looked at once.
+
+        Args:
+            steps: Number to name, from `snapshot`.
+        """
+        found: set[int] = set()
+        for step, name in steps.items():
+            path = os.path.join(self._root, name)
+            if step not in self._whole and not on_disk.holds_checkpoint(self._store, path):
+                self._events.warning("step.not_restorable", path=path)
+                found.add(step)
+
+        self._whole |= steps.keys() - found
+        return found
+
     def snapshot(self) -> dict[int, str]:
         """Return number and name of each step; a copy."""
         return dict(self._steps)
@@ -125,5 +148,6 @@ class Catalogue:
         return info
 
     def _forget(self, step: int) -> None:
+        self._whole.discard(step)
         for key in [key for key in self._infos if key[0] == step]:
             del self._infos[key]

@@ -306,7 +306,7 @@ def steps_to_delete(
         return []
 
     known = [info for info in steps if info.is_readable]
-    kept = {*policy.keep(known, now_s), *pinned, steps[-1].step}
+    kept = {*policy.keep(known, now_s), *pinned, *[info.step for info in known[-1:]]}
     return [info.step for info in known if info.step not in kept]
 
 

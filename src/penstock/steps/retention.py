@@ -6,6 +6,7 @@ __all__ = ("Retention",)
 
 import json
 import time
+from dataclasses import replace
 from typing import final
 
 from anyio import Event
@@ -140,5 +141,13 @@ class Retention:
         event.set()
 
     def _decide(self, steps: dict[int, str], stay: set[int]) -> list[int]:
+        """Ask the policy. Before anything is deleted, what only looks like a step is left out, and stays."""
         infos: list[StepInfo] = self._catalogue.infos(steps, self._policy.needs)
-        return steps_to_delete(self._policy, infos, time.time(), stay)
+        doomed = steps_to_delete(self._policy, infos, time.time(), stay)
+        if not doomed:
+            return []
+
+        counted = {info.step: steps[info.step] for info in infos if info.is_readable}
+        lost = self._catalogue.not_whole(counted)
+        infos = [replace(info, is_readable=False) if info.step in lost else info for info in infos]
+        return steps_to_delete(self._policy, infos, time.time(), stay) if lost else doomed

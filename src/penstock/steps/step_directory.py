@@ -13,6 +13,7 @@ __all__ = (
     "StepReader",
     "check_root",
     "find_steps",
+    "holds_checkpoint",
     "is_finished",
     "leftovers",
     "list_root",
@@ -34,6 +35,7 @@ from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.discovery.item_kinds import ROOT_FOLDER
 from penstock.handlers.formats.orbax.discovery.step_dirs import (
     is_checkpoint,
+    is_finished_step,
     may_be_finished_step,
     read_root_metadata,
 )
@@ -47,7 +49,7 @@ from penstock.handlers.formats.orbax.documents.file_names import (
 )
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments, check_record
 from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, PathError, SpecError, StorageError
-from penstock.kernel.protocols.store_capabilities import FolderListing, ManyFiles
+from penstock.kernel.protocols.store_capabilities import FolderListing, ManyFiles, MarkedCheckpoints
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import DISK_MARK, DiskMark, Document
 from penstock.steps.keep_policies import Needs, StepInfo
@@ -76,7 +78,13 @@ def check_root(store: Store, root: str) -> None:
 
 
 def list_root(store: Store, root: str) -> Sequence[str]:
-    """Name the directories in `root`, and perhaps files; none if there is no `root`."""
+    """Name the directories in `root`, and perhaps files; none if there is no `root`.
+
+    Where a mark makes a checkpoint, those with a mark alone.
+    """
+    if isinstance(store, MarkedCheckpoints):
+        return store.marked_folders(root)
+
     try:
         return store.list_folders(root) if isinstance(store, FolderListing) else store.list_directory(root)
     except StorageError as error:
@@ -87,23 +95,32 @@ def list_root(store: Store, root: str) -> Sequence[str]:
 
 
 def find_steps(
-    store: Store, root: str, names: NameFormat, listed: Sequence[str] | None = None
+    store: Store,
+    root: str,
+    names: NameFormat,
+    listed: Sequence[str] | None = None,
+    after: int | None = None,
 ) -> dict[int, str]:
     """List the steps in `root`: number to directory name, ascending. Most steps are not opened.
 
     Only directories count, except those left by interrupted saves. Where steps are built under their own
-    names, as Orbax does on object stores, unfinished ones at the end are left out.
+    names, only those with a mark; on a disk, where Orbax can do so, unfinished ones at the end are left out.
 
     Args:
         store: Where it lies.
         root: The directory of steps; it need not exist.
         names: Names of step directories.
         listed: What `list_root` returned just now.
+        after: Leave out this step and those before it.
     """
+    if listed is None:
+        listed = list_root(store, root) if after is None else _list_later(store, root, names, after)
+
     found: dict[int, str] = {}
-    for name in list_root(store, root) if listed is None else listed:
+    for name in listed:
         step = names.step(name)
-        if step is not None and (step not in found or names.name(step) == name):
+        is_later = step is not None and (after is None or step > after)
+        if step is not None and is_later and (step not in found or names.name(step) == name):
             found[step] = name
 
     steps = {step: found[step] for step in sorted(found)}
@@ -116,6 +133,22 @@ def find_steps(
     return steps
 
 
+def _list_later(store: Store, root: str, names: NameFormat, after: int) -> Sequence[str]:
+    """List what is later than a step. Where each mark may take a request, only theirs are asked for."""
+    if not isinstance(store, MarkedCheckpoints) or not isinstance(store, FolderListing):
+        return list_root(store, root)
+    try:
+        steps = [(names.step(name), name) for name in store.list_folders(root)]
+    except StorageError as error:
+        if error.errno == errno.ENOENT:
+            return ()
+
+        raise
+
+    later = [name for step, name in steps if step is not None and step > after]
+    return store.marked_folders(root, later) if later else ()
+
+
 def is_finished(store: Store, path: str) -> bool:
     """Whether there is a step at `path` that is not still being built.
 
@@ -125,6 +158,22 @@ def is_finished(store: Store, path: str) -> bool:
         return may_be_finished_step(store, path)
     except CorruptCheckpointError:
         return True
+    except StorageError as error:
+        if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+            return False
+
+        raise
+
+
+def holds_checkpoint(store: Store, path: str) -> bool:
+    """Whether there is a finished step at `path` whose kind penstock knows, so that it could restore it.
+
+    Its documents say so. Its data is not read: a damaged one is still somebody's step.
+    """
+    try:
+        return is_finished_step(store, path) is True
+    except CorruptCheckpointError:
+        return False
     except StorageError as error:
         if error.errno in {errno.ENOENT, errno.ENOTDIR}:
             return False

@@ -229,9 +229,7 @@ class _Watcher:
     def _find(self, latest_only: bool) -> tuple[int, str] | None:
         from penstock.steps import step_directory as on_disk
 
-        steps = on_disk.find_steps(self._store, self._root, self._names)
-        if self._seen is not None:
-            steps = {step: name for step, name in steps.items() if step > self._seen}
+        steps = on_disk.find_steps(self._store, self._root, self._names, after=self._seen)
         if not steps:
             on_disk.check_root(self._store, self._root)
             return None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 __all__ = ("StoreFinder",)
 
+from collections.abc import Sequence
 from threading import Lock
 from typing import final
 
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config.config import StoreOptions
+from penstock.kernel.protocols.store_capabilities import Leases
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.paths import bucket_of
+from penstock.kernel.storage.paths import BUCKETS, bucket_of
 
 
 @final
@@ -30,6 +32,21 @@ class StoreFinder:
         self._options = options
         self._lock = Lock()
         self._buckets: dict[str, Store] = {}
+
+    @property
+    def shortest_lease_s(self) -> float:
+        """The least of the leases that any store has, or will have."""
+        if isinstance(self.default, Leases):
+            return self.default.lease_s
+
+        return min([self._options.of_scheme(scheme).lease_s for scheme in BUCKETS])
+
+    def leases(self) -> Sequence[Leases]:
+        """Return the stores of now whose builds and holds are leases."""
+        with self._lock:
+            stores = (self.default, *self._buckets.values())
+
+        return [store for store in stores if isinstance(store, Leases)]
 
     def at(self, path: str) -> Store:
         """Return the store of an absolute path or a URL. Quick; connects to nothing."""
@@ -51,6 +68,7 @@ class StoreFinder:
                     connect(name, options),
                     file_bytes=options.file_bytes,
                     single_writer=options.single_writer,
+                    lease_s=options.lease_s,
                     tensorstore=tensorstore_spec(name, options),
                 )
 

@@ -23,10 +23,13 @@ from penstock.kernel.protocols.store_capabilities import (
     FreeSpace,
     Hold,
     KvStoreSpecs,
+    LeasedHold,
+    Leases,
     Leftovers,
     LongFiles,
     ManyFiles,
     MappedFiles,
+    MarkedCheckpoints,
     OverNetwork,
     Placement,
     PreferredPlacement,
@@ -78,6 +81,11 @@ class FaultyStore:
     placement: Placement
     relies_on_single_writer: Callable[[], bool]
     collect: Callable[..., Any]
+    lease_s: float
+    hold_root: Callable[[str], LeasedHold]
+    renew_leases: Callable[[], None]
+    marked_folders: Callable[..., Sequence[str]]
+    is_unmarked: Callable[[str], bool]
     over_network: Literal[True]
     free_bytes: Callable[[str], int | None]
     hold: Callable[[str], Hold]
@@ -152,6 +160,11 @@ class FaultyStore:
             self.relies_on_single_writer = inner.relies_on_single_writer
         if isinstance(inner, Leftovers):
             self.collect = inner.collect
+        if isinstance(inner, Leases):
+            self.lease_s, self.hold_root = inner.lease_s, inner.hold_root
+            self.renew_leases = inner.renew_leases
+        if isinstance(inner, MarkedCheckpoints):
+            self.marked_folders, self.is_unmarked = inner.marked_folders, inner.is_unmarked
         if isinstance(inner, OverNetwork):
             self.over_network = inner.over_network
 

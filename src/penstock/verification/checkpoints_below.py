@@ -17,7 +17,7 @@ from penstock.handlers.formats.orbax.discovery.item_kinds import (
     holds_arrays,
     kind_of_item,
 )
-from penstock.handlers.formats.orbax.discovery.step_dirs import is_unfinished, names_a_step
+from penstock.handlers.formats.orbax.discovery.step_dirs import is_marked, is_unfinished, names_a_step
 from penstock.handlers.formats.orbax.documents import checkpoint_metadata
 from penstock.handlers.formats.orbax.documents.file_names import (
     CHECKPOINT_METADATA,
@@ -112,7 +112,8 @@ def _visit_directory(
     may_be_document = not beside_tensors and (len(above) == 1 or _in_a_step(path))
     others = names - {COMMIT_MARK} if beside_tensors else names  # a bucket publishes tensors by it, too
     if _is_checkpoint(store, path, others, may_be_document=may_be_document):
-        unfinished = COMMIT_MARK not in names and _says_unfinished(store, path, names)
+        unmarked = COMMIT_MARK not in names
+        unfinished = unmarked and (_says_unfinished(store, path, names) or not is_marked(store, path, names))
         (found.leftovers if unfinished else found.checkpoints).append(path)
         return
 

@@ -25,11 +25,17 @@ from penstock.handlers.formats.orbax.discovery.item_kinds import (
     kind_of_item,
     kind_of_item_at,
 )
-from penstock.handlers.formats.orbax.discovery.step_dirs import is_unfinished, latest_step, read_root_metadata
+from penstock.handlers.formats.orbax.discovery.step_dirs import (
+    is_marked,
+    is_unfinished,
+    latest_step,
+    read_root_metadata,
+)
 from penstock.handlers.formats.orbax.discovery.tombstone import check_not_deleted, deleted_item
 from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
 from penstock.handlers.formats.orbax.documents.file_names import (
     CHECKPOINT_METADATA,
+    COMMIT_MARK,
     INTEGRITY,
     LEGACY_MSGPACK,
     METADATA,
@@ -147,6 +153,17 @@ def check_there(store: Store, path: str) -> None:
     raise NotACheckpointError(path, "does not exist")
 
 
+def check_marked(store: Store, path: str, names: frozenset[str]) -> None:
+    """Raise unless a checkpoint, or what it is an item of, was published.
+
+    Raises:
+        IncompleteCheckpointError: If it was not.
+    """
+    if not is_marked(store, path, names):
+        problem = f"has no {COMMIT_MARK}: a save or a copy was interrupted here"
+        raise IncompleteCheckpointError(path, f"{problem}; copy it with `penstock cp`, or save it again")
+
+
 def _enter(
     store: Store,
     path: str,
@@ -155,11 +172,14 @@ def _enter(
     root_metadata: Mapping[str, Any] | None = None,
 ) -> ItemPlace:
     """Find the item in a checkpoint, or in an item of one."""
+    has_documents = not names.isdisjoint({CHECKPOINT_METADATA, METADATA, V1_MARK, INTEGRITY})
+    if has_documents:  # first: what was not published may lack any of them
+        check_marked(store, path, names)
+
     sealed = _sealed(store, path, names)
     found = sealed.about(names)
     if is_unfinished(names, found):
         raise IncompleteCheckpointError(path, f"a save was interrupted here; {CHECKPOINT_METADATA} says so")
-
     gone = deleted_item(store, path, names)
     names -= {gone}
     if item is None:
@@ -168,6 +188,9 @@ def _enter(
         raise NotACheckpointError(path, f"has no item {item!r} any more: it is being deleted")
     else:
         name, kind = item, _kind_of_named(store, path, names, item)
+    if not has_documents:
+        check_marked(store, path, names)
+
     directory = os.path.join(path, name) if name else path
     inside = frozenset(store.list_directory(directory)) if name else names
     documents = sealed.item(name, inside) if name else sealed

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from penstock.handlers.formats.orbax.discovery.find_item import checkpoint_at
+from penstock.handlers.formats.orbax.discovery.find_item import check_marked, checkpoint_at
 from penstock.handlers.formats.orbax.discovery.item_kinds import items_of, kind_of_item
 from penstock.handlers.formats.orbax.discovery.step_dirs import is_unfinished
 from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
@@ -41,6 +41,7 @@ def list_items(store: Store, path: str) -> FoundItems:
         CorruptCheckpointError: If an item is missing that the checkpoint is recorded to have.
     """
     at = checkpoint_at(store, path)
+    check_marked(store, at.path, at.names)
     recorded = SealedDocuments.open(store, at.path, at.names).about(at.names)
     if is_unfinished(at.names, recorded):
         raise IncompleteCheckpointError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = (
     "is_checkpoint",
     "is_finished_step",
+    "is_marked",
     "is_unfinished",
     "latest_step",
     "may_be_finished_step",
@@ -46,8 +47,9 @@ from penstock.handlers.formats.orbax.documents.file_names import (
 )
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
 from penstock.kernel.errors import CorruptCheckpointError, IncompleteCheckpointError, UnsupportedFormatError
-from penstock.kernel.protocols.store_capabilities import UntrustedFiles
+from penstock.kernel.protocols.store_capabilities import MarkedCheckpoints, UntrustedFiles
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.paths import is_whole_bucket
 
 _STEP: Final = re.compile(r"(?:(?P<prefix>.*)_)?(?P<number>[0-9]{1,18})", re.DOTALL)
 _MARKS: Final = frozenset({METADATA, CHECKPOINT_METADATA, V1_MARK})
@@ -67,7 +69,37 @@ class _Step:
 
 def is_checkpoint(store: Store, path: str) -> bool:
     """Whether the directory at `path` is itself a checkpoint, and so no directory of steps."""
-    return any(store.kind(os.path.join(path, mark)) is not None for mark in _MARKS)
+    has_documents = any(store.kind(os.path.join(path, mark)) is not None for mark in _MARKS)
+    return has_documents and is_marked(store, path)
+
+
+def is_marked(store: Store, path: str, names: Collection[str] | None = None) -> bool:
+    """Whether `path`, or what it is an item of, was published, in a store where a mark says so.
+
+    In a bucket nothing is renamed. A save that was killed, or a copy that was interrupted, lies there under
+    its final name, and only its mark tells that it is whole. Orbax looks for the same one on `gs://`.
+
+    Args:
+        store: Where it lies. In one that renames, what has its final name is whole.
+        path: A directory.
+        names: Of what is in it, if that is known.
+    """
+    if not isinstance(store, MarkedCheckpoints):
+        return True
+    above = os.path.dirname(path)
+    if names is not None and COMMIT_MARK in names:
+        # Each item of a step has a mark, too, which is put before that of the step.
+        is_item = CHECKPOINT_METADATA not in names and names_a_step(os.path.basename(above))
+        return not is_item or is_marked(store, above)
+
+    at = path if names is None else above
+    while (above := os.path.dirname(at)) not in ("", at) and not above.endswith(":"):
+        if store.marked_folders(above, [os.path.basename(at)]):
+            return True
+
+        at = above
+
+    return names is None and is_whole_bucket(path) and store.kind(os.path.join(path, COMMIT_MARK)) is not None
 
 
 def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
@@ -171,6 +203,8 @@ def is_finished_step(store: Store, directory: str) -> bool | None:
         return None
 
     names = frozenset(store.list_directory(directory))
+    if isinstance(store, MarkedCheckpoints) and COMMIT_MARK not in names:
+        return False
     if names & {CHECKPOINT_METADATA, V1_MARK}:
         return not is_unfinished(names, checkpoint_metadata.read(store, directory, names))
     if kind_of_item(store, directory, names) or items_of(store, directory, names):

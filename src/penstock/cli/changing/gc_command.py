@@ -7,6 +7,7 @@ __all__ = ("configure", "run")
 import argparse
 import json
 import os
+from typing import Final
 
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import CommandError, Output, Table
@@ -18,6 +19,8 @@ from penstock.kernel.errors import InUseError, NotACheckpointError
 from penstock.kernel.protocols.store_capabilities import Leftovers
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.deletion import remove_abandoned
+
+_STATES: Final = {"kept": "in use", "unmarked": "no checkpoint"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +37,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be removed")
     parser.add_argument(
         "--older-than", type=float, metavar="SECONDS",
-        help="in a bucket: what a process of another machine left, if it has not changed for so long",
+        help="in a bucket: what a process of another machine claims, if that was not renewed for so long",
+    )  # fmt: skip
+    parser.add_argument(
+        "--unmarked", action="store_true",
+        help="in a bucket: also what is named like a step and has no commit_success.txt, such as an "
+        "interrupted copy; without this it is only listed",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="as one JSON document")
 
@@ -72,17 +80,19 @@ def run(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _collect(store: Leftovers, path: str, options: argparse.Namespace, output: Output) -> int:
+def _collect(store: Store, path: str, options: argparse.Namespace, output: Output) -> int:
     """In a bucket, have the store find what was left: nothing there has a name of its own."""
     if options.dry_run:
         raise CommandError("in a bucket, --dry-run cannot say what would be removed")
 
-    became = store.collect(path, options.older_than)
+    from penstock.removal.gc import collect_in_bucket  # which loads more than this command needs on a disk
+
+    became = collect_in_bucket(store, path, options.older_than, unmarked=options.unmarked)
     if options.json:
         documents = [{"path": left, "state": state} for left, state in became.items()]
         output.say(json.dumps({"dry_run": False, "left": documents}, indent=2))
     elif became:
-        rows = [("in use" if state == "kept" else state, left) for left, state in became.items()]
+        rows = [(_STATES.get(state, state), left) for left, state in became.items()]
         output.table(Table(("", "path"), rows, n_left=2, plain=rows))
 
     return 0

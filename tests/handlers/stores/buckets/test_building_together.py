@@ -8,13 +8,12 @@ from typing import cast
 import pytest
 from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, Interposed
 
-from penstock.handlers.stores.buckets.bucket_builds import MARK
+from penstock.handlers.stores.buckets.bucket_builds import MARK, Builds
+from penstock.handlers.stores.buckets.bucket_claims import Claims
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
-from penstock.handlers.stores.buckets.joined_builds import join, take_back
 from penstock.handlers.stores.buckets.object_client import ObjectClient
-from penstock.kernel.concurrency.process_identity import ProcessIdentity
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import InUseError, StorageError
+from penstock.kernel.errors import ClaimLostError, InUseError, StorageError
 from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 from penstock.kernel.storage.workspace import Workspace
 
@@ -106,7 +105,7 @@ async def test_what_is_taken_back_cannot_be_published_and_the_path_is_free(bucke
     second.writes(again, "new")
     with pytest.raises(StorageError, match="the save was ended"):
         await stopped.open("d")
-    with pytest.raises(InUseError, match="another process took this save over"):
+    with pytest.raises(ClaimLostError, match="took its claim over"):
         await stopped.publish()
     await stopped.discard()
     stopped.release()
@@ -141,22 +140,21 @@ def interposed(bucket: Bucket, at: str, then: Callable[[], object]) -> ObjectCli
 async def test_of_two_swaps_the_first_decides(bucket: Bucket) -> None:
     first = Process(bucket)
     primary = await first.begins()
-    place = primary.path("")
-    build = join("run/7", place, place.rsplit("/", 1)[-1])
     client = interposed(bucket, "swap", primary.publish_now)  # between the look at the claim and its swap
-    assert not take_back(client, build, ProcessIdentity.mine())
+    builds = Builds(client, Claims(client, "a store"))
+    assert not builds.take_back(builds.join("run/7", primary.path("")))
     assert first.store.kind(FINAL) == "directory"
     assert bucket.objects_there() == [f"run/7/{MARK}"]
 
 
 async def test_what_is_about_to_be_published_is_not_taken_back(bucket: Bucket) -> None:
     primary = await Process(bucket).begins()
-    place, taken = primary.path(""), list[bool]()
-    build = join("run/7", place, place.rsplit("/", 1)[-1])
+    taken, builds = list[bool](), bucket.builds()
+    build = builds.join("run/7", primary.path(""))
 
     def look(method: Callable[[str, bytes], object], key: str, data: bytes) -> object:
         if key.endswith(MARK):
-            taken.append(take_back(bucket.client(), build, ProcessIdentity.mine()))
+            taken.append(builds.take_back(build))
         return method(key, data)
 
     client = Interposed(bucket.client(), {"create": look})
@@ -183,6 +181,6 @@ async def test_a_server_that_does_not_answer_gives_nothing_back(bucket: Bucket) 
     primary = await Process(bucket).begins()
     other = Process(bucket).joins(primary)
     client = interposed(bucket, "read", fail)
-    other._store._client = client  # type: ignore[attr-defined]
+    other._store._builds._client = client  # type: ignore[attr-defined]
     assert not await other.take_back()
     assert await other.take_back()

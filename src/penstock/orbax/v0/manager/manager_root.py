@@ -8,13 +8,17 @@ import datetime
 import errno
 import operator
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, final
 
+from anyio import create_task_group
+
 from penstock.blocking.background import start_thread
+from penstock.blocking.loop_thread import LoopThread
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.discovery.step_dirs import is_checkpoint
 from penstock.kernel.errors import (
@@ -26,8 +30,9 @@ from penstock.kernel.errors import (
     StorageError,
 )
 from penstock.kernel.events import get_logger
-from penstock.kernel.protocols.store_capabilities import Leftovers, ReadHolds
+from penstock.kernel.protocols.store_capabilities import Leases, Leftovers, ReadHolds
 from penstock.kernel.storage.deletion import remove_abandoned
+from penstock.kernel.storage.lease_renewal import renewing_leases
 from penstock.kernel.storage.writer_hold import WriterHold
 from penstock.orbax.common.handler_paths import bucket_url, path_text, place_of, store_at
 from penstock.orbax.v0.common.step_metadata import RootMetadata
@@ -117,6 +122,7 @@ class Root:
         self._left: set[int] = set()
         self._events = get_logger()
         self._writing = WriterHold(self._store, self._path)
+        self._renewal: LoopThread[None] | None = None
         self._said: set[str] = set()  # events of which one is enough
         self._trash = None if bucket_url(self._path) is not None else options.todelete_subdir
         if self._trash != options.todelete_subdir:
@@ -263,6 +269,9 @@ class Root:
         wait(tuple(self._deletions))
         self._delete_all(())
         self._writing.release()
+        if self._renewal is not None:
+            self._renewal.close()
+            self._renewal = None
 
     def warn_once(self, event: str, **about: Any) -> None:
         """Log an event, unless it was logged before."""
@@ -271,7 +280,11 @@ class Root:
             self._events.warning(event, **about)
 
     def begin_writing(self) -> None:
-        """Hold the directory from the first save on. Log once that another manager saves, as Orbax allows."""
+        """Hold the directory from the first save on. Log once that another manager saves, as Orbax allows.
+
+        Raises:
+            ClaimLostError: In a bucket, if another manager took the hold over since the last save.
+        """
         if not self._is_primary or _IN_USE in self._said:
             return
 
@@ -279,6 +292,12 @@ class Root:
             self._writing.take()
         except RootInUseError as error:
             self.warn_once(_IN_USE, root=self._path, more=error.more)
+            return
+
+        self._writing.confirm()
+        if self._renewal is None and isinstance(self._store, Leases):
+            renewing = partial(_renewing, self._store)
+            self._renewal = LoopThread(renewing, name="penstock.orbax.leases").__enter__()
 
     def _delete_all(self, steps: Sequence[int]) -> None:
         for step in (*self._left, *steps):
@@ -305,7 +324,7 @@ class Root:
                 return self._info_in_bucket(found, path)
 
             time, metrics = found.commit_timestamp, self._reader.metrics(path)
-            is_readable = time is not None and not is_empty(self._store, path)
+            is_readable = time is not None and on_disk.holds_checkpoint(self._store, path)
             return CheckpointInfo(found.step, time or _LONG_AGO, metrics, found.path, is_readable)
         except (FileNotFoundError, StorageError, CorruptCheckpointError) as error:
             if self._store.kind(path) is None:
@@ -337,6 +356,14 @@ class Root:
                 continue  # a live save holds what it builds
             except StorageError as error:
                 self._events.warning("step.left_behind", path=path, error=repr(error))
+
+
+@asynccontextmanager
+async def _renewing(store: Leases) -> AsyncGenerator[None]:
+    """Renew the hold of a manager, of which no call is under way between saves."""
+    async with create_task_group() as tasks:
+        with renewing_leases(tasks, lambda: [store], store.lease_s):
+            yield
 
 
 def _check_place(path: str, options: CheckpointManagerOptions) -> None:
