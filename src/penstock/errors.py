@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = (
     "AccessDeniedError",
     "AmbiguousHandlerError",
+    "BuildChangedError",
     "ChangedLeafError",
     "ChecksumError",
     "ClosedError",
@@ -32,6 +33,7 @@ __all__ = (
     "NoSpaceError",
     "NotACheckpointError",
     "NotAFileError",
+    "NotDurableError",
     "NotOnThisDiskError",
     "OlderStepError",
     "OutcomeUnknownError",
@@ -62,6 +64,7 @@ __all__ = (
 from penstock.kernel.errors import (
     AccessDeniedError,
     AmbiguousHandlerError,
+    BuildChangedError,
     ChangedLeafError,
     ChecksumError,
     ClosedError,
@@ -89,6 +92,7 @@ from penstock.kernel.errors import (
     NoSpaceError,
     NotACheckpointError,
     NotAFileError,
+    NotDurableError,
     NotOnThisDiskError,
     OlderStepError,
     OutcomeUnknownError,

@@ -8,6 +8,7 @@ import errno
 import os
 
 from penstock.handlers.stores.local import LocalStore
+from penstock.handlers.stores.system_calls.file_system import SystemCalls
 
 
 def lockless_store(error: int = errno.ENOLCK) -> LocalStore:
@@ -20,4 +21,4 @@ def lockless_store(error: int = errno.ENOLCK) -> LocalStore:
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(error, os.strerror(error))
 
-    return LocalStore(flock=refuse)
+    return LocalStore(calls=SystemCalls(flock=refuse))
