@@ -224,7 +224,8 @@ class DirectoryHolds:
         hold, there = self.held(token.place), identity_at(token.built)
         if hold is None:
             if there is None:
-                raise StorageError("publish", token.built, os.strerror(errno.ENOENT), errno.ENOENT)
+                gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), token.built)
+                raise StorageError.of("publish", token.built, gone) from gone
 
             return there
 

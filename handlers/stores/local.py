@@ -366,7 +366,7 @@ class LocalStore:
         Raises:
             BuildChangedError: If `source` is held, and another program has put something else there.
         """
-        hold = self._holds.held(source)
+        hold = None if os.path.islink(source) else self._holds.held(source)  # or its target is
         self._move(source, destination, None if hold is None else hold.identity_of("", source))
 
     def _move(self, source: str, destination: str, expected: Identity | None) -> None:
