@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ("DirectoryHold", "DirectoryHolds", "Flock", "first_name", "system_flock")
+__all__ = ("DirectoryHold", "DirectoryHolds", "Identity", "first_name", "identity_at")
 
 import errno
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, TypeAlias, final
 from weakref import WeakValueDictionary
@@ -15,14 +15,15 @@ from weakref import WeakValueDictionary
 from penstock.handlers.stores.descriptor import translated
 from penstock.handlers.stores.name_claims import check_name_is_free, claim_name
 from penstock.handlers.stores.system_calls.atomic_rename import rename_only_to_absent
+from penstock.handlers.stores.system_calls.file_system import FileSystem
 from penstock.handlers.stores.system_calls.tree_removal import remove_tree
 from penstock.kernel.concurrency.fork import HomeProcess
-from penstock.kernel.errors import InUseError, StorageError
+from penstock.kernel.errors import BuildChangedError, InUseError, StorageError
+from penstock.kernel.protocols.stores import BuildToken
 from penstock.kernel.storage.claims import Claim
 
-Flock: TypeAlias = Callable[[int, int], object]
-"""`fcntl.flock`, or what takes its place in a test."""
-system_flock: Final[Flock] = fcntl.flock
+Identity: TypeAlias = tuple[int, int]
+"""Device and inode: of an entry that is open, or below one that is, no other one has it."""
 
 # Some network file systems have no such lock. A file with the holder's name takes its place there.
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
@@ -48,18 +49,19 @@ class DirectoryHold:
         path: The directory to lock.
         shared: Whether other shared holds may exist at the same time.
         name: The path that it will be renamed to and is claimed by; `path` itself if empty.
-        flock: The system's call.
+        system: The system's calls.
 
     Raises:
         InUseError: If this process or another one already holds the directory, or if the directory was
             replaced meanwhile.
     """
 
-    __slots__ = ("__weakref__", "_claim", "_home", "_number", "_path", "_spare")
+    __slots__ = ("__weakref__", "_claim", "_home", "_number", "_path", "_spare", "written")
 
     def __init__(
-        self, path: str, *, shared: bool = False, name: str = "", flock: Flock = system_flock
+        self, path: str, *, shared: bool = False, name: str = "", system: FileSystem | None = None
     ) -> None:
+        self.written: set[str] = set()  #: files that this process has made in it, by their relative names
         self._home = HomeProcess()
         self._number = self._spare = -1  # in case the directory cannot be opened
         self._claim: Claim | None = None
@@ -72,19 +74,21 @@ class DirectoryHold:
                 with translated("hold", path):
                     self._spare = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
-            self._lock(path, name or path, shared, flock)
+            self._lock(path, name or path, shared, system or FileSystem())
         except BaseException:
             self.release()
             raise
 
-    def _lock(self, path: str, name: str, shared: bool, flock: Flock) -> None:
+    def _lock(self, path: str, name: str, shared: bool, system: FileSystem) -> None:
         try:
-            flock(self._number, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            system.calls.flock(self._number, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InUseError(path) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise StorageError.of("hold", path, error) from error
+
+            system.note_weaker("flock", path)
             if shared:
                 check_name_is_free(path)
             else:
@@ -104,6 +108,31 @@ class DirectoryHold:
             return os.path.samestat(os.fstat(self._number), os.stat(path))
 
         return False
+
+    def identity_of(self, relative: str, path: str) -> Identity:
+        """Return the identity of an entry in the directory, wherever that lies; of itself if empty.
+
+        Raises:
+            BuildChangedError: If the entry is not there, or a file that this process made in the directory.
+        """
+        number = self._number
+        try:
+            for name in self.written.copy():  # to which a handler that hangs may add
+                os.stat(name, dir_fd=number, follow_symlinks=False)
+
+            status = os.stat(relative or ".", dir_fd=number, follow_symlinks=False)
+        except FileNotFoundError as error:
+            problem = f"{error.filename!r}, which this save has written, is not there any more"
+            raise BuildChangedError("publish", path, problem) from error
+        except OSError as error:
+            raise StorageError.of("stat", path, error) from error
+
+        return status.st_dev, status.st_ino
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it was not released yet."""
+        return self._number >= 0
 
     def give_up_spare(self) -> None:
         """Close the second descriptor, for whoever removes the directory now."""
@@ -143,13 +172,13 @@ class DirectoryHolds:
     """Takes the holds of one store, and knows those on whole directories by their paths.
 
     Args:
-        flock: The system's call.
+        system: The system's calls.
     """
 
-    __slots__ = ("_alone", "_flock")
+    __slots__ = ("_alone", "_system")
 
-    def __init__(self, flock: Flock) -> None:
-        self._flock = flock
+    def __init__(self, system: FileSystem) -> None:
+        self._system = system
         self._alone: WeakValueDictionary[str, DirectoryHold] = WeakValueDictionary()
 
     def take(self, path: str) -> DirectoryHold:
@@ -158,7 +187,7 @@ class DirectoryHolds:
         Raises:
             InUseError: If anybody holds it.
         """
-        hold = self._alone[path] = DirectoryHold(path, flock=self._flock)
+        hold = self._alone[path] = DirectoryHold(path, system=self._system)
         return hold
 
     def take_shared(self, path: str) -> DirectoryHold:
@@ -167,7 +196,7 @@ class DirectoryHolds:
         Raises:
             InUseError: If it is held exclusively.
         """
-        return DirectoryHold(path, shared=True, flock=self._flock)
+        return DirectoryHold(path, shared=True, system=self._system)
 
     def make(self, path: str) -> DirectoryHold:
         """Create the directory at `path`, in one that exists, held before it is seen. Its name is not synced.
@@ -177,13 +206,74 @@ class DirectoryHolds:
         Raises:
             InUseError: If something lies at `path`, or another one was faster.
         """
-        hold = self._alone[path] = _make_held(path, self._flock)
+        hold = self._alone[path] = _make_held(path, self._system)
         return hold
 
     def lies_at(self, path: str) -> bool:
         """Whether the directory that is held under `path` lies there still, if there is one."""
         hold = self._alone.get(path)
         return hold is None or hold.lies_at(path)
+
+    def built(self, token: BuildToken) -> Identity:
+        """Return the identity of what was built, which is at its place, with every file that was made in it.
+
+        Raises:
+            BuildChangedError: If another program has renamed, removed or replaced it, or a file in it.
+            StorageError: If the medium refuses; with `errno.ENOENT` if nothing is there, and was not held.
+        """
+        hold, there = self.held(token.place), identity_at(token.built)
+        if hold is None:
+            if there is None:
+                gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), token.built)
+                raise StorageError.of("publish", token.built, gone) from gone
+
+            return there
+
+        built = hold.identity_of(token.file or "", token.place)
+        if built != there:
+            was = "taken it away" if there is None else "put something else there"
+            problem = f"another program has {was} while this save was building"
+            raise BuildChangedError("publish", token.built, problem)
+
+        return built
+
+    def problem_of(self, token: BuildToken, published: Identity | None) -> str | None:
+        """Say what another program did to what was published at `token.final`; None if it is there, whole.
+
+        One that was removing the build goes on in the directory that it has opened, whatever its name is now.
+        """
+        if published is None or identity_at(token.final) != published:
+            return "another program has renamed, removed or replaced what this save built"
+
+        hold, prefix = self.held(token.place), "" if token.file is None else f"{token.file}/"
+        for name in () if hold is None else hold.written.copy():
+            path = os.path.join(token.final, name.removeprefix(prefix))
+            if name.startswith(prefix) and identity_at(path) is None:
+                return f"another program has removed {path!r}, which this save has written"
+
+        return None
+
+    def held(self, path: str) -> DirectoryHold | None:
+        """Return the exclusive hold of this store that was taken at a path; None if there is none now."""
+        hold = self._alone.get(path)
+        return hold if hold is not None and hold.is_held else None
+
+    def note_written(self, path: str) -> None:
+        """Note that this process has made a file, if it lies in a directory that is held."""
+        for hold, within in self._around(path):
+            hold.written.add(within)
+
+    def note_removed(self, path: str) -> None:
+        """Note that this process has removed what lay at a path, if that is in a directory that is held."""
+        for hold, within in self._around(path):
+            names = hold.written.copy()  # to which other threads may add
+            hold.written -= {name for name in names if name == within or name.startswith(f"{within}/")}
+
+    def _around(self, path: str) -> Iterator[tuple[DirectoryHold, str]]:
+        for reference in self._alone.valuerefs():  # a list, which other threads do not change
+            hold, prefix = reference(), f"{reference.key}/"
+            if hold is not None and path.startswith(prefix):
+                yield hold, path.removeprefix(prefix)
 
     def give_up_spare(self, path: str) -> None:
         """Close the descriptor that the hold on `path` keeps for its removal, if there is one."""
@@ -192,12 +282,27 @@ class DirectoryHolds:
             hold.give_up_spare()
 
 
+def identity_at(path: str) -> Identity | None:
+    """Return the identity of what lies at a path, of a link that of the link; None if nothing does.
+
+    Raises:
+        StorageError: If the medium refuses.
+    """
+    with translated("stat", path):
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:
+            return None
+
+    return status.st_dev, status.st_ino
+
+
 def first_name(path: str) -> str:
     """Return the name under which a directory lies until it is held and has the name `path`."""
     return path + _NOT_HELD
 
 
-def _make_held(path: str, flock: Flock) -> DirectoryHold:
+def _make_held(path: str, system: FileSystem) -> DirectoryHold:
     """Make it under another name, hold it, and then rename it.
 
     Every process uses the same other name. So the next one finds what one left that was killed, and uses it;
@@ -207,11 +312,11 @@ def _make_held(path: str, flock: Flock) -> DirectoryHold:
     between may take it, and this call is refused.
     """
     beside = first_name(path)
-    hold = _hold_beside(beside, path, flock)
+    hold = _hold_beside(beside, path, system)
     is_ours = False
     try:
         with translated("mkdir", path):
-            is_ours = rename_only_to_absent(beside, path)
+            is_ours = rename_only_to_absent(beside, path, system.calls.renameat2)
     except StorageError as error:
         if error.errno in {errno.EEXIST, errno.ENOENT}:
             raise InUseError(path) from error
@@ -222,10 +327,15 @@ def _make_held(path: str, flock: Flock) -> DirectoryHold:
             _remove_if_empty(beside)
             hold.release()
 
-    return hold if is_ours else _make_then_hold(path, flock)
+    if is_ours:
+        return hold
+
+    held = _make_then_hold(path, system)
+    system.note_weaker("renameat2", path)
+    return held
 
 
-def _hold_beside(beside: str, path: str, flock: Flock) -> DirectoryHold:
+def _hold_beside(beside: str, path: str, system: FileSystem) -> DirectoryHold:
     """Make the empty directory `beside` what will be `path`, unless it is there, and hold it.
 
     Raises:
@@ -242,7 +352,7 @@ def _hold_beside(beside: str, path: str, flock: Flock) -> DirectoryHold:
         is_made = False  # it was left there, or another one is as far
 
     try:
-        hold = DirectoryHold(beside, name=path, flock=flock)
+        hold = DirectoryHold(beside, name=path, system=system)
     except InUseError as error:
         if is_made and error.more and os.path.lexists(path):  # whoever claims the name needs this no more
             _remove_if_empty(beside)
@@ -288,12 +398,12 @@ def _remove_if_empty(path: str) -> None:
         os.rmdir(path)
 
 
-def _make_then_hold(path: str, flock: Flock) -> DirectoryHold:
+def _make_then_hold(path: str, system: FileSystem) -> DirectoryHold:
     try:
         with translated("mkdir", path):
             os.mkdir(path)
 
-        return DirectoryHold(path, flock=flock)
+        return DirectoryHold(path, system=system)
     except StorageError as error:
         if error.errno in {errno.EEXIST, errno.ENOENT}:  # it was there, or was taken and removed
             raise InUseError(path) from error

@@ -7,6 +7,7 @@ __all__ = ("LocalStore",)
 import errno
 import os
 import stat
+import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Literal, final, get_args
@@ -17,16 +18,17 @@ from penstock.handlers.stores.build_state import Build
 from penstock.handlers.stores.data_file import LocalDataFile
 from penstock.handlers.stores.descriptor import Descriptor, translated
 from penstock.handlers.stores.direct_io import DIRECT_FROM, PAGE, Io
-from penstock.handlers.stores.directory_lock import DirectoryHold, DirectoryHolds, Flock, system_flock
+from penstock.handlers.stores.directory_lock import DirectoryHold, DirectoryHolds, Identity, identity_at
 from penstock.handlers.stores.links import Links, check_links
 from penstock.handlers.stores.memory_mapping import map_file
 from penstock.handlers.stores.readable_file import LocalReadableFile
 from penstock.handlers.stores.regular_files import read_whole
 from penstock.handlers.stores.synced_files import SyncedFiles
 from penstock.handlers.stores.system_calls.atomic_rename import exchange, rename_to_absent
+from penstock.handlers.stores.system_calls.file_system import FileSystem, SystemCalls
 from penstock.handlers.stores.system_calls.tree_removal import remove_tree
 from penstock.handlers.stores.whole_files import create_whole, replace_whole
-from penstock.kernel.errors import ConfigError, NotAFileError, StorageError
+from penstock.kernel.errors import BuildChangedError, ConfigError, NotAFileError, StorageError
 from penstock.kernel.protocols.store_capabilities import Placement
 from penstock.kernel.protocols.stores import BuildToken
 
@@ -44,15 +46,15 @@ class LocalStore:
             cache wherever the file system allows it. "buffered": through the page cache.
         links: Which symbolic links a checkpoint that is read may have in it: those that lead to another place
             "inside" of it, or "any".
-        flock: Locks a directory; by default the system's call. For tests: one that the file system refuses.
+        calls: The system's calls. For tests: such as a file system refuses.
 
     Raises:
         ConfigError: If `io` or `links` is none of these.
     """
 
-    __slots__ = ("_arena", "_holds", "_io", "_links", "_synced")
+    __slots__ = ("_arena", "_holds", "_io", "_links", "_synced", "_system")
 
-    def __init__(self, *, io: Io = "auto", links: Links = "inside", flock: Flock = system_flock) -> None:
+    def __init__(self, *, io: Io = "auto", links: Links = "inside", calls: SystemCalls | None = None) -> None:
         if io not in get_args(Io):
             raise ConfigError("store.io", f"must be one of {', '.join(get_args(Io))}, not {io!r}")
 
@@ -63,7 +65,8 @@ class LocalStore:
         self._links: Links = links
         self._synced = SyncedFiles()
         self._arena = Arena()  # empty while no data file is open for writing
-        self._holds = DirectoryHolds(flock)
+        self._system = FileSystem(calls)
+        self._holds = DirectoryHolds(self._system)
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:
         """Return the kind of entry at `path`; None if there is nothing, or only a dangling link."""
@@ -110,7 +113,7 @@ class LocalStore:
             raise StorageError("create", path, f"{parent!r} is not a directory", errno.ENOTDIR)
 
         with translated("create", path):
-            read_only = os.statvfs(parent).f_flag & os.ST_RDONLY
+            read_only = self._system.is_read_only(parent)
         if read_only:
             raise StorageError("create", path, f"{parent!r} is on a read-only file system", errno.EROFS)
 
@@ -122,18 +125,14 @@ class LocalStore:
     def free_bytes(self, path: str) -> int | None:
         """Return the room on the file system of `path`, as far as this user may take it. Quotas are unknown.
 
-        None for a file system that counts no blocks.
+        None for a file system that counts no blocks, or does not say.
         """
         parent = os.path.abspath(path)
         while _status(parent) is None:
             parent = os.path.dirname(parent)
 
         with translated("statvfs", path):
-            found = os.statvfs(parent)
-        if not found.f_blocks:
-            return None
-
-        return (found.f_bfree if os.geteuid() == 0 else found.f_bavail) * found.f_frsize
+            return self._system.free_bytes(parent)
 
     def make_directory(self, path: str) -> None:
         """Create a directory and its missing parents; it may exist already.
@@ -155,7 +154,12 @@ class LocalStore:
                     if not os.path.isdir(made):
                         raise
 
-            self.sync_directory(os.path.dirname(made))
+            try:
+                self.sync_directory(os.path.dirname(made))
+            except StorageError:
+                with suppress(OSError):  # else the next one would find it there, and take it for durable
+                    os.rmdir(made)
+                raise
 
         if not missing and self.kind(path) != "directory":
             raise StorageError("mkdir", path, "exists and is not a directory", errno.EEXIST)
@@ -215,15 +219,18 @@ class LocalStore:
         The directory entry is durable only after `sync_directory`. Without `create` the file is not replaced
         in one step: after a failure it may hold any part of the content.
         """
-        if create:
-            return create_whole(path, data)
+        is_written = create_whole(path, data) if create else True
+        if not create:
+            replace_whole(path, data, synced=self._synced)
 
-        replace_whole(path, data, synced=self._synced)
-        return True
+        self._holds.note_written(path)
+        return is_written
 
     def create_data_file(self, path: str) -> LocalDataFile:
         """Create a file, which must not exist yet, for writing at chosen offsets."""
-        return LocalDataFile(path, self._io, self._arena, self._synced)
+        file = LocalDataFile(path, self._io, self._arena, self._synced)
+        self._holds.note_written(path)
+        return file
 
     def open_for_writing(self, path: str) -> LocalDataFile:
         """Open a data file that another process has created; see `WritableTogether`."""
@@ -240,16 +247,12 @@ class LocalStore:
     def sync_directory(self, path: str) -> None:
         """Make the directory's entries durable.
 
-        Some file systems cannot sync directories and fail with EINVAL. That is ignored, because nothing
-        more can be done there.
+        Where a file system cannot do that, nothing more can be done; see `FileSystem.sync_directory`.
         """
         directory = Descriptor(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             with translated("fsync", path):
-                os.fsync(directory.number)
-        except StorageError as error:
-            if error.errno != errno.EINVAL:
-                raise
+                self._system.sync_directory(directory.number, path)
         finally:
             directory.close()
 
@@ -288,33 +291,62 @@ class LocalStore:
         return BuildToken(final, beside, file, Build())
 
     def publish(self, token: BuildToken) -> None:
-        """Rename what was built to its final path, which must be free, in one step."""
-        self.rename(token.built, token.final)
-        if isinstance(token.claim, Build):
-            token.claim.is_published = True
+        """Rename what was built to its final path, which must be free, in one step.
 
-    def exchange(self, token: BuildToken) -> None:
+        Raises:
+            BuildChangedError: If another program was at work there; then it is not published.
+        """
+        built = self._holds.built(token)
+        self._move(token.built, token.final, built)
+        if isinstance(token.claim, Build):
+            token.claim.published = built
+
+    def exchange(self, token: BuildToken) -> str:
         """Swap what was built with what it replaces in one step, so that neither name is ever absent.
 
         Where the file system cannot do that (renameat2 of Linux 3.15), the path is absent for a moment. See
         `atomic_rename.exchange_in_steps` for what a crash in that moment leaves behind.
 
         A symbolic link at `final` is replaced itself; what it leads to stays.
+
+        Raises:
+            BuildChangedError: If another program was at work there; then it is undone.
         """
         build = token.claim if isinstance(token.claim, Build) else Build()
+        built = self._holds.built(token)
         with translated("exchange", token.final):
-            build.replaced = exchange(token.built, token.final)
+            older = exchange(token.built, token.final, self._system.calls.renameat2)
+        if older != token.built:
+            self._system.note_weaker("renameat2", token.final)
 
-        build.is_published = True
+        build.replaced, build.replaced_identity = older, identity_at(older)
+        problem = self._holds.problem_of(token, built)
+        if problem is not None:
+            raise self._given_back(problem, build, token.final, swap=True)
+
+        build.published = built
+        return older
 
     def discard(self, token: BuildToken) -> None:
         """Remove what was built; or, after its publication, what it replaced. The caller holds either.
 
         What others have put at the place since stays. They may have taken the place itself, if this process
         was silent for too long in a job of several.
+
+        Raises:
+            BuildChangedError: If another program took away what was published; then what it replaced stays.
         """
         build = token.claim if isinstance(token.claim, Build) else Build()
-        if (not build.is_published or token.file is not None) and self._holds.lies_at(token.place):
+        if build.replaced:
+            problem = self._holds.problem_of(token, build.published)
+            if problem is not None:
+                is_ours = identity_at(token.final) == build.published
+                raise self._given_back(problem, build, token.final, swap=is_ours)
+            if identity_at(build.replaced) != build.replaced_identity:
+                gone, build.replaced = build.replaced, ""
+                raise StorageError("remove", gone, "is not what was replaced any more", errno.ESTALE)
+
+        if (build.published is None or token.file is not None) and self._holds.lies_at(token.place):
             self.remove_tree(token.place)
         if not build.replaced:
             return
@@ -329,9 +361,60 @@ class LocalStore:
         build.replaced = ""
 
     def rename(self, source: str, destination: str) -> None:
-        """Rename in one step. It is an error if the destination exists; it is never replaced."""
+        """Rename in one step. It is an error if the destination exists; it is never replaced.
+
+        Raises:
+            BuildChangedError: If `source` is held, and another program has put something else there.
+        """
+        hold = None if os.path.islink(source) else self._holds.held(source)  # or its target is
+        self._move(source, destination, None if hold is None else hold.identity_of("", source))
+
+    def _move(self, source: str, destination: str, expected: Identity | None) -> None:
+        """Rename what has a certain identity, if one is given. Anything else is put back.
+
+        Another program may act between a look at the names and the rename. So they are looked at afterwards.
+        """
         with translated("rename", source):
-            rename_to_absent(source, destination)
+            if not rename_to_absent(source, destination, self._system.calls.renameat2):
+                self._system.note_weaker("renameat2", source)
+        if expected is None or identity_at(destination) == expected:
+            return
+
+        with suppress(OSError):
+            rename_to_absent(destination, source)
+
+        problem = f"another program has put something else at {source!r}, or taken this away"
+        raise BuildChangedError("rename", destination, problem)
+
+    def _given_back(self, problem: str, build: Build, final: str, *, swap: bool) -> BuildChangedError:
+        """Put what was replaced to its path again; say what was done.
+
+        Args:
+            problem: What another program did.
+            build: Of the save.
+            final: The path.
+            swap: Whether what lies there now came from where the save was built, and may go back there. Else
+                it stays, and what was replaced gets a name that nobody removes.
+        """
+        older, build.replaced = build.replaced, ""
+        if identity_at(older) != build.replaced_identity:
+            return BuildChangedError("publish", final, f"{problem}, and what it was to replace")
+
+        with translated("exchange", final):
+            try:
+                rename_to_absent(older, final, self._system.calls.renameat2)
+            except FileExistsError:
+                if not swap:
+                    aside = f"{final}.penstock-aside-{uuid.uuid4().hex}"
+                    os.rename(older, aside)
+                    return BuildChangedError("publish", final, problem, aside)
+
+                exchange(older, final, self._system.calls.renameat2)
+
+        with suppress(StorageError):
+            self.sync_directory(os.path.dirname(final))
+
+        return BuildChangedError("publish", final, f"{problem}; the earlier checkpoint is there again")
 
     def share(self, source: str, destination: str) -> Literal["link"]:
         """Give the file at `source` a second name, which must be free, on the same file system.
@@ -350,6 +433,7 @@ class LocalStore:
             os.unlink(destination)
             raise
 
+        self._holds.note_written(destination)
         return "link"
 
     def kvstore_spec(self, directory: str) -> dict[str, Any]:
@@ -382,6 +466,8 @@ class LocalStore:
         """
         with translated("remove", path):
             remove_tree(path, lambda: self._holds.give_up_spare(path))
+
+        self._holds.note_removed(path)
 
 
 def _reraise(error: OSError) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 __all__ = (
     "AccessDeniedError",
     "AmbiguousHandlerError",
+    "BuildChangedError",
     "ChangedLeafError",
     "ChecksumError",
     "ClaimLostError",
@@ -40,6 +41,7 @@ __all__ = (
     "NoSpaceError",
     "NotACheckpointError",
     "NotAFileError",
+    "NotDurableError",
     "NotOnThisDiskError",
     "OlderStepError",
     "OutcomeUnknownError",
@@ -109,9 +111,11 @@ from penstock.kernel.errors.process_errors import (
 from penstock.kernel.errors.restore_errors import InsufficientMemoryError
 from penstock.kernel.errors.room_errors import NoSpaceError
 from penstock.kernel.errors.save_errors import (
+    BuildChangedError,
     ClaimLostError,
     IncompletePipelineError,
     InUseError,
+    NotDurableError,
     SaveCancelledError,
 )
 from penstock.kernel.errors.spec_errors import (

@@ -44,7 +44,16 @@ class NotAFileError(CorruptCheckpointError):
 
 @final
 class IncompleteCheckpointError(CorruptCheckpointError):
-    """The save of this checkpoint was interrupted; the directory was never published."""
+    """The save of this checkpoint was interrupted, or goes on; nothing was published yet.
+
+    Attributes:
+        goes_on: Whether somebody is saving it right now: try again when that is over. False on a medium that
+            does not say so.
+    """
+
+    def __init__(self, path: str, problem: str, *, goes_on: bool = False) -> None:
+        super().__init__(path, problem)
+        self.goes_on = goes_on
 
 
 @final

@@ -1,11 +1,13 @@
-"""Errors of a save that ended before anything was published. Save again."""
+"""Errors of a save that did not become durable. Save again."""
 
 from __future__ import annotations
 
 __all__ = (
+    "BuildChangedError",
     "ClaimLostError",
     "InUseError",
     "IncompletePipelineError",
+    "NotDurableError",
     "SaveCancelledError",
 )
 
@@ -45,6 +47,42 @@ class ClaimLostError(StorageError):
         problem = f"this process was stopped or cut off for too long, and {taker} took its claim over"
         super().__init__("hold", path, f"{problem}; open the manager again, or save again", errno.ESTALE)
         self.holder = holder
+
+
+class BuildChangedError(StorageError):
+    """Another program renamed, removed or replaced what a save built, or had just published.
+
+    Nothing was deleted. Find that program (a cleaner of temporary files, `rsync --delete`), and save again.
+
+    Attributes:
+        older: Where the checkpoint lies that was to be replaced, if it is not at its own path; else None.
+    """
+
+    def __init__(self, operation: str, path: str, problem: str, older: str | None = None) -> None:
+        where = f"; the earlier checkpoint is {older!r} now" if older else ""
+        super().__init__(operation, path, f"{problem}{where}", errno.ESTALE)
+        self.older = older
+
+
+@final
+class NotDurableError(StorageError):
+    """A new checkpoint is at its path, whole; but the medium failed to make its name there durable.
+
+    If the power fails now, it may be gone, or the one that it replaced may be back. So that one is kept until
+    a later save has made the name durable. Save again, with `overwrite=True`; a manager needs no `overwrite`.
+
+    Attributes:
+        published: Always True: it can be restored.
+        older: Where the checkpoint lies that was replaced; None if there was none.
+    """
+
+    published = True
+
+    def __init__(self, path: str, older: str | None, cause: StorageError) -> None:
+        kept = "" if older is None else f"; the one that it replaced is kept as {older!r}"
+        problem = f"{cause.problem}: the new checkpoint is there, but may be lost if the power fails{kept}"
+        super().__init__(cause.operation, path, f"{problem}. Save again with overwrite=True", cause.errno)
+        self.older = older
 
 
 @final

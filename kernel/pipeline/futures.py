@@ -22,7 +22,7 @@ from anyio.lowlevel import checkpoint
 
 from penstock.kernel.concurrency.fork import HomeProcess
 from penstock.kernel.concurrency.threads import LoopHandle
-from penstock.kernel.errors import RunningLoopError
+from penstock.kernel.errors import NotDurableError, RunningLoopError
 from penstock.kernel.events import get_logger
 from penstock.kernel.messages.save import SaveReport
 
@@ -130,6 +130,11 @@ class SaveFuture:
             return "failed"
 
         return self.milestone.name.lower() if self.milestone is not None else "starting"
+
+    @property
+    def published(self) -> bool:
+        """Whether the checkpoint is at its path: durable, or the save failed with a `NotDurableError`."""
+        return self._state.report is not None or isinstance(self._state.error, NotDurableError)
 
     @property
     def done(self) -> bool:

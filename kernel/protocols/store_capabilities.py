@@ -22,6 +22,7 @@ __all__ = (
     "MappedFiles",
     "MarkedCheckpoints",
     "OverNetwork",
+    "PlacedHold",
     "Placement",
     "PreferredPlacement",
     "ReadHolds",
@@ -46,11 +47,17 @@ from penstock.kernel.protocols.stores import BuildToken, DataFile
 class Exchanges(Capability, Protocol):
     """A store that can replace a checkpoint. On any other, `overwrite=True` is refused."""
 
-    def exchange(self, token: BuildToken) -> None:
+    def exchange(self, token: BuildToken) -> str | None:
         """Publish as `Store.publish` does, swapping the build place with what lies at `final`.
 
         In one step, so that `final` is never absent. On a store with holds, the caller holds what is replaced
         until `Store.discard` has removed it.
+
+        Returns:
+            Where what was replaced lies until then; None for the place where the new one was built.
+
+        Raises:
+            BuildChangedError: If what lies at `final` now is not what was built.
         """
         ...
 
@@ -292,6 +299,15 @@ class Hold(Protocol):
 
     def release(self) -> None:
         """Give up the hold. Idempotent; never fails."""
+        ...
+
+
+@runtime_checkable
+class PlacedHold(Hold, Protocol):
+    """A hold that knows where the directory lies that it is on."""
+
+    def lies_at(self, path: str) -> bool:
+        """Whether it lies at `path`. Blocking."""
         ...
 
 

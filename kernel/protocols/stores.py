@@ -229,6 +229,8 @@ class Store(Protocol):
 
         Raises:
             StorageError: With `errno.EEXIST` if something lies at `final`. Nothing has changed then.
+            BuildChangedError: If another program moved what was built, or what lies at `final` now is
+                something else.
         """
         ...
 
@@ -237,5 +239,9 @@ class Store(Protocol):
 
         Before publication that is all that was built; afterwards it is what the publication left
         over, such as what was replaced. Never removes what another save wrote.
+
+        Raises:
+            BuildChangedError: If what was published is not at `final` any more. Then what it replaced stays.
+            StorageError: If the medium refuses.
         """
         ...

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-__all__ = ("delete_checkpoint", "delete_file", "move_checkpoint", "remove_abandoned")
+__all__ = ("clear_place", "delete_checkpoint", "delete_file", "move_checkpoint", "remove_abandoned")
 
 import errno
 import os
+import time
+import uuid
 from collections.abc import Callable
+from typing import Final
 
-from penstock.kernel.errors import StorageError, UnsupportedByStoreError
-from penstock.kernel.protocols.store_capabilities import BuildHolds, Renames
+from penstock.kernel.errors import InUseError, StorageError, UnsupportedByStoreError
+from penstock.kernel.protocols.store_capabilities import BuildHolds, Hold, Renames
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import hold_alone
+
+_LOOK_S: Final = 0.002
+"""How long a reader may hold a directory that looks whether somebody is at work there."""
+
+_NOT_OURS: Final = frozenset({errno.EACCES, errno.EPERM})
 
 
 def delete_checkpoint(
@@ -36,10 +44,9 @@ def delete_checkpoint(
         StorageError: If the medium refuses. The checkpoint is still there.
     """
     if not isinstance(store, Renames):
-        _remove_in_place(store, path, is_wanted)
-        return None
+        return _remove_in_place(store, path, is_wanted)
 
-    remove_abandoned(store, hidden)
+    clear_place(store, hidden)
     held = hold_alone(store, path)
     try:
         if not is_wanted():
@@ -71,7 +78,8 @@ def delete_file(store: Store, path: str, hidden: str) -> None:
 
     Raises:
         InUseError: If a save to `path` goes on.
-        StorageError: If the medium refuses. If the file is gone nevertheless, the next save removes the rest.
+        StorageError: If the medium refuses. If the file is gone nevertheless, that may not be durable, and
+            the next save removes the rest.
         UnsupportedByStoreError: If the store can rename, and not hold.
     """
     if not isinstance(store, Renames):
@@ -80,16 +88,19 @@ def delete_file(store: Store, path: str, hidden: str) -> None:
     if not isinstance(store, BuildHolds):
         raise UnsupportedByStoreError("delete", path, store, BuildHolds)
 
-    remove_abandoned(store, hidden)
+    clear_place(store, hidden)
     held = store.make_held(hidden)
     try:
-        store.rename(path, os.path.join(hidden, os.path.basename(path)))
-        store.sync_directory(os.path.dirname(path))
-    finally:
         try:
+            store.rename(path, os.path.join(hidden, os.path.basename(path)))
+        except StorageError:
             store.remove_tree(hidden)
-        finally:
-            held.release()
+            raise
+
+        store.sync_directory(os.path.dirname(path))  # or its bytes could be lost, and its name come back
+        store.remove_tree(hidden)
+    finally:
+        held.release()
 
 
 def move_checkpoint(
@@ -139,15 +150,52 @@ def move_checkpoint(
 def remove_abandoned(store: Store, path: str) -> None:
     """Remove what an interrupted save or deletion left at `path`, if anything is there. Blocking.
 
+    That may be a checkpoint that was replaced, by a save that ended before the name of the new one was
+    durable. So the names in the directory are made durable first.
+
     Raises:
         InUseError: If somebody is at work there: then it is not abandoned.
         StorageError: If the medium refuses.
     """
+    _remove_abandoned(store, path, lambda _: False)
+
+
+def clear_place(store: Store, path: str) -> StorageError | None:
+    """Remove what was left at `path` as `remove_abandoned` does, to make something there. Blocking.
+
+    What may not be removed, as it is another user's, is renamed to `<path>-<hex>`: in a directory of ours
+    that is allowed, and who may remove it finds it by that name.
+
+    Returns:
+        Why something was left there, under the other name.
+
+    Raises:
+        InUseError: If somebody is at work there.
+        StorageError: If the medium refuses.
+    """
+    left: list[StorageError] = []
+
+    def set_aside(error: StorageError) -> bool:
+        if error.errno not in _NOT_OURS or not isinstance(store, Renames):
+            return False
+
+        aside = f"{path}-{uuid.uuid4().hex}"
+        store.rename(path, aside)
+        left.append(StorageError("remove", aside, error.problem, error.errno))
+        return True
+
+    _remove_abandoned(store, path, set_aside)
+    return left[0] if left else None
+
+
+def _remove_abandoned(store: Store, path: str, otherwise: Callable[[StorageError], bool]) -> None:
+    """Remove it, holding it. If that fails, `otherwise` is called; unless it did something else, raise."""
     if store.kind(path) is None:
         return
 
+    store.sync_directory(os.path.dirname(path))
     try:
-        held = hold_alone(store, path)
+        held = _hold_abandoned(store, path)
     except StorageError as error:
         if error.errno == errno.ENOENT:  # whoever was at work there has removed it
             return
@@ -156,16 +204,34 @@ def remove_abandoned(store: Store, path: str) -> None:
 
     try:
         store.remove_tree(path)
+    except StorageError as error:
+        if not otherwise(error):
+            raise
     finally:
         held.release()
 
 
-def _remove_in_place(store: Store, path: str, is_wanted: Callable[[], bool]) -> None:
+def _hold_abandoned(store: Store, path: str) -> Hold:
+    try:
+        return hold_alone(store, path)
+    except InUseError:
+        time.sleep(_LOOK_S)  # a reader may only be looking whether it is abandoned
+        return hold_alone(store, path)
+
+
+def _remove_in_place(store: Store, path: str, is_wanted: Callable[[], bool]) -> StorageError | None:
     held = hold_alone(store, path)
     try:
-        if is_wanted():
-            store.remove_tree(path)
+        if not is_wanted():
+            return None
+
+        store.remove_tree(path)
     finally:
         held.release()
 
-    store.sync_directory(os.path.dirname(path))
+    try:
+        store.sync_directory(os.path.dirname(path))
+    except StorageError as error:  # it is gone all the same
+        return error
+
+    return None

@@ -11,6 +11,7 @@ __all__ = (
     "hold_alone",
     "hold_for_reading",
     "hold_with_readers",
+    "is_at_work",
     "take_hold",
 )
 
@@ -59,6 +60,22 @@ def hold_with_readers(store: Store, path: str) -> Hold:
         StorageError: With `errno.ENOENT` if there is nothing.
     """
     return store.hold_reading(path) if isinstance(store, ReadHolds) else hold_alone(store, path)
+
+
+def is_at_work(store: Store, path: str) -> bool:
+    """Whether somebody builds or writes in the directory at `path`, and has not crashed. Blocking.
+
+    False if that is not known. Looking holds the directory for a moment, as a reader does.
+    """
+    if not isinstance(store, ReadHolds):
+        return False
+
+    try:
+        store.hold_reading(path).release()
+    except StorageError as error:
+        return error.errno == errno.EBUSY
+
+    return False
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ __all__ = ("PinnedSteps", "read_pins")
 import errno
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from anyio import Event
@@ -15,7 +15,7 @@ from anyio import Event
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.store_capabilities import BuildHolds
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.holds import hold_with_readers
+from penstock.kernel.storage.holds import is_at_work
 from penstock.kernel.storage.writer_hold import WRITER
 
 if TYPE_CHECKING:
@@ -37,16 +37,16 @@ class PinnedSteps:
         store: Where the root lies.
         root: Of the steps.
         events: For what could not be written.
-        told: Whether this process holds the root, and tells of it.
+        is_told: Whether this process holds the root now, and tells of it.
     """
 
-    __slots__ = ("_changed", "_events", "_file", "_steps", "_store", "_told")
+    __slots__ = ("_changed", "_events", "_file", "_is_told", "_steps", "_store")
 
-    def __init__(self, store: Store, root: str, events: Any, *, told: bool) -> None:
+    def __init__(self, store: Store, root: str, events: Any, *, is_told: Callable[[], bool]) -> None:
         self._store = store
         self._file = os.path.join(root, WRITER, _PINS)
         self._events = events
-        self._told = told and isinstance(store, BuildHolds)
+        self._is_told = is_told
         self._steps: set[int] = set()
         self._changed = Event()
 
@@ -63,9 +63,13 @@ class PinnedSteps:
         self._steps.discard(step)
         self._changed.set()
 
+    def tell_again(self) -> None:
+        """Have them written, since the root was taken only now."""
+        self._changed.set()
+
     async def tell(self, threads: Threads) -> None:
         """Write the steps whenever they change, until it is cancelled."""
-        while self._told:
+        while isinstance(self._store, BuildHolds):
             self._changed = Event()
             try:
                 await threads.run(self._write, sorted(self._steps))
@@ -76,6 +80,8 @@ class PinnedSteps:
 
     def _write(self, steps: list[int]) -> None:
         store = self._store
+        if not self._is_told():  # or the pins of the manager that holds it would be written over
+            return
         if not steps and store.kind(self._file) is None:  # a crashed manager may have left its own
             return
         if store.kind(os.path.dirname(self._file)) == "directory":
@@ -105,14 +111,4 @@ def read_pins(store: Store, root: str) -> Collection[int]:
 
     steps = cast("list[object]", found) if isinstance(found, list) else []
     numbers = [step for step in steps if isinstance(step, int)]
-    return numbers if numbers and _is_held(store, place) else ()
-
-
-def _is_held(store: Store, place: str) -> bool:
-    """Whether a writer is there, and has not crashed."""
-    try:
-        hold_with_readers(store, place).release()
-    except StorageError as error:
-        return error.errno == errno.EBUSY
-
-    return False
+    return numbers if numbers and is_at_work(store, place) else ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Overwrite", "Workspace", "check_place", "how_to_replace")
+__all__ = ("Overwrite", "Workspace", "check_place", "how_to_replace", "make_name_durable")
 
 import errno
 import os
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, final
 from anyio import Lock
 
 from penstock.kernel.errors import (
+    BuildChangedError,
     DestinationExistsError,
     InUseError,
+    NotDurableError,
     PathError,
     StorageError,
     UnsupportedByStoreError,
@@ -27,7 +29,7 @@ from penstock.kernel.protocols.store_capabilities import (
     MarkedCheckpoints,
     SharedBuilds,
 )
-from penstock.kernel.storage.deletion import delete_checkpoint, remove_abandoned
+from penstock.kernel.storage.deletion import clear_place, delete_checkpoint
 from penstock.kernel.storage.holds import BRIEF_WAITS_S, hold_with_readers
 
 if TYPE_CHECKING:
@@ -51,6 +53,26 @@ _UNMARKED: Final = (
 def how_to_replace(store: Store) -> str:
     """Say what makes a save replace what lies in a store."""
     return REPLACED_AT_ONCE if isinstance(store, Exchanges) else _ADVICE
+
+
+def make_name_durable(store: Store, path: str, older: str | None = None) -> None:
+    """Make the name of a checkpoint durable that was published just now. Blocking.
+
+    If that fails, nothing is undone: that would be as little durable. Both states are whole, and one of them
+    is at the path after a power loss. `remove_abandoned` deletes the older one only once the name is durable.
+
+    Args:
+        store: Where it lies.
+        path: Of the checkpoint.
+        older: Where the one lies that it replaced, if it did.
+
+    Raises:
+        NotDurableError: If the medium refuses. The checkpoint can be restored.
+    """
+    try:
+        store.sync_directory(os.path.dirname(path))
+    except StorageError as error:
+        raise NotDurableError(path, older, error) from error
 
 
 def check_place(store: Store, place: str) -> None:
@@ -228,6 +250,8 @@ class Workspace:
         Raises:
             DestinationExistsError: If another writer put something there meanwhile.
             InUseError: If what it replaces stays held: it is being deleted, or built in place.
+            NotDurableError: If it is visible, and its name may not be durable. What it replaced stays, too.
+            BuildChangedError: If another program changed what was built. What it was to replace stays.
             StorageError: If the store refuses. `published` tells whether the checkpoint is visible.
         """
         await self._threads.run(self.publish_now)
@@ -298,7 +322,7 @@ class Workspace:
 
         place = self._token.place
         if isinstance(store, BuildHolds):
-            remove_abandoned(store, place)
+            self.left_behind = clear_place(store, place)
             self._hold = store.make_held(place)
             self._is_ours = True
         else:
@@ -341,12 +365,15 @@ class Workspace:
             return
 
         self.identity = store.identity(token.built)
-        self._has_replaced = replaced = self._publish(token)
+        older = self._publish(token)
+        self._has_replaced = older is not None
         self.published = True
-        store.sync_directory(os.path.dirname(self.final))
+        make_name_durable(store, self.final, older)
         try:
-            if replaced or token.file is not None:
+            if older is not None or token.file is not None:
                 store.discard(token)
+        except BuildChangedError:
+            raise
         except StorageError as error:
             self.left_behind = error
 
@@ -355,8 +382,12 @@ class Workspace:
         except StorageError as error:
             self.left_behind = error
 
-    def _publish(self, token: BuildToken) -> bool:
-        """Publish, waiting for a brief hold of what lies there. Returns whether something was replaced."""
+    def _publish(self, token: BuildToken) -> str | None:
+        """Publish, waiting for a brief hold of what lies there.
+
+        Returns:
+            Where what was replaced lies; None if nothing was.
+        """
         for wait_s in (*BRIEF_WAITS_S, None):
             replacing = self._store.kind(self.final) is not None
             if replacing and not self._overwrite:
@@ -364,11 +395,12 @@ class Workspace:
 
             try:
                 if replacing:
-                    self._exchange(token)
-                else:
-                    self._store.publish(token)
+                    return self._exchange(token)
+
+                self._store.publish(token)
             except StorageError as error:
-                if self._folder and error.errno == errno.ENOENT and self._store.kind(token.built) is None:
+                is_gone = error.errno == errno.ENOENT or isinstance(error, BuildChangedError)
+                if self._folder and is_gone and self._store.kind(token.built) is None:
                     problem = "the other processes gave this save up, and took away what was built"
                     raise StorageError("publish", token.built, problem, errno.ENOENT) from error
 
@@ -380,22 +412,21 @@ class Workspace:
 
                 time.sleep(wait_s)
             else:
-                return replacing
+                return None
 
         raise AssertionError("the last attempt returns or raises")
 
-    def _exchange(self, token: BuildToken) -> None:
+    def _exchange(self, token: BuildToken) -> str:
         if not isinstance(self._store, Exchanges):
             raise UnsupportedByStoreError("replace", self.final, self._store, Exchanges)
         if self._file is not None:  # the old one comes to lie in the place, which is held
-            self._store.exchange(token)
-            return
+            return self._store.exchange(token) or token.built
 
         # Held as by a reader, so that readers do not matter: they notice that they were overtaken. Those who
         # delete do, and those who would take what was replaced for what an interrupted save left.
         self._replaced = hold_with_readers(self._store, self.final)
         try:
-            self._store.exchange(token)
+            return self._store.exchange(token) or token.built
         except BaseException:
             self._replaced.release()
             raise

@@ -6,10 +6,11 @@ __all__ = ("WRITER", "WriterHold")
 
 import errno
 import os
+from threading import Lock
 from typing import TYPE_CHECKING, Final, final
 
 from penstock.kernel.errors import InUseError, RootInUseError, StorageError
-from penstock.kernel.protocols.store_capabilities import BuildHolds, LeasedHold, Leases
+from penstock.kernel.protocols.store_capabilities import BuildHolds, LeasedHold, Leases, PlacedHold
 from penstock.kernel.storage.claims import Claim, StoreClaimFiles
 
 if TYPE_CHECKING:
@@ -27,41 +28,72 @@ _NOT_WRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.
 
 @final
 class WriterHold:
-    """The exclusive right to write into the directory at `root`. Blocking.
+    """The exclusive right to write into the directory at `root`. Blocking; thread-safe.
 
     It ends with the process, however that ends. What a crash leaves behind is taken over by the next writer.
     On a store with leases that is so when the lease is over. On one that has neither it is a `Claim`, which
     must be removed by hand after a crash on another machine.
+
+    It is taken before each save and each deletion: on opening it may have failed, since the disk was full,
+    and another program may have removed its directory since.
 
     Args:
         store: Where `root` lies.
         root: A directory.
     """
 
-    __slots__ = ("_hold", "_place", "_root", "_store")
+    __slots__ = ("_hold", "_lock", "_place", "_root", "_store")
 
     def __init__(self, store: Store, root: str) -> None:
         self._store = store
         self._root = root
         self._place = os.path.join(root, WRITER)
         self._hold: Hold | None = None
+        self._lock = Lock()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it was taken."""
+        return self._hold is not None
+
+    def take_if_writable(self) -> StorageError | None:
+        """Take it; return why it cannot be, where nothing can be written: a full disk, a read-only one.
+
+        Raises:
+            RootInUseError, StorageError: As `take`.
+        """
+        try:
+            self.take()
+        except StorageError as error:
+            if error.errno in _NOT_WRITABLE:
+                return error
+
+            raise
+
+        return None
 
     def take(self) -> None:
-        """Take it, unless it is held already. Where nothing can be written, nothing is held either.
+        """Take it, unless it is held already.
 
         Raises:
             RootInUseError: If somebody else holds it, in this process or another.
-            StorageError: If the medium fails.
+            StorageError: If the medium refuses.
         """
-        if self._hold is not None:
-            return
+        with self._lock:
+            if self._hold is not None:
+                if not isinstance(self._hold, PlacedHold) or self._hold.lies_at(self._place):
+                    return
 
+                lost, self._hold = self._hold, None  # its directory is gone, and another one may be held
+                lost.release()
+
+            self._take()
+
+    def _take(self) -> None:
         for left in reversed(range(_TRIES)):
             try:
                 self._hold = self._taken()
             except StorageError as error:
-                if error.errno in _NOT_WRITABLE:
-                    return
                 if error.errno not in {errno.EBUSY, errno.ENOENT}:
                     raise
                 if not left:

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = (
     "AccessDeniedError",
     "AmbiguousHandlerError",
+    "BuildChangedError",
     "ChangedLeafError",
     "ChecksumError",
     "ClaimLostError",
@@ -33,6 +34,7 @@ __all__ = (
     "NoSpaceError",
     "NotACheckpointError",
     "NotAFileError",
+    "NotDurableError",
     "NotOnThisDiskError",
     "OlderStepError",
     "OutcomeUnknownError",
@@ -63,6 +65,7 @@ __all__ = (
 from penstock.kernel.errors import (
     AccessDeniedError,
     AmbiguousHandlerError,
+    BuildChangedError,
     ChangedLeafError,
     ChecksumError,
     ClaimLostError,
@@ -91,6 +94,7 @@ from penstock.kernel.errors import (
     NoSpaceError,
     NotACheckpointError,
     NotAFileError,
+    NotDurableError,
     NotOnThisDiskError,
     OlderStepError,
     OutcomeUnknownError,

@@ -8,12 +8,18 @@ restores the path all the while. It is demanded that
 * the path is never absent, once it was there,
 * nobody fails but with `InUseError`,
 * nothing else lies beside it at the end.
+
+Then one saver saves while another program meddles (`--meddled`): it renames, removes and swaps what is built,
+and what is there. It is demanded that after each save that was reported durable, the path can be restored.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,10 +32,12 @@ import anyio
 import numpy as np
 
 import penstock
+from penstock.handlers.stores.system_calls.atomic_rename import RENAME_EXCHANGE, system_renameat2
 from penstock.kernel.errors import IncompleteCheckpointError, NotACheckpointError, PenstockError, StorageError
 
 N_LEAVES = 12
 LEAF = 3_000
+MEMORY = "/dev/shm"
 
 
 def state(saver: int, turn: int) -> dict[str, Any]:
@@ -134,15 +142,118 @@ def run(folder: Path, savers: int, seconds: float) -> Counter[str]:
     return found
 
 
+class Meddler:
+    """Another program: renames, removes and swaps the directory of a build, and what lies at the path.
+
+    It never leaves at the path what cannot be restored, and removes nothing there. What it removes it first
+    takes away: one that goes on removing what was published meanwhile is not what this is about.
+    """
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self._path = str(path)
+        self._build = f"{path}.orbax-checkpoint-tmp"
+        self._choose = random.Random(seed)
+
+    def meddle(self, elsewhere: str) -> str:
+        """Do one thing; return what it was."""
+        what = self._choose.choice(["rename", "remove", "swap", "swap back", "swap what is there", "away"])
+        if what in {"rename", "remove"}:
+            os.rename(self._build, elsewhere)
+            if what == "remove":
+                shutil.rmtree(elsewhere)
+        elif what in {"swap", "swap back"}:
+            os.mkdir(elsewhere)
+            system_renameat2(elsewhere, self._build, RENAME_EXCHANGE)
+            if what == "swap back":
+                time.sleep(self._choose.random() * 0.005)
+                system_renameat2(elsewhere, self._build, RENAME_EXCHANGE)
+        elif what == "swap what is there":
+            before = os.stat(self._path).st_ino
+            shutil.copytree(self._path, elsewhere)
+            is_whole = os.path.exists(f"{elsewhere}/commit_success.txt")
+            if is_whole and os.stat(self._path).st_ino == before:
+                system_renameat2(elsewhere, self._path, RENAME_EXCHANGE)
+        else:
+            os.rename(self._path, elsewhere)
+            time.sleep(0.001)
+            os.rename(elsewhere, self._path)
+
+        return what
+
+    def run(self, end: float, found: Counter[str]) -> None:
+        """Meddle until the end."""
+        while time.time() < end:
+            time.sleep(self._choose.random() * 0.03)
+            elsewhere = f"{self._path}-elsewhere-{self._choose.getrandbits(64):x}"
+            try:
+                found[f"meddled: {self.meddle(elsewhere)}"] += 1
+            except OSError:
+                found["meddled in vain"] += 1
+
+
+async def save_meddled(path: Path, end: float, found: Counter[str]) -> None:
+    """Overwrite the path until the end; restore it after each save that is durable."""
+    turn = 0
+    async with penstock.Checkpointer() as checkpointer:
+        while time.time() < end:
+            turn += 1
+            try:
+                await (await checkpointer.save(path, state(1, turn), overwrite=True))
+            except PenstockError as error:
+                found[f"saves that failed: {type(error).__name__}"] += 1
+            else:
+                found["saves durable"] += 1
+                problem = await _problem_at(checkpointer, path)
+                if problem is not None:
+                    found[f"FAILED: durable, and {problem}"[:160]] += 1
+
+
+async def _problem_at(checkpointer: penstock.Checkpointer, path: Path) -> str | None:
+    """Say what is wrong at a path, looking again: it may be away for a moment."""
+    problem: str | None = None
+    for _ in range(50):
+        try:
+            return problem_of(await checkpointer.restore(path))
+        except PenstockError as error:
+            problem = str(error)
+            await anyio.sleep(0.002)
+
+    return problem
+
+
+def run_meddled(folder: Path, seconds: float, seed: int) -> Counter[str]:
+    """Let a saver work for a while beside a program that meddles; return what was counted."""
+    path, found = folder / "latest", Counter[str]()
+    with tempfile.TemporaryDirectory(prefix="penstock-overwriters-") as imported:
+        anyio.run(import_all, Path(imported))
+
+    command = [sys.executable, __file__, "--seconds", str(seconds), "--seed", str(seed), "--child", str(path)]
+    meddling = subprocess.Popen(
+        [*command, "meddler"], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert meddling.stdout is not None
+    meddling.stdout.readline()
+    assert meddling.stdin is not None
+    meddling.stdin.write("go\n")
+    meddling.stdin.flush()
+    anyio.run(save_meddled, path, time.time() + seconds, found)
+    said, _ = meddling.communicate(timeout=120)
+    found.update(json.loads(said) if meddling.returncode == 0 else {f"FAILED: exit {meddling.returncode}": 1})
+    return found
+
+
 def main() -> int:
     """Parse the command line and be the parent or a child. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--savers", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--meddled", action="store_true", help="only with a program that meddles")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
-        path, saver = Path(options.child[0]), int(options.child[1])
+        path, is_meddler = Path(options.child[0]), options.child[1] == "meddler"
+        saver = -1 if is_meddler else int(options.child[1])
         with tempfile.TemporaryDirectory(prefix="penstock-overwriters-") as folder:
             anyio.run(import_all, Path(folder))
 
@@ -151,7 +262,9 @@ def main() -> int:
         sys.stdin.readline()
         end = time.time() + options.seconds
         found: Counter[str] = Counter()
-        if saver == 0:
+        if is_meddler:
+            Meddler(path, options.seed).run(end, found)
+        elif saver == 0:
             anyio.run(read_until, path, end, found)
         else:
             anyio.run(save_until, path, saver, end, found)
@@ -160,11 +273,19 @@ def main() -> int:
         return 0
 
     failed = False
-    for savers in options.savers:
-        with tempfile.TemporaryDirectory(prefix="penstock-overwriters-") as folder:
-            found = run(Path(folder), savers, options.seconds)
+    for savers in (*(() if options.meddled else options.savers), None):
+        # In memory a save takes a few milliseconds, so that some end before the next thing is done to them.
+        place = MEMORY if savers is None and os.path.isdir(MEMORY) else None
+        with tempfile.TemporaryDirectory(
+            prefix="penstock-overwriters-", dir=place, ignore_cleanup_errors=True
+        ) as folder:
+            if savers is None:
+                found = run_meddled(Path(folder), options.seconds, options.seed)
+            else:
+                found = run(Path(folder), savers, options.seconds)
 
-        sys.stdout.write(f"{savers} savers, {options.seconds:g} s\n")
+        who = "a saver, meddled with" if savers is None else f"{savers} savers"
+        sys.stdout.write(f"{who}, {options.seconds:g} s\n")
         for what, times in sorted(found.items()):
             sys.stdout.write(f"{times:8} {what}\n")
             failed |= what.startswith("FAILED")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
 import jax.numpy as jnp
 import pytest
+from anyio import wait_all_tasks_blocked
 
 import penstock
 import penstock.orbax
@@ -26,10 +31,11 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.claims import StoreClaimFiles
+from penstock.kernel.storage.pinned_steps import read_pins
 from penstock.kernel.storage.writer_hold import WRITER, WriterHold
 from penstock.steps.keep_policies import KeepBest, KeepLast
 from penstock.steps.manager import CheckpointManager
-from penstock.testing import MemoryStore, lockless_store
+from penstock.testing import FaultyStore, MemoryStore, lockless_store
 
 pytestmark = pytest.mark.anyio
 
@@ -49,6 +55,57 @@ anyio.run(main)
 
 def state(step: int = 0) -> dict[str, Any]:
     return {"w": jnp.full(3, step, jnp.float32)}
+
+
+class Full:
+    """A disk on which nobody can make the directory that a writer of a root holds."""
+
+    def __init__(self, number: int) -> None:
+        self.is_full = True
+        self.fits: Callable[[], bool] = lambda: False
+        self.store = FaultyStore(LocalStore())
+        make = self.store.make_directory
+
+        def make_directory(path: str) -> None:
+            if path.endswith(WRITER) and self.is_full and not self.fits():
+                raise penstock.errors.StorageError("mkdir", path, os.strerror(number), number)
+
+            make(path)
+
+        self.store.make_directory = make_directory  # type: ignore[method-assign]  # of this one alone
+
+
+async def pinned(root: Path, steps: list[int]) -> None:
+    """Wait until exactly these pins are told."""
+    with anyio.fail_after(10):
+        while sorted(read_pins(LocalStore(), str(root))) != steps:
+            await wait_all_tasks_blocked()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB, where it can be mounted."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = shutil.which("mount")
+    options = "size=1m,nr_inodes=100"
+    command = [mount or "mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
+    if mount is None or os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("nothing can be mounted here")
+
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def fill(ballast: Path) -> None:
+    """Make directories until no more fit."""
+    ballast.mkdir()
+    with suppress(OSError):
+        for number in range(1000):
+            (ballast / str(number)).mkdir()
+
+    with pytest.raises(OSError, match="No space left"):
+        (ballast / "one more").mkdir()
 
 
 async def save(manager: CheckpointManager, step: int, **options: Any) -> None:
@@ -150,25 +207,109 @@ class TestOneWriter:
         async with CheckpointManager(tmp_path) as manager:
             await save(manager, 1)
 
-        class Full:
-            """A store whose medium is full."""
-
-            def __init__(self) -> None:
-                self._inner = LocalStore()
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(self._inner, name)
-
-            def make_directory(self, path: str) -> None:
-                if path.endswith(WRITER):
-                    raise penstock.errors.StorageError("mkdir", path, "No space left on device", 28)
-
-            def hold(self, path: str) -> Any:
-                return self._inner.hold(path)
-
-        full: Any = Full()
-        async with CheckpointManager(tmp_path, store=full) as manager:
+        async with CheckpointManager(tmp_path, store=Full(errno.ENOSPC).store) as manager:
             assert manager.latest_step() == 1
+            with pytest.raises(penstock.errors.StorageError, match="No space left"):
+                await manager.save(2, state())
+            with pytest.raises(penstock.errors.StorageError, match="No space left"):
+                await manager.delete(1)
+
+        assert sorted(os.listdir(tmp_path)) == ["1"]
+
+    @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EPERM, errno.EACCES])
+    async def test_who_could_not_hold_the_root_neither_saves_nor_deletes_beside_another(
+        self, tmp_path: Path, number: int
+    ) -> None:
+        full = Full(number)
+        async with CheckpointManager(tmp_path, store=full.store, keep=KeepLast(1)) as first:
+            full.is_full = False
+            async with CheckpointManager(tmp_path) as second:
+                await save(second, 1)
+                await first.reload()
+                with pytest.raises(RootInUseError):
+                    await first.save(2, state())
+                with pytest.raises(RootInUseError):
+                    await first.delete(1)
+                assert first.all_steps() == (1,)
+                await save(second, 2)
+
+            await first.reload()
+            await save(first, 3)
+            with pytest.raises(RootInUseError):
+                await CheckpointManager(tmp_path).__aenter__()
+
+        assert sorted(os.listdir(tmp_path)) == ["3"]
+
+    async def test_what_crashed_saves_left_is_removed_first_which_makes_room_for_the_hold(
+        self, tmp_path: Path
+    ) -> None:
+        left, full = tmp_path / "1.orbax-checkpoint-tmp", Full(errno.ENOSPC)
+        left.mkdir()
+        full.fits = lambda: not left.exists()
+        async with CheckpointManager(tmp_path, store=full.store):
+            with pytest.raises(RootInUseError):
+                await CheckpointManager(tmp_path).__aenter__()
+
+    async def test_pins_of_who_does_not_hold_the_root_are_told_once_it_does(self, tmp_path: Path) -> None:
+        full = Full(errno.ENOSPC)
+        async with CheckpointManager(tmp_path, store=full.store) as first:
+            first.pin(7)
+            async with CheckpointManager(tmp_path) as second:
+                second.pin(9)
+                full.is_full = False
+                await wait_all_tasks_blocked()
+                await pinned(tmp_path, [9])
+
+            await save(first, 1)
+            await pinned(tmp_path, [7])
+
+    async def test_a_hold_whose_directory_another_program_removed_is_taken_again(
+        self, tmp_path: Path
+    ) -> None:
+        async with CheckpointManager(tmp_path) as first:
+            shutil.rmtree(tmp_path / WRITER)
+            async with CheckpointManager(tmp_path):
+                with pytest.raises(RootInUseError):
+                    await first.save(1, state())
+
+            await save(first, 1)
+            with pytest.raises(RootInUseError):
+                await CheckpointManager(tmp_path).__aenter__()
+
+    async def test_on_a_real_disk_that_was_full_when_it_was_opened(self, small_disk: Path) -> None:
+        root, ballast = small_disk / "run", small_disk / "ballast"
+        root.mkdir()
+        fill(ballast)
+        async with CheckpointManager(root, keep=KeepLast(1)) as first:
+            shutil.rmtree(ballast)
+            async with CheckpointManager(root) as second:
+                await save(second, 1)
+                with pytest.raises(RootInUseError):
+                    await first.save(2, state())
+
+            await first.reload()
+            await save(first, 2)
+
+        assert sorted(os.listdir(root)) == ["2"]
+
+    def test_of_orbaxs_managers_one_deletes(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        ocp: Any = penstock.orbax
+        options = ocp.CheckpointManagerOptions(max_to_keep=1)
+        with ocp.CheckpointManager(tmp_path) as one:
+            one.save(1, args=ocp.args.StandardSave(state()))
+            one.wait_until_finished()
+            with ocp.CheckpointManager(tmp_path, options=options) as other:
+                other.save(2, args=ocp.args.StandardSave(state()))
+                other.wait_until_finished()
+                with pytest.raises(RootInUseError):
+                    other.delete(2)
+                assert sorted(set(os.listdir(tmp_path)) - {WRITER}) == ["1", "2"]
+                assert "step.not_deleted" in caplog.text
+                one.close()
+                other.save(3, args=ocp.args.StandardSave(state()))
+                other.wait_until_finished()
+
+        assert sorted(os.listdir(tmp_path)) == ["3"]
 
     def test_orbax_lets_several_save_and_that_is_logged_once(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture

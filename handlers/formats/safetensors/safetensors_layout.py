@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
 
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX, temporary_path
+from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX, temporary_path, unfinished_at
 from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK
 from penstock.handlers.formats.safetensors.file_set import bytes_to_decode
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
@@ -25,7 +25,7 @@ from penstock.handlers.formats.safetensors.tensor_offsets import (
 )
 from penstock.handlers.formats.safetensors.tensor_paths import INDEX_SUFFIX, SUFFIX, holds_tensors
 from penstock.handlers.formats.safetensors.written_digests import WrittenDigests
-from penstock.kernel.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError, PathError
+from penstock.kernel.errors import ConfigError, NotACheckpointError, PathError
 from penstock.kernel.protocols.layouts import Arrangement, Opening
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import Store
@@ -126,7 +126,7 @@ class SafetensorsLayout:
     def open(self, store: Store, path: str, item: str | None = None) -> SafetensorsCheckpoint:
         """Read the headers of a checkpoint; see `open_checkpoint` for what it raises."""
         if TEMPORARY_SUFFIX in os.path.basename(path):
-            raise IncompleteCheckpointError(path, "a save was interrupted here; its name says so")
+            raise unfinished_at(store, path, path)
         if store.kind(path) is None:
             raise NotACheckpointError(path, "does not exist")
         if not holds_tensors(store, path):

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("exchange", "exchange_in_steps", "rename_only_to_absent", "rename_to_absent")
+__all__ = (
+    "Renameat2",
+    "exchange",
+    "exchange_in_steps",
+    "rename_only_to_absent",
+    "rename_to_absent",
+    "system_renameat2",
+)
 
 import ctypes
 import errno
@@ -11,33 +18,56 @@ import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache
+from typing import TypeAlias
 
 AT_FDCWD = -100
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
 
-# A file system without the flag fails with EINVAL (NFS, some FUSE), a kernel without the call with ENOSYS.
-_UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP})
+# A file system without the flag fails with EINVAL (NFS, some FUSE), a kernel without the call with ENOSYS, a
+# container whose filter does not know the call with EPERM. If a rename is not permitted, `os.rename` says so.
+_UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM})
+
+Renameat2: TypeAlias = Callable[[str, str, int], object]
+"""Renames with flags, or raises `OSError`: ENOSYS if there is no such call."""
 
 
-def rename_to_absent(source: str, destination: str) -> None:
+def system_renameat2(source: str, destination: str, flags: int) -> None:
+    """Call renameat2 of Linux 3.15.
+
+    Raises:
+        OSError: If it fails, or this system has none.
+    """
+    call = _find_renameat2()
+    if call is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), source)
+    if call(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(destination), flags) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), source, None, destination)
+
+
+def rename_to_absent(source: str, destination: str, renameat2: Renameat2 = system_renameat2) -> bool:
     """Rename in one step, without replacing. Where the system cannot do that, check first, then rename.
 
     A link that leads nowhere counts as nothing, and is removed.
+
+    Returns:
+        Whether it was one step.
 
     Raises:
         FileExistsError: If the destination exists, even as an empty directory.
         OSError: As `os.rename` does.
     """
-    if rename_only_to_absent(source, destination):
-        return
+    if rename_only_to_absent(source, destination, renameat2):
+        return True
     if os.path.lexists(destination) and not _remove_dangling(destination):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination)
 
     os.rename(source, destination)
+    return False
 
 
-def rename_only_to_absent(source: str, destination: str) -> bool:
+def rename_only_to_absent(source: str, destination: str, renameat2: Renameat2 = system_renameat2) -> bool:
     """Rename in one step, without replacing; return False, with nothing renamed, where the system cannot.
 
     A link that leads nowhere counts as nothing, and is removed.
@@ -47,15 +77,15 @@ def rename_only_to_absent(source: str, destination: str) -> bool:
         OSError: As `os.rename` does.
     """
     try:
-        return _renameat2(source, destination, RENAME_NOREPLACE)
+        return _attempt(renameat2, source, destination, RENAME_NOREPLACE)
     except FileExistsError:
         if not _remove_dangling(destination):
             raise
 
-    return _renameat2(source, destination, RENAME_NOREPLACE)
+    return _attempt(renameat2, source, destination, RENAME_NOREPLACE)
 
 
-def exchange(first: str, second: str) -> str:
+def exchange(first: str, second: str, renameat2: Renameat2 = system_renameat2) -> str:
     """Put `first` in the place of `second`, in one step where the file system can do that, else in three.
 
     Returns:
@@ -64,7 +94,8 @@ def exchange(first: str, second: str) -> str:
     Raises:
         OSError: As `os.rename` does; the names are then as they were.
     """
-    return first if _renameat2(first, second, RENAME_EXCHANGE) else exchange_in_steps(first, second)
+    is_done = _attempt(renameat2, first, second, RENAME_EXCHANGE)
+    return first if is_done else exchange_in_steps(first, second)
 
 
 def exchange_in_steps(first: str, second: str) -> str:
@@ -111,23 +142,21 @@ def _remove_dangling(path: str) -> bool:
     return True
 
 
-def _renameat2(source: str, destination: str, flags: int) -> bool:
-    """Return True if the rename was done, False if this system has no such call.
+def _attempt(renameat2: Renameat2, source: str, destination: str, flags: int) -> bool:
+    """Return True if the rename was done, False if this system or file system cannot do it.
 
     Raises:
-        OSError: If the system has the call, and it failed.
+        OSError: If it can, and it failed.
     """
-    call = _find_renameat2()
-    if call is None:
-        return False
-    if call(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(destination), flags) == 0:
-        return True
+    try:
+        renameat2(source, destination, flags)
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return False
 
-    number = ctypes.get_errno()
-    if number in _UNSUPPORTED:
-        return False
+        raise
 
-    raise OSError(number, os.strerror(number), source, None, destination)
+    return True
 
 
 @cache

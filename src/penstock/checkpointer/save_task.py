@@ -18,6 +18,7 @@ from penstock.kernel.concurrency.threads import LoopHandle
 from penstock.kernel.errors import (
     HandlerFailedError,
     NoSpaceError,
+    NotDurableError,
     PeerError,
     SaveCancelledError,
     StorageError,
@@ -206,7 +207,8 @@ class SaveTask:
 
     async def _as_full(self, error: BaseException) -> NoSpaceError | None:
         """Return the error of a full medium in full; None if it is another, or says all already."""
-        if not isinstance(error, StorageError) or isinstance(error, NoSpaceError) or error.errno not in _FULL:
+        says_more = isinstance(error, NoSpaceError | NotDurableError)
+        if not isinstance(error, StorageError) or says_more or error.errno not in _FULL:
             return None
 
         run, free = self._run, None

@@ -268,6 +268,7 @@ class CheckpointManager:
         Raises:
             StepExistsError: If the step exists or is being saved.
             OlderStepError: If it is older than the latest.
+            RootInUseError: If this manager could not hold the root, as on a full disk, and another now does.
             SpecError, HandlerError, StorageError: As `Checkpointer.save`; also `UnknownMetricError`.
             PenstockError: If an earlier save failed and nobody was told yet.
 
@@ -275,6 +276,7 @@ class CheckpointManager:
             Cancels the save and returns when its temporary files are gone.
         """
         number = self._writable(step, "saved")
+        overwrite = overwrite or self._saves.replaces(number)
         if not await self._saves.admits(number, force=force, overwrite=bool(overwrite)):
             return None
 
@@ -435,6 +437,7 @@ class CheckpointManager:
         Raises:
             NotACheckpointError: If there is no such step.
             StorageError: If it could not be deleted; then it is still there.
+            RootInUseError: As `save`.
 
         Cancellation:
             The step will be deleted nevertheless.

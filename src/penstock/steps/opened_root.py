@@ -88,7 +88,7 @@ class OpenedRoot:
         self.primary = self._coordinator.processes[0]  #: which process decides for all
         self.is_primary = self._coordinator.is_primary  #: whether this one does
         self.holds = self.is_primary or self.is_local  #: whether it cleans the directory, and deletes steps
-        self.pins = PinnedSteps(self._store, root, self._events, told=self.holds and writes)
+        self.pins = PinnedSteps(self._store, root, self._events, is_told=lambda: self._hold.is_held)
         self.announcements: Announcements | None = self._coordinator.announcements(self._name)
         """How the primary tells the others what it decided; None if there are none."""
 
@@ -123,6 +123,23 @@ class OpenedRoot:
             await self._threads.run(self._remove_parts, parts)
 
         return found
+
+    async def hold(self) -> None:
+        """Hold it, unless another process of the job does: before each save.
+
+        Raises:
+            RootInUseError: If another manager has it.
+            StorageError: If the medium refuses, as a full disk may.
+        """
+        was_held = self._hold.is_held
+        await self._threads.run(self.hold_now)
+        if not was_held:
+            self.pins.tell_again()
+
+    def hold_now(self) -> None:
+        """Hold it: before each deletion. Blocking; raises as `hold` does."""
+        if self.holds:
+            self._hold.take()
 
     async def give_back(self) -> None:
         """Hold it no more.
@@ -161,7 +178,7 @@ class OpenedRoot:
         if not self.holds:
             return None
 
-        self._hold.take()
+        problem = self._hold.take_if_writable()
         if opening.metadata is not None:
             on_disk.write_root_metadata(store, root, opening.metadata)
 
@@ -172,6 +189,11 @@ class OpenedRoot:
         if opening.clean:
             for name in on_disk.leftovers(listed, self._names):
                 self._clean_up(name, remove_abandoned)
+
+        if problem is not None:  # there may be room now
+            problem = self._hold.take_if_writable()
+        if problem is not None:
+            self._events.warning("step.root_not_held", root=root, error=repr(problem))
 
         return listed
 
@@ -207,6 +229,9 @@ class OpenedRoot:
         return found
 
     def _remove_parts(self, steps: Mapping[int, str]) -> None:
+        if not self._hold.is_held:
+            return
+
         for name in steps.values():
             self._clean_up(name, lambda store, path: delete_step(store, *os.path.split(path), None))
 

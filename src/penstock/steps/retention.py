@@ -12,7 +12,7 @@ from typing import final
 from anyio import Event
 
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import ClosedError, PenstockError, StorageError
+from penstock.kernel.errors import ClosedError, PenstockError
 from penstock.kernel.protocols.coordinator import Announcements
 from penstock.kernel.storage.pinned_steps import PinnedSteps
 from penstock.steps.catalogue import Catalogue
@@ -101,6 +101,7 @@ class Retention:
 
         Raises:
             StorageError: If it could not be deleted; then it is still there.
+            RootInUseError: If another manager holds the root, which this one could not hold before.
             ClosedError: If the manager was left before it could be.
 
         Cancellation:
@@ -131,7 +132,7 @@ class Retention:
             )
             event.set()
 
-    def note_outcome(self, step: int, name: str, problem: StorageError | None) -> None:
+    def note_outcome(self, step: int, name: str, problem: PenstockError | None) -> None:
         """Take the outcome of a deletion from the deleter."""
         event, problems = self._outcomes.pop(step, (Event(), []))
         if problem is not None:

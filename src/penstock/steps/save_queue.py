@@ -100,6 +100,7 @@ class StepSaves:
         self._link = link
         self._pending: dict[int, _Pending] = {}
         self._followed: list[_Pending] = []  # ended, and the deletions that follow are being decided
+        self._not_durable: set[int] = set()  # steps that are there, and may be lost if the power fails
         self._bases: list[int] = []  # steps whose values are known here, the latest last
         self._tasks: TaskGroup | None = None
         self._failure: BaseException | None = None
@@ -122,6 +123,7 @@ class StepSaves:
             trash=trash,
             events=self._events,
             on_outcome=self.retention.note_outcome,
+            hold=opened.hold_now,
             deletes=opened.holds,
         )
 
@@ -193,6 +195,10 @@ class StepSaves:
 
         return is_wanted
 
+    def replaces(self, step: int) -> bool:
+        """Whether a step that is there is saved again without being asked: its name may not be durable."""
+        return step in self._not_durable
+
     def check_order(self, step: int, *, overwrite: bool) -> None:
         """Refuse a step that exists, or is older than the latest.
 
@@ -243,6 +249,7 @@ class StepSaves:
     async def _contents(self, step: int, items: object, metrics: Mapping[str, Any] | None) -> Composite:
         """Return what is to be saved as a step, once nothing that lies there is being deleted."""
         try:
+            await self._opened.hold()
             if metrics is not None:
                 metrics = await self.reading.run(self._ranked.checked, metrics)
 
@@ -351,8 +358,12 @@ class StepSaves:
         del self._pending[step]
         self._followed.append(pending)
         if future.status != "failed":
+            self._not_durable.clear()  # their names lie in the same directory
             self.catalogue.add(step, pending.name)
             self.note_base(step)
+        elif future.published and not self._is_joint:  # the other processes do not know
+            self._not_durable.add(step)
+            self.catalogue.add(step, pending.name)
         elif self._opened.is_local:
             self.catalogue.remove([step])  # if it was to be overwritten, it may be on some disks
 
@@ -392,9 +403,14 @@ class StepSaves:
                 del failure  # the traceback refers to this frame
 
     def _there(self) -> tuple[Sequence[int], bool]:
-        steps = self.catalogue.steps
+        steps = self._durable()
         return (sorted({*steps, *self._pending}) if self._pending else steps), bool(self._pending)
 
     def _newest(self) -> int:
-        latest = self.catalogue.latest
-        return max([-1 if latest is None else latest, *self._pending])
+        latest = self._durable()[-1:]
+        return max([-1, *latest, *self._pending])
+
+    def _durable(self) -> Sequence[int]:
+        """Return the steps that need not be saved again, ascending."""
+        steps = self.catalogue.steps
+        return [step for step in steps if step not in self._not_durable] if self._not_durable else steps

@@ -8,7 +8,6 @@ import errno
 import math
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Final, final
 
 from anyio import Event, Lock, move_on_after
@@ -16,7 +15,7 @@ from structlog.stdlib import BoundLogger
 
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import StorageError
+from penstock.kernel.errors import PenstockError, RootInUseError, StorageError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.deletion import delete_checkpoint, move_checkpoint
 from penstock.steps.step_directory import DELETED
@@ -40,6 +39,7 @@ class Deleter:
         trash: A folder in `root` that steps are moved to instead; None to remove them.
         events: Where failures are logged.
         on_outcome: Called with a step, its name, and the error; or None once it is gone.
+        hold: Called before each deletion, in its thread; makes sure that the root is held.
         deletes: False if another process of the job deletes them, and here they are only forgotten.
     """
 
@@ -51,10 +51,12 @@ class Deleter:
         *,
         trash: str | None,
         events: BoundLogger,
-        on_outcome: Callable[[int, str, StorageError | None], object],
+        on_outcome: Callable[[int, str, PenstockError | None], object],
+        hold: Callable[[], object] = lambda: None,
         deletes: bool = True,
     ) -> None:
         self._deletes = deletes
+        self._hold = hold
         self._store = store
         self._threads = threads
         self._root = root
@@ -129,12 +131,11 @@ class Deleter:
             over.set()
 
     async def _delete(self, step: int, name: str) -> None:
-        problem: StorageError | None = None
-        delete = partial(delete_step, is_wanted=lambda: not self._ended)
+        problem: PenstockError | None = None
         try:
-            left = await self._threads.run(delete, self._store, self._root, name, self._trash)
-        except StorageError as error:
-            if error.errno == errno.EBUSY:
+            left = await self._threads.run(self._delete_now, name)
+        except (StorageError, RootInUseError) as error:
+            if isinstance(error, StorageError) and error.errno == errno.EBUSY:
                 return
 
             problem = error
@@ -146,6 +147,13 @@ class Deleter:
 
         self._waiting.pop(step, None)
         self._on_outcome(step, name, problem)
+
+    def _delete_now(self, name: str) -> StorageError | None:
+        if self._ended:
+            return None
+
+        self._hold()
+        return delete_step(self._store, self._root, name, self._trash, is_wanted=lambda: not self._ended)
 
 
 def delete_step(

@@ -91,7 +91,7 @@ class CrashStore:
             `cp -r`, for example.
     """
 
-    exchange: Callable[[BuildToken], None]
+    exchange: Callable[[BuildToken], str | None]
     begin_shared_build: Callable[[str, str], BuildToken]
     join_build: Callable[[str, str], BuildToken]
     take_back: Callable[[BuildToken], bool]
@@ -301,9 +301,9 @@ class CrashStore:
         remove = partial(self._inner.remove_tree, path)
         self.change("remove_tree", path, remove, lambda _: self._disk.removed(path))
 
-    def _exchange(self, inner: Exchanges, token: BuildToken) -> None:
+    def _exchange(self, inner: Exchanges, token: BuildToken) -> str | None:
         exchange = partial(inner.exchange, token)
-        self.change(
+        return self.change(
             "exchange", token.built, exchange, lambda _: self._disk.exchanged(token.built, token.final)
         )
 

@@ -66,7 +66,7 @@ class FaultyStore:
         inner: The store that does the work.
     """
 
-    exchange: Callable[[BuildToken], None]
+    exchange: Callable[[BuildToken], str | None]
     begin_shared_build: Callable[[str, str], BuildToken]
     join_build: Callable[[str, str], BuildToken]
     take_back: Callable[[BuildToken], bool]

@@ -13,6 +13,7 @@ from threading import RLock
 from typing import Final, Literal, final
 
 from penstock.handlers.stores.local import LocalStore
+from penstock.handlers.stores.system_calls.file_system import SystemCalls
 from penstock.kernel.errors import StorageError, TruncatedDataError
 from penstock.kernel.protocols.stores import BuildToken
 from penstock.kernel.protocols.transfers import Transfers
@@ -268,4 +269,4 @@ def lockless_store(error: int = errno.ENOLCK) -> LocalStore:
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(error, os.strerror(error))
 
-    return LocalStore(flock=refuse)
+    return LocalStore(calls=SystemCalls(flock=refuse))

@@ -22,11 +22,12 @@ LEFT = "a.orbax-checkpoint-tmp-new"
 IS_KILLED = """
 import fcntl, os, sys
 from penstock.handlers.stores.local import LocalStore
+from penstock.handlers.stores.system_calls.file_system import SystemCalls
 
 def killed(number, operation):
     os.kill(os.getpid(), 9)
 
-LocalStore(flock=killed).make_held(sys.argv[1])
+LocalStore(calls=SystemCalls(flock=killed)).make_held(sys.argv[1])
 """
 
 

@@ -30,7 +30,7 @@ def test_a_checkpoint_is_hidden_and_then_removed(tmp_path: Path) -> None:
     delete_checkpoint(store, path, hidden)
 
     names = [operation.name for operation in store.operations]
-    old = ["kind", "hold", "remove_tree"]
+    old = ["kind", "sync_directory", "hold", "remove_tree"]
     assert names == [*old, "hold", "rename", "sync_directory", "remove_tree"]
     assert os.listdir(tmp_path) == []
 

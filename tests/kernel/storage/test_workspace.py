@@ -164,6 +164,7 @@ async def test_open_removes_what_is_stale_and_makes_each_directory_once() -> Non
     assert store.there == {TEMPORARY: "new", f"{TEMPORARY}/d": "new"}
     assert store.done == [
         ("check_writable", FINAL),
+        ("sync_directory", "/run"),
         ("remove_tree", TEMPORARY),
         ("make_held", TEMPORARY),
         ("make_directory", f"{TEMPORARY}/d"),
@@ -174,7 +175,7 @@ async def test_the_root_is_made_first_also_for_a_directory_in_it() -> None:
     store = FakeStore(TEMPORARY)
     await space(store).open("d")
 
-    made = ["remove_tree", "make_held", "make_directory"]
+    made = ["sync_directory", "remove_tree", "make_held", "make_directory"]
     assert [operation for operation, *_ in store.done] == ["check_writable", *made]
 
 

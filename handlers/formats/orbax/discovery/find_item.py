@@ -13,7 +13,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from penstock.handlers.formats.common.temporary_names import PARTIAL_SUFFIX, TEMPORARY_SUFFIX
+from penstock.handlers.formats.common.temporary_names import (
+    PARTIAL_SUFFIX,
+    TEMPORARY_SUFFIX,
+    unfinished_at,
+)
 from penstock.handlers.formats.orbax.discovery.item_kinds import (
     KINDS_OF_TREES,
     KINDS_WITHOUT_ITEMS,
@@ -123,7 +127,7 @@ def check_there(store: Store, path: str) -> None:
     """
     parent, name = os.path.split(path_or_url(path))
     if TEMPORARY_SUFFIX in name:
-        raise IncompleteCheckpointError(path, "a save was interrupted here; its name says so")
+        raise unfinished_at(store, path, path)
     if PARTIAL_SUFFIX in name:
         raise IncompleteCheckpointError(path, "is a partial save that was not finalized; its name says so")
     if TEMPORARY_SUFFIX in parent or PARTIAL_SUFFIX in os.path.basename(parent):
@@ -148,7 +152,7 @@ def check_there(store: Store, path: str) -> None:
         if sibling.startswith((name + TEMPORARY_SUFFIX, name + PARTIAL_SUFFIX))
     ]
     if left:
-        raise IncompleteCheckpointError(path, f"a save was interrupted: there is only {left[0]!r}")
+        raise unfinished_at(store, path, os.path.join(parent, min(left)))
 
     raise NotACheckpointError(path, "does not exist")
 
@@ -252,7 +256,7 @@ def _choose(
             raise CorruptCheckpointError(os.path.join(path, LEGACY_MSGPACK), "is a directory, not a file")
         return "", ItemKind.NAMED
 
-    raise _nothing_to_open(path, names, items)
+    raise _nothing_to_open(store, path, names, items)
 
 
 def _check_items_there(store: Store, path: str, listed: Iterable[str]) -> None:
@@ -266,12 +270,12 @@ def _check_items_there(store: Store, path: str, listed: Iterable[str]) -> None:
 
 
 def _nothing_to_open(
-    path: str, names: frozenset[str], items: Mapping[str, ItemKind]
+    store: Store, path: str, names: frozenset[str], items: Mapping[str, ItemKind]
 ) -> NotACheckpointError | UnsupportedFormatError | IncompleteCheckpointError:
     """Return the error that says what lies at `path` instead of a tree."""
     unfinished = sorted(name for name in names if TEMPORARY_SUFFIX in name)
     if unfinished:
-        return IncompleteCheckpointError(path, f"a save was interrupted: there is {unfinished[0]!r}")
+        return unfinished_at(store, path, os.path.join(path, unfinished[0]))
     if items:
         return UnsupportedFormatError(
             path, f"holds no tree; name an item, as in item={min(items)!r} (it has {', '.join(items)})"

@@ -12,7 +12,8 @@ from typing import Final
 from penstock.handlers.formats.common.temporary_names import temporary_path
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import DestinationExistsError, NotAFileError, StorageError
-from penstock.kernel.storage.deletion import remove_abandoned
+from penstock.kernel.storage.deletion import clear_place
+from penstock.kernel.storage.workspace import make_name_durable
 
 _BLOCK: Final = 2**24
 
@@ -32,6 +33,7 @@ def copy_checkpoint(source: str, destination: str, on_progress: Callable[[int], 
         DestinationExistsError: If something is at the destination.
         InUseError: If the source is being deleted, or another copy is being made there.
         NotAFileError: If there is something in it that cannot be copied.
+        NotDurableError: If the copy is there, and its name may not be durable.
         StorageError: If the medium refuses; nothing is left then.
     """
     store = LocalStore()
@@ -42,14 +44,14 @@ def copy_checkpoint(source: str, destination: str, on_progress: Callable[[int], 
     parent, beside = os.path.dirname(destination), temporary_path(destination)
     try:
         store.make_directory(parent)
-        remove_abandoned(store, beside)
+        clear_place(store, beside)
         token = store.begin_build(destination, beside, os.path.basename(destination))
         building = store.make_held(token.place)
         try:
             nbytes = _copy(source, token.built, on_progress)
             store.sync_tree(token.place)
             store.publish(token)
-            store.sync_directory(parent)
+            make_name_durable(store, destination)
         finally:
             try:
                 store.discard(token)

@@ -10,9 +10,9 @@ from typing import Any, final
 from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import DestinationExistsError
+from penstock.kernel.errors import BuildChangedError, DestinationExistsError
 from penstock.kernel.events import get_logger
-from penstock.kernel.protocols.store_capabilities import Hold
+from penstock.kernel.protocols.store_capabilities import Hold, PlacedHold
 from penstock.kernel.storage.deletion import remove_abandoned
 from penstock.kernel.storage.workspace import Workspace
 from penstock.orbax.common.handler_paths import handler_path
@@ -103,6 +103,8 @@ class TemporaryDirectory:
 
         Raises:
             DestinationExistsError: If somebody else put something there meanwhile.
+            NotDurableError: If it is there, and its name may not be durable.
+            BuildChangedError: If another program changed what was built.
         """
         place = self._workspace.temporary
         if synced:
@@ -114,6 +116,9 @@ class TemporaryDirectory:
         if self._links is not None:
             self._links.complete()
         if self._in_place:
+            if isinstance(self._hold, PlacedHold) and not self._hold.lies_at(place):
+                raise BuildChangedError("publish", place, "another program has put something else there")
+
             self._store.sync_directory(os.path.dirname(place))
         else:
             self._workspace.publish_now()

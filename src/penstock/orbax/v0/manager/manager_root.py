@@ -236,7 +236,9 @@ class Root:
 
         Raises:
             StorageError: If that failed, for instance because somebody on this machine reads it.
+            RootInUseError: If another manager saves there. Two of them may save, and only one deletes.
         """
+        self._writing.take()
         path = path_text(self.path(step))
         left = delete_step(self._store, os.path.dirname(path), os.path.basename(path), self._trash)
         if left is not None:  # it is no step any more
@@ -285,11 +287,11 @@ class Root:
         Raises:
             ClaimLostError: In a bucket, if another manager took the hold over since the last save.
         """
-        if not self._is_primary or _IN_USE in self._said:
+        if not self._is_primary:
             return
 
         try:
-            self._writing.take()
+            self._writing.take_if_writable()
         except RootInUseError as error:
             self.warn_once(_IN_USE, root=self._path, more=error.more)
             return
@@ -305,7 +307,8 @@ class Root:
             try:
                 self.delete(step)
             except (OSError, ValueError) as error:
-                if isinstance(error, OSError) and error.errno == errno.EBUSY:
+                is_busy = isinstance(error, OSError) and error.errno == errno.EBUSY
+                if is_busy or isinstance(error, RootInUseError):
                     self._left.add(step)
 
                 self._events.warning("step.not_deleted", step=step, error=repr(error))

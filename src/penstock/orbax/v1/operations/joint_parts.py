@@ -19,6 +19,7 @@ from penstock.kernel.errors import ConfigError, InUseError
 from penstock.kernel.protocols.leaf import ParamInfo
 from penstock.kernel.protocols.store_capabilities import Hold
 from penstock.kernel.storage.holds import hold_alone, hold_with_readers
+from penstock.kernel.storage.workspace import make_name_durable
 from penstock.orbax.v0.common.joint_directory import is_publisher, job_options
 from penstock.orbax.v1.common.operation import Operation
 from penstock.orbax.v1.common.v1_errors import PartialSaveReplacementError
@@ -107,6 +108,7 @@ class JointFinalizing:
             names = [os.path.basename(part) for part in parts_in(gathered)]
             if not names:
                 store.publish(store.begin_build(self.path, gathered))
+                make_name_durable(store, self.path)
         except BaseException:
             held.release()
             raise

@@ -15,6 +15,7 @@ from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.storage.holds import hold_alone, hold_with_readers
 from penstock.kernel.storage.paths import absolute_path
+from penstock.kernel.storage.workspace import make_name_durable
 from penstock.orbax.v1.common.item_names import STATE
 from penstock.orbax.v1.common.operation import AsyncResponse, Operation, begin, finished
 from penstock.orbax.v1.common.path_types import PathLike
@@ -137,6 +138,7 @@ class _Finalizing:
         parts = await to_thread.run_sync(parts_in, gathered)
         if not parts:
             await to_thread.run_sync(store.publish, store.begin_build(self.path, gathered))
+            await to_thread.run_sync(make_name_durable, store, self.path)
             return
 
         saving = await saving_of_parts(self.path, parts, self.context)
