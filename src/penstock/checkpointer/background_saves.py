@@ -120,10 +120,12 @@ class BackgroundSaves:
     def raise_unseen(self) -> None:
         """Raise the first unseen failure, if there is one."""
         for save in self._saves:
-            error = save.promise.error_unseen
+            error = save.promise.take_unseen()
             if error is not None:
-                save.promise.mark_seen()
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # the traceback refers to this frame
 
     def raise_on_leaving(self, failure: BaseException | None) -> None:
         """Raise `failure` or, without one, the first unseen failure, if any.
@@ -148,9 +150,8 @@ class BackgroundSaves:
         """Return every unseen failure, by path. The caller must raise or report them."""
         unseen: dict[str, BaseException] = {}
         for save in self._saves:
-            error = save.promise.error_unseen
+            error = save.promise.take_unseen()
             if error is not None:
-                save.promise.mark_seen()
                 unseen.setdefault(save.future.path, error)
 
         return unseen

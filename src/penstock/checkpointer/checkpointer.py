@@ -19,6 +19,7 @@ from penstock.kernel.config.config import Config
 from penstock.kernel.config.job_options import JobOptions
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
+from penstock.kernel.pipeline.failures import keeping_nothing
 from penstock.kernel.storage.workspace import Overwrite
 
 if TYPE_CHECKING:
@@ -195,8 +196,9 @@ class Checkpointer:
         """
         until_staged, options = staging == "copy", (prioritise, custom_metadata, pipeline, save_args)
         begin = self._operations.save(path, tree, until_staged, overwrite, *options, base, compare, progress)
-        del tree  # a save in the background must not keep arrays that the caller dropped
-        return await begin
+        del tree  # neither a save in the background nor its failure keeps what the caller dropped
+        with keeping_nothing():
+            return await begin
 
     @overload
     async def restore(
@@ -287,7 +289,7 @@ class Checkpointer:
         Cancellation:
             Stops reading and gives back every byte, within `[stopping] read_s` even if the disk hangs.
         """
-        return await self._operations.restore(
+        begin = self._operations.restore(
             path,
             like,
             as_type,
@@ -311,6 +313,9 @@ class Checkpointer:
             primary_replica=primary_replica,
             progress=progress,
         )
+        del like
+        with keeping_nothing():
+            return await begin
 
     async def restore_items(
         self,

@@ -23,6 +23,7 @@ from penstock.kernel.errors import (
     StorageError,
 )
 from penstock.kernel.messages.save import SaveReport, TreeToSave
+from penstock.kernel.pipeline.failures import forget_locals
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture, SavePromise
 from penstock.kernel.pipeline.observers import TellReport, observed
 from penstock.kernel.pipeline.pipeline import Pipeline
@@ -120,6 +121,9 @@ class SaveTask:
             await self._keep_report()
         finally:
             self._ended.set()
+            if self._hung is None:  # or else what hangs needs them until it is over
+                self._run.on_hang = None  # which refers to this object
+                del self._run, self._pipeline, self._tree
 
     async def _run_to_its_end(self) -> None:
         try:
@@ -130,7 +134,7 @@ class SaveTask:
             raise
         except Exception as error:
             self._run.events.error("save.failed", path=self._run.path, error=repr(error))
-            self._promise.fail(error)
+            self._promise.fail(_without_this_frame(error))
         except BaseException as interrupt:
             self._promise.fail(interrupt)  # a thread may be waiting for the result
             raise
@@ -287,6 +291,13 @@ class SaveTask:
 
         self._promise.fail(SaveCancelledError(f"the save of {self._run.path!r} was cancelled{published}"))
         self._promise.mark_seen()  # the canceller knows
+
+
+def _without_this_frame(error: Exception) -> Exception:
+    """Return a failure that keeps nothing alive, neither of the save nor of the task that caught it."""
+    forget_locals(error)
+    passed = error.__traceback__
+    return error.with_traceback(None if passed is None else passed.tb_next)
 
 
 async def _wait_for(works: dict[int, Background], most_s: float) -> None:

@@ -186,7 +186,8 @@ class _Target:
             [part for part in items.parts.tree_parts if len(part.keys) == 1],
         )
         if len(names) == 1 and len(trees) == 1:
-            inner = replace(items, tree=items.parts.tree[names[0]], parts=None)
+            tree = cast("dict[str, object]", items.tree)[names[0]]
+            inner = replace(items, tree=tree, parts=None)
             return self.fit(path, replace(inner, tree_custom_metadata=trees[0].custom_metadata))
 
         hint = f"; convert one of them, as in item={trees[0].keys[0]!r}" if trees else ""

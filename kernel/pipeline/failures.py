@@ -1,0 +1,125 @@
+"""Failures that keep nothing of the caller's alive.
+
+An exception refers to its traceback, that to every frame which it passed, and these to their locals: the tree,
+its leaves, copies of them. Who keeps the exception of a save would keep the state of that save. And once it was
+raised to a caller, it refers to the caller's frames, which may refer to the future that it came from: a cycle.
+"""
+
+from __future__ import annotations
+
+__all__ = ("Failure", "forget_locals", "keeping_nothing")
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import Any, final
+from weakref import ref
+
+
+def forget_locals(error: BaseException, until: BaseException | None = None) -> None:
+    """Clear the locals of all frames that `error`, and what led to it, has passed and that have ended.
+
+    The traceback stays as it is: files, lines and names. To be called where the error leaves the work: its
+    frames are then those of that work, and of what the work called.
+
+    Args:
+        error: The failure.
+        until: What was being handled when the work began. It is somebody else's, and so is what led to it.
+    """
+    known, due = {id(until), id(None)}, [error]
+    while due:
+        one = due.pop()
+        if id(one) in known:
+            continue
+
+        known.add(id(one))
+        passed = one.__traceback__
+        while passed is not None:
+            with suppress(RuntimeError):  # it is still being executed, such as the caller of this
+                passed.tb_frame.clear()
+
+            passed = passed.tb_next
+
+        due += [cause for cause in (one.__cause__, one.__context__) if cause is not None]
+        if isinstance(one, BaseExceptionGroup):
+            due += one.exceptions
+
+
+@contextmanager
+def keeping_nothing() -> Generator[None]:
+    """Let an error that leaves the block keep alive nothing that the calls inside had as locals.
+
+    What the frame around it has is its own matter: it lets go of a caller's values before it enters.
+    """
+    before = sys.exception()
+    try:
+        yield
+    except BaseException as error:
+        forget_locals(error, before)
+        raise
+    finally:
+        del before
+
+
+@final
+class Failure:
+    """A failure that is raised to whoever asks, any number of times.
+
+    As long as somebody has the exception that was raised last, the next one gets that, too. It is not kept
+    here: it refers to the frames of callers. Then an equal one is made, with the first traceback.
+
+    Args:
+        error: Which nobody was told yet.
+    """
+
+    __slots__ = ("_kept", "_last", "_traceback")
+
+    def __init__(self, error: BaseException) -> None:
+        self._kept = error
+        self._last: ref[BaseException] | None = None
+        self._traceback = error.__traceback__
+
+    @property
+    def error(self) -> BaseException:
+        """The exception, to be looked at and neither raised nor kept."""
+        return (None if self._last is None else self._last()) or self._kept
+
+    def take(self) -> BaseException:
+        """Return the exception to a caller, who may raise it."""
+        error = self.error
+        if error is self._kept:
+            twin = _twin(error, self._traceback)
+            if twin is not None:
+                self._kept = twin
+                with suppress(TypeError):  # built-in exceptions have no weak references
+                    self._last = ref(error)
+
+        return error
+
+    def take_to_raise(self) -> BaseException:
+        """Return it with its first traceback; otherwise that would grow each time."""
+        return self.take().with_traceback(self._traceback)
+
+
+_OF_OSERROR = ("errno", "strerror", "filename", "filename2")
+
+
+def _twin(error: BaseException, traceback: Any) -> BaseException | None:
+    """Return an exception that is equal in all but identity; None if that cannot be made."""
+    kind = type(error)
+    try:
+        made: BaseException = kind.__new__(kind, *error.args)
+        made.args = error.args
+        made.__dict__.update(error.__dict__)
+        if isinstance(error, OSError):
+            for name in _OF_OSERROR:
+                value = getattr(error, name)
+                if value is not None:
+                    setattr(made, name, value)
+
+        made.__cause__, made.__context__ = error.__cause__, error.__context__
+        made.__suppress_context__ = error.__suppress_context__
+        made.with_traceback(traceback)
+        return made if str(made) == str(error) else None
+    except Exception:  # a class of somebody else's, which is made in its own way
+        return None
