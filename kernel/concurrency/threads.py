@@ -109,6 +109,8 @@ async def await_future(future: ForeignFuture[T]) -> T:
     except BaseException as error:
         # TensorStore says asyncio.CancelledError, which would end the task in silence.
         raise CancelledError("the future was cancelled by something other than its waiter") from error
+    finally:
+        del future  # the traceback refers to this frame
 
 
 @final
@@ -173,7 +175,7 @@ class Threads:
         # Held here, and not by the call: what is left no longer counts as busy.
         await self._take_thread()
         try:
-            return await to_thread.run_sync(
+            value = await to_thread.run_sync(
                 call, abandon_on_cancel=self._leaves, limiter=cast("CapacityLimiter", _TAKEN)
             )
         except get_cancelled_exc_class():
@@ -181,6 +183,14 @@ class Threads:
             raise
         finally:
             self._limiter.release()
+
+        error = call.take_error()
+        if error is None:
+            return cast("T", value)
+        try:
+            raise error
+        finally:
+            del error  # the traceback refers to this frame
 
     async def _take_thread(self) -> None:
         """Wait until one more thread may be busy. Takes no turn of the loop if it may now: the call does."""
@@ -237,6 +247,8 @@ class CallOnce(Generic[T]):
             self._outcome.set_result(function(*args))
         except BaseException as error:
             self._outcome.set_exception(error)
+        finally:
+            del self, function, args  # the traceback refers to this frame
 
 
 @final
@@ -263,36 +275,52 @@ class _Call(Generic[T]):
     """A call in a thread whose end can be waited for again after a cancellation.
 
     AnyIO shields its wait for the thread, but asyncio's own `Task.cancel` goes through every shield.
+
+    What the call raises is left here: on its way through the threads of trio it would come into a reference
+    cycle, which keeps alive all that the frames above have.
     """
 
-    __slots__ = ("_args", "_function", "_lock", "_state", "_wake")
+    __slots__ = ("_call", "_error", "_lock", "_state", "_wake")
 
     def __init__(self, function: Callable[..., T], args: tuple[Any, ...]) -> None:
-        self._function = function
-        self._args = args
+        self._call: tuple[Callable[..., T], tuple[Any, ...]] | None = (function, args)  # until it begins
+        self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._state: Literal["waiting", "running", "over"] = "waiting"
         self._wake: Callable[[], object] | None = None
 
-    def __call__(self) -> T:
+    def __call__(self) -> T | None:
         with self._lock:
-            if self._state == "over":
-                raise CancelledError  # seen by nobody
+            call, self._call = self._call, None
+            if call is None:
+                return None  # and it is not waited for
 
             self._state = "running"
+
+        function, args = call
+        del call
         try:
-            return self._function(*self._args)
+            return function(*args)
+        except BaseException as error:
+            self._error = error
+            return None
         finally:
+            del function, args  # the traceback refers to this frame
             with self._lock:
                 self._state = "over"
             if self._wake is not None:
                 self._wake()
 
+    def take_error(self) -> BaseException | None:
+        """Return what the call raised, once."""
+        error, self._error = self._error, None
+        return error
+
     def has_begun(self) -> bool:
         """Whether the call runs or ran; if not, it never will."""
         with self._lock:
             if self._state == "waiting":
-                self._state = "over"
+                self._state, self._call = "over", None
                 return False
 
             return True
@@ -302,7 +330,7 @@ class _Call(Generic[T]):
         event, loop = Event(), LoopHandle()
         with self._lock:
             if self._state != "running":
-                self._state = "over"
+                self._state, self._call = "over", None
                 return
 
             self._wake = lambda: loop.post(event.set)

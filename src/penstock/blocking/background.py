@@ -97,3 +97,5 @@ def _settle(outcome: Future[T], function: Callable[..., T], args: tuple[Any, ...
         outcome.set_result(function(*args))
     except BaseException as error:
         outcome.set_exception(error)
+    finally:
+        del outcome, function, args  # the traceback refers to this frame

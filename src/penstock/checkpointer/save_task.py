@@ -122,7 +122,7 @@ class SaveTask:
         finally:
             self._ended.set()
             if self._hung is None:  # or else what hangs needs them until it is over
-                self._run.on_hang = None  # which refers to this object
+                self._run.let_go()
                 del self._run, self._pipeline, self._tree
 
     async def _run_to_its_end(self) -> None:
