@@ -1,8 +1,9 @@
 """Failures that keep nothing of the caller's alive.
 
-An exception refers to its traceback, that to every frame which it passed, and these to their locals: the tree,
-its leaves, copies of them. Who keeps the exception of a save would keep the state of that save. And once it was
-raised to a caller, it refers to the caller's frames, which may refer to the future that it came from: a cycle.
+An exception refers to its traceback, that to every frame which it passed, and these to their locals: the
+tree, its leaves, copies of them. Who keeps the exception of a save would keep the state of that save. And
+once it was raised to a caller, it refers to the caller's frames, which may refer to the future that it came
+from: a cycle.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class SaveRun(Run):
     """Called if third-party work has not ended by then."""
 
     def let_go(self) -> None:
-        """Forget what the caller gave, when the save is over. The traceback of a failure may keep this object."""
+        """Forget what the caller gave, when the save is over. A traceback may keep this object."""
         self.save_args = self.on_hang = None
         self.observers = ()
         self.progress = ProgressMeter()

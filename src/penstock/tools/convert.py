@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias, final, get_args
+from typing import Any, Final, Literal, TypeAlias, cast, final, get_args
 
 from penstock.checkpointer.checkpointer import Path
 from penstock.handlers.formats.npz.npz_paths import SUFFIX as NPZ_SUFFIX
