@@ -14,6 +14,8 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from queue import Full
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast, final
 
 from anyio import (
@@ -45,6 +47,7 @@ T = TypeVar("T")
 
 class _AsyncioLoop(Protocol):
     def call_soon_threadsafe(self, callback: Callable[[], object]) -> object: ...
+    def is_closed(self) -> bool: ...
 
 
 class _TrioToken(Protocol):
@@ -62,14 +65,39 @@ class LoopHandle:
         anyio.NoEventLoopError: If created outside a running loop.
     """
 
-    __slots__ = ("_post",)
+    __slots__ = ("_loop", "_post")
 
     def __init__(self) -> None:
         token = current_token()
+        self._loop: _AsyncioLoop | None = None
         if token.backend_class.__module__.endswith("trio"):
             self._post = cast("_TrioToken", token.native_token).run_sync_soon
         else:
-            self._post = cast("_AsyncioLoop", token.native_token).call_soon_threadsafe
+            self._loop = cast("_AsyncioLoop", token.native_token)
+            self._post = self._loop.call_soon_threadsafe
+
+    @property
+    def can_be_closed(self) -> bool:
+        """Whether it can be stopped and closed while tasks are under way: asyncio's can, trio's cannot."""
+        return self._loop is not None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, and will never run again."""
+        return self._loop is not None and self._loop.is_closed()
+
+    def end_workers(self) -> None:
+        """Have the worker threads of this loop end, which will never run again. From any thread.
+
+        AnyIO has them end with the task that the loop was started with. Of a loop that was stopped before,
+        that task never ends, and its threads would keep the interpreter from ending.
+        """
+        for thread in threading.enumerate():
+            if self._loop is not None and getattr(thread, "loop", None) is self._loop:
+                stop = getattr(thread, "stop", None)
+                if type(thread).__module__.startswith("anyio.") and stop is not None:
+                    with suppress(Full):  # it was asked before
+                        stop()
 
     def post(self, callback: Callable[[], object]) -> None:
         """Have the loop call `callback` soon. From any thread; does nothing if the loop has ended."""
