@@ -8,6 +8,7 @@ __all__ = (
     "LoopHandle",
     "Threads",
     "await_future",
+    "start",
 )
 
 import math
@@ -29,7 +30,7 @@ from anyio import (
 )
 from anyio.lowlevel import current_token
 
-from penstock.kernel.errors import ConfigError
+from penstock.kernel.errors import ConfigError, NoThreadError
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -106,6 +107,18 @@ class LoopHandle:
         except RuntimeError:
             # asyncio's "Event loop is closed" and trio's RunFinishedError: nobody is waiting any more.
             return
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread of penstock's own.
+
+    Raises:
+        NoThreadError: If there can be no more.
+    """
+    try:
+        thread.start()
+    except RuntimeError as refusal:
+        raise NoThreadError(str(refusal)) from refusal
 
 
 async def await_future(future: ForeignFuture[T]) -> T:
@@ -209,6 +222,8 @@ class Threads:
         except get_cancelled_exc_class():
             await call.wait_over(self._patience_s)
             raise
+        except RuntimeError as refusal:  # not of the call: that is left in it
+            raise NoThreadError(str(refusal)) from refusal
         finally:
             self._limiter.release()
 

@@ -37,6 +37,7 @@ __all__ = (
     "MissingFileError",
     "NoHandlerError",
     "NoSpaceError",
+    "NoThreadError",
     "NotACheckpointError",
     "NotAFileError",
     "NotOnThisDiskError",
@@ -105,7 +106,7 @@ from penstock.kernel.errors.process_errors import (
     PeerSilentError,
     PlansDifferError,
 )
-from penstock.kernel.errors.restore_errors import InsufficientMemoryError
+from penstock.kernel.errors.restore_errors import InsufficientMemoryError, NoThreadError
 from penstock.kernel.errors.room_errors import NoSpaceError
 from penstock.kernel.errors.save_errors import (
     IncompletePipelineError,

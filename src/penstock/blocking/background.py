@@ -18,6 +18,8 @@ import anyio
 from anyio import NoEventLoopError
 from anyio.lowlevel import current_token
 
+from penstock.kernel.concurrency.threads import start
+
 T = TypeVar("T")
 
 
@@ -28,7 +30,7 @@ class BackgroundCall(Future[T]):
     def __init__(self, function: Callable[..., T], args: tuple[Any, ...], name: str, daemon: bool) -> None:
         super().__init__()
         self._thread = Thread(target=_settle, args=(self, function, args), name=name, daemon=daemon)
-        self._thread.start()
+        start(self._thread)
 
     def join(self) -> T:
         """Wait until the thread has ended; return or raise what the call did."""

@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 
 from penstock.checkpointer.background_saves import BackgroundSaves
 from penstock.kernel.concurrency.fork import HomeProcess
-from penstock.kernel.concurrency.threads import LoopHandle
+from penstock.kernel.concurrency.threads import LoopHandle, start
 from penstock.kernel.config.shutdown_options import StoppingOptions
 from penstock.kernel.pipeline.futures import SaveFuture
 
@@ -92,12 +92,13 @@ class Stopping:
             return
 
         left = threading.Event()
-        threading.Thread(
+        watcher = threading.Thread(
             target=_watch_loop,
             args=(loop, loop_thread, left, self._background),
             name="penstock watches its event loop",
             daemon=False,  # it is what ends the other threads when the interpreter waits for them
-        ).start()
+        )
+        start(watcher)
         try:
             yield
         finally:
@@ -120,7 +121,7 @@ class Stopping:
             name=f"penstock keeps alive {save.path}",
             daemon=False,
         )
-        keeper.start()
+        start(keeper)
 
     @contextmanager
     def holding_sigterm(self) -> Generator[None]:

@@ -17,8 +17,10 @@ from anyio import CancelScope, Event, Lock, create_task_group, get_cancelled_exc
 from penstock.kernel.concurrency.threads import LoopHandle
 from penstock.kernel.errors import (
     HandlerFailedError,
+    InsufficientMemoryError,
     NoSpaceError,
     PeerError,
+    PenstockError,
     SaveCancelledError,
     StorageError,
 )
@@ -133,8 +135,14 @@ class SaveTask:
             self._give_up()
             raise
         except Exception as error:
-            self._run.events.error("save.failed", path=self._run.path, error=repr(error))
-            self._promise.fail(_without_this_frame(error))
+            failure = _without_this_frame(error)
+            if isinstance(error, MemoryError) and not isinstance(error, PenstockError):
+                failure = InsufficientMemoryError(self._run.path)
+                failure.__cause__ = error
+
+            self._run.events.error("save.failed", path=self._run.path, error=repr(failure))
+            self._promise.fail(failure)
+            del failure
         except BaseException as interrupt:
             self._promise.fail(interrupt)  # a thread may be waiting for the result
             raise
