@@ -8,13 +8,17 @@ from: a cycle.
 
 from __future__ import annotations
 
-__all__ = ("Failure", "forget_locals", "keeping_nothing")
+__all__ = ("Failure", "FailureFuture", "ResultBox", "forget_locals", "keeping_nothing", "without_frame")
 
 import sys
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Any, final
+from typing import Any, Generic, TypeVar, cast, final
 from weakref import ref
+
+T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 
 
 def forget_locals(error: BaseException, until: BaseException | None = None) -> None:
@@ -44,6 +48,13 @@ def forget_locals(error: BaseException, until: BaseException | None = None) -> N
         due += [cause for cause in (one.__cause__, one.__context__) if cause is not None]
         if isinstance(one, BaseExceptionGroup):
             due += one.exceptions
+
+
+def without_frame(error: E) -> E:
+    """Return a failure that was just caught, so that it keeps nothing alive, nor the frame that caught it."""
+    forget_locals(error)
+    passed = error.__traceback__
+    return error.with_traceback(None if passed is None else passed.tb_next)
 
 
 @contextmanager
@@ -100,6 +111,72 @@ class Failure:
     def take_to_raise(self) -> BaseException:
         """Return it with its first traceback; otherwise that would grow each time."""
         return self.take().with_traceback(self._traceback)
+
+
+class FailureFuture(Future[T]):
+    """A future of `concurrent.futures` that keeps its exception as `Failure` does."""
+
+    _failure: Failure | None = None
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        assert exception is not None
+        self.set_failure(Failure(exception))
+
+    def set_failure(self, failure: Failure) -> None:
+        """End with a failure, which other futures may share."""
+        if not self.done():
+            self._failure = failure
+
+        super().set_result(cast("T", None))  # or that it is over already is raised
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        super().result(timeout)
+        return None if self._failure is None else self._failure.take()
+
+    def result(self, timeout: float | None = None) -> T:
+        value = super().result(timeout)
+        if self._failure is None:
+            return value
+        try:
+            raise self._failure.take_to_raise()
+        finally:
+            del self  # the traceback refers to this frame
+
+
+@final
+class ResultBox(Generic[T]):
+    """Awaits a call for somebody in another thread or loop, and holds its result or its failure for them.
+
+    What runs it, an event loop or a portal, gets neither: there an exception gets into a reference cycle. A
+    cancellation is raised as it is.
+
+    Args:
+        call: Forgotten once it has begun.
+    """
+
+    __slots__ = ("_calls", "_error", "_value")
+
+    def __init__(self, call: Callable[[], Awaitable[T]]) -> None:
+        self._calls = [call]
+        self._value: T | None = None
+        self._error: Exception | None = None
+
+    async def run(self) -> None:
+        """Await the call."""
+        try:
+            self._value = await self._calls.pop()()
+        except Exception as error:
+            self._error = without_frame(error)
+
+    def take(self) -> T:
+        """Return the result, or raise the failure. To be called once, when `run` has ended."""
+        (value, self._value), (error, self._error) = (self._value, None), (self._error, None)
+        if error is None:
+            return cast("T", value)
+        try:
+            raise error
+        finally:
+            del error  # the traceback refers to this frame
 
 
 _OF_OSERROR = ("errno", "strerror", "filename", "filename2")

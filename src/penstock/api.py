@@ -63,10 +63,12 @@ async def save(
     Cancellation:
         Cancels the save; nothing of it is left on disk.
     """
+    given = [tree]
+    del tree  # a failure keeps nothing that the caller gave
     async with Checkpointer(observers=observers) as checkpointer:
         future = await checkpointer.save(
             path,
-            tree,
+            given.pop(),
             overwrite=overwrite,
             prioritise=prioritise,
             staging=staging,

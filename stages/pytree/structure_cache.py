@@ -132,8 +132,8 @@ class _Walk:
     """Visits every node of a tree in jax's order: jax calls `visit` to ask whether a node is a leaf.
 
     A tree with too many levels is not entered further. jax would raise a RecursionError, and after any error
-    that it raises, this thread could call less deeply for as long as it lives: jaxlib does not count its levels
-    back, so that the saves that come after it fail, too.
+    that it raises, this thread could call less deeply for as long as it lives: jaxlib does not count its
+    levels back, so that the saves that come after it fail, too.
     """
 
     __slots__ = ("_kinds", "_left", "_most", "_n_before", "_n_leaves", "_too_deep", "marks", "plain")

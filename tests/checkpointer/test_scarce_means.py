@@ -69,7 +69,7 @@ async def test_a_tree_of_as_many_levels_as_python_allows_is_saved(tmp_path: Path
 
 @pytest.fixture
 def no_more_threads() -> Generator[None]:
-    """As where the limit of threads is reached: the next one would have a larger stack than there is memory."""
+    """As where the limit of threads is reached: the next one would have a stack larger than all memory."""
     before = threading.stack_size(1 << 47)
     yield
     threading.stack_size(before)

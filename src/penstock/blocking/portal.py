@@ -6,6 +6,7 @@ __all__ = ("Portal", "refuse_running_loop", "run_once")
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, final
 
@@ -16,6 +17,7 @@ from penstock.blocking.loop_thread import LoopThread
 from penstock.blocking.notebooks import in_shell, is_cell
 from penstock.checkpointer.process_exit import Stopping
 from penstock.kernel.errors import ClosedError, PenstockError, RunningLoopError
+from penstock.kernel.pipeline.failures import keeping_nothing
 
 T = TypeVar("T")
 
@@ -94,11 +96,14 @@ class Portal:
 
     def call(self, function: Callable[..., Awaitable[T]], *args: Any, **keywords: Any) -> T:
         """Await `function(...)` in the loop."""
+        calls = [partial(function, *args, **keywords)]
+        del function, args, keywords  # a failure keeps nothing that the caller gave
 
         async def call(_: object) -> T:
-            return await function(*args, **keywords)
+            return await calls.pop()()
 
-        return _raising_shortly(lambda: self._open_thread().call(call))
+        with keeping_nothing():
+            return _raising_shortly(lambda: self._open_thread().call(call))
 
     def call_plain(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function that is not async in the loop."""
@@ -143,11 +148,13 @@ def run_once(function: Callable[[], Awaitable[T]]) -> T:
         RunningLoopError: If an event loop is running here.
     """
     refuse_running_loop()
+    calls = [function]
+    del function  # a failure keeps nothing that the caller gave
 
     async def call(_: object) -> T:
-        return await function()
+        return await calls.pop()()
 
-    with LoopThread(nullcontext[None]) as loop:
+    with LoopThread(nullcontext[None]) as loop, keeping_nothing():
         return _raising_shortly(lambda: loop.call(call))
 
 

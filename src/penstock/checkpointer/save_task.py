@@ -25,7 +25,7 @@ from penstock.kernel.errors import (
     StorageError,
 )
 from penstock.kernel.messages.save import SaveReport, TreeToSave
-from penstock.kernel.pipeline.failures import forget_locals
+from penstock.kernel.pipeline.failures import without_frame
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture, SavePromise
 from penstock.kernel.pipeline.observers import TellReport, observed
 from penstock.kernel.pipeline.pipeline import Pipeline
@@ -135,7 +135,7 @@ class SaveTask:
             self._give_up()
             raise
         except Exception as error:
-            failure = _without_this_frame(error)
+            failure: Exception = without_frame(error)
             if isinstance(error, MemoryError) and not isinstance(error, PenstockError):
                 failure = InsufficientMemoryError(self._run.path)
                 failure.__cause__ = error
@@ -299,13 +299,6 @@ class SaveTask:
 
         self._promise.fail(SaveCancelledError(f"the save of {self._run.path!r} was cancelled{published}"))
         self._promise.mark_seen()  # the canceller knows
-
-
-def _without_this_frame(error: Exception) -> Exception:
-    """Return a failure that keeps nothing alive, neither of the save nor of the task that caught it."""
-    forget_locals(error)
-    passed = error.__traceback__
-    return error.with_traceback(None if passed is None else passed.tb_next)
 
 
 async def _wait_for(works: dict[int, Background], most_s: float) -> None:
