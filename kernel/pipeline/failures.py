@@ -14,7 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Any, Generic, TypeVar, cast, final
+from typing import Any, Final, Generic, TypeVar, cast, final
 from weakref import ref
 
 T = TypeVar("T")
@@ -51,7 +51,10 @@ def forget_locals(error: BaseException, until: BaseException | None = None) -> N
 
 
 def without_frame(error: E) -> E:
-    """Return a failure that was just caught, so that it keeps nothing alive, nor the frame that caught it."""
+    """Return a failure that was just caught, without locals, and without the frame that caught it.
+
+    That one goes on, and its locals are its own matter: frames below refer to it.
+    """
     forget_locals(error)
     passed = error.__traceback__
     return error.with_traceback(None if passed is None else passed.tb_next)
@@ -179,14 +182,19 @@ class ResultBox(Generic[T]):
             del error  # the traceback refers to this frame
 
 
-_OF_OSERROR = ("errno", "strerror", "filename", "filename2")
+_OF_OSERROR: Final = ("errno", "strerror", "filename", "filename2")
+_HEAP_TYPE: Final = 1 << 9  # of `type.__flags__`: a class that Python code made
 
 
 def _twin(error: BaseException, traceback: Any) -> BaseException | None:
     """Return an exception that is equal in all but identity; None if that cannot be made."""
     kind = type(error)
     try:
-        made: BaseException = kind.__new__(kind, *error.args)
+        built_in: Any = kind  # of several bases the one whose memory is larger, such as OSError's
+        while built_in.__flags__ & _HEAP_TYPE:
+            built_in = built_in.__base__
+
+        made: BaseException = built_in.__new__(kind, *error.args)
         made.args = error.args
         made.__dict__.update(error.__dict__)
         if isinstance(error, OSError):

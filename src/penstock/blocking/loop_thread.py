@@ -129,6 +129,9 @@ class LoopThread(Generic[ResourceT]):
                     thread.join()
 
             raise
+        finally:
+            open_.failure = None, None, None  # what has ended may be kept by a reference cycle of anyio's
+            del failure
 
     def abandon(self) -> None:
         """Forget the thread. For a fork of the process, which has no such thread to wait for."""
