@@ -10,6 +10,7 @@ __all__ = (
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar, final
 
@@ -65,12 +66,14 @@ class OneThread:
             self._tasks.start_soon(Threads(1).run, self._serve, name="penstock thread")
 
         outcome: Future[T] = Future()
-        self._calls.put(lambda: _settle(outcome, function, args))
+        self._calls.put(partial(_settle, outcome, function, args))
         try:
             return await await_future(outcome)  # cancels a call that has not begun
         except BaseException:
             await _over(outcome)
             raise
+        finally:
+            del outcome, args  # the traceback refers to this frame
 
     def close(self) -> None:
         """End the thread once it has made all requested calls."""
@@ -92,6 +95,8 @@ def _settle(outcome: Future[T], function: Callable[..., T], args: tuple[Any, ...
         outcome.set_result(function(*args))
     except BaseException as error:
         outcome.set_exception(error)
+    finally:
+        del outcome, function, args  # the traceback refers to this frame
 
 
 async def _over(outcome: Future[Any]) -> None:

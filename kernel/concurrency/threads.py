@@ -8,12 +8,15 @@ __all__ = (
     "LoopHandle",
     "Threads",
     "await_future",
+    "start",
 )
 
 import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from queue import Full
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast, final
 
 from anyio import (
@@ -27,7 +30,7 @@ from anyio import (
 )
 from anyio.lowlevel import current_token
 
-from penstock.kernel.errors import ConfigError
+from penstock.kernel.errors import ConfigError, NoThreadError
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -45,6 +48,7 @@ T = TypeVar("T")
 
 class _AsyncioLoop(Protocol):
     def call_soon_threadsafe(self, callback: Callable[[], object]) -> object: ...
+    def is_closed(self) -> bool: ...
 
 
 class _TrioToken(Protocol):
@@ -62,14 +66,39 @@ class LoopHandle:
         anyio.NoEventLoopError: If created outside a running loop.
     """
 
-    __slots__ = ("_post",)
+    __slots__ = ("_loop", "_post")
 
     def __init__(self) -> None:
         token = current_token()
+        self._loop: _AsyncioLoop | None = None
         if token.backend_class.__module__.endswith("trio"):
             self._post = cast("_TrioToken", token.native_token).run_sync_soon
         else:
-            self._post = cast("_AsyncioLoop", token.native_token).call_soon_threadsafe
+            self._loop = cast("_AsyncioLoop", token.native_token)
+            self._post = self._loop.call_soon_threadsafe
+
+    @property
+    def can_be_closed(self) -> bool:
+        """Whether it can be stopped and closed while tasks are under way: asyncio's can, trio's cannot."""
+        return self._loop is not None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, and will never run again."""
+        return self._loop is not None and self._loop.is_closed()
+
+    def end_workers(self) -> None:
+        """Have the worker threads of this loop end, which will never run again. From any thread.
+
+        AnyIO has them end with the task that the loop was started with. Of a loop that was stopped before,
+        that task never ends, and its threads would keep the interpreter from ending.
+        """
+        for thread in threading.enumerate():
+            if self._loop is not None and getattr(thread, "loop", None) is self._loop:
+                stop = getattr(thread, "stop", None)
+                if type(thread).__module__.startswith("anyio.") and stop is not None:
+                    with suppress(Full):  # it was asked before
+                        stop()
 
     def post(self, callback: Callable[[], object]) -> None:
         """Have the loop call `callback` soon. From any thread; does nothing if the loop has ended."""
@@ -78,6 +107,18 @@ class LoopHandle:
         except RuntimeError:
             # asyncio's "Event loop is closed" and trio's RunFinishedError: nobody is waiting any more.
             return
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread of penstock's own.
+
+    Raises:
+        NoThreadError: If there can be no more.
+    """
+    try:
+        thread.start()
+    except RuntimeError as refusal:
+        raise NoThreadError(str(refusal)) from refusal
 
 
 async def await_future(future: ForeignFuture[T]) -> T:
@@ -109,6 +150,8 @@ async def await_future(future: ForeignFuture[T]) -> T:
     except BaseException as error:
         # TensorStore says asyncio.CancelledError, which would end the task in silence.
         raise CancelledError("the future was cancelled by something other than its waiter") from error
+    finally:
+        del future  # the traceback refers to this frame
 
 
 @final
@@ -173,14 +216,24 @@ class Threads:
         # Held here, and not by the call: what is left no longer counts as busy.
         await self._take_thread()
         try:
-            return await to_thread.run_sync(
+            value = await to_thread.run_sync(
                 call, abandon_on_cancel=self._leaves, limiter=cast("CapacityLimiter", _TAKEN)
             )
         except get_cancelled_exc_class():
             await call.wait_over(self._patience_s)
             raise
+        except RuntimeError as refusal:  # not of the call: that is left in it
+            raise NoThreadError(str(refusal)) from refusal
         finally:
             self._limiter.release()
+
+        error = call.take_error()
+        if error is None:
+            return cast("T", value)
+        try:
+            raise error
+        finally:
+            del error  # the traceback refers to this frame
 
     async def _take_thread(self) -> None:
         """Wait until one more thread may be busy. Takes no turn of the loop if it may now: the call does."""
@@ -237,6 +290,8 @@ class CallOnce(Generic[T]):
             self._outcome.set_result(function(*args))
         except BaseException as error:
             self._outcome.set_exception(error)
+        finally:
+            del self, function, args  # the traceback refers to this frame
 
 
 @final
@@ -263,36 +318,52 @@ class _Call(Generic[T]):
     """A call in a thread whose end can be waited for again after a cancellation.
 
     AnyIO shields its wait for the thread, but asyncio's own `Task.cancel` goes through every shield.
+
+    What the call raises is left here: on its way through the threads of trio it would come into a reference
+    cycle, which keeps alive all that the frames above have.
     """
 
-    __slots__ = ("_args", "_function", "_lock", "_state", "_wake")
+    __slots__ = ("_call", "_error", "_lock", "_state", "_wake")
 
     def __init__(self, function: Callable[..., T], args: tuple[Any, ...]) -> None:
-        self._function = function
-        self._args = args
+        self._call: tuple[Callable[..., T], tuple[Any, ...]] | None = (function, args)  # until it begins
+        self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._state: Literal["waiting", "running", "over"] = "waiting"
         self._wake: Callable[[], object] | None = None
 
-    def __call__(self) -> T:
+    def __call__(self) -> T | None:
         with self._lock:
-            if self._state == "over":
-                raise CancelledError  # seen by nobody
+            call, self._call = self._call, None
+            if call is None:
+                return None  # and it is not waited for
 
             self._state = "running"
+
+        function, args = call
+        del call
         try:
-            return self._function(*self._args)
+            return function(*args)
+        except BaseException as error:
+            self._error = error
+            return None
         finally:
+            del function, args  # the traceback refers to this frame
             with self._lock:
                 self._state = "over"
             if self._wake is not None:
                 self._wake()
 
+    def take_error(self) -> BaseException | None:
+        """Return what the call raised, once."""
+        error, self._error = self._error, None
+        return error
+
     def has_begun(self) -> bool:
         """Whether the call runs or ran; if not, it never will."""
         with self._lock:
             if self._state == "waiting":
-                self._state = "over"
+                self._state, self._call = "over", None
                 return False
 
             return True
@@ -302,7 +373,7 @@ class _Call(Generic[T]):
         event, loop = Event(), LoopHandle()
         with self._lock:
             if self._state != "running":
-                self._state = "over"
+                self._state, self._call = "over", None
                 return
 
             self._wake = lambda: loop.post(event.set)

@@ -39,6 +39,7 @@ __all__ = (
     "MissingFileError",
     "NoHandlerError",
     "NoSpaceError",
+    "NoThreadError",
     "NotACheckpointError",
     "NotAFileError",
     "NotDurableError",
@@ -108,7 +109,7 @@ from penstock.kernel.errors.process_errors import (
     PeerSilentError,
     PlansDifferError,
 )
-from penstock.kernel.errors.restore_errors import InsufficientMemoryError
+from penstock.kernel.errors.restore_errors import InsufficientMemoryError, NoThreadError
 from penstock.kernel.errors.room_errors import NoSpaceError
 from penstock.kernel.errors.save_errors import (
     BuildChangedError,

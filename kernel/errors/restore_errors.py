@@ -1,8 +1,8 @@
-"""Errors of a restore that was not begun, or was given up. Restore less at a time, or elsewhere."""
+"""Errors of what the process or the machine has too little of. Do less at a time, or elsewhere."""
 
 from __future__ import annotations
 
-__all__ = ("InsufficientMemoryError",)
+__all__ = ("InsufficientMemoryError", "NoThreadError")
 
 from typing import final
 
@@ -11,7 +11,9 @@ from penstock.kernel.errors.families import PenstockError
 
 @final
 class InsufficientMemoryError(PenstockError, MemoryError):
-    """The machine has less memory than the result would take. Pass `only`, `mmap` or another sharding.
+    """The machine has less memory than the result of a restore would take, or a save would.
+
+    Pass `only`, `mmap` or another sharding to the restore, or a lower `memory_limit` to the Checkpointer.
 
     Attributes:
         path: The checkpoint.
@@ -27,3 +29,14 @@ class InsufficientMemoryError(PenstockError, MemoryError):
         largest = f" (the largest leaf is {key_path})" if key_path is not None else ""
         super().__init__(f"{path}: there is not enough memory{figures}{largest}")
         self.path, self.asked, self.available, self.key_path = path, asked, available, key_path
+
+
+@final
+class NoThreadError(PenstockError, RuntimeError):
+    """The operating system refuses another thread. Have fewer, or raise the limit."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"no thread can be started ({problem}): have fewer threads and processes, or raise their limit "
+            "(`ulimit -u`, in a container its `pids.max`)"
+        )

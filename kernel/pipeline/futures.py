@@ -14,7 +14,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from types import TracebackType
 from typing import Any, final
 
 from anyio import Event
@@ -25,6 +24,7 @@ from penstock.kernel.concurrency.threads import LoopHandle
 from penstock.kernel.errors import NotDurableError, RunningLoopError
 from penstock.kernel.events import get_logger
 from penstock.kernel.messages.save import SaveReport
+from penstock.kernel.pipeline.failures import Failure
 
 
 class Milestone(IntEnum):
@@ -57,7 +57,7 @@ class _State:
     __slots__ = (
         "callbacks",
         "cancel",
-        "error",
+        "failure",
         "home",
         "lock",
         "loop_thread",
@@ -65,7 +65,6 @@ class _State:
         "reached",
         "report",
         "retrieved",
-        "traceback",
         "wakers",
     )
 
@@ -75,8 +74,7 @@ class _State:
         self.loop_thread = threading.get_ident()
         self.reached = 0
         self.report: SaveReport | None = None
-        self.error: BaseException | None = None
-        self.traceback: TracebackType | None = None
+        self.failure: Failure | None = None
         self.retrieved = False
         self.cancel = cancel
         self.progress = progress
@@ -84,7 +82,7 @@ class _State:
         self.callbacks: list[tuple[int, Callable[[], object]]] = []
 
     def is_over(self, milestone: int) -> bool:
-        return self.reached >= milestone or self.error is not None
+        return self.reached >= milestone or self.failure is not None
 
 
 @final
@@ -126,7 +124,7 @@ class SaveFuture:
     @property
     def status(self) -> str:
         """One word: `starting`, the name of the last milestone, or `failed`."""
-        if self._state.error is not None:
+        if self._state.failure is not None:
             return "failed"
 
         return self.milestone.name.lower() if self.milestone is not None else "starting"
@@ -185,7 +183,12 @@ class SaveFuture:
             with self._waking(milestone, lambda: loop.post(event.set)):
                 await event.wait()
 
-        self._raise_unless(milestone)
+        failure = self._failure_before(milestone)
+        if failure is not None:
+            try:
+                raise failure.take_to_raise()
+            finally:
+                del self, failure  # the traceback refers to this frame
 
     def result(self, timeout: float | None = None) -> SaveReport:
         """Wait in a thread until the checkpoint is durable and visible.
@@ -208,16 +211,20 @@ class SaveFuture:
                 if not event.wait(timeout):
                     raise TimeoutError(f"the save of {self._path!r} is {self.status} after {timeout} s")
 
-        self._raise_unless(Milestone.FINALIZED)
+        failure = self._failure_before(Milestone.FINALIZED)
+        if failure is not None:
+            try:
+                raise failure.take_to_raise()
+            finally:
+                del self, failure  # the traceback refers to this frame
+
         assert self._state.report is not None
         return self._state.report
 
     def exception(self) -> BaseException | None:
         """Return what the save failed with, or None. Does not wait."""
-        if self._state.error is not None:
-            self._state.retrieved = True
-
-        return self._state.error
+        failure = self._failure_before(Milestone.FINALIZED)
+        return None if failure is None else failure.take()
 
     def add_done_callback(
         self, callback: Callable[[SaveFuture], object], *, milestone: Milestone = Milestone.FINALIZED
@@ -258,11 +265,13 @@ class SaveFuture:
         assert self._state.report is not None
         return self._state.report
 
-    def _raise_unless(self, milestone: Milestone) -> None:
-        if self._state.reached < milestone and self._state.error is not None:
-            self._state.retrieved = True
-            # With its first traceback; otherwise it would grow with every await.
-            raise self._state.error.with_traceback(self._state.traceback)
+    def _failure_before(self, milestone: Milestone) -> Failure | None:
+        """Return the failure, if there was one before `milestone`. Somebody was told of it then."""
+        if self._state.reached >= milestone or self._state.failure is None:
+            return None
+
+        self._state.retrieved = True
+        return self._state.failure
 
     @contextmanager
     def _waking(self, milestone: Milestone, wake: Callable[[], object]) -> Generator[None]:
@@ -300,8 +309,18 @@ class SavePromise:
 
     @property
     def error_unseen(self) -> BaseException | None:
-        """The failure, if there is one that no caller has seen yet."""
-        return None if self._state.retrieved else self._state.error
+        """The failure, if there is one that no caller has seen yet; to be looked at."""
+        failure = self._state.failure
+        return None if self._state.retrieved or failure is None else failure.error
+
+    def take_unseen(self) -> BaseException | None:
+        """Return the failure, if there is one that no caller has seen yet, to a caller that will raise it."""
+        failure = self._state.failure
+        if self._state.retrieved or failure is None:
+            return None
+
+        self._state.retrieved = True
+        return failure.take_to_raise()
 
     def mark_seen(self) -> None:
         """Note that a caller has seen the failure."""
@@ -317,19 +336,25 @@ class SavePromise:
             self._state.report = report
 
         self._pass(Milestone.FINALIZED)
+        self._let_go()
 
     def fail(self, error: BaseException) -> None:
         """End the save: every milestone not yet reached fails with `error`. Later calls change nothing."""
         with self._state.lock:
             if not self._state.is_over(Milestone.FINALIZED):
-                self._state.traceback = error.__traceback__
-                self._state.error = error
+                self._state.failure = Failure(error)
 
         self._announce()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Refer no more to what saved: the future may be kept for long."""
+        state, last = self._state, self._state.progress()
+        state.cancel, state.progress = _do_nothing, lambda: last
 
     def _pass(self, milestone: Milestone) -> None:
         with self._state.lock:
-            if self._state.error is None:
+            if self._state.failure is None:
                 self._state.reached = max(self._state.reached, milestone)
 
         self._announce()
@@ -343,3 +368,7 @@ class SavePromise:
 
         for call in due:
             call()
+
+
+def _do_nothing() -> None:
+    """Cancel a save that is over."""

@@ -148,6 +148,12 @@ class SaveRun(Run):
     on_hang: Callable[[Background], object] | None = None
     """Called if third-party work has not ended by then."""
 
+    def let_go(self) -> None:
+        """Forget what the caller gave, when the save is over. A traceback may keep this object."""
+        self.save_args = self.on_hang = None
+        self.observers = ()
+        self.progress = ProgressMeter()
+
 
 @final
 @dataclass(slots=True, kw_only=True)

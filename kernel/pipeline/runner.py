@@ -26,6 +26,7 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from penstock.kernel.errors import PenstockError, PipelineError
+from penstock.kernel.pipeline.failures import forget_locals
 from penstock.kernel.pipeline.futures import Milestone
 from penstock.kernel.pipeline.pipeline import Pipeline, Slot
 from penstock.kernel.pipeline.stage import (
@@ -289,6 +290,7 @@ class _SlotTask:
                     self.on_milestone(milestone)
             except BaseException as error:
                 self.outcome.note(error, self.slot.name)
+                forget_locals(error)  # of a cancellation, too: task groups keep it in a reference cycle
                 # Before the outlet closes, which tells the next stage that this was the last message.
                 siblings.cancel()
                 raise

@@ -37,6 +37,7 @@ from anyio import BrokenResourceError, EndOfStream, WouldBlock, create_task_grou
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from penstock.kernel.errors import PipelineError
+from penstock.kernel.pipeline.failures import forget_locals
 from penstock.kernel.protocols.capability import Capability
 
 if TYPE_CHECKING:
@@ -301,8 +302,11 @@ async def _work(
         port.meter.took(nbytes, clock() - waiting_since, queued)
         try:
             await _handle(worker, actor, message, port, nbytes)
-        except BaseException:
+        except BaseException as error:
             release_dropped(message)
+            del message
+            # A cancellation, too: task groups keep it in a reference cycle.
+            forget_locals(error)
             raise
 
         del message  # a waiting worker keeps no bytes alive

@@ -16,6 +16,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.kernel.pipeline.failures import keeping_nothing
 
 if TYPE_CHECKING:
     import jax
@@ -62,10 +63,12 @@ async def save(
     Cancellation:
         Cancels the save; nothing of it is left on disk.
     """
+    given = [tree]
+    del tree  # a failure keeps nothing that the caller gave
     async with Checkpointer(observers=observers) as checkpointer:
         future = await checkpointer.save(
             path,
-            tree,
+            given.pop(),
             overwrite=overwrite,
             prioritise=prioritise,
             staging=staging,
@@ -145,9 +148,12 @@ async def restore(
             on_missing=on_missing,
             on_unexpected=on_unexpected,
         )
-        return await checkpointer.operations.restore(
+        begin = checkpointer.operations.restore(
             path, like, as_type, options, pipeline=pipeline, on_report=on_report, progress=progress
         )
+        del like  # a failure keeps nothing that the caller gave
+        with keeping_nothing():
+            return await begin
 
 
 async def restore_items(

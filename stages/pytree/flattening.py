@@ -66,7 +66,7 @@ def flatten_tree(
 
     try:
         pairs, treedef = _jax.tree_flatten_with_path(tree, is_leaf=is_whole if whole else is_empty)
-    except ValueError as error:  # the keys of a dict cannot be sorted
+    except (ValueError, RecursionError) as error:  # the keys of a dict cannot be sorted, or it is too deep
         raise SpecError(f"jax cannot take the tree apart: {error}") from error
 
     leaves: list[FlatLeaf] = []

@@ -11,6 +11,7 @@ from penstock.kernel.config.save_format import SaveArgs
 from penstock.kernel.errors import HandlerFailedError, InvalidLeafError, SpecError
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
 from penstock.stages.pytree.flattening import ALONE, flatten_tree, is_empty
+from penstock.stages.pytree.structure_cache import check_levels
 
 
 def each_leaf(
@@ -48,6 +49,7 @@ def each_leaf(
 def _by_prefix(
     tree: object, infos: Sequence[ParamInfo], process: tuple[int, int]
 ) -> Sequence[SaveArgs | None]:
+    check_levels(tree)
     given = {
         found.info.keys: (_checked(found.value, found.info.key_path), found.info.key_path)
         for found in flatten_tree(tree, process=process)[0]

@@ -6,8 +6,9 @@ microseconds. Only key paths are kept, never a value or anything else that a nod
 
 from __future__ import annotations
 
-__all__ = ("StructureCache",)
+__all__ = ("StructureCache", "check_levels")
 
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, cast, final
@@ -82,6 +83,7 @@ class StructureCache:
         except ValueError as error:  # the keys of a dict cannot be sorted
             raise SpecError(f"jax cannot take the tree apart: {error}") from error
 
+        walk.check_levels()
         if not walk.plain:
             return _by_path(tree, process)
 
@@ -101,21 +103,49 @@ class StructureCache:
         return infos, leaves, treedef
 
 
+def check_levels(tree: object) -> None:
+    """Refuse a tree that jax could not take apart without an error that harms what comes after it.
+
+    Raises:
+        SpecError: If it has too many levels, or the keys of a dict cannot be sorted.
+    """
+    walk = _Walk()
+    try:
+        _jax.tree_flatten(tree, is_leaf=walk.visit)
+    except ValueError as error:
+        raise SpecError(f"jax cannot take the tree apart: {error}") from error
+
+    walk.check_levels()
+
+
 def _by_path(tree: object, process: tuple[int, int]) -> tuple[Sequence[ParamInfo], list[Any], Any]:
     flat, treedef = flatten_tree(tree, process=process)
     return tuple([found.info for found in flat]), [found.value for found in flat], treedef
 
 
+_LEVELS_OF_OTHERS: Final = 64
+"""How deep calls may go beside the levels of a tree: those above the walk, and those that it makes."""
+
+
 @final
 class _Walk:
-    """Visits every node of a tree in jax's order: jax calls `visit` to ask whether a node is a leaf."""
+    """Visits every node of a tree in jax's order: jax calls `visit` to ask whether a node is a leaf.
 
-    __slots__ = ("_kinds", "_n_leaves", "marks", "plain")
+    A tree with too many levels is not entered further. jax would raise a RecursionError, and after any error
+    that it raises, this thread could call less deeply for as long as it lives: jaxlib does not count its
+    levels back, so that the saves that come after it fail, too.
+    """
+
+    __slots__ = ("_kinds", "_left", "_most", "_n_before", "_n_leaves", "_too_deep", "marks", "plain")
 
     def __init__(self) -> None:
         self.marks: list[_Mark] = []
         self.plain = True  #: whether the marks determine the structure
         self._n_leaves = 0
+        self._left: list[int] = []  # of each container that is being visited: how many children are to come
+        self._n_before = 0  # leaves that are counted there
+        self._most = sys.getrecursionlimit() - _LEVELS_OF_OTHERS
+        self._too_deep = False
         # Whether a class is a node type is the same for all its instances. But a class may be registered
         # between two walks, so this is not kept from one walk to the next.
         self._kinds: dict[type, str] = {
@@ -141,13 +171,49 @@ class _Walk:
             return True
 
         if kind is _NUMBERED:
-            self.marks.append((self._n_leaves, cls, len(node), None))
+            n_children = len(node)
+            self.marks.append((self._n_leaves, cls, n_children, None))
         elif kind is _ASK:
-            self.marks.append((self._n_leaves, cls, _named(node), None))
+            children = _named(node)
+            n_children = len(children)
+            self.marks.append((self._n_leaves, cls, children, None))
         else:
+            n_children = len(node)
             self._note_keys(node, cls)
 
-        return False
+        return self._ends_at(n_children)
+
+    def check_levels(self) -> None:
+        """Refuse a tree that was not entered wholly.
+
+        Raises:
+            SpecError: If it has too many levels.
+        """
+        if self._too_deep:
+            raise SpecError(
+                f"the tree has more than {self._most} levels, or contains itself; put what lies so deep into "
+                "lists or stacked arrays, or raise sys.setrecursionlimit"
+            )
+
+    def _ends_at(self, n_children: int) -> bool:
+        """Note a container; return whether it is so deep that what is in it is not visited."""
+        left, n_gone = self._left, self._n_leaves - self._n_before
+        self._n_before = self._n_leaves
+        while left:  # the leaves since the last container belong to the innermost ones
+            taken = min(n_gone, left[-1])
+            left[-1] -= taken
+            n_gone -= taken
+            if left[-1]:
+                left[-1] -= 1  # this container
+                break
+
+            left.pop()
+
+        left.append(n_children)
+        if len(left) > self._most:
+            self._too_deep = True
+
+        return self._too_deep
 
     def _note_keys(self, node: dict[Any, Any], cls: type) -> None:
         types: set[type] = set(map(type, node))

@@ -8,12 +8,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
 import numpy as np
+import uvloop
 
 import penstock
 from penstock.handlers.stores.directory_lock import DirectoryHold
@@ -21,6 +22,7 @@ from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.shutdown_options import StoppingOptions
 from penstock.kernel.errors import ForkedError, StorageError
+from penstock.kernel.pipeline.futures import SaveFuture
 from penstock.testing.faulty_store import FaultyStore, Hang
 
 TREE = {"a": np.arange(1000), "step": 7}
@@ -136,6 +138,71 @@ def dead_loop(folder: Path) -> None:
 
     loop.run_until_complete(begin())
     hang.release()
+
+
+# Event loops that end in the middle of a save
+
+
+async def overwriting(folder: Path, end: Callable[[], object]) -> None:
+    """Save over an earlier checkpoint; end the loop while an array is being written."""
+    hang, options = hanging()
+    async with penstock.Checkpointer() as checkpointer:
+        await (await checkpointer.save(folder / "new", TREE))
+
+    async with penstock.Checkpointer(**options) as checkpointer:
+        save = await checkpointer.save(folder / "new", {**TREE, "step": 8}, overwrite=True)
+        threading.Thread(target=lambda: say(f"told: {type(save_error(save)).__name__}")).start()
+        await hang.wait_reached()
+        threading.Timer(0.2, hang.release).start()  # by then the loop has ended
+        end()
+        await anyio.sleep_forever()
+
+
+def save_error(save: SaveFuture) -> Exception | None:
+    try:
+        save.result()
+    except Exception as error:
+        return error
+
+    return None
+
+
+def stopped(folder: Path, loop: asyncio.AbstractEventLoop) -> None:
+    globals()["task"] = loop.create_task(overwriting(folder, loop.stop))
+    loop.run_forever()
+    loop.close()
+
+
+def stopped_asyncio(folder: Path) -> None:
+    stopped(folder, asyncio.new_event_loop())
+
+
+def stopped_uvloop(folder: Path) -> None:
+    stopped(folder, uvloop.new_event_loop())
+
+
+def stopped_and_left_open(folder: Path) -> None:
+    globals()["loop"] = loop = asyncio.new_event_loop()
+    globals()["task"] = loop.create_task(overwriting(folder, loop.stop))
+    loop.run_forever()
+
+
+def main_raises(folder: Path) -> None:
+    def fail() -> None:
+        raise KeyError("main")
+
+    with suppress(KeyError):
+        asyncio.run(overwriting(folder, fail))
+
+
+def main_interrupted(folder: Path) -> None:
+    with suppress(KeyboardInterrupt):
+        asyncio.run(overwriting(folder, lambda: os.kill(os.getpid(), signal.SIGINT)))
+
+
+def exits_in_a_callback(folder: Path) -> None:
+    with suppress(SystemExit):
+        asyncio.run(overwriting(folder, lambda: asyncio.get_running_loop().call_soon(sys.exit, 3)))
 
 
 # Signals

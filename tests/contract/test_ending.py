@@ -20,6 +20,7 @@ import penstock
 pytestmark = pytest.mark.process
 PROGRAM = Path(ending.__file__)
 MOST_S = 50
+STOPPED = "ended in the middle of the save of"
 
 
 @contextmanager
@@ -71,10 +72,41 @@ def test_at_exit_a_save_in_flight_is_drained(tmp_path: Path, which: str) -> None
 @pytest.mark.parametrize("which", ["abandoned", "dead_loop"])
 def test_at_exit_a_save_is_abandoned_if_so_wanted_or_if_its_loop_is_dead(tmp_path: Path, which: str) -> None:
     with running(which, tmp_path) as process:
-        assert ended(process) == (0, "main ends\n", "")
+        status, out, err = ended(process)
 
+    assert (status, out) == (0, "main ends\n")
+    assert err.count(STOPPED) == err.count("\n") == (which == "dead_loop")
     assert not os.path.lexists(tmp_path / "new")
     penstock.sync.save(tmp_path / "new", {"a": ending.TREE["a"], "step": 7})
+    assert os.listdir(tmp_path) == ["new"]
+
+
+@pytest.mark.parametrize(
+    "which",
+    ["stopped_asyncio", "stopped_uvloop", pytest.param("stopped_and_left_open", marks=pytest.mark.slow)],
+)
+def test_a_process_ends_whose_loop_is_stopped_in_the_middle_of_a_save(tmp_path: Path, which: str) -> None:
+    with running(which, tmp_path) as process:
+        status, out, err = ended(process)
+
+    assert status == 0
+    assert sorted(out.splitlines()) == ["main ends", "told: SaveCancelledError"]
+    assert err.count(STOPPED) == 1
+    assert is_whole(tmp_path / "new")
+    penstock.sync.save(tmp_path / "new", {"a": ending.TREE["a"], "step": 7}, overwrite=True)
+    assert os.listdir(tmp_path) == ["new"]
+
+
+@pytest.mark.parametrize(
+    "which", ["main_raises", pytest.param("main_interrupted", marks=pytest.mark.slow), "exits_in_a_callback"]
+)
+def test_a_process_ends_whose_main_task_does_in_the_middle_of_a_save(tmp_path: Path, which: str) -> None:
+    with running(which, tmp_path) as process:
+        status, out, err = ended(process)
+
+    assert (status, err) == (0, "")
+    assert sorted(out.splitlines()) == ["main ends", "told: SaveCancelledError"]
+    assert is_whole(tmp_path / "new")
     assert os.listdir(tmp_path) == ["new"]
 
 

@@ -57,17 +57,19 @@ class TreePart:
 @final
 @dataclass(slots=True)
 class Parts:
-    """All that is written for the items of one checkpoint."""
+    """All that is written for the items of one checkpoint, but for the tree of their leaves.
 
-    tree: dict[str, Any] = field(default_factory=dict[str, Any])
+    A layout holds it as long as the save lasts, which must not keep the caller's arrays for so long.
+    """
+
     tree_parts: list[TreePart] = field(default_factory=list[TreePart])
     documents: list[Document] = field(default_factory=list[Document])
     handlers: dict[str, str] = field(default_factory=dict[str, str])  #: Orbax's, by item
     directories: list[str] = field(default_factory=list[str])  #: each gets a commit mark
 
 
-def take_apart(items: Composite) -> Parts:
-    """Return what is written for each item.
+def take_apart(items: Composite) -> tuple[dict[str, Any], Parts]:
+    """Return the one tree of all leaves, and what else is written for each item.
 
     Raises:
         SpecError: If there is no item, or a value does not fit its item's kind.
@@ -75,18 +77,18 @@ def take_apart(items: Composite) -> Parts:
     if not items:
         raise SpecError("a Composite has at least one item")
 
-    parts = Parts()
+    tree, parts = dict[str, Any](), Parts()
     for name, item in items.items():
         _check_name(name)
         kind = type(item) if type(item) in HANDLERS else PyTree
         parts.handlers[name] = HANDLERS[kind]
         parts.directories.append(name)
-        _add(parts, name, item)
+        _add(tree, parts, name, item)
 
-    return parts
+    return tree, parts
 
 
-def _add(parts: Parts, name: str, item: object) -> None:
+def _add(tree: dict[str, Any], parts: Parts, name: str, item: object) -> None:
     match item:
         case Json(value):
             file = _METRICS if name == _METRICS else "metadata"
@@ -97,33 +99,40 @@ def _add(parts: Parts, name: str, item: object) -> None:
             if not isinstance(value, jax.Array | np.ndarray | np.generic | int | float | complex):
                 raise InvalidLeafError(f"[{name!r}]", f"a {type(value).__name__} is neither array nor number")
 
-            parts.tree[name] = {"checkpoint": value}
+            tree[name] = {"checkpoint": value}
             parts.tree_parts.append(TreePart((name,), name, single=True))
         case RandomKey(key):
             data, about = _random_key(name, key)
-            _add_pair(parts, name, "jax_random_key", {"checkpoint": data}, about, single=True)
+            _add_pair(tree, parts, name, "jax_random_key", {"checkpoint": data}, about, single=True)
         case NumpyRandomKey(state):
             if not isinstance(cast("object", state), tuple | dict):
                 problem = f"a {type(state).__name__} is not what np.random.get_state() returns"
                 raise InvalidLeafError(f"[{name!r}]", problem)
 
             about = {"legacy": isinstance(state, tuple)}
-            _add_pair(parts, name, "np_random_key", state, about)
+            _add_pair(tree, parts, name, "np_random_key", state, about)
         case PyTree() if name == _METRICS:
             raise SpecError(f"the item {name!r} must be Json: that is what Orbax takes it for")
-        case PyTree(tree, custom_metadata):
+        case PyTree(value, custom_metadata):
             _json(name, custom_metadata)  # so that errors in it are raised before anything is written
-            parts.tree[name] = tree
+            tree[name] = value
             parts.tree_parts.append(TreePart((name,), name, custom_metadata))
         case _:
-            _add(parts, name, PyTree(item))
+            _add(tree, parts, name, PyTree(item))
 
 
 def _add_pair(
-    parts: Parts, name: str, inner: str, tree: object, about: Mapping[str, object], *, single: bool = False
+    tree: dict[str, Any],
+    parts: Parts,
+    name: str,
+    inner: str,
+    value: object,
+    about: Mapping[str, object],
+    *,
+    single: bool = False,
 ) -> None:
     """Add an item that Orbax stores as a composite of its own: a tree, and JSON about it."""
-    parts.tree[name] = {inner: tree}
+    tree[name] = {inner: value}
     parts.tree_parts.append(TreePart((name, inner), f"{name}/{inner}", single=single))
     parts.documents.append(Document(f"{name}/{inner}_metadata/metadata", _json(name, about)))
     parts.directories += [f"{name}/{inner}", f"{name}/{inner}_metadata"]

@@ -11,6 +11,7 @@ __all__ = ("BackgroundCall", "run_sync", "start_loop", "start_thread")
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextvars import Context, copy_context
+from functools import partial
 from threading import Thread
 from typing import Any, TypeVar, final
 
@@ -18,17 +19,20 @@ import anyio
 from anyio import NoEventLoopError
 from anyio.lowlevel import current_token
 
+from penstock.kernel.concurrency.threads import start
+from penstock.kernel.pipeline.failures import FailureFuture, ResultBox, without_frame
+
 T = TypeVar("T")
 
 
 @final
-class BackgroundCall(Future[T]):
+class BackgroundCall(FailureFuture[T]):
     """A call that runs in a thread of its own, which ends when the call returns."""
 
     def __init__(self, function: Callable[..., T], args: tuple[Any, ...], name: str, daemon: bool) -> None:
         super().__init__()
         self._thread = Thread(target=_settle, args=(self, function, args), name=name, daemon=daemon)
-        self._thread.start()
+        start(self._thread)
 
     def join(self) -> T:
         """Wait until the thread has ended; return or raise what the call did."""
@@ -69,25 +73,29 @@ def run_sync(function: Callable[..., Awaitable[T]], *args: Any) -> T:
     try:
         current_token()
     except NoEventLoopError:
-        return anyio.run(_call, function, args)
+        box = ResultBox(partial(function, *args))
+        del function, args  # a failure keeps nothing that the caller gave
+        anyio.run(box.run)
+        return box.take()
 
     return start_loop(function, *args, name="penstock: blocking call").join()
 
 
 def _run(function: Callable[..., Awaitable[T]], args: tuple[Any, ...], caller: Context) -> T:
+    calls = [partial(function, *args)]
+    del function, args  # a failure keeps nothing that the caller gave
+
     async def call() -> T:
         own = copy_context()
         for variable, value in caller.items():
             if variable not in own:  # those that say which loop runs here are not the caller's
                 variable.set(value)
 
-        return await function(*args)
+        return await calls.pop()()
 
-    return anyio.run(call)
-
-
-async def _call(function: Callable[..., Awaitable[T]], args: tuple[Any, ...]) -> T:
-    return await function(*args)
+    box = ResultBox(call)
+    anyio.run(box.run)
+    return box.take()
 
 
 def _settle(outcome: Future[T], function: Callable[..., T], args: tuple[Any, ...]) -> None:
@@ -96,4 +104,6 @@ def _settle(outcome: Future[T], function: Callable[..., T], args: tuple[Any, ...
     try:
         outcome.set_result(function(*args))
     except BaseException as error:
-        outcome.set_exception(error)
+        outcome.set_exception(without_frame(error))
+    finally:
+        del outcome, function, args  # the traceback refers to this frame

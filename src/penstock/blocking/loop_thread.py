@@ -21,6 +21,7 @@ from anyio.from_thread import BlockingPortal
 
 from penstock.blocking.background import BackgroundCall, start_thread
 from penstock.kernel.concurrency.threads import LoopHandle, await_future
+from penstock.kernel.pipeline.failures import ResultBox
 
 T = TypeVar("T")
 ResourceT = TypeVar("ResourceT")
@@ -88,7 +89,10 @@ class LoopThread(Generic[ResourceT]):
         Raises:
             RuntimeError: If called in that very loop, where waiting would never end.
         """
-        return self._submit(function, args).result()
+        submitted, box = self._submit(function, args)
+        del args
+        submitted.result()
+        return box.take()
 
     async def acall(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Do what `call` does, without blocking the event loop of the caller.
@@ -96,7 +100,10 @@ class LoopThread(Generic[ResourceT]):
         Cancellation:
             Cancels the call and does not wait for it.
         """
-        return await await_future(self._submit(function, args))
+        submitted, box = self._submit(function, args)
+        del args
+        await await_future(submitted)
+        return box.take()
 
     def close(self, *failure: Any) -> bool | None:
         """Leave the resource and wait until the thread has ended. Idempotent.
@@ -122,6 +129,9 @@ class LoopThread(Generic[ResourceT]):
                     thread.join()
 
             raise
+        finally:
+            open_.failure = None, None, None  # what has ended may be kept by a reference cycle of anyio's
+            del failure
 
     def abandon(self) -> None:
         """Forget the thread. For a fork of the process, which has no such thread to wait for."""
@@ -138,9 +148,12 @@ class LoopThread(Generic[ResourceT]):
 
         return found
 
-    def _submit(self, function: Callable[..., Awaitable[T]], args: tuple[Any, ...]) -> Future[T]:
+    def _submit(
+        self, function: Callable[..., Awaitable[T]], args: tuple[Any, ...]
+    ) -> tuple[Future[None], ResultBox[T]]:
         open_ = self._opened()
-        return open_.portal.start_task_soon(partial(_call, function), open_.resource, *args)
+        box = ResultBox(partial(function, open_.resource, *args))
+        return open_.portal.start_task_soon(box.run), box
 
     def _opened(self) -> _Open[ResourceT]:
         with self._lock:
@@ -210,7 +223,3 @@ async def _enter_and_wait(
 
     suppresses = await manager.__aexit__(*open_.failure)
     return None if open_.failure[0] is None else bool(suppresses)
-
-
-async def _call(function: Callable[..., Awaitable[T]], *args: Any) -> T:
-    return await function(*args)

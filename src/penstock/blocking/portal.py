@@ -7,6 +7,7 @@ __all__ = ("Portal", "refuse_running_loop", "run_once")
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from functools import partial
 from inspect import currentframe
 from types import FrameType, TracebackType
 from typing import Any, TypeVar, cast, final
@@ -17,6 +18,7 @@ from anyio.lowlevel import EventLoopToken, current_token
 from penstock.blocking.loop_thread import LoopThread
 from penstock.checkpointer.process_exit import Stopping
 from penstock.kernel.errors import ClosedError, PenstockError, RunningLoopError
+from penstock.kernel.pipeline.failures import keeping_nothing
 
 T = TypeVar("T")
 
@@ -95,11 +97,14 @@ class Portal:
 
     def call(self, function: Callable[..., Awaitable[T]], *args: Any, **keywords: Any) -> T:
         """Await `function(...)` in the loop."""
+        calls = [partial(function, *args, **keywords)]
+        del function, args, keywords  # a failure keeps nothing that the caller gave
 
         async def call(_: object) -> T:
-            return await function(*args, **keywords)
+            return await calls.pop()()
 
-        return _raising_shortly(lambda: self._open_thread().call(call))
+        with keeping_nothing():
+            return _raising_shortly(lambda: self._open_thread().call(call))
 
     def call_plain(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function that is not async in the loop."""
@@ -144,11 +149,13 @@ def run_once(function: Callable[[], Awaitable[T]]) -> T:
         RunningLoopError: If an event loop is running here.
     """
     refuse_running_loop()
+    calls = [function]
+    del function  # a failure keeps nothing that the caller gave
 
     async def call(_: object) -> T:
-        return await function()
+        return await calls.pop()()
 
-    with LoopThread(nullcontext[None]) as loop:
+    with LoopThread(nullcontext[None]) as loop, keeping_nothing():
         return _raising_shortly(lambda: loop.call(call))
 
 

@@ -14,6 +14,7 @@ from inspect import getdoc
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from penstock.blocking.portal import run_once
+from penstock.kernel.pipeline.failures import keeping_nothing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,7 +27,10 @@ def blocking(function: Callable[P, Awaitable[R]]) -> Callable[P, R]:
 
     def call(*args: P.args, **keywords: P.kwargs) -> R:
         __tracebackhide__ = True
-        return run_once(partial(function, *args, **keywords))
+        calls = [partial(function, *args, **keywords)]
+        del args, keywords  # a failure keeps nothing that the caller gave
+        with keeping_nothing():
+            return run_once(calls.pop())
 
     return shown_as(function, call)
 
@@ -36,7 +40,10 @@ def blocking_method(method: Callable[Concatenate[Any, P], Awaitable[R]]) -> Call
 
     def call(self: Any, /, *args: P.args, **keywords: P.kwargs) -> R:
         __tracebackhide__ = True
-        return cast("R", self._portal.call(method, self._inner, *args, **keywords))
+        calls = [partial(method, self._inner, *args, **keywords)]
+        del args, keywords  # a failure keeps nothing that the caller gave
+        with keeping_nothing():
+            return cast("R", self._portal.call(calls.pop()))
 
     return shown_as(method, call)
 

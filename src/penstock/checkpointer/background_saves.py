@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("BackgroundSaves", "SaveOptions")
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 from weakref import WeakValueDictionary
@@ -18,6 +18,7 @@ from penstock.checkpointer.save_items import for_items
 from penstock.checkpointer.save_task import SaveTask
 from penstock.handlers.formats.items.item_types import Composite
 from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.errors import SaveCancelledError
 from penstock.kernel.messages.save import TreeToSave
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
@@ -112,6 +113,21 @@ class BackgroundSaves:
         """Whether a save has not ended."""
         return any(not save.future.done for save in self._saves)
 
+    def abandon(self) -> Sequence[str]:
+        """Tell threads that wait for saves under way that they will not end; return where these were going.
+
+        From any thread, once the event loop will never run again.
+        """
+        paths: list[str] = []
+        for save in tuple(self._saves):
+            path = save.future.path
+            if not save.future.done:
+                problem = f"the event loop ended in the middle of the save of {path!r}"
+                save.promise.fail(SaveCancelledError(problem))
+                paths.append(path)
+
+        return paths
+
     async def wait_ended(self) -> None:
         """Wait until all saves that were added so far have ended."""
         for save in tuple(self._saves):
@@ -120,10 +136,12 @@ class BackgroundSaves:
     def raise_unseen(self) -> None:
         """Raise the first unseen failure, if there is one."""
         for save in self._saves:
-            error = save.promise.error_unseen
+            error = save.promise.take_unseen()
             if error is not None:
-                save.promise.mark_seen()
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # the traceback refers to this frame
 
     def raise_on_leaving(self, failure: BaseException | None) -> None:
         """Raise `failure` or, without one, the first unseen failure, if any.
@@ -148,9 +166,8 @@ class BackgroundSaves:
         """Return every unseen failure, by path. The caller must raise or report them."""
         unseen: dict[str, BaseException] = {}
         for save in self._saves:
-            error = save.promise.error_unseen
+            error = save.promise.take_unseen()
             if error is not None:
-                save.promise.mark_seen()
                 unseen.setdefault(save.future.path, error)
 
         return unseen

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, Unpack, cast, final, overload
 
 from penstock.checkpointer.memory_budget import MemoryKeywords, config_and_regulator
 from penstock.kernel.concurrency.entered_once import EnteredOnce
@@ -18,7 +18,10 @@ from penstock.kernel.concurrency.imports import Homes, load
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.job_options import JobOptions
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+from penstock.kernel.errors import SpecError
 from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
+from penstock.kernel.pipeline.failures import keeping_nothing
+from penstock.kernel.pipeline.observers import Observer
 from penstock.kernel.storage.workspace import Overwrite
 
 if TYPE_CHECKING:
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
     from penstock.checkpointer.streaming import LeafStream
     from penstock.kernel.messages.restore import Only, Order, Rename, RestoreReport, Transform
     from penstock.kernel.pipeline.futures import SaveFuture
-    from penstock.kernel.pipeline.observers import Observer
     from penstock.kernel.pipeline.pipeline import Pipeline
     from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
     from penstock.kernel.protocols.coordinator import Coordinator
@@ -86,6 +88,7 @@ class Checkpointer:
 
     Raises:
         ConfigError: If an option is unknown or does not fit; on entering, one of a stage, format or store.
+        SpecError: If an observer lacks a method.
     """
 
     def __init__(
@@ -118,7 +121,7 @@ class Checkpointer:
         options, self._memory = config_and_regulator(config, budget, profile)
         self._options = options if job is None else replace(options, job=job)
         self._parts = (registry, save_pipeline, restore_pipeline, store, save_format, layout, coordinator)
-        self._observers = tuple(observers)
+        self._observers = _checked(observers)
         self._made: Operations | None = None
         self._entered = EnteredOnce("Checkpointer")
 
@@ -194,8 +197,9 @@ class Checkpointer:
         """
         until_staged, options = staging == "copy", (prioritise, custom_metadata, pipeline, save_args)
         begin = self.operations.save(path, tree, until_staged, overwrite, *options, base, compare, progress)
-        del tree  # a save in the background must not keep arrays that the caller dropped
-        return await begin
+        del tree  # neither a save in the background nor its failure keeps what the caller dropped
+        with keeping_nothing():
+            return await begin
 
     @overload
     async def restore(
@@ -306,9 +310,12 @@ class Checkpointer:
             on_missing=on_missing,
             on_unexpected=on_unexpected,
         )
-        return await self.operations.restore(
+        begin = self.operations.restore(
             path, like, as_type, options, pipeline=pipeline, on_report=on_report, progress=progress
         )
+        del like
+        with keeping_nothing():
+            return await begin
 
     async def restore_items(
         self,
@@ -404,3 +411,21 @@ class Checkpointer:
             self._made = Operations(self._options, self._memory, *self._parts, self._observers)
 
         return self._made
+
+
+def _checked(observers: Iterable[Observer]) -> tuple[Observer, ...]:
+    """Return the observers.
+
+    Raises:
+        SpecError: If it is no iterable, or one of them is no observer.
+    """
+    try:
+        given = tuple(observers)
+    except TypeError as error:
+        raise SpecError(f"observers must be a list or a tuple, not {observers!r}") from error
+
+    for each in given:
+        if not isinstance(cast("object", each), Observer):
+            raise SpecError(f"an observer has the methods `observing` and `watching`, and {each!r} has not")
+
+    return given

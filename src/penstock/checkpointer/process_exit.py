@@ -1,4 +1,4 @@
-"""What happens to saves when their process exits, gets a SIGTERM, or forks."""
+"""What happens to saves when their process exits, gets a SIGTERM, or forks, or their loop is closed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from anyio.abc import TaskGroup
 
 from penstock.checkpointer.background_saves import BackgroundSaves
 from penstock.kernel.concurrency.fork import HomeProcess
-from penstock.kernel.concurrency.threads import LoopHandle
+from penstock.kernel.concurrency.threads import LoopHandle, start
 from penstock.kernel.config.shutdown_options import StoppingOptions
 from penstock.kernel.pipeline.futures import SaveFuture
 
 LOOK_S = 0.2  # between two checks whether the relevant threads still run
+WATCH_S = 1.0  # the same, for as long as a Checkpointer is open
 
 
 @final
@@ -65,17 +66,43 @@ class Stopping:
     def watching(self, tasks: TaskGroup) -> Generator[None]:
         """Install the handling of exit, SIGTERM and fork, while the Checkpointer is open."""
         self._home, self._loop, self._came = HomeProcess(), LoopHandle(), Event()
-        if self._options.sigterm_s <= 0:
+        with self._watching_loop(self._loop):
+            if self._options.sigterm_s <= 0:
+                yield
+                return
+
+            scope = CancelScope()
+            tasks.start_soon(self._wait_and_go, scope, self._came, name="penstock SIGTERM")
+            try:
+                with self.holding_sigterm():
+                    yield
+            finally:
+                scope.cancel()
+
+    @contextmanager
+    def _watching_loop(self, loop: LoopHandle) -> Generator[None]:
+        """Have a thread end the saves of this context if its loop is closed, or its thread ends, meanwhile.
+
+        Nothing else would: a loop that was stopped and closed runs no clean-up. Where the loop's thread is a
+        daemon, so are its worker threads, and the interpreter does not wait for them.
+        """
+        loop_thread = threading.current_thread()
+        if not loop.can_be_closed or loop_thread.daemon:
             yield
             return
 
-        scope = CancelScope()
-        tasks.start_soon(self._wait_and_go, scope, self._came, name="penstock SIGTERM")
+        left = threading.Event()
+        watcher = threading.Thread(
+            target=_watch_loop,
+            args=(loop, loop_thread, left, self._background),
+            name="penstock watches its event loop",
+            daemon=False,  # it is what ends the other threads when the interpreter waits for them
+        )
+        start(watcher)
         try:
-            with self.holding_sigterm():
-                yield
+            yield
         finally:
-            scope.cancel()
+            left.set()
 
     def dies_with_main_thread(self) -> bool:
         """Whether the interpreter would end without this loop's thread, and is to wait for its saves.
@@ -94,7 +121,7 @@ class Stopping:
             name=f"penstock keeps alive {save.path}",
             daemon=False,
         )
-        keeper.start()
+        start(keeper)
 
     @contextmanager
     def holding_sigterm(self) -> Generator[None]:
@@ -139,6 +166,24 @@ class Stopping:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if self._previous is None else self._previous)
         if self._sigterm_came:
             signal.raise_signal(signal.SIGTERM)
+
+
+def _watch_loop(
+    loop: LoopHandle, loop_thread: threading.Thread, left: threading.Event, background: BackgroundSaves
+) -> None:
+    """Return when the Checkpointer was left. If its loop can no longer run, end what waits for it."""
+    while not left.wait(WATCH_S):
+        if not loop.is_closed and loop_thread.is_alive():
+            continue
+
+        loop.end_workers()
+        for path in background.abandon():
+            _tell(
+                f"the event loop ended in the middle of the save of {path!r}; it was not completed, and what "
+                "was there before is as it was. Leave the Checkpointer before the loop is stopped"
+            )
+
+        return
 
 
 def _keep_alive(save: SaveFuture, loop_thread: threading.Thread, most_s: float) -> None:

@@ -47,15 +47,15 @@ def for_items(
     """
     if not isinstance(engine.layout, FormattedLayout):
         raise SpecError(f"a {type(engine.layout).__name__} holds one tree, not several items")
-    parts = take_apart(items)
+    whole, parts = take_apart(items)
     if SingleItemLayout.fits(engine.layout, parts):
-        ((name, tree),) = parts.tree.items()
+        ((name, tree),) = whole.items()
         engine = replace(engine, layout=SingleItemLayout(engine.layout, parts))
         return engine, tree, _below(name, save_args), None if first is None else _with_name(name, first)
 
     shared = Shared.with_objects({KnownValues: engine.shared.of(KnownValues)})
     engine = replace(engine, layout=CompositeLayout(engine.layout, parts), shared=shared)
-    return engine, parts.tree, save_args, first
+    return engine, whole, save_args, first
 
 
 def _below(name: str, asked: Any) -> Any:

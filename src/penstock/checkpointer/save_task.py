@@ -17,13 +17,16 @@ from anyio import CancelScope, Event, Lock, create_task_group, get_cancelled_exc
 from penstock.kernel.concurrency.threads import LoopHandle
 from penstock.kernel.errors import (
     HandlerFailedError,
+    InsufficientMemoryError,
     NoSpaceError,
     NotDurableError,
     PeerError,
+    PenstockError,
     SaveCancelledError,
     StorageError,
 )
 from penstock.kernel.messages.save import SaveReport, TreeToSave
+from penstock.kernel.pipeline.failures import without_frame
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture, SavePromise
 from penstock.kernel.pipeline.observers import TellReport, observed
 from penstock.kernel.pipeline.pipeline import Pipeline
@@ -121,6 +124,9 @@ class SaveTask:
             await self._keep_report()
         finally:
             self._ended.set()
+            if self._hung is None:  # or else what hangs needs them until it is over
+                self._run.let_go()
+                del self._run, self._pipeline, self._tree
 
     async def _run_to_its_end(self) -> None:
         try:
@@ -130,8 +136,14 @@ class SaveTask:
             self._give_up()
             raise
         except Exception as error:
-            self._run.events.error("save.failed", path=self._run.path, error=repr(error))
-            self._promise.fail(error)
+            failure: Exception = without_frame(error)
+            if isinstance(error, MemoryError) and not isinstance(error, PenstockError):
+                failure = InsufficientMemoryError(self._run.path)
+                failure.__cause__ = error
+
+            self._run.events.error("save.failed", path=self._run.path, error=repr(failure))
+            self._promise.fail(failure)
+            del failure
         except BaseException as interrupt:
             self._promise.fail(interrupt)  # a thread may be waiting for the result
             raise

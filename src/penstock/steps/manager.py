@@ -25,6 +25,7 @@ from penstock.checkpointer.checkpointer import NEEDED_TO_OPERATE, Checkpointer
 from penstock.kernel.concurrency.entered_once import EnteredOnce
 from penstock.kernel.concurrency.imports import Homes, load
 from penstock.kernel.errors import NotACheckpointError, SpecError
+from penstock.kernel.pipeline.failures import keeping_nothing
 from penstock.kernel.storage.paths import path_or_url
 from penstock.kernel.storage.workspace import Overwrite
 from penstock.steps.keep_policies import KeepAll, KeepPolicy, Metric, Mode, ranking_of
@@ -275,6 +276,8 @@ class CheckpointManager:
         Cancellation:
             Cancels the save and returns when its temporary files are gone.
         """
+        given = [items]
+        del items  # neither a save in the background nor a failure keeps what the caller dropped
         number = self._writable(step, "saved")
         overwrite = overwrite or self._saves.replaces(number)
         if not await self._saves.admits(number, force=force, overwrite=bool(overwrite)):
@@ -291,7 +294,8 @@ class CheckpointManager:
             compare=compare,
             progress=progress,
         )
-        return await self._saves.begin(number, items, metrics, save, base)
+        with keeping_nothing():
+            return await self._saves.begin(number, given.pop(), metrics, save, base)
 
     @overload
     async def restore(
@@ -375,7 +379,11 @@ class CheckpointManager:
                 path, like, None, asked, pipeline=pipeline, on_report=on_report, progress=progress
             )
 
-        found = await self._restore(number, restore, like, item, as_type)
+        begin = self._restore(number, restore, like, item, as_type)
+        del like
+        with keeping_nothing():
+            found = await begin
+
         self._saves.note_base(number)
         return found
 

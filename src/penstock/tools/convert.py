@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias, final, get_args
+from typing import Any, Final, Literal, TypeAlias, cast, final, get_args
 
 from penstock.checkpointer.checkpointer import Path
 from penstock.handlers.formats.npz.npz_paths import SUFFIX as NPZ_SUFFIX
@@ -186,7 +186,8 @@ class _Target:
             [part for part in items.parts.tree_parts if len(part.keys) == 1],
         )
         if len(names) == 1 and len(trees) == 1:
-            inner = replace(items, tree=items.parts.tree[names[0]], parts=None)
+            tree = cast("dict[str, object]", items.tree)[names[0]]
+            inner = replace(items, tree=tree, parts=None)
             return self.fit(path, replace(inner, tree_custom_metadata=trees[0].custom_metadata))
 
         hint = f"; convert one of them, as in item={trees[0].keys[0]!r}" if trees else ""

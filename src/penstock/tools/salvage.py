@@ -222,11 +222,11 @@ class Salvage:
 
             return StoredItems(found.tree, None, damage.about.custom_metadata, found.tree_custom_metadata)
 
-        parts = Parts()
+        tree, parts = dict[str, object](), Parts()
         for name, kind in damage.kinds.items():
             before = len(self.leaves)
             try:
-                reader.add(parts, damage.path, name, kind, self._handler(name))
+                reader.add(tree, parts, damage.path, name, kind, self._handler(name))
             except ExpansionError:
                 raise
             except PenstockError as error:
@@ -237,7 +237,7 @@ class Salvage:
             if len(self.leaves) == before:  # a document
                 self.leaves.append(RepairedLeaf("kept", "", name))
 
-        return StoredItems(parts.tree, parts, damage.about.custom_metadata)
+        return StoredItems(tree, parts, damage.about.custom_metadata)
 
     def _problem_of(self, error: PenstockError) -> str:
         """Say what is wrong; of a file that was hidden why it was, and not that there is none."""

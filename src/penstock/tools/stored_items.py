@@ -126,11 +126,11 @@ class ItemsReader:
         about = SealedDocuments.open(self.store, path, names).about(names)
         recorded = about.item_handlers
         handlers: Mapping[str, str] = recorded if isinstance(recorded, Mapping) else {}
-        parts = Parts()
+        tree, parts = dict[str, object](), Parts()
         for name, kind in self.kinds(path, names, handlers).items():
-            self.add(parts, path, name, kind, handlers.get(name))
+            self.add(tree, parts, path, name, kind, handlers.get(name))
 
-        return StoredItems(parts.tree, parts, about.custom_metadata)
+        return StoredItems(tree, parts, about.custom_metadata)
 
     def kinds(self, path: str, names: frozenset[str], listed: Mapping[str, str]) -> Mapping[str, ItemKind]:
         """Return the kind of each item, by name.
@@ -155,11 +155,20 @@ class ItemsReader:
 
         return kinds
 
-    def add(self, parts: Parts, path: str, name: str, kind: ItemKind, handler: str | None) -> None:
+    def add(
+        self,
+        tree: dict[str, object],
+        parts: Parts,
+        path: str,
+        name: str,
+        kind: ItemKind,
+        handler: str | None,
+    ) -> None:
         """Add what is written for one item of the checkpoint at `path`.
 
         Args:
-            parts: What there is so far.
+            tree: The leaves so far, by item.
+            parts: What else there is so far.
             path: Of the checkpoint.
             name: Of the item.
             kind: Of the item.
@@ -167,12 +176,12 @@ class ItemsReader:
         """
         recorded = handler or HANDLERS[_KINDS[kind]]
         if kind in RANDOM_KEYS:
-            self._add_random_key(parts, path, name, kind)
+            self._add_random_key(tree, parts, path, name, kind)
         elif kind in KINDS_OF_TREES or kind is ItemKind.NAMED:
             opened = self._open(path, name)
             custom: Any = opened.tree_custom_metadata
             single = recorded.endswith(_ARRAY_HANDLER)
-            parts.tree[name] = tree_of(name, opened, self.take, self.changes)
+            tree[name] = tree_of(name, opened, self.take, self.changes)
             parts.tree_parts.append(TreePart((name,), name, custom, single=single))
         else:
             self._open(path, name)  # which compares the document with its digest
@@ -186,13 +195,15 @@ class ItemsReader:
         parts.handlers[name] = recorded
         parts.directories.append(name)
 
-    def _add_random_key(self, parts: Parts, path: str, name: str, kind: ItemKind) -> None:
+    def _add_random_key(
+        self, tree: dict[str, object], parts: Parts, path: str, name: str, kind: ItemKind
+    ) -> None:
         inner = RANDOM_KEYS[kind]
         place, about = f"{name}/{inner}", f"{name}/{inner}_metadata/metadata"
         self._open(path, name)  # which compares the document about it with its digest
         opened = self._open(os.path.join(path, name), inner)
         document = Document(about, self.store.read_file(os.path.join(path, about)))
-        parts.tree[name] = {inner: tree_of(place, opened, self.take)}
+        tree[name] = {inner: tree_of(place, opened, self.take)}
         parts.tree_parts.append(TreePart((name, inner), place, single=kind is ItemKind.JAX_KEY))
         parts.documents.append(document)
         parts.directories += [place, f"{place}_metadata"]

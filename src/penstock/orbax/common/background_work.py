@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from anyio import create_task_group
 
 from penstock.kernel.concurrency.threads import Threads, await_future
+from penstock.kernel.pipeline.failures import forget_locals, without_frame
 from penstock.orbax.common.leaf_args import ParamInfo
 
 T = TypeVar("T")
@@ -42,8 +43,13 @@ async def together(functions: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
             try:
                 results[at] = await function()
             except Exception as error:
-                failures.append(error)
+                failures.append(without_frame(error))
                 tasks.cancel_scope.cancel()
+            except BaseException as cancellation:
+                forget_locals(cancellation)  # task groups keep it in a reference cycle
+                raise
+            finally:
+                del function
 
         for at, function in enumerate(functions):
             tasks.start_soon(call, at, function)

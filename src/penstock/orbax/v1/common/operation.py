@@ -20,6 +20,7 @@ from penstock.kernel.concurrency.threads import LoopHandle
 from penstock.kernel.errors import PenstockError, RunningLoopError
 from penstock.kernel.events import get_logger
 from penstock.kernel.memory.memory_limit import auto_memory_limit
+from penstock.kernel.pipeline.failures import Failure, FailureFuture, without_frame
 from penstock.orbax.common.as_raised import as_raised
 
 T = TypeVar("T")
@@ -53,8 +54,8 @@ class Operation(Generic[T]):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._begun: Future[None] = Future()
-        self._done: Future[T] = Future()
+        self._begun: FailureFuture[None] = FailureFuture()
+        self._done: FailureFuture[T] = FailureFuture()
         self._thread: int | None = None
         self._loop: LoopHandle | None = None
         self._scope: CancelScope | None = None
@@ -126,7 +127,7 @@ class Operation(Generic[T]):
                 self.mark_begun()
                 self._done.set_result(value)
         except Exception as error:
-            self._fail(error)
+            self._fail(without_frame(error))
         except BaseException as interrupt:
             self._fail(interrupt)
             raise
@@ -139,10 +140,10 @@ class Operation(Generic[T]):
         self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        error = as_raised(error)
+        failure = Failure(as_raised(error))
         for future in (self._begun, self._done):
             with suppress(InvalidStateError):
-                future.set_exception(error)
+                future.set_failure(failure)
 
     def _check_thread(self) -> None:
         if self._thread == threading.get_ident() and not self._done.done():

@@ -270,13 +270,16 @@ class Saving:
                 raise
 
     async def __call__(self, operation: Operation[None]) -> None:
-        with fail_after(self._context.asynchronous.timeout_secs):
-            if self._bucket is not None:
-                await self._bucket(operation)
-            elif self._jointly:
-                await self._save_jointly(operation)
-            else:
-                await self._save_alone(operation)
+        try:
+            with fail_after(self._context.asynchronous.timeout_secs):
+                if self._bucket is not None:
+                    await self._bucket(operation)
+                elif self._jointly:
+                    await self._save_jointly(operation)
+                else:
+                    await self._save_alone(operation)
+        finally:
+            self._items.clear()  # the traceback of a failure refers to this object
 
         callback = self._context.asynchronous.post_finalization_callback
         if callback is not None:

@@ -1,0 +1,211 @@
+"""Failures that keep nothing of the caller's alive.
+
+An exception refers to its traceback, that to every frame which it passed, and these to their locals: the
+tree, its leaves, copies of them. Who keeps the exception of a save would keep the state of that save. And
+once it was raised to a caller, it refers to the caller's frames, which may refer to the future that it came
+from: a cycle.
+"""
+
+from __future__ import annotations
+
+__all__ = ("Failure", "FailureFuture", "ResultBox", "forget_locals", "keeping_nothing", "without_frame")
+
+import sys
+from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Generic, TypeVar, cast, final
+from weakref import ref
+
+T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
+
+
+def forget_locals(error: BaseException, until: BaseException | None = None) -> None:
+    """Clear the locals of all frames that `error`, and what led to it, has passed and that have ended.
+
+    The traceback stays as it is: files, lines and names. To be called where the error leaves the work: its
+    frames are then those of that work, and of what the work called.
+
+    Args:
+        error: The failure.
+        until: What was being handled when the work began. It is somebody else's, and so is what led to it.
+    """
+    known, due = {id(until), id(None)}, [error]
+    while due:
+        one = due.pop()
+        if id(one) in known:
+            continue
+
+        known.add(id(one))
+        passed = one.__traceback__
+        while passed is not None:
+            with suppress(RuntimeError):  # it is still being executed, such as the caller of this
+                passed.tb_frame.clear()
+
+            passed = passed.tb_next
+
+        due += [cause for cause in (one.__cause__, one.__context__) if cause is not None]
+        if isinstance(one, BaseExceptionGroup):
+            due += one.exceptions
+
+
+def without_frame(error: E) -> E:
+    """Return a failure that was just caught, without locals, and without the frame that caught it.
+
+    That one goes on, and its locals are its own matter: frames below refer to it.
+    """
+    forget_locals(error)
+    passed = error.__traceback__
+    return error.with_traceback(None if passed is None else passed.tb_next)
+
+
+@contextmanager
+def keeping_nothing() -> Generator[None]:
+    """Let an error that leaves the block keep alive nothing that the calls inside had as locals.
+
+    What the frame around it has is its own matter: it lets go of a caller's values before it enters.
+    """
+    before = sys.exception()
+    try:
+        yield
+    except BaseException as error:
+        forget_locals(error, before)
+        raise
+    finally:
+        del before
+
+
+@final
+class Failure:
+    """A failure that is raised to whoever asks, any number of times.
+
+    As long as somebody has the exception that was raised last, the next one gets that, too. It is not kept
+    here: it refers to the frames of callers. Then an equal one is made, with the first traceback.
+
+    Args:
+        error: Which nobody was told yet.
+    """
+
+    __slots__ = ("_kept", "_last", "_traceback")
+
+    def __init__(self, error: BaseException) -> None:
+        self._kept = error
+        self._last: ref[BaseException] | None = None
+        self._traceback = error.__traceback__
+
+    @property
+    def error(self) -> BaseException:
+        """The exception, to be looked at and neither raised nor kept."""
+        return (None if self._last is None else self._last()) or self._kept
+
+    def take(self) -> BaseException:
+        """Return the exception to a caller, who may raise it."""
+        error = self.error
+        if error is self._kept:
+            twin = _twin(error, self._traceback)
+            if twin is not None:
+                self._kept = twin
+                with suppress(TypeError):  # built-in exceptions have no weak references
+                    self._last = ref(error)
+
+        return error
+
+    def take_to_raise(self) -> BaseException:
+        """Return it with its first traceback; otherwise that would grow each time."""
+        return self.take().with_traceback(self._traceback)
+
+
+class FailureFuture(Future[T]):
+    """A future of `concurrent.futures` that keeps its exception as `Failure` does."""
+
+    _failure: Failure | None = None
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        assert exception is not None
+        self.set_failure(Failure(exception))
+
+    def set_failure(self, failure: Failure) -> None:
+        """End with a failure, which other futures may share."""
+        if not self.done():
+            self._failure = failure
+
+        super().set_result(cast("T", None))  # or that it is over already is raised
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        super().result(timeout)
+        return None if self._failure is None else self._failure.take()
+
+    def result(self, timeout: float | None = None) -> T:
+        value = super().result(timeout)
+        if self._failure is None:
+            return value
+        try:
+            raise self._failure.take_to_raise()
+        finally:
+            del self  # the traceback refers to this frame
+
+
+@final
+class ResultBox(Generic[T]):
+    """Awaits a call for somebody in another thread or loop, and holds its result or its failure for them.
+
+    What runs it, an event loop or a portal, gets neither: there an exception gets into a reference cycle. A
+    cancellation is raised as it is.
+
+    Args:
+        call: Forgotten once it has begun.
+    """
+
+    __slots__ = ("_calls", "_error", "_value")
+
+    def __init__(self, call: Callable[[], Awaitable[T]]) -> None:
+        self._calls = [call]
+        self._value: T | None = None
+        self._error: Exception | None = None
+
+    async def run(self) -> None:
+        """Await the call."""
+        try:
+            self._value = await self._calls.pop()()
+        except Exception as error:
+            self._error = without_frame(error)
+
+    def take(self) -> T:
+        """Return the result, or raise the failure. To be called once, when `run` has ended."""
+        (value, self._value), (error, self._error) = (self._value, None), (self._error, None)
+        if error is None:
+            return cast("T", value)
+        try:
+            raise error
+        finally:
+            del error  # the traceback refers to this frame
+
+
+_OF_OSERROR: Final = ("errno", "strerror", "filename", "filename2")
+_HEAP_TYPE: Final = 1 << 9  # of `type.__flags__`: a class that Python code made
+
+
+def _twin(error: BaseException, traceback: Any) -> BaseException | None:
+    """Return an exception that is equal in all but identity; None if that cannot be made."""
+    kind = type(error)
+    try:
+        built_in: Any = kind  # of several bases the one whose memory is larger, such as OSError's
+        while built_in.__flags__ & _HEAP_TYPE:
+            built_in = built_in.__base__
+
+        made: BaseException = built_in.__new__(kind, *error.args)
+        made.args = error.args
+        made.__dict__.update(error.__dict__)
+        if isinstance(error, OSError):
+            for name in _OF_OSERROR:
+                value = getattr(error, name)
+                if value is not None:
+                    setattr(made, name, value)
+
+        made.__cause__, made.__context__ = error.__cause__, error.__context__
+        made.__suppress_context__ = error.__suppress_context__
+        made.with_traceback(traceback)
+        return made if str(made) == str(error) else None
+    except Exception:  # a class of somebody else's, which is made in its own way
+        return None
