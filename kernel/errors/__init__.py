@@ -54,6 +54,7 @@ __all__ = (
     "RunningLoopError",
     "SaveCancelledError",
     "SpecError",
+    "StageFailedError",
     "StepExistsError",
     "StorageError",
     "StructureMismatchError",
@@ -104,6 +105,7 @@ from penstock.kernel.errors.process_errors import (
     PeerFailedError,
     PeerSilentError,
     PlansDifferError,
+    StageFailedError,
 )
 from penstock.kernel.errors.restore_errors import InsufficientMemoryError
 from penstock.kernel.errors.room_errors import NoSpaceError

@@ -47,6 +47,7 @@ __all__ = (
     "RunningLoopError",
     "SaveCancelledError",
     "SpecError",
+    "StageFailedError",
     "StepExistsError",
     "StorageError",
     "StructureMismatchError",

@@ -11,7 +11,7 @@ from tests.kernel.coordination.test_joint_operation import LONG, Processes
 from penstock.errors import PeerFailedError, StorageError
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.kernel.coordination.joint_operation import JointOperation
-from penstock.kernel.coordination.outcomes import MOST_OUTCOMES
+from penstock.kernel.coordination.procedures import MOST_OUTCOMES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
