@@ -368,7 +368,8 @@ class JointOperation:
         found = await self._membership.perform(procedures.bring_all(self._keys, what, limit_s))
         absent = [index for index in self._member.processes[1:] if index not in found]
         if absent:
-            raise PeerSilentError({index: self._membership.stage_of(index) for index in absent}, limit_s)
+            stages = {index: self._membership.stage_of(index) for index in absent}
+            raise self._membership.silence_of(stages, limit_s)
 
         return found
 

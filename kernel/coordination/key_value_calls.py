@@ -129,7 +129,11 @@ class _Watch:
 
     async def run_out(self) -> None:
         """Look again and again; return once it is over."""
-        while (left_s := self.look()) > 0:
+        while True:
+            left_s = self.look()
+            if left_s <= 0:
+                return
+
             await sleep(min(left_s, self.limit.beat_s))
 
     async def end(self, scope: CancelScope) -> None:

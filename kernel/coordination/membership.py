@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("Membership",)
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, TypeVar, final
 
@@ -95,16 +95,20 @@ class Membership:
             if not self.is_in:
                 self.keys = OperationKeys(secrets.token_hex(8))
 
+            self._detector = self._new_detector(current_time())  # from here on, others may wait for this
             async with job.within(job.limits.call_s, shield=True):
                 await self.perform(procedures.begin(member, self._path, self.keys, first))
 
-            await self.perform(procedures.check_groups(member, self._path))
+            await self.perform(procedures.check_begun(member, self._path))
             return
 
         async with job.seeking(self._path), job.within(job.limits.patience_s):
             await self.perform(procedures.find(member, self._path, first))
 
         if not self.is_in:
+            async with job.within(job.limits.call_s, shield=True):
+                await self.perform(procedures.give_up(member, self._path))
+
             raise PeerSilentError({member.primary: None}, job.limits.patience_s)
 
     @property
@@ -116,8 +120,11 @@ class Membership:
         """Begin. Whatever goes wrong cancels `tasks` and is in `ended_by`."""
         self._scope = tasks.cancel_scope
         now = current_time()
+        if not self._job.member.is_primary:
+            self._detector = self._new_detector(now)
+
         primary = {self._job.member.primary: Heartbeat(-1, "join").encoded()}
-        self._detector = self._new_detector(now).hear(primary, now, now)
+        self._detector = self._detector.hear(primary, now, now)
         for work in (self._beat, self._watch, self._listen, self._look_around):
             tasks.start_soon(self._guarded, work)
 
@@ -146,6 +153,13 @@ class Membership:
         """Return the error that says so, where it is known that nothing will be published."""
         primary = self._job.member.primary
         return PeerSilentError({primary: self.stage_of(primary)}, self._detector.limit_s)
+
+    def silence_of(self, silent: Mapping[int, str | None], limit_s: float) -> PeerSilentError:
+        """Return the error that blames those who are silent, unless they took this process for silent before."""
+        if any(map(self._detector.gave_up, silent)):
+            silent = {self._job.member.index: self.stage}
+
+        return PeerSilentError(silent, limit_s)
 
     def stage_of(self, index: int) -> str | None:
         """Return where a process was heard of last; None if it never was."""
@@ -202,14 +216,19 @@ class Membership:
                     )
                 )
 
+        if isinstance(error, PeerSilentError) and self.verdict is not None and self.verdict.kind != "commit":
+            return self.verdict.error()  # which holds for all, whomever this process takes for silent
         if of_primary and self.has_brought and (self.verdict is None or self.verdict.kind == "commit"):
             return self._unknown("it had heard that it must not publish")
 
         return error
 
     def _new_detector(self, now: float) -> FailureDetector:
-        limits, is_primary = self._job.limits, self._job.member.is_primary
-        return FailureDetector(limits.silence_s * (1.0 if is_primary else LATER), limits.beat_s, now)
+        limits = self._job.limits
+        if self._job.member.is_primary:
+            return FailureDetector(limits.silence_s, limits.beat_s, now, others_s=LATER * limits.silence_s)
+
+        return FailureDetector(LATER * limits.silence_s, limits.beat_s, now)
 
     def _answer(self, call: Call) -> Any:
         if call.kind == "learn":
@@ -311,7 +330,7 @@ class Membership:
         if self.verdict is not None and not self._job.member.is_primary:  # a commit, or this would have ended
             return self._unknown("it had decided to publish")
 
-        return PeerSilentError(silent, self._detector.limit_s)
+        return self.silence_of(silent, self._detector.limit_s)
 
     def _of_forgotten(self) -> PenstockError:
         """Return what is to be raised if this process stood still until the others had forgotten it all."""

@@ -2,7 +2,7 @@
 
 | key | who sets it | what it says |
 | --- | --- | --- |
-| `penstock/join/<path>/<group>` | the primary | which operation who is to join, and what it is about; gone once all have come |
+| `penstock/join/<path>/<group>` | the primary | which operation who is to join; gone once all have come |
 | `penstock/<id>/plan/<i>` | all others | what process i is asked to do, as a digest |
 | `penstock/<id>/plan_here` | the last to come | all plans are there |
 | `penstock/<id>/go` | the primary | where to write, or that plans differ |
@@ -113,6 +113,11 @@ class Joining:
             ) from error
 
         return cls(identity, group, about, path)
+
+    @property
+    def primary(self) -> int:
+        """Who has begun it."""
+        return int(self.group.split(",")[0]) if self.group else 0
 
     def shares_processes(self, processes: Sequence[int]) -> bool:
         """Whether one of these processes is to join."""

@@ -1,31 +1,33 @@
 """What a process asks of the service to begin, join, agree on, end and forget an operation, as procedures.
 
-A procedure is a generator. It yields a call, is sent the answer, and returns what came of it. It has no clock,
-keeps nothing and waits for nothing itself. So it is a pure function of the answers that it had: those are its
-state, an answer is an event, and the next call is what it does then. `Job.perform` makes the calls;
-tests/kernel/coordination/test_interleavings.py makes them in every order, with processes that crash and pause.
+A procedure is a generator. It yields a call, is sent the answer, and returns what came of it. It has no
+clock, keeps nothing and waits for nothing itself. So it is a pure function of the answers that it had: those
+are its state, an answer is an event, and the next call is what it does then. `Job.perform` makes the calls;
+tests/kernel/coordination/test_interleavings.py makes them in every order, with processes that crash and
+pause, and compares docs/reference/coordination.md with what it saw.
 
-The order of calls within a procedure matters wherever a process may stop between two of them. Why, is said there.
+The order of calls within a procedure matters wherever a process may stop between two of them.
 """
 
 from __future__ import annotations
 
 __all__ = (
     "LOOK_BEATS",
-    "MOST_OUTCOMES",
-    "MOST_REMEMBERED",
+    "MOST_KEPT",
     "Call",
     "Member",
     "Memory",
     "Procedure",
     "begin",
     "bring_all",
+    "check_begun",
     "claim",
     "close",
     "come",
     "end",
     "find",
     "forget",
+    "give_up",
     "look",
     "say",
 )
@@ -44,15 +46,13 @@ from penstock.kernel.coordination.operation_keys import (
     outcome_key,
 )
 from penstock.kernel.coordination.verdicts import Verdict, verdict_of
-from penstock.kernel.errors import PlansDifferError
+from penstock.kernel.errors import PeerSilentError, PlansDifferError
 
 T = TypeVar("T")
 
-MOST_REMEMBERED: Final = 4
-"""How many operations the primary remembers to have ended well, should one who took part not leave them."""
-
-MOST_OUTCOMES: Final = 4
-"""Of how many operations that failed the keys are kept, for processes that have not come or not left."""
+MOST_KEPT: Final = 4
+"""Of how many operations that failed the keys are kept, for processes that have not come or not left; and of
+how many that ended well, should one who took part not leave them."""
 
 MOST_LEFT: Final = 64
 """How many operations a process remembers to have left. It may find one of them once more, just forgotten."""
@@ -71,6 +71,7 @@ class Member:
     group: str = ""  #: `processes`, with commas between them; empty for all of the job
     about: str = ""  #: tells these processes from others of the same job that they know nothing of
     limits: JobLimits = field(default_factory=JobLimits)
+    n_kept: int = MOST_KEPT  #: of how many operations that are over the primary keeps the keys
 
     @property
     def count(self) -> int:
@@ -91,6 +92,10 @@ class Member:
         """Return the key that says which operation on `path` these processes are to join."""
         return join_key(path, self.about, self.group)
 
+    def given_up_key(self, path: str) -> str:
+        """Return the key that says that this process looked for one in vain."""
+        return f"{self.join_key(path)}_given_up/{self.index}"
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,7 @@ class Memory:
     came: tuple[str, ...] = ()  #: to which this process has come
     left: tuple[str, ...] = ()  #: which it has left
     sought: tuple[str, ...] = ()  #: paths on which it looks for an operation
+    given_up: tuple[str, ...] = ()  #: paths on which it looked for one in vain
 
     def opened(self, key: str, identity: str) -> Memory:
         """Note that an operation of the primary can be joined."""
@@ -117,9 +123,9 @@ class Memory:
 class Call:
     """One call of the service, or of what this process knows.
 
-    `put`, `wait`, `under`, `count` and `delete` are those of `KeyValues`, and `by_process` is `under` by index.
-    `sleep` waits for `limit_s`. `change` replaces what this process remembers. `enter` says which operation it is
-    in, and `learn` which verdict holds there.
+    `put`, `wait`, `under`, `count` and `delete` are those of `KeyValues`; `by_process` is `under` by index.
+    `sleep` waits for `limit_s`. `change` replaces what this process remembers. `enter` says which operation
+    it is in, and `learn` which verdict holds there.
     """
 
     kind: Literal[
@@ -220,6 +226,10 @@ def find(member: Member, path: str, first: bytes) -> Procedure[OperationKeys]:
         PlansDifferError: If others have another list of those that take part, or ask for something else.
     """
     seen: frozenset[str] = frozenset()
+    if path in (yield from recall()).given_up:
+        yield from delete(member.given_up_key(path))
+        yield from recall(lambda memory: replace(memory, given_up=_without(memory.given_up, path)))
+
     while True:
         found = yield from wait(member.join_key(path), LOOK_BEATS * member.limits.beat_s)
         if found is None:
@@ -232,6 +242,26 @@ def find(member: Member, path: str, first: bytes) -> Procedure[OperationKeys]:
 
         # One that failed, which this process has left: the primary has not begun the next.
         yield Call("sleep", limit_s=member.limits.beat_s)
+
+
+def _without(paths: tuple[str, ...], path: str) -> tuple[str, ...]:
+    return tuple([each for each in paths if each != path])
+
+
+def give_up(member: Member, path: str) -> Procedure[None]:
+    """Say that this process looks for an operation no more: the primary, if it begins one, has come too late.
+
+    It would blame those who waited for it. For the others.
+    """
+    yield from recall(lambda memory: replace(memory, given_up=(*_without(memory.given_up, path), path)))
+    note = Joining("", member.group, member.about, path)
+    yield from put(member.given_up_key(path), note.encoded(), replace=True)
+    begun = yield from wait(member.join_key(path))
+    if begun is not None:  # just now: it may have looked for this note before that was there
+        keys = OperationKeys(Joining.decoded(begun).identity)
+        if keys.identity not in (yield from recall()).left:
+            error = PeerSilentError({member.primary: None}, member.limits.patience_s)
+            yield from claim(member, keys, verdict_of(error, member.index, "join"))
 
 
 def look(
@@ -256,7 +286,7 @@ def look(
         PlansDifferError: If that is so. The others in that operation hear it, too.
     """
     joinings = yield from _joinings(JOIN_FOLDER)
-    yield from check_groups(member, path, joinings)
+    yield from _check_groups(member, path, joinings)
     memory = yield from recall()
     known = {*memory.came, *memory.left}
     waiting = {
@@ -264,6 +294,7 @@ def look(
         for each in joinings
         if (each.group, each.about) == (member.group, member.about)
         and each.path not in memory.sought
+        and each.identity
         and each.identity not in known
     }
     for identity in sorted(seen & waiting.keys()):
@@ -286,26 +317,29 @@ def look(
     return frozenset(waiting)
 
 
-def check_groups(member: Member, path: str, joinings: Sequence[Joining] | None = None) -> Procedure[None]:
+def check_begun(member: Member, path: str) -> Procedure[None]:
+    """Look whether the others can come to what the primary has just begun. The primary's.
+
+    Raises:
+        PlansDifferError: If others have another list of those that take part.
+        PeerSilentError: If others have given up to wait for the primary.
+    """
+    joinings = yield from _joinings(join_folder(path, member.about))
+    yield from _check_groups(member, path, joinings)
+    if any(not each.identity and each.group == member.group for each in joinings):
+        yield from delete(f"{member.join_key(path)}_given_up/")
+        raise PeerSilentError({member.primary: None}, member.limits.patience_s)
+
+
+def _check_groups(member: Member, path: str, joinings: Sequence[Joining]) -> Procedure[None]:
     """Look whether others begin an operation with another list, which shares a process with that of this one.
 
     They are told, if that is so: they would wait for processes that do not come. Groups that share none
     know nothing of each other.
-
-    Args:
-        member: This process.
-        path: What the operation is about.
-        joinings: What there is to join; None to ask.
-
-    Raises:
-        PlansDifferError: If that is so.
     """
-    if joinings is None:
-        joinings = yield from _joinings(join_folder(path, member.about))
-
     for found in joinings:
         is_other = (found.path, found.about) != (path, member.about) or found.group == member.group
-        if is_other or not found.shares_processes(member.processes):
+        if is_other or not found.identity or not found.shares_processes(member.processes):
             continue
 
         theirs, own = (
@@ -313,7 +347,8 @@ def check_groups(member: Member, path: str, joinings: Sequence[Joining] | None =
         )
         line = f"option active_processes: others have {theirs}, process {member.index} has {own}"
         error = PlansDifferError(member.index, (line,))
-        yield from claim(member, OperationKeys(found.identity), verdict_of(error, member.index, "join"))
+        verdict = verdict_of(error, member.index, "join")
+        yield from claim(replace(member, processes=(found.primary,)), OperationKeys(found.identity), verdict)
         raise error
 
 
@@ -420,19 +455,19 @@ def _leave(
     n_left = yield from count(keys.left)
     if failed and not member.is_primary and n_left == member.count - 1:
         yield from put(keys.here("left"), b"1")
+    if failed and not member.is_primary and (yield from is_forgotten(member, keys)):
+        return  # the primary waited no longer, and was the last, or has had other failures since
 
     if n_left == member.count and (member.is_primary or is_closed):
         yield from forget(member, keys.identity, path if member.is_primary and not is_closed else None)
     elif member.is_primary and failed:
         yield from _keep_outcome(member, keys.identity, path)
     elif member.is_primary:
-        ended = (yield from recall(lambda memory: _ended(memory, keys.identity))).ended
-        if len(ended) == MOST_REMEMBERED:
-            yield from forget(member, ended[0])
-
-
-def _ended(memory: Memory, identity: str) -> Memory:
-    return replace(memory, ended=(*memory.ended, identity)[-MOST_REMEMBERED:])
+        before = yield from recall(
+            lambda memory: replace(memory, ended=(*memory.ended, keys.identity)[-member.n_kept :])
+        )
+        if len(before.ended) == member.n_kept:
+            yield from forget(member, before.ended[0])
 
 
 def _keep_outcome(member: Member, identity: str, path: str) -> Procedure[None]:
@@ -442,7 +477,7 @@ def _keep_outcome(member: Member, identity: str, path: str) -> Procedure[None]:
     is closed before the late ones come.
     """
     number = yield from count(outcome_key(member.index))
-    key = outcome_key(member.index, number % MOST_OUTCOMES)
+    key = outcome_key(member.index, number % member.n_kept)
     oldest = yield from wait(key)
     yield from put(key, f"{identity} {path}".encode("utf-8", "surrogateescape"), replace=True)
     if oldest is not None:

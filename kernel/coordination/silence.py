@@ -1,9 +1,9 @@
 """Who has been silent for too long, by a clock that may itself have stood still.
 
 A process that is stopped for a while (SIGSTOP, a paused virtual machine, a program that keeps its event loop
-busy) knows nothing of that while. What it measures over it is its own silence, and no other process's. So a limit
-that runs out while this process stood still begins anew: it looks again, and waits, before it blames anybody.
-Here are the decisions, without clocks and calls; `Membership` and `KeyValueCalls` act on them.
+busy) knows nothing of that while. What it measures over it is its own silence, and no other process's. So a
+limit that runs out while this process stood still begins anew: it looks again, and waits, before it blames
+another one. Here are the decisions, without clocks and calls; `Membership` and `KeyValueCalls` act on them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ STANDSTILL_BEATS: Final = 2.0
 
 MOST_ANEW: Final = 3
 """How often a limit begins anew. A program that keeps its loop busy all the time would wait for ever else."""
+
+NEWS_FROM_AFTER: Final = 2
 
 FRESH_BEATS: Final = 10.0
 """The interval that begins when a limit ran out in a standstill, if the limit itself is not shorter."""
@@ -68,7 +70,7 @@ class AwakeLimit:
         return cls(limit_s, beat_s, now, now + limit_s)
 
     def look(self, now: float) -> AwakeLimit:
-        """Return the limit once it was looked at: begun anew, if it ran out while this process stood still."""
+        """Return the limit as it is now: begun anew, if it ran out while this process stood still."""
         stood_still = now - self.looked_s > STANDSTILL_BEATS * self.beat_s
         if now >= self.over_s and stood_still and self.n_anew < MOST_ANEW:
             fresh_s = min(self.limit_s, FRESH_BEATS * self.beat_s)
@@ -101,6 +103,9 @@ class FailureDetector:
     beats: Mapping[int, bytes] = field(default_factory=dict[int, bytes])
     since: Mapping[int, float] = field(default_factory=dict[int, float])  #: when each said something new
     n_anew: Mapping[int, int] = field(default_factory=dict[int, int])  #: standstills since then
+    others_s: float = float("inf")  #: after so long without a word the others take this process for silent
+    was_away: bool = False  #: whether it stood still for longer than that
+    n_news: Mapping[int, int] = field(default_factory=dict[int, int])  #: heard of each process since then
 
     def look(self, now: float) -> FailureDetector:
         """Look at the clock. If this process stood still, silence begins anew."""
@@ -112,7 +117,8 @@ class FailureDetector:
             for index, since in self.since.items()
         }
         n_anew = {index: self.n_anew.get(index, 0) + 1 for index in since}
-        return replace(self, looked_s=now, answered_s=now, since=since, n_anew=n_anew)
+        found = replace(self, looked_s=now, answered_s=now, since=since, n_anew=n_anew)
+        return replace(found, was_away=True, n_news={}) if now - self.looked_s > self.others_s else found
 
     def hear(self, beats: Mapping[int, bytes], asked_s: float, now: float) -> FailureDetector:
         """Take what the service answered.
@@ -131,7 +137,12 @@ class FailureDetector:
 
         n_anew = {index: n for index, n in asked.n_anew.items() if index not in new}
         beats, since = {**self.beats, **new}, {**asked.since, **dict.fromkeys(new, now)}
-        return replace(asked, beats=beats, since=since, n_anew=n_anew)
+        found = replace(asked, beats=beats, since=since, n_anew=n_anew)
+        if not found.was_away:
+            return found
+
+        n_news = {**found.n_news, **{index: found.n_news.get(index, 0) + 1 for index in new}}
+        return replace(found, n_news=n_news)
 
     def silent(self, *, by_answers: bool) -> dict[int, str | None]:
         """Return the silent ones, with the stage of their last heartbeat.
@@ -149,6 +160,14 @@ class FailureDetector:
             for index, since in self.since.items()
             if until - since > self.limit_s
         }
+
+    def gave_up(self, index: int) -> bool:
+        """Whether a process that is silent may have given this one up, which was away for too long.
+
+        The service may have been away with it, and could not be told so. The first news afterwards may be from
+        before, and only the second is not.
+        """
+        return self.was_away and self.n_news.get(index, 0) < NEWS_FROM_AFTER
 
     @property
     def is_unanswered(self) -> bool:

@@ -133,8 +133,8 @@ class NotOnThisDiskError(SpecError):
 class OutcomeUnknownError(PenstockError):
     """The primary fell silent, or its store did, at a time when it may or may not have published.
 
-    Or this process stood still until the others had forgotten how it ended. Look at the path: if a checkpoint is
-    there, it is whole. The next job removes what is not.
+    Or this process stood still until the others had forgotten how it ended. Look at the path: if a checkpoint
+    is there, it is whole. The next job removes what is not.
 
     Attributes:
         path: What was to be published.

@@ -15,7 +15,7 @@ from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.kernel.coordination.joint_operation import JointOperation
 from penstock.kernel.coordination.key_value_calls import KeyValueCalls
 from penstock.kernel.coordination.operation_keys import OperationKeys
-from penstock.kernel.coordination.procedures import MOST_OUTCOMES, Member, come, end
+from penstock.kernel.coordination.procedures import MOST_KEPT, Member, come, end
 from penstock.kernel.coordination.verdicts import verdict_of
 from penstock.kernel.protocols.coordinator import KeyValues
 from penstock.testing.memory_key_values import MemoryKeyValues
@@ -128,7 +128,7 @@ async def test_what_is_forgotten_of_a_save_takes_nothing_from_the_next_one_to_th
     async def fail(operation: JointOperation) -> None:
         raise StorageError("write", PATH, "Input/output error")
 
-    for number in range(MOST_OUTCOMES):
+    for number in range(MOST_KEPT):
         await job.take_part(0, f"/run/{number}", fail)
 
     assert not slow.deletes.is_set()
