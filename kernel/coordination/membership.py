@@ -155,7 +155,7 @@ class Membership:
         return PeerSilentError({primary: self.stage_of(primary)}, self._detector.limit_s)
 
     def silence_of(self, silent: Mapping[int, str | None], limit_s: float) -> PeerSilentError:
-        """Return the error that blames those who are silent, unless they took this process for silent before."""
+        """Return the error that blames those who are silent, unless they blamed this process before."""
         if any(map(self._detector.gave_up, silent)):
             silent = {self._job.member.index: self.stage}
 

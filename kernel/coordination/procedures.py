@@ -188,7 +188,7 @@ def come(member: Member, keys: OperationKeys, first: bytes) -> Procedure[bool]:
     yield Call("enter", value=keys)  # from here on, who is cancelled has to say so to the others
     own = keys.each("at", member.index)
     is_here = (yield from put(own, first)) or (yield from wait(own)) == first
-    if not is_here or (not member.is_primary and (yield from is_forgotten(member, keys))):
+    if not is_here or (not member.is_primary and (yield from is_forgotten(keys, member.primary))):
         yield Call("enter", value=OperationKeys(""))
         return False
 
@@ -196,13 +196,13 @@ def come(member: Member, keys: OperationKeys, first: bytes) -> Procedure[bool]:
     return True
 
 
-def is_forgotten(member: Member, keys: OperationKeys) -> Procedure[bool]:
+def is_forgotten(keys: OperationKeys, primary: int) -> Procedure[bool]:
     """Look whether an operation is forgotten; if so, take away what this process has said too late.
 
     The primary came before anybody could find it, and what it said goes last. Whatever a process says there
     without being sure of that, it looks afterwards: to look before would leave a moment in between.
     """
-    if (yield from wait(keys.each("at", member.primary))) is not None:
+    if (yield from wait(keys.each("at", primary))) is not None:
         return False
 
     yield from delete(keys.all)
@@ -261,7 +261,7 @@ def give_up(member: Member, path: str) -> Procedure[None]:
         keys = OperationKeys(Joining.decoded(begun).identity)
         if keys.identity not in (yield from recall()).left:
             error = PeerSilentError({member.primary: None}, member.limits.patience_s)
-            yield from claim(member, keys, verdict_of(error, member.index, "join"))
+            yield from _tell_others(keys, verdict_of(error, member.index, "join"), member.primary)
 
 
 def look(
@@ -305,16 +305,29 @@ def look(
             verdict = Verdict.decoded(said)
             # It failed, and is kept for those who come late. Did it fail since others ask for what this does?
             if verdict.asked and own[member.index] in verdict.asked.values():
+                yield from _note_left(keys)
                 raise PlansDifferError.of_paths(verdict.process, {**verdict.asked, **own})
 
             continue
 
         there = yield from by_process(keys.each("at"))
         error = PlansDifferError.of_paths(member.index, {**dict.fromkeys(there, theirs), **own})
-        yield from claim(member, keys, verdict_of(error, member.index, "join"))
+        yield from _tell_others(keys, verdict_of(error, member.index, "join"), member.primary)
         raise error
 
     return frozenset(waiting)
+
+
+def _note_left(keys: OperationKeys) -> Procedure[None]:
+    """Note that this process comes to an operation no more: it knows how that ended."""
+    yield from recall(lambda memory: replace(memory, left=(*memory.left, keys.identity)[-MOST_LEFT:]))
+
+
+def _tell_others(keys: OperationKeys, verdict: Verdict, primary: int) -> Procedure[None]:
+    """End an operation that this process is not in, unless it has ended."""
+    yield from _note_left(keys)
+    if (yield from put(keys.verdict, verdict.encoded())):
+        yield from is_forgotten(keys, primary)
 
 
 def check_begun(member: Member, path: str) -> Procedure[None]:
@@ -348,7 +361,7 @@ def _check_groups(member: Member, path: str, joinings: Sequence[Joining]) -> Pro
         line = f"option active_processes: others have {theirs}, process {member.index} has {own}"
         error = PlansDifferError(member.index, (line,))
         verdict = verdict_of(error, member.index, "join")
-        yield from claim(replace(member, processes=(found.primary,)), OperationKeys(found.identity), verdict)
+        yield from _tell_others(OperationKeys(found.identity), verdict, found.primary)
         raise error
 
 
@@ -383,7 +396,7 @@ def close(member: Member, path: str, keys: OperationKeys) -> Procedure[None]:
 def claim(member: Member, keys: OperationKeys, verdict: Verdict) -> Procedure[Verdict | None]:
     """Set the verdict unless there is one; return the one that holds. None if all is forgotten."""
     if (yield from put(keys.verdict, verdict.encoded())):
-        if not member.is_primary and (yield from is_forgotten(member, keys)):
+        if not member.is_primary and (yield from is_forgotten(keys, member.primary)):
             return None
 
         yield Call("learn", value=verdict)
@@ -424,7 +437,7 @@ def end(
         has_begun: Whether the primary has let the others write.
         is_closed: Whether this process knows that nobody can join any more.
     """
-    yield from recall(lambda memory: replace(memory, left=(*memory.left, keys.identity)[-MOST_LEFT:]))
+    yield from _note_left(keys)
     if failure is not None:
         standing = standing or (yield from claim(member, keys, failure))
         if standing is None:
@@ -455,7 +468,7 @@ def _leave(
     n_left = yield from count(keys.left)
     if failed and not member.is_primary and n_left == member.count - 1:
         yield from put(keys.here("left"), b"1")
-    if failed and not member.is_primary and (yield from is_forgotten(member, keys)):
+    if failed and not member.is_primary and (yield from is_forgotten(keys, member.primary)):
         return  # the primary waited no longer, and was the last, or has had other failures since
 
     if n_left == member.count and (member.is_primary or is_closed):

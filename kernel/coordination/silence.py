@@ -164,8 +164,8 @@ class FailureDetector:
     def gave_up(self, index: int) -> bool:
         """Whether a process that is silent may have given this one up, which was away for too long.
 
-        The service may have been away with it, and could not be told so. The first news afterwards may be from
-        before, and only the second is not.
+        The service may have been away with it, and could not be told so. The first news afterwards may be
+        from before, and only the second is not.
         """
         return self.was_away and self.n_news.get(index, 0) < NEWS_FROM_AFTER
 

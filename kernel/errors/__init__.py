@@ -40,6 +40,7 @@ __all__ = (
     "NotACheckpointError",
     "NotAFileError",
     "NotOnThisDiskError",
+    "NotSharedError",
     "OlderStepError",
     "OutcomeUnknownError",
     "PathError",
@@ -100,6 +101,7 @@ from penstock.kernel.errors.handler_errors import (
 from penstock.kernel.errors.process_errors import (
     CoordinationError,
     NotOnThisDiskError,
+    NotSharedError,
     OutcomeUnknownError,
     PeerError,
     PeerFailedError,

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = (
     "CoordinationError",
     "NotOnThisDiskError",
+    "NotSharedError",
     "OutcomeUnknownError",
     "PeerError",
     "PeerFailedError",
@@ -127,6 +128,24 @@ class NotOnThisDiskError(SpecError):
         )
         self.path, self.key_path = path, key_path
         self.process, self.processes = process, tuple(processes)
+
+
+@final
+class NotSharedError(SpecError):
+    """The processes save to one path, and this one does not see where process 0 builds.
+
+    Attributes:
+        path: Of the checkpoint.
+        place: The directory that the primary has made.
+    """
+
+    def __init__(self, path: str, place: str) -> None:
+        super().__init__(
+            f"the primary builds {path!r} in {place!r}, and this process does not see that directory: "
+            "save to a file system that all processes see, or say that each has a disk of its own, with "
+            "JobOptions(local_root=...) or PENSTOCK_JOB__LOCAL_ROOT"
+        )
+        self.path, self.place = path, place
 
 
 @final

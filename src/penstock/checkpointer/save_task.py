@@ -20,6 +20,7 @@ from penstock.kernel.errors import (
     NoSpaceError,
     PeerError,
     SaveCancelledError,
+    StageFailedError,
     StorageError,
 )
 from penstock.kernel.messages.save import SaveReport, TreeToSave
@@ -199,7 +200,9 @@ class SaveTask:
 
         joined = run.workspace if isinstance(run.workspace, JoinedWorkspace) else None
         async with run.operation.running(None if joined is None else joined.take_back):
-            result = await run_pipeline(self._pipeline, run, self._tree, on_milestone=self._reach)
+            result = await run_pipeline(
+                self._pipeline, run, self._tree, on_milestone=self._reach, translate=StageFailedError
+            )
 
         assert result is not None, "what ends an operation is raised"
         return result

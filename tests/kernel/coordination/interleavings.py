@@ -1,19 +1,20 @@
 """Explores what three processes do in every order of their steps, with the procedures that the library runs.
 
 A process is the answers that its procedures have had (see `procedures`), and what `Membership` knows of the
-operation. A step makes one call of the service, and what follows from its answer. Each process can be paused once and
-crash once, wherever the scenario allows. A state that was seen before is not looked at again.
+operation. A step makes one call of the service, and what follows from its answer. One process may be paused
+once and one may crash, anywhere. A state that was seen before is not looked at again.
 
-Time passes only when no process that is awake has a step left: who is healthy is fast, compared with the limits. So
-a pause is long or short, as it comes. With each beat, all that are awake send heartbeats, hear those of others, and
-judge. Who wakes may have an answer that it asked for before, and may send a heartbeat before anything else.
+Time passes only when no process that is awake has a step left: who is healthy is fast, compared with the
+limits. So a pause is long or short, as it comes. With each beat, all that are awake send heartbeats, hear
+those of others, and judge. Who wakes may have an answer that it asked for before, and may send a heartbeat
+before anything else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from penstock.kernel.config.job_limits import JobLimits
@@ -39,6 +40,14 @@ PUBLISHED = b"published"
 PATH = "/run/step"
 
 
+class Used(NamedTuple):
+    """Procedures that a mutant may take the place of."""
+
+    begin: Any = procedures.begin
+    claim: Any = procedures.claim
+    end: Any = procedures.end
+
+
 @dataclass(frozen=True)
 class Scenario:
     """What may happen."""
@@ -51,6 +60,7 @@ class Scenario:
     n_saves: int = 1
     is_one_path: bool = True  #: whether all saves are to one path
     paths: Mapping[int, str] = field(default_factory=dict[int, str])  #: what each asks for, if not `PATH`
+    used: Used = Used()  # noqa: RUF009  # it is a tuple
 
     @property
     def suspects(self) -> set[int]:
@@ -101,10 +111,10 @@ class BrokenPromiseError(AssertionError):
     """What may not happen did."""
 
 
-def _primary(member: Member, path: str, identity: str) -> Generator[Call, Any, str]:
+def _primary(used: Used, member: Member, path: str, identity: str) -> Generator[Call, Any, str]:
     """Do what the primary does in a save, in the order of `JointOperation`."""
     keys = OperationKeys(identity)
-    yield from procedures.begin(member, path, keys, b"first")
+    yield from used.begin(member, path, keys, b"first")
     yield from procedures.check_begun(member, path)
     yield _flag("in")
     plans = yield from procedures.bring_all(keys, "plan", LIMITS.join_s)
@@ -117,7 +127,7 @@ def _primary(member: Member, path: str, identity: str) -> Generator[Call, Any, s
     parts = yield from procedures.bring_all(keys, "part", LIMITS.write_s)
     _check_all(member, parts, LIMITS.write_s)
     yield _flag("has_all")
-    standing = yield from procedures.claim(member, keys, Verdict(kind="commit", process=member.index))
+    standing = yield from used.claim(member, keys, Verdict(kind="commit", process=member.index))
     if standing is None:
         raise CoordinationError("no answer")
     if standing.kind != "commit":
@@ -128,7 +138,7 @@ def _primary(member: Member, path: str, identity: str) -> Generator[Call, Any, s
     return "saved"
 
 
-def _other(member: Member, path: str, _: str) -> Generator[Call, Any, str]:
+def _other(_: Used, member: Member, path: str, __: str) -> Generator[Call, Any, str]:
     """Do what all others do."""
     keys = yield from procedures.find(member, path, b"first")
     yield _flag("in")
@@ -163,8 +173,8 @@ def _check_all(member: Member, found: Mapping[int, bytes], limit_s: float) -> No
         raise PeerSilentError(dict.fromkeys(absent), limit_s)
 
 
-@lru_cache(maxsize=None)
-def _next_of(process: int, save: tuple[str, int], ending: Any, answers: tuple[Any, ...]) -> Any:
+@cache
+def _next_of(used: Used, process: int, save: tuple[str, int], ending: Any, answers: tuple[Any, ...]) -> Any:
     """Return what a process does next: a call, or what came of its procedure. A pure function."""
     path, n_save = save
     member = Process(process).member
@@ -173,7 +183,7 @@ def _next_of(process: int, save: tuple[str, int], ending: Any, answers: tuple[An
         procedure = procedures.give_up(member, path)
     elif ending is not None:
         identity, failure, verdict, flags = ending
-        procedure = procedures.end(
+        procedure = used.end(
             member,
             path,
             OperationKeys(identity),
@@ -185,7 +195,7 @@ def _next_of(process: int, save: tuple[str, int], ending: Any, answers: tuple[An
         )
     else:
         body = _primary if process == 0 else _other
-        procedure = body(member, path, f"op{n_save}")
+        procedure = body(used, member, path, f"op{n_save}")
 
     answer: Any = None
     try:
@@ -286,10 +296,18 @@ class Explorer:
             failure = None if process.failure is None else process.failure[1]
             known = process.answers[0] if process.answers else process.verdict
             ending = (process.identity, failure, known, process.flags)
-            return _next_of(process.index, (self._path(process), process.n_save), ending, process.answers[1:])
+            return _next_of(
+                self.scenario.used,
+                process.index,
+                (self._path(process), process.n_save),
+                ending,
+                process.answers[1:],
+            )
 
         ending = process.phase if process.phase == "give up" else None
-        return _next_of(process.index, (self._path(process), process.n_save), ending, process.answers)
+        return _next_of(
+            self.scenario.used, process.index, (self._path(process), process.n_save), ending, process.answers
+        )
 
     def _step(self, world: World, process: Process) -> tuple[str, World] | None:
         """Make the next call of a process, if it is answered now."""
@@ -461,9 +479,9 @@ class Explorer:
     def _failed(self, world: World, process: Process, error: BaseException) -> Process:
         """Begin to leave, as `Membership.end` does."""
         detector = process.detector
-        if isinstance(error, PeerSilentError) and detector is not None:
-            if any(map(detector.gave_up, error.seen)) and process.verdict is None:
-                error = PeerSilentError({process.index: "write"}, error.limit_s)
+        is_own = isinstance(error, PeerSilentError) and process.verdict is None
+        if is_own and detector is not None and any(map(detector.gave_up, getattr(error, "seen", ()))):
+            error = PeerSilentError({process.index: "write"}, 1.0)
 
         if not process.identity:
             result = _result(error)
@@ -778,9 +796,11 @@ def _age(beat: bytes, now: float) -> object:
 
 
 def _relative(process: Process, now: float) -> Any:
-    detector, limits = process.detector, []
-    for limit in (process.waits, process.scope):
-        limits.append(None if limit is None else (limit.looked_s - now, limit.over_s - now, limit.n_anew))
+    detector = process.detector
+    limits = [
+        None if limit is None else (limit.looked_s - now, limit.over_s - now, limit.n_anew)
+        for limit in (process.waits, process.scope)
+    ]
 
     judged = None
     if detector is not None and process.phase == "body":
@@ -810,6 +830,6 @@ def _told(trace: Any) -> str:
 
 def explored(scenario: Scenario) -> Explorer:
     """Return what was seen."""
-    explorer = Explorer(replace(scenario))
+    explorer = Explorer(scenario)
     explorer.explore()
     return explorer
