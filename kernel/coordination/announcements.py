@@ -10,10 +10,11 @@ from collections import Counter, deque
 from contextlib import suppress
 from typing import Final, cast, final
 
-from anyio import CancelScope, Lock, move_on_after, sleep
+from anyio import Lock, sleep
 
 from penstock.kernel.coordination.job import Job
-from penstock.kernel.coordination.operation_keys import OperationKeys
+from penstock.kernel.coordination.operation_keys import OperationKeys, announcements_key
+from penstock.kernel.coordination.procedures import LOOK_BEATS, look
 from penstock.kernel.errors import CoordinationError, PeerFailedError, PeerSilentError
 
 MOST_KEYS: Final = 8
@@ -36,11 +37,12 @@ class JobAnnouncements:
         about: What they are about, such as a root of steps. One object at a time for each.
     """
 
-    __slots__ = ("_about", "_asked", "_job", "_kept", "_keys", "_known", "_token", "_turn")
+    __slots__ = ("_about", "_asked", "_job", "_kept", "_key_begun", "_keys", "_known", "_token", "_turn")
 
     def __init__(self, job: Job, about: str) -> None:
         self._job = job
-        self._about = f"announcements about {about}"
+        self._about = about
+        self._key_begun = announcements_key(about, job.member.about, job.member.group)
         self._keys = OperationKeys("")
         self._asked: Counter[str] = Counter()  # how often this process asked for each name
         self._known: dict[str, str] = {}  # the last ones, by name and number
@@ -68,18 +70,24 @@ class JobAnnouncements:
 
         Raises:
             PeerFailedError: If the primary has left, and will not say.
+            PlansDifferError: If the primary waits for this process elsewhere.
             PeerSilentError: If the primary says nothing within `JobLimits.patience_s`.
             CoordinationError: If the service cannot be reached.
         """
-        numbered = self._numbered(name)
-        with move_on_after(self._job.limits.patience_s):
+        numbered, limit_s = self._numbered(name), self._job.limits.patience_s
+        asked, n_waits, seen = f"the decision {name!r} about {self._about}", 0, frozenset[str]()
+        async with self._job.within(limit_s):
             while numbered not in self._known:
-                await self._join()
+                await self._join(asked)
                 await self._listen(numbered)
+                n_waits += 1
+                if n_waits % LOOK_BEATS == 0 and numbered not in self._known:
+                    seen = await self._job.perform(look(self._job.member, self._about, seen, asked))
 
-            return self._known[numbered]
+        if numbered not in self._known:
+            raise PeerSilentError({self._job.member.primary: None}, limit_s)
 
-        raise PeerSilentError({self._job.primary: None}, self._job.limits.patience_s)
+        return self._known[numbered]
 
     async def ask(self, what: str) -> None:
         """Tell the primary that something was asked of this process. For the others.
@@ -88,12 +96,14 @@ class JobAnnouncements:
             PeerSilentError: If the primary begins nothing within `JobLimits.patience_s`.
             CoordinationError: If the service cannot be reached.
         """
-        with move_on_after(self._job.limits.patience_s):
-            await self._join()
-            await self._job.calls.put(f"{self._keys.all}{what}", b"1", replace=True)
-            return
+        job, limit_s, has_asked = self._job, self._job.limits.patience_s, False
+        async with job.within(limit_s):
+            await self._join(f"to tell of {what!r} about {self._about}")
+            await job.calls.put(f"{self._keys.all}{what}", b"1", replace=True)
+            has_asked = True
 
-        raise PeerSilentError({self._job.primary: None}, self._job.limits.patience_s)
+        if not has_asked:
+            raise PeerSilentError({job.member.primary: None}, limit_s)
 
     async def take(self, what: str) -> bool:
         """Return whether any other process has asked this since the last call. The primary's."""
@@ -115,11 +125,12 @@ class JobAnnouncements:
             return
 
         job = self._job
-        with CancelScope(shield=True), move_on_after(job.limits.call_s), suppress(CoordinationError):
-            if job.is_primary:
-                await self._take_back()
-            if await job.calls.count(self._keys.left) == job.count:
-                await job.calls.delete(self._keys.all)
+        with suppress(CoordinationError):
+            async with job.within(job.limits.call_s, shield=True):
+                if job.member.is_primary:
+                    await self._take_back()
+                if await job.calls.count(self._keys.left) == job.member.count:
+                    await job.calls.delete(self._keys.all)
 
         self._keys = OperationKeys("")
         self._renew()
@@ -127,8 +138,8 @@ class JobAnnouncements:
     async def _take_back(self) -> None:
         """Delete what says that these are to be joined, if all have joined and no later ones are."""
         came = await self._job.calls.under(self._keys.each("at"))
-        if len(came) == self._job.count - 1 and await self._begun(0.0) == self._keys:
-            await self._job.calls.delete(self._job.join_key(self._about))
+        if len(came) == self._job.member.count - 1 and await self._begun(0.0) == self._keys:
+            await self._job.calls.delete(self._key_begun)
 
     def _renew(self) -> None:
         self._token = secrets.token_hex(8).encode()
@@ -164,7 +175,9 @@ class JobAnnouncements:
         if begun is None:
             await self._look_back(numbered)  # to its last words
             if numbered not in self._known:
-                raise PeerFailedError(job.primary, None, None, "it was closed, and decides nothing more")
+                raise PeerFailedError(
+                    job.member.primary, None, None, "it was closed, and decides nothing more"
+                )
         elif begun != self._keys:
             await job.calls.delete(self._keys.all)  # the primary did; this process was late
             self._keys = OperationKeys("")
@@ -178,23 +191,29 @@ class JobAnnouncements:
 
     async def _begun(self, timeout_s: float) -> OperationKeys | None:
         """Return the keys of what the primary has begun."""
-        found = await self._job.calls.wait(self._job.join_key(self._about), timeout_s)
+        found = await self._job.calls.wait(self._key_begun, timeout_s)
         return None if found is None else OperationKeys(found.decode())
 
-    async def _join(self) -> None:
-        """Take part, unless this process does already; wait for the primary to begin."""
-        job = self._job
+    async def _join(self, asked: str = "") -> None:
+        """Take part, unless this process does already; wait for the primary to begin.
+
+        Args:
+            asked: What this process waits for, in words, should the primary wait for it elsewhere.
+        """
+        job, member, seen = self._job, self._job.member, frozenset[str]()
         async with self._turn:
             while not self._keys.identity:
-                keys = await self._begun(0.0 if job.is_primary else job.limits.patience_s)
-                if job.is_primary:
+                keys = await self._begun(0.0 if member.is_primary else LOOK_BEATS * job.limits.beat_s)
+                if member.is_primary:
                     if keys is not None:  # some process has not left it, or left it unseen
                         await job.calls.delete(keys.all)
 
                     begun = OperationKeys(secrets.token_hex(8))
-                    await job.calls.put(job.join_key(self._about), begun.identity.encode(), replace=True)
+                    await job.calls.put(self._key_begun, begun.identity.encode(), replace=True)
                     self._keys = begun  # not before: who is cancelled has begun nothing
-                elif keys is not None and await job.calls.put_once(keys.each("at", job.index), self._token):
+                elif keys is None:
+                    seen = await job.perform(look(member, self._about, seen, asked))
+                elif await job.calls.put_once(keys.each("at", member.index), self._token):
                     self._keys = keys
                 else:  # this process was here: the primary has not begun the next
                     await sleep(job.limits.beat_s)

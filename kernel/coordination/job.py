@@ -1,58 +1,111 @@
-"""A job of several processes, as one of them sees it."""
+"""A job of several processes, as one of them sees it: what it asks of the service, and what it remembers."""
 
 from __future__ import annotations
 
-__all__ = ("MOST_REMEMBERED", "Job")
+__all__ = ("Job",)
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final, final
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, final
+
+from anyio import sleep
 
 from penstock.kernel.config.job_limits import JobLimits
-from penstock.kernel.coordination.key_value_calls import KeyValueCalls
-from penstock.kernel.coordination.operation_keys import join_key
+from penstock.kernel.coordination.key_value_calls import KeyValueCalls, move_on_after_awake
+from penstock.kernel.coordination.procedures import Call, Member, Memory, Procedure
 
-MOST_REMEMBERED: Final = 4
-"""How many operations the primary remembers to have ended well, should one who took part not leave them."""
-
-MOST_LEFT: Final = 64
-"""How many operations a process remembers to have left. It may find one of them once more, just forgotten."""
+T = TypeVar("T")
 
 
 @final
 @dataclass(slots=True, eq=False)
+class _Kept:
+    """What is remembered, for all event loops of the process."""
+
+    memory: Memory = field(default_factory=Memory)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def change(self, change: Callable[[Memory], Memory]) -> Memory:
+        """Replace it; return what it was before."""
+        with self.lock:
+            before = self.memory
+            self.memory = change(before)
+            return before
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
 class Job:
     """What all operations of one process share."""
 
     calls: KeyValueCalls
-    index: int
-    processes: Sequence[int]  #: who takes part, ascending; `index` is one of them
-    group: str = ""  #: `processes`, with commas between them; empty for all of the job
-    about: str = ""  #: tells these processes from others of the same job that they know nothing of
-    limits: JobLimits = field(default_factory=JobLimits)
-    open: dict[str, str] = field(default_factory=dict[str, str])
-    """The operations of the primary that can still be joined, by the key that says so."""
-    ended: deque[str] = field(default_factory=deque[str])
-    """The primary's operations that ended well, whose keys it deletes if nobody else has."""
-    left: deque[str] = field(default_factory=lambda: deque[str](maxlen=MOST_LEFT))
-    """The last operations that this process left."""
+    member: Member
+    kept: _Kept = field(default_factory=_Kept)
+
+    def elsewhere(self) -> Job:
+        """Return the same for the event loop that runs here."""
+        return replace(self, calls=self.calls.elsewhere())
 
     @property
-    def count(self) -> int:
-        """How many take part."""
-        return len(self.processes)
+    def limits(self) -> JobLimits:
+        """How long the processes wait for each other."""
+        return self.member.limits
 
-    @property
-    def primary(self) -> int:
-        """Who judges, merges and publishes: the first of them."""
-        return self.processes[0]
+    def within(self, limit_s: float, *, shield: bool = False) -> AbstractAsyncContextManager[None]:
+        """Move on after so many seconds in which this process did not stand still."""
+        return move_on_after_awake(limit_s, self.limits.beat_s, shield=shield)
 
-    @property
-    def is_primary(self) -> bool:
-        """Whether this process is the primary."""
-        return self.index == self.primary
+    async def perform(self, procedure: Procedure[T], local: Callable[[Call], Any] | None = None) -> T:
+        """Make the calls of a procedure, one after another, and return what came of it.
 
-    def join_key(self, path: str) -> str:
-        """Return the key that says which operation on `path` these processes are to join."""
-        return join_key(path, self.about, self.group)
+        Args:
+            procedure: Not begun yet.
+            local: Takes what the procedure enters and learns.
+        """
+        answer: Any = None
+        while True:
+            try:
+                call = procedure.send(answer)
+            except StopIteration as end:
+                found: T = end.value
+                return found
+
+            answer = await self._made(call, local)
+
+    async def _made(self, call: Call, local: Callable[[Call], Any] | None) -> Any:
+        calls = self.calls
+        match call.kind:
+            case "put":
+                return await calls.put(call.key, call.value, replace=call.replace)
+            case "wait":
+                return await calls.wait(call.key, call.limit_s)
+            case "under":
+                return await calls.under(call.key)
+            case "by_process":
+                return await calls.by_process(call.key)
+            case "count":
+                return await calls.count(call.key)
+            case "delete":
+                return await calls.delete(call.key)
+            case "sleep":
+                return await sleep(call.limit_s)
+            case "change":
+                return self.kept.change(call.value)
+            case "enter" | "learn":
+                return None if local is None else local(call)
+
+    @asynccontextmanager
+    async def seeking(self, path: str) -> AsyncGenerator[None]:
+        """Remember for as long as the body runs that this process looks for an operation on `path`."""
+
+        def without(memory: Memory) -> Memory:
+            at = memory.sought.index(path)
+            return replace(memory, sought=memory.sought[:at] + memory.sought[at + 1 :])
+
+        self.kept.change(lambda memory: replace(memory, sought=(*memory.sought, path)))
+        try:
+            yield
+        finally:
+            self.kept.change(without)

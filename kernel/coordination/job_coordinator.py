@@ -5,8 +5,7 @@ from __future__ import annotations
 __all__ = ("JobCoordinator",)
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import final
+from typing import Final, final
 
 from penstock.kernel.config.job_limits import JobLimits
 from penstock.kernel.config.job_options import JobOptions
@@ -14,9 +13,13 @@ from penstock.kernel.coordination.announcements import JobAnnouncements
 from penstock.kernel.coordination.job import Job
 from penstock.kernel.coordination.joint_operation import JointOperation
 from penstock.kernel.coordination.key_value_calls import KeyValueCalls
-from penstock.kernel.coordination.neighbours import Neighbours
+from penstock.kernel.coordination.operation_keys import ROOT
+from penstock.kernel.coordination.procedures import Member
 from penstock.kernel.errors import ConfigError, InactiveProcessError
 from penstock.kernel.protocols.coordinator import KeyValues
+
+PLACES: Final = f"{ROOT}/places/"
+"""One key for each process, for as long as the job lives."""
 
 
 @final
@@ -34,7 +37,7 @@ class JobCoordinator:
         ConfigError: If there is no such process.
     """
 
-    __slots__ = ("_job", "_neighbours")
+    __slots__ = ("_job", "_n_processes", "_place")
 
     def __init__(
         self,
@@ -56,31 +59,33 @@ class JobCoordinator:
         everybody = range(process_count)
         processes = everybody if chosen is None or len(chosen) == process_count else chosen
         group = "" if processes is everybody else ",".join(map(str, processes))
-        calls, about = KeyValueCalls(service), options.key_prefix or ""
-        self._job = Job(calls, process_index, processes, group, about, limits or JobLimits())
-        self._neighbours = Neighbours(service, process_index, process_count)
+        limits = limits or JobLimits()
+        member = Member(process_index, processes, group, options.key_prefix or "", limits)
+        self._job = Job(KeyValueCalls(service, limits.beat_s), member)
+        self._n_processes = process_count
+        self._place: str | None = None  # where this process has said that it is
 
     def nested(self) -> JobCoordinator:
         """Return a coordinator for parts of an operation of this one, for the event loop that runs here."""
         other = object.__new__(JobCoordinator)
-        other._job = replace(self._job, calls=self._job.calls.elsewhere())
-        other._neighbours = self._neighbours.elsewhere()
+        other._job = self._job.elsewhere()
+        other._n_processes, other._place = self._n_processes, self._place
         return other
 
     @property
     def process_index(self) -> int:
         """Which process of the job this is."""
-        return self._job.index
+        return self._job.member.index
 
     @property
     def processes(self) -> Sequence[int]:
         """Who takes part, ascending."""
-        return self._job.processes
+        return self._job.member.processes
 
     @property
     def is_primary(self) -> bool:
         """Whether this process judges, merges and publishes."""
-        return self._job.is_primary
+        return self._job.member.is_primary
 
     @property
     def calls(self) -> Mapping[str, int]:
@@ -109,11 +114,18 @@ class JobCoordinator:
 
     async def count_neighbours(self, place: str) -> tuple[int, bool]:
         """Say where this process is, and count who is there; see `Coordinator`. It need not take part."""
-        return await self._neighbours.count(place)
+        calls, index = self._job.calls, self._job.member.index
+        if self._place != place:
+            await calls.put(f"{PLACES}{index}", place.encode(), replace=True)
+            self._place = place
+
+        places = await calls.under(PLACES)
+        here = [index for index, found in places.items() if found == place.encode()]
+        return max(len(here), 1), len(places) >= self._n_processes
 
     def _has_others(self) -> bool:
-        job = self._job
-        if job.index not in job.processes:
-            raise InactiveProcessError(job.index, job.processes)
+        member = self._job.member
+        if member.index not in member.processes:
+            raise InactiveProcessError(member.index, member.processes)
 
-        return job.count > 1
+        return member.count > 1

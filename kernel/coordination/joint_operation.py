@@ -4,19 +4,18 @@ from __future__ import annotations
 
 __all__ = ("JointOperation",)
 
-import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+import zlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import final
+from typing import Final, final
 
-from anyio import CancelScope, create_task_group, get_cancelled_exc_class, move_on_after, sleep, sleep_forever
+from anyio import CancelScope, create_task_group, get_cancelled_exc_class, sleep, sleep_forever
 
-from penstock.kernel.coordination.groups import differing_group
+from penstock.kernel.coordination import procedures
 from penstock.kernel.coordination.job import Job
-from penstock.kernel.coordination.joining import begin_operation, find_operation
+from penstock.kernel.coordination.membership import Membership
 from penstock.kernel.coordination.operation_keys import OperationKeys
-from penstock.kernel.coordination.plan_differences import differences, joined, pieces_of
-from penstock.kernel.coordination.touch import LATER, Touch, say
+from penstock.kernel.coordination.silence import LATER
 from penstock.kernel.coordination.verdicts import Verdict
 from penstock.kernel.errors import (
     CoordinationError,
@@ -32,6 +31,10 @@ MOST_WRITES = 3.0
 """The others wait so many times `JobLimits.write_s` for the decision: the primary writes a part of its own,
 waits for those of all others, and completes what they wrote."""
 
+MOST_PIECE: Final = 64 * 1024
+"""Bytes of one value; the service is made for small ones."""
+
+NOTHING: Final = "nothing"
 END = b"\0"
 """Behind a path, which cannot contain it."""
 
@@ -56,14 +59,13 @@ class JointOperation:
         is_local: Whether each process publishes on a disk of its own.
     """
 
-    __slots__ = ("_is_local", "_job", "_keys", "_path", "_touch")
+    __slots__ = ("_job", "_member", "_membership", "_path")
 
     def __init__(self, job: Job, path: str, *, is_local: bool = False) -> None:
         self._job = job
+        self._member = job.member
         self._path = path
-        self._is_local = is_local
-        self._keys = OperationKeys("")
-        self._touch = Touch(job, self._keys, path, is_local=is_local)
+        self._membership = Membership(job, path, is_local=is_local)
 
     @property
     def path(self) -> str:
@@ -73,7 +75,7 @@ class JointOperation:
     @property
     def is_local(self) -> bool:
         """Whether each process writes and publishes by itself, on a disk of its own."""
-        return self._is_local
+        return self._membership.is_local
 
     @property
     def identity(self) -> str:
@@ -83,21 +85,21 @@ class JointOperation:
     @property
     def process_index(self) -> int:
         """Which process this is."""
-        return self._job.index
+        return self._member.index
 
     @property
     def processes(self) -> Sequence[int]:
         """Who takes part, ascending. The first is the primary."""
-        return self._job.processes
+        return self._member.processes
 
     @property
     def is_primary(self) -> bool:
         """Whether this process judges, merges and publishes."""
-        return self._job.is_primary
+        return self._member.is_primary
 
     def at(self, stage: str) -> None:
         """Note where this process is. The others hear of it with the next heartbeat."""
-        self._touch.stage = stage
+        self._membership.stage = stage
 
     @asynccontextmanager
     async def running(self, take_back: Callable[[], Awaitable[bool]] | None = None) -> AsyncGenerator[None]:
@@ -118,19 +120,16 @@ class JointOperation:
             The others are told first, within three times `JobLimits.call_s`.
         """
         try:
-            other = await self._join()
+            await self._membership.join()
         except BaseException as error:
-            if self.is_primary:  # the others may have found it, and would wait for this process
-                await self._touch.end(error)
+            if self._membership.is_in:  # the others would wait for this process
+                await self._membership.end(error)
             raise
-
-        if other is not None:
-            raise await self._touch.end(other) or other
 
         failure: BaseException | None = None
         try:
             async with create_task_group() as tasks:
-                self._touch.start(tasks)
+                self._membership.start(tasks)
                 try:
                     yield
                 except get_cancelled_exc_class():
@@ -140,15 +139,15 @@ class JointOperation:
 
                 tasks.cancel_scope.cancel()
         except BaseException as error:  # a cancellation from outside
-            await self._touch.end(error)
+            await self._membership.end(error)
             raise
 
         # Raised here, outside any `except` block, so that no exception group becomes its context.
-        failure = await self._touch.end(failure or self._touch.ended_by)
-        if take_back is not None and self._touch.has_lost_primary(failure):
-            with CancelScope(shield=True), move_on_after(self._job.limits.call_s):
+        failure = await self._membership.end(failure or self._membership.ended_by)
+        if take_back is not None and self._membership.has_lost_primary(failure):
+            async with self._job.within(self._job.limits.call_s, shield=True):
                 if await take_back():
-                    failure = self._touch.silence_of_primary()
+                    failure = self._membership.silence_of_primary()
 
         if failure is not None:
             try:
@@ -164,14 +163,14 @@ class JointOperation:
         Cancellation:
             Delivered after that, and five times `JobLimits.call_s`, at most.
         """
-        limits, has_joined = self._job.limits, False
+        limits = self._job.limits
+        most_s = 2 * limits.call_s if self.is_primary else limits.beat_s
         with CancelScope(shield=True), suppress(CoordinationError, PeerError):
-            with move_on_after(2 * limits.call_s if self.is_primary else limits.beat_s):
-                await self._join()
-                has_joined = True
+            async with self._job.within(most_s):
+                await self._membership.join()
 
-            if has_joined or self.is_primary:  # what the primary has begun, it ends: others may have found it
-                await self._touch.end(error)
+        if self._membership.is_in:
+            await self._membership.end(error)
 
     async def agree(
         self, plan: bytes, describe: Callable[[], Sequence[str]], beside: bytes = b""
@@ -197,13 +196,11 @@ class JointOperation:
             return {}
 
         plans = await self._others("plan", self._job.limits.join_s)
-        key = self._job.join_key(self._path)
-        # Were it left behind, it could delete that of the next save to this path.
-        with CancelScope(shield=True), move_on_after(self._job.limits.call_s):
-            await calls.delete(key)
+        # Were a deletion left behind, it could be that of the next save to this path.
+        async with self._job.within(self._job.limits.call_s, shield=True):
+            await self._membership.perform(procedures.close(self._member, self._path, keys))
 
-        self._job.open.pop(key, None)
-        self._touch.is_closed = True
+        self._membership.is_closed = True
         odd = [index for index, found in plans.items() if found[: len(plan)] != plan]
         if not odd:
             return {index: found[len(plan) :] for index, found in plans.items()}
@@ -217,7 +214,7 @@ class JointOperation:
 
     async def begin(self, place: str, beside: bytes = b"") -> None:
         """Tell the others that they may write, where, and something beside that. The primary's."""
-        self._touch.has_begun = True
+        self._membership.has_begun = True
         said = place.encode("utf-8", "surrogateescape") + END + beside
         await self._job.calls.put(self._keys.go, GO + said)
 
@@ -228,20 +225,20 @@ class JointOperation:
             PlansDifferError: If this process is one of those whose plan differs.
             PeerSilentError: If the primary says nothing for too long.
         """
-        job, limit_s = self._job, self._job.limits.patience_s
-        said = await job.calls.wait(self._keys.go, limit_s)
+        calls, member, limit_s = self._job.calls, self._member, self._job.limits.patience_s
+        said = await calls.wait(self._keys.go, limit_s)
         if said is None:
-            raise PeerSilentError({job.primary: self._touch.stage_of(job.primary)}, limit_s)
+            raise self._silence_of_primary(limit_s)
 
-        self._touch.is_closed = True
+        self._membership.is_closed = True
         if said.startswith(GO):
             place, _, beside = said[len(GO) :].partition(END)
             return place.decode("utf-8", "surrogateescape"), beside
         if said == COMPARE + plan:
             await sleep_forever()  # another process says what differs, and that verdict ends this
 
-        theirs = joined(await job.calls.under(self._keys.each("tree")))
-        raise PlansDifferError(job.index, differences(theirs, describe(), (job.primary, job.index)))
+        theirs = joined(await calls.under(self._keys.each("tree")))
+        raise PlansDifferError(member.index, differences(theirs, describe(), (member.primary, member.index)))
 
     async def meet(self, where: str) -> None:
         """Wait until all processes are here, each in its own time as long as it lives.
@@ -255,8 +252,7 @@ class JointOperation:
         Raises:
             PeerSilentError: If not all are here within `JobLimits.write_s`.
         """
-        job, calls, keys = self._job, self._job.calls, self._keys
-        limit_s = job.limits.write_s
+        calls, keys, limit_s = self._job.calls, self._keys, self._job.limits.write_s
         if self.is_primary:
             await self._others(f"met_{where}", limit_s)
             await calls.put(keys.start(where), b"1")
@@ -265,11 +261,11 @@ class JointOperation:
         await self._say(f"met_{where}", b"1")
         # Longer than the primary waits for all, which then says who did not come.
         if await calls.wait(keys.start(where), LATER * limit_s) is None:
-            raise PeerSilentError({job.primary: self._touch.stage_of(job.primary)}, LATER * limit_s)
+            raise self._silence_of_primary(LATER * limit_s)
 
     async def bring(self, part: bytes) -> None:
         """Say that this process's part is durable. From then on it writes nothing more. For the others."""
-        self._touch.has_brought = True
+        self._membership.has_brought = True
         await self._say("part", part)
 
     async def parts(self) -> Mapping[int, bytes]:
@@ -278,7 +274,9 @@ class JointOperation:
         Raises:
             PeerSilentError: If not all are there within `JobLimits.write_s`.
         """
-        return await self._others("part", self._job.limits.write_s)
+        parts = await self._others("part", self._job.limits.write_s)
+        self._membership.has_all = True
+        return parts
 
     async def decide(self) -> None:
         """Set the verdict that this is published. The primary's; then it publishes, or raises.
@@ -290,16 +288,16 @@ class JointOperation:
         Cancellation:
             Not before the service has answered, or `JobLimits.call_s` has passed.
         """
-        verdict = Verdict(kind="commit", process=self._job.index)
+        verdict = Verdict(kind="commit", process=self._member.index)
         with CancelScope(shield=True):
-            verdict = await self._touch.claim(verdict)
+            verdict = await self._membership.claim(verdict)
 
         if verdict.kind != "commit":
             raise verdict.error()
 
     async def tell_published(self, told: bytes = b"") -> None:
         """Tell the others that the checkpoint is visible, and what came of it. The primary's last word."""
-        with CancelScope(shield=True), move_on_after(self._job.limits.call_s):
+        async with self._job.within(self._job.limits.call_s, shield=True):
             await self._job.calls.put(self._keys.result, PUBLISHED + told)
 
     async def wait_decided(self) -> None:
@@ -310,13 +308,12 @@ class JointOperation:
         Raises:
             PeerSilentError: If the primary decides nothing for too long, although it lives.
         """
-        job = self._job
-        limit_s = MOST_WRITES * job.limits.write_s
-        with move_on_after(limit_s):
-            await self._touch.decided.wait()
-            return
+        limit_s = MOST_WRITES * self._job.limits.write_s
+        async with self._job.within(limit_s):
+            await self._membership.decided.wait()
 
-        raise PeerSilentError({job.primary: self._touch.stage_of(job.primary)}, limit_s)
+        if not self._membership.decided.is_set():
+            raise self._silence_of_primary(limit_s)
 
     async def wait_published(self) -> bytes:
         """Wait until the primary has published; return what came of it. For the others.
@@ -328,10 +325,11 @@ class JointOperation:
         timeout_s = self._job.limits.write_s
         told = await self._job.calls.wait(self._keys.result, timeout_s)
         if told is None:
-            problem = f"process {self._job.primary} said nothing for {timeout_s:g} s"
-            raise OutcomeUnknownError(self._path, problem, self._job.primary)
+            primary = self._member.primary
+            problem = f"process {primary} said nothing for {timeout_s:g} s"
+            raise OutcomeUnknownError(self._path, problem, primary)
         if not told.startswith(PUBLISHED):
-            raise self._touch.told_instead(Verdict.decoded(told))
+            raise self._membership.told_instead(Verdict.decoded(told))
 
         return told[len(PUBLISHED) :]
 
@@ -346,7 +344,7 @@ class JointOperation:
             Not before the service has answered, or `JobLimits.call_s` has passed: what is published counts.
         """
         if not self.is_primary:
-            with CancelScope(shield=True), move_on_after(self._job.limits.call_s):
+            async with self._job.within(self._job.limits.call_s, shield=True):
                 await self._say("done", PUBLISHED)
 
             await self.wait_published()
@@ -359,36 +357,60 @@ class JointOperation:
 
         await self.tell_published()
 
-    async def _join(self) -> PlansDifferError | None:
-        """Learn which operation this is. The primary begins one, the others find it by the path.
-
-        Returns:
-            An error, if others think that this process joins them, and not those that it does.
-        """
-        job = self._job
-        if not job.is_primary:
-            await find_operation(job, self._path, self._entered, is_local=self._is_local)
-            return None
-
-        await begin_operation(job, self._path, self._entered(secrets.token_hex(8)))
-        return await differing_group(job, self._path, is_local=self._is_local)
-
-    def _entered(self, identity: str) -> Touch:
-        if identity != self.identity:
-            self._keys = OperationKeys(identity)
-            self._touch = Touch(self._job, self._keys, self._path, is_local=self._is_local)
-
-        return self._touch
+    @property
+    def _keys(self) -> OperationKeys:
+        return self._membership.keys
 
     async def _say(self, what: str, data: bytes) -> None:
-        await say(self._job, self._keys, what, data)
+        await self._membership.perform(procedures.say(self._member, self._keys, what, data))
 
-    async def _others(self, what: str, timeout_s: float) -> dict[int, bytes]:
-        calls, keys = self._job.calls, self._keys
-        await calls.wait(keys.here(what), timeout_s)
-        found = await calls.by_process(keys.each(what))
-        absent = [index for index in self._job.processes[1:] if index not in found]
+    async def _others(self, what: str, limit_s: float) -> Mapping[int, bytes]:
+        found = await self._membership.perform(procedures.bring_all(self._keys, what, limit_s))
+        absent = [index for index in self._member.processes[1:] if index not in found]
         if absent:
-            raise PeerSilentError({index: self._touch.stage_of(index) for index in absent}, timeout_s)
+            stages = {index: self._membership.stage_of(index) for index in absent}
+            raise self._membership.silence_of(stages, limit_s)
 
         return found
+
+    def _silence_of_primary(self, limit_s: float) -> PeerSilentError:
+        primary = self._member.primary
+        return PeerSilentError({primary: self._membership.stage_of(primary)}, limit_s)
+
+
+def pieces_of(lines: Sequence[str]) -> Iterator[bytes]:
+    """Yield a plan, a line for each leaf, as values for the service."""
+    data = zlib.compress("\n".join(lines).encode("utf-8", "surrogateescape"), 1)
+    for at in range(0, len(data), MOST_PIECE):
+        yield data[at : at + MOST_PIECE]
+
+
+def joined(pieces: Mapping[str, bytes]) -> list[str]:
+    """Return the lines that `pieces_of` cut, by the place of each piece."""
+    data = b"".join(pieces[key] for key in sorted(pieces, key=int))
+    try:
+        return zlib.decompress(data).decode("utf-8", "surrogateescape").split("\n")
+    except (zlib.error, ValueError) as error:
+        raise CoordinationError(f"the primary's plan cannot be read: {error}") from error
+
+
+def differences(theirs: Sequence[str], mine: Sequence[str], processes: tuple[int, int]) -> list[str]:
+    """Return a line for each leaf that is not the same.
+
+    Args:
+        theirs: The primary's plan; a line begins with a leaf's key path and a tab.
+        mine: That of another process.
+        processes: The index of the primary, and of that other one.
+    """
+    (primary, index), at_primary, here = processes, _by_leaf(theirs), _by_leaf(mine)
+    names = [*at_primary, *[name for name in here if name not in at_primary]]
+    return [
+        f"{name}: process {primary} has {at_primary.get(name, NOTHING)}, "
+        f"process {index} has {here.get(name, NOTHING)}"
+        for name in names
+        if at_primary.get(name) != here.get(name)
+    ]
+
+
+def _by_leaf(lines: Sequence[str]) -> dict[str, str]:
+    return {name: what for name, _, what in [line.partition("\t") for line in lines]}

@@ -1,22 +1,26 @@
-"""Calls of the coordination service, from an event loop."""
+"""Calls of the coordination service, from an event loop, and waits that are measured while it is awake."""
 
 from __future__ import annotations
 
-__all__ = ("KeyValueCalls",)
+__all__ = ("KeyValueCalls", "move_on_after_awake")
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import TypeVar, final
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar, final
 
-from anyio import current_time
+from anyio import CancelScope, create_task_group, current_time, get_cancelled_exc_class, sleep
 
 from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.coordination.silence import AwakeLimit
 from penstock.kernel.protocols.coordinator import KeyValues
 
 T = TypeVar("T")
 
 LONGEST_WAIT_S = 10.0
 """Of one call. A process cannot exit before the threads that it has left behind are back."""
+
+DEFAULT_BEAT_S: Final = 1.0
 
 MOST_WAITS = 64
 """Threads of their own: a wait for another process must not keep a save's writes from running."""
@@ -27,18 +31,23 @@ class KeyValueCalls:
     """The calls of `KeyValues`, each in a worker thread that a cancellation leaves behind.
 
     What was left still takes effect, so callers shield what must be known to have happened.
+
+    Args:
+        service: The same for all processes.
+        beat_s: How often a long wait looks whether this process stood still.
     """
 
-    __slots__ = ("_service", "_threads", "counted")
+    __slots__ = ("_beat_s", "_service", "_threads", "counted")
 
-    def __init__(self, service: KeyValues) -> None:
+    def __init__(self, service: KeyValues, beat_s: float = DEFAULT_BEAT_S) -> None:
         self._service = service
+        self._beat_s = beat_s
         self._threads = Threads(MOST_WAITS).leaving_calls(0.0)
         self.counted: Counter[str] = Counter()  #: how often each call was made
 
     def elsewhere(self) -> KeyValueCalls:
         """Return calls of the same service for the event loop that runs here."""
-        return KeyValueCalls(self._service)
+        return KeyValueCalls(self._service, self._beat_s)
 
     async def put(self, key: str, value: bytes, *, replace: bool = False) -> bool:
         """See `KeyValues.put`."""
@@ -60,14 +69,20 @@ class KeyValueCalls:
         return await self.put(key, own) or await self.wait(key, 0.0) == own
 
     async def wait(self, key: str, timeout_s: float) -> bytes | None:
-        """See `KeyValues.wait`. Made of several calls if it is long."""
-        end = current_time() + timeout_s
-        while (left_s := end - current_time()) > LONGEST_WAIT_S:
-            found = await self._run(self._service.wait, key, LONGEST_WAIT_S)
-            if found is not None:
-                return found
+        """See `KeyValues.wait`. Made of several calls if it is long, or if this process stood still."""
+        if timeout_s <= self._beat_s:
+            return await self._run(self._service.wait, key, max(timeout_s, 0.0))
 
-        return await self._run(self._service.wait, key, max(left_s, 0.0))
+        found: bytes | None = None
+        async with _watched(AwakeLimit.begin(timeout_s, self._beat_s, current_time())) as watch:
+            while True:
+                n_anew, left_s = watch.limit.n_anew, watch.limit.left_s(current_time())
+                found = await self._run(self._service.wait, key, min(left_s, LONGEST_WAIT_S))
+                watch.look()
+                if found is not None or (left_s <= LONGEST_WAIT_S and watch.limit.n_anew == n_anew):
+                    break
+
+        return found
 
     async def under(self, prefix: str) -> Mapping[str, bytes]:
         """See `KeyValues.under`."""
@@ -95,3 +110,73 @@ class KeyValueCalls:
     async def _run(self, function: Callable[..., T], *args: object) -> T:
         self.counted[function.__name__] += 1
         return await self._threads.run(function, *args)
+
+
+@final
+class _Watch:
+    """A limit that a task looks at once a beat."""
+
+    __slots__ = ("limit",)
+
+    def __init__(self, limit: AwakeLimit) -> None:
+        self.limit = limit
+
+    def look(self) -> float:
+        """Look at it; return how much is left."""
+        now = current_time()
+        self.limit = self.limit.look(now)
+        return self.limit.left_s(now)
+
+    async def run_out(self) -> None:
+        """Look again and again; return once it is over."""
+        while True:
+            left_s = self.look()
+            if left_s <= 0:
+                return
+
+            await sleep(min(left_s, self.limit.beat_s))
+
+    async def end(self, scope: CancelScope) -> None:
+        """Cancel `scope` once it is over."""
+        await self.run_out()
+        scope.cancel()
+
+
+@asynccontextmanager
+async def _watched(limit: AwakeLimit, *, cancels: bool = False) -> AsyncGenerator[_Watch]:
+    """Look at a limit as long as the body runs; cancel that once it is over, if asked to."""
+    watch, failure = _Watch(limit), None
+    async with create_task_group() as tasks:
+        if cancels:
+            tasks.start_soon(watch.end, tasks.cancel_scope)
+        else:
+            tasks.start_soon(watch.run_out)
+
+        try:
+            yield watch
+        except get_cancelled_exc_class():
+            raise
+        except BaseException as error:
+            failure = error
+
+        tasks.cancel_scope.cancel()
+
+    if failure is not None:  # raised here, so that it is in no exception group
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback refers to this frame
+
+
+@asynccontextmanager
+async def move_on_after_awake(limit_s: float, beat_s: float, *, shield: bool = False) -> AsyncGenerator[None]:
+    """Do what anyio's `move_on_after` does, but for time in which this process stood still.
+
+    Args:
+        limit_s: Seconds.
+        beat_s: How often it is looked whether this process stood still.
+        shield: Whether a cancellation from outside waits until then.
+    """
+    with CancelScope(shield=shield):
+        async with _watched(AwakeLimit.begin(limit_s, beat_s, current_time()), cancels=True):
+            yield

@@ -19,20 +19,33 @@
 | `penstock/<id>/result` | the primary | whether it was published |
 | `penstock/<id>/left` | each | how many have left; the last one deletes all of these, if nobody can join |
 | `penstock/<id>/left_here` | the last of the others, after a failure | nobody but the primary is left |
+| `penstock/announced/<topic>/<group>` | the primary | which announcements the others are to hear |
 | `penstock/ended/<i>/<n>` | the primary i | a failed operation whose keys are kept for those who come late |
 | `penstock/ended/<i>/n` | the primary i | how many there were |
 """
 
 from __future__ import annotations
 
-__all__ = ("Joining", "OperationKeys", "join_folder", "join_key", "outcome_key")
+__all__ = (
+    "JOIN_FOLDER",
+    "Joining",
+    "OperationKeys",
+    "announcements_key",
+    "join_folder",
+    "join_key",
+    "outcome_key",
+)
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+from penstock.kernel.errors import CoordinationError
+
 ROOT = "penstock"
+JOIN_FOLDER = f"{ROOT}/join/"
 
 
 def join_folder(path: str, about: str = "") -> str:
@@ -43,7 +56,7 @@ def join_folder(path: str, about: str = "") -> str:
         about: Tells groups that know nothing of each other apart.
     """
     named = f"{about}\0{path}" if about else path  # no path has a null character
-    return f"{ROOT}/join/{_digest(named)}/"
+    return f"{JOIN_FOLDER}{_digest(named)}/"
 
 
 def join_key(path: str, about: str = "", group: str = "") -> str:
@@ -55,6 +68,11 @@ def join_key(path: str, about: str = "", group: str = "") -> str:
         group: The processes that agree with each other; empty for all of a job.
     """
     return join_folder(path, about) + (_digest(group) if group else "all")
+
+
+def announcements_key(topic: str, about: str = "", group: str = "") -> str:
+    """Return the key that says which announcements about `topic` are to be joined. They wait for nobody."""
+    return join_key(topic, about, group).replace(JOIN_FOLDER, f"{ROOT}/announced/", 1)
 
 
 def outcome_key(primary: int, at: int | None = None) -> str:
@@ -72,17 +90,34 @@ class Joining:
     """What a join key says."""
 
     identity: str  #: of the operation
-    group: str = ""  #: the processes that are to join, with commas between them; empty for all of a job
+    group: str  #: the processes that are to join, with commas between them; empty for all of a job
+    about: str  #: see `join_folder`
+    path: str  #: what the operation is about
 
     def encoded(self) -> bytes:
         """Return the value to store."""
-        return f"{self.identity} {self.group}".encode()
+        return json.dumps([self.identity, self.group, self.about, self.path]).encode()
 
     @classmethod
     def decoded(cls, data: bytes) -> Joining:
-        """Read what `encoded` made."""
-        identity, _, group = data.decode().partition(" ")
-        return cls(identity, group)
+        """Read what `encoded` made.
+
+        Raises:
+            CoordinationError: If something else is stored there.
+        """
+        try:
+            identity, group, about, path = map(str, json.loads(data))
+        except (ValueError, TypeError) as error:
+            raise CoordinationError(
+                f"{data[:80]!r} is no operation: do all processes run one penstock?"
+            ) from error
+
+        return cls(identity, group, about, path)
+
+    @property
+    def primary(self) -> int:
+        """Who has begun it."""
+        return int(self.group.split(",")[0]) if self.group else 0
 
     def shares_processes(self, processes: Sequence[int]) -> bool:
         """Whether one of these processes is to join."""

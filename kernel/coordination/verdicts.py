@@ -40,6 +40,7 @@ class Verdict:
     )  #: of those who are silent
     limit_s: float = 0.0
     differences: tuple[str, ...] = ()
+    asked: Mapping[int, str] = field(default_factory=dict[int, str])  #: paths, by process, if they differ
 
     def encoded(self) -> bytes:
         """Return the value to store."""
@@ -56,6 +57,7 @@ class Verdict:
             fields = json.loads(data)
             fields["seen"] = {int(index): stage for index, stage in fields["seen"].items()}
             fields["differences"] = tuple(fields["differences"])
+            fields["asked"] = {int(index): path for index, path in fields["asked"].items()}
             return cls(**fields)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CoordinationError(
@@ -67,7 +69,7 @@ class Verdict:
         if self.kind == "silent":
             return PeerSilentError(self.seen, self.limit_s)
         if self.kind == "differs":
-            return PlansDifferError(self.process, self.differences)
+            return PlansDifferError(self.process, self.differences, self.asked)
 
         return PeerFailedError(self.process, self.stage, self.key_path, self.text)
 
@@ -86,7 +88,7 @@ def verdict_of(error: BaseException, process: int, stage: str) -> Verdict:
         return Verdict(kind="unknown", process=process, stage=stage, text=error.reason[:MOST_TEXT])
     if isinstance(error, PlansDifferError):
         lines = tuple([line[:MOST_TEXT] for line in error.differences[:MOST_DIFFERENCES]])
-        return Verdict(kind="differs", process=error.processes[0], differences=lines)
+        return Verdict(kind="differs", process=error.processes[0], differences=lines, asked=error.asked)
     if isinstance(error, PeerFailedError):
         return Verdict(
             kind="failed",

@@ -44,6 +44,7 @@ __all__ = (
     "NotAFileError",
     "NotDurableError",
     "NotOnThisDiskError",
+    "NotSharedError",
     "OlderStepError",
     "OutcomeUnknownError",
     "PathError",
@@ -58,6 +59,7 @@ __all__ = (
     "RunningLoopError",
     "SaveCancelledError",
     "SpecError",
+    "StageFailedError",
     "StepExistsError",
     "StorageError",
     "StructureMismatchError",
@@ -103,11 +105,13 @@ from penstock.kernel.errors.handler_errors import (
 from penstock.kernel.errors.process_errors import (
     CoordinationError,
     NotOnThisDiskError,
+    NotSharedError,
     OutcomeUnknownError,
     PeerError,
     PeerFailedError,
     PeerSilentError,
     PlansDifferError,
+    StageFailedError,
 )
 from penstock.kernel.errors.restore_errors import InsufficientMemoryError, NoThreadError
 from penstock.kernel.errors.room_errors import NoSpaceError

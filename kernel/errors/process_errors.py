@@ -5,11 +5,13 @@ from __future__ import annotations
 __all__ = (
     "CoordinationError",
     "NotOnThisDiskError",
+    "NotSharedError",
     "OutcomeUnknownError",
     "PeerError",
     "PeerFailedError",
     "PeerSilentError",
     "PlansDifferError",
+    "StageFailedError",
 )
 
 from collections.abc import Mapping, Sequence
@@ -68,17 +70,44 @@ class PeerSilentError(PeerError):
 
 @final
 class PlansDifferError(PeerError, SpecError):
-    """The processes were not asked for the same thing: their trees or options differ.
+    """The processes were not asked for the same thing: their paths, trees or options differ.
 
     Attributes:
         differences: What the primary has and what the other process has, a line for each leaf or option.
+        asked: The path that each of them asks for, by index, if these differ; otherwise empty. Nothing is
+            said of processes that have not come yet.
     """
 
-    def __init__(self, process: int, differences: Sequence[str]) -> None:
+    def __init__(
+        self, process: int, differences: Sequence[str], asked: Mapping[int, str] | None = None
+    ) -> None:
         shown = "; ".join(differences[:5]) or "no leaf differs"
         more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
-        super().__init__(f"process {process} is asked for something else than the primary: {shown}{more}")
-        self.processes, self.differences = (process,), tuple(differences)
+        said = f"process {process} is asked for something else than the primary: {shown}{more}"
+        if asked:
+            said = f"the processes ask for different things, and wait for each other: {shown}{more}"
+
+        super().__init__(said)
+        self.processes, self.differences, self.asked = (process,), tuple(differences), dict(asked or {})
+
+    @classmethod
+    def of_paths(cls, process: int, asked: Mapping[int, str]) -> PlansDifferError:
+        """Say who asks for what.
+
+        Args:
+            process: The one that is not with the primary.
+            asked: The path that each process asks for, by index.
+        """
+        by_path: dict[str, list[str]] = {}
+        for index, path in sorted(asked.items()):
+            by_path.setdefault(path, []).append(str(index))
+
+        lines = [
+            f"process{'es' if len(who) > 1 else ''} {', '.join(who[:8])}"
+            f"{f' and {len(who) - 8} others' if len(who) > 8 else ''} for {path!r}"
+            for path, who in by_path.items()
+        ]
+        return cls(process, lines, asked)
 
 
 @final
@@ -102,14 +131,33 @@ class NotOnThisDiskError(SpecError):
 
 
 @final
+class NotSharedError(SpecError):
+    """The processes save to one path, and this one does not see where process 0 builds.
+
+    Attributes:
+        path: Of the checkpoint.
+        place: The directory that the primary has made.
+    """
+
+    def __init__(self, path: str, place: str) -> None:
+        super().__init__(
+            f"the primary builds {path!r} in {place!r}, and this process does not see that directory: "
+            "save to a file system that all processes see, or say that each has a disk of its own, with "
+            "JobOptions(local_root=...) or PENSTOCK_JOB__LOCAL_ROOT"
+        )
+        self.path, self.place = path, place
+
+
+@final
 class OutcomeUnknownError(PenstockError):
     """The primary fell silent, or its store did, at a time when it may or may not have published.
 
-    Look at the path: if a checkpoint is there, it is whole. The next job removes what is not.
+    Or this process stood still until the others had forgotten how it ended. Look at the path: if a checkpoint
+    is there, it is whole. The next job removes what is not.
 
     Attributes:
         path: What was to be published.
-        processes: Who publishes, by index: the primary.
+        processes: Who fell silent, by index: the primary, or this process.
         peer_stage: The stage in which it was heard of last; None if that is not known.
     """
 
@@ -125,3 +173,16 @@ class OutcomeUnknownError(PenstockError):
 @final
 class CoordinationError(PenstockError):
     """The service by which the processes of a job agree is absent, or cannot be reached."""
+
+
+@final
+class StageFailedError(PenstockError):
+    """A stage of a save by several processes raised an error that is not one of these: its own is the cause.
+
+    The others raise a `PeerFailedError` with the same stage and the same words.
+    """
+
+    def __init__(self, stage: str, error: BaseException) -> None:
+        super().__init__(f"stage {stage!r} failed: {type(error).__name__}: {error}")
+        self.stage = stage
+        self.key_path = getattr(error, "key_path", None)

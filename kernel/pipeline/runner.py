@@ -60,6 +60,7 @@ async def run_pipeline(
     *,
     on_milestone: Callable[[Milestone], object] | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    translate: Callable[[str, Exception], PenstockError] | None = None,
 ) -> PipelineResult:
     """Send `message` through every stage and return the last message that comes out.
 
@@ -69,6 +70,8 @@ async def run_pipeline(
         message: The first stage's only input; the driver keeps no reference once that stage has it.
         on_milestone: Called when a stage whose slot has a milestone has passed on its last message.
         clock: Seconds, for the figures.
+        translate: Makes of a stage's name and an error that is no `PenstockError` the one that is raised,
+            with that as its cause.
 
     Returns:
         The last message of the last stage, with the figures of every stage.
@@ -92,7 +95,7 @@ async def run_pipeline(
         feed.send_nowait(message)
 
     del message  # or this frame would keep a staged tree alive
-    outcome = _Outcome()
+    outcome = _Outcome(translate)
     slots = _needed(zip(pipeline, meters, strict=True))
     tasks = [_SlotTask(slot, run, meter, outcome, on_milestone) for slot, meter in slots]
     await _run_stages(tasks, inlet, outcome)
@@ -230,9 +233,10 @@ class _Outlet:
 class _Outcome:
     """How a run ended: its last message, or its first failure."""
 
-    __slots__ = ("cut_short", "failing", "failures", "results")
+    __slots__ = ("_translate", "cut_short", "failing", "failures", "results")
 
-    def __init__(self) -> None:
+    def __init__(self, translate: Callable[[str, Exception], PenstockError] | None) -> None:
+        self._translate = translate
         self.results: list[Any] = []
         self.failures: list[BaseException] = []
         self.cut_short: list[str] = []  #: stages that were cancelled; an error unless the run was
@@ -248,6 +252,15 @@ class _Outcome:
         first.add_note(f"in stage {stage!r}")
         if isinstance(first, PenstockError) and first.stage is None:
             first.stage = stage
+
+        if (
+            self._translate is not None
+            and isinstance(first, Exception)
+            and not isinstance(first, PenstockError)
+        ):
+            translated = self._translate(stage, first)
+            translated.__cause__ = first
+            first = translated
 
         self.failures.append(first)
 

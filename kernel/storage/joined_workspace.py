@@ -8,16 +8,20 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, final
 
-from anyio import Lock
+from anyio import Lock, sleep
 
-from penstock.kernel.errors import PipelineError, StorageError
+from penstock.kernel.errors import NotSharedError, PipelineError, StorageError
 from penstock.kernel.protocols.store_capabilities import BuildHolds, Renames, SharedBuilds
 from penstock.kernel.storage.workspace import check_place
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.protocols.stores import BuildToken, Store
 
+SEEN_AFTER_S: Final = (0.1, 0.3, 0.6, 1.0, 2.0, 4.0)
+"""Between looks for what another process has made: a network's file system may show it some seconds later."""
 
 GIVEN_UP: Final = "given-up"
 """In the place of the next save to the same path, which removes it: what was taken back."""
@@ -65,14 +69,28 @@ class JoinedWorkspace:
         """Where it is built; its own path until that is known."""
         return self.final if self._place is None else self._place
 
-    def enter(self, place: str) -> None:
-        """Note where the primary builds. Nothing can be written before. Blocking.
+    async def enter(self, place: str, waits_s: Sequence[float] = SEEN_AFTER_S) -> None:
+        """Note where the primary builds. Nothing can be written before.
+
+        Args:
+            place: It was made by the primary, a moment ago.
+            waits_s: How long to wait between looks for it. A network's file system may show it late.
 
         Raises:
+            NotSharedError: If this process does not see it: the processes have disks of their own.
             StorageError: If the store cannot be asked.
         """
-        if isinstance(self._store, SharedBuilds):
-            self._token = self._store.join_build(self.final, place)
+        store = self._store
+        if isinstance(store, SharedBuilds):
+            self._token = await self._threads.run(store.join_build, self.final, place)
+        else:
+            waits = iter(waits_s)
+            while await self._threads.run(store.kind, place) is None:
+                wait_s = next(waits, None)
+                if wait_s is None:
+                    raise NotSharedError(self.final, place)
+
+                await sleep(wait_s)
 
         self._place = place
 

@@ -50,7 +50,7 @@ class Agreement:
         others = await operation.agree(joint.digest, joint.describe, votes)
         if isinstance(workspace, JoinedWorkspace):
             place, encoded = await operation.wait_begun(joint.digest, joint.describe)
-            await run.threads.run(workspace.enter, place)
+            await workspace.enter(place)
         elif not operation.is_primary:  # on a disk of its own
             _, encoded = await operation.wait_begun(joint.digest, joint.describe)
             await workspace.open()

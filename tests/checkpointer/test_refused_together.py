@@ -10,9 +10,14 @@ import pytest
 from anyio import create_task_group
 
 from penstock import Checkpointer
-from penstock.errors import PeerFailedError, SpecError
+from penstock.errors import NotSharedError, PeerFailedError, SpecError, StageFailedError
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.job_limits import JobLimits
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
+from penstock.kernel.messages.save import StagedBatch
+from penstock.kernel.storage.joined_workspace import JoinedWorkspace
+from penstock.pipelines import save_pipeline
 from penstock.testing.memory_key_values import MemoryKeyValues
 
 # For a beat, who refuses waits for process 0 to begin.
@@ -47,3 +52,49 @@ async def test_an_argument_that_one_process_refuses(
     assert isinstance(told, PeerFailedError)
     assert told.processes == (who,)
     assert "SpecError" in told.reason
+
+
+@pytest.mark.parametrize("who", [0, 1])
+async def test_what_a_stage_raises_in_one_process_is_the_cause_there_and_named_by_the_others(
+    tmp_path: Path, who: int
+) -> None:
+    service, raised = MemoryKeyValues(), dict[int, Exception]()
+
+    async def save(index: int) -> None:
+        async def weigh(batch: StagedBatch, /) -> StagedBatch:
+            if index == who:
+                raise ZeroDivisionError("nothing to divide by")
+            return batch
+
+        pipeline = save_pipeline().insert_after("device_to_host", weigh)
+        coordinator = JobCoordinator(service, index, 2, LIMITS)
+        async with Checkpointer(coordinator=coordinator, save_pipeline=pipeline) as checkpointer:
+            try:
+                await (await checkpointer.save(tmp_path / "a", {"x": np.arange(3)}))
+            except (StageFailedError, PeerFailedError) as error:
+                raised[index] = error
+
+    async with create_task_group() as tasks:
+        for index in range(2):
+            tasks.start_soon(save, index)
+
+    own, told = raised[who], raised[1 - who]
+    assert isinstance(own, StageFailedError)
+    assert isinstance(own.__cause__, ZeroDivisionError)
+    assert own.stage == "weigh"
+    assert isinstance(told, PeerFailedError)
+    assert (told.processes, told.peer_stage) == ((who,), "weigh")
+    assert "ZeroDivisionError: nothing to divide by" in told.reason
+
+
+async def test_a_place_that_another_process_has_made_and_this_one_does_not_see_is_named(
+    tmp_path: Path,
+) -> None:
+    workspace = JoinedWorkspace(LocalStore(), Threads(), str(tmp_path / "a"))
+    with pytest.raises(NotSharedError, match="local_root") as caught:
+        await workspace.enter(str(tmp_path / "place"), waits_s=(0.0, 0.0))
+
+    assert caught.value.place == str(tmp_path / "place")
+    (tmp_path / "place").mkdir()
+    await workspace.enter(str(tmp_path / "place"), waits_s=())
+    assert workspace.temporary == str(tmp_path / "place")

@@ -31,7 +31,7 @@ from penstock.handlers.leaves.jax_arrays.replica_broadcast import (
 )
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.job_limits import JobLimits
-from penstock.kernel.coordination.touch import LATER
+from penstock.kernel.coordination.silence import LATER
 from penstock.kernel.errors import CoordinationError, OutcomeUnknownError, PeerSilentError
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.protocols.coordinator import Operation

@@ -23,6 +23,7 @@ from penstock.kernel.errors import (
     PeerError,
     PenstockError,
     SaveCancelledError,
+    StageFailedError,
     StorageError,
 )
 from penstock.kernel.messages.save import SaveReport, TreeToSave
@@ -212,7 +213,9 @@ class SaveTask:
 
         joined = run.workspace if isinstance(run.workspace, JoinedWorkspace) else None
         async with run.operation.running(None if joined is None else joined.take_back):
-            result = await run_pipeline(self._pipeline, run, self._tree, on_milestone=self._reach)
+            result = await run_pipeline(
+                self._pipeline, run, self._tree, on_milestone=self._reach, translate=StageFailedError
+            )
 
         assert result is not None, "what ends an operation is raised"
         return result

@@ -11,11 +11,11 @@ from tests.kernel.coordination.test_joint_operation import LONG, Processes
 from penstock.errors import PeerFailedError, StorageError
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.kernel.coordination.joint_operation import JointOperation
-from penstock.kernel.coordination.outcomes import MOST_OUTCOMES
+from penstock.kernel.coordination.procedures import MOST_KEPT
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 
-N_FAILURES = 3 * MOST_OUTCOMES
+N_FAILURES = 3 * MOST_KEPT
 
 
 async def fail(operation: JointOperation) -> None:
@@ -45,8 +45,8 @@ async def test_after_many_failures_no_more_is_left_than_after_a_few(came: int) -
     job = Processes(3)
     left = await keys_left(job, "/run/step_{}".format, came)
 
-    assert set(left[MOST_OUTCOMES:]) == {left[MOST_OUTCOMES]}
-    assert left[0] < left[MOST_OUTCOMES] <= MOST_OUTCOMES * (left[0] - 1) + 1
+    assert set(left[MOST_KEPT:]) == {left[MOST_KEPT]}
+    assert left[0] < left[MOST_KEPT] <= MOST_KEPT * (left[0] - 1) + 1
 
 
 async def test_after_many_failures_of_one_path_one_says_what_to_join() -> None:
@@ -59,7 +59,7 @@ async def test_after_many_failures_of_one_path_one_says_what_to_join() -> None:
 async def test_who_comes_late_hears_of_the_last_failures_although_all_is_closed() -> None:
     job = Processes(3)
     await keys_left(job, "/run/step_{}".format, 2)
-    for number in range(N_FAILURES - MOST_OUTCOMES, N_FAILURES):
+    for number in range(N_FAILURES - MOST_KEPT, N_FAILURES):
         await job.take_part(2, f"/run/step_{number}", wait)
         error = job.errors.pop(2)
         assert isinstance(error, PeerFailedError)
@@ -72,7 +72,7 @@ async def test_what_another_one_forgets_takes_nothing_from_a_save_to_that_path()
     await job.take_part(0, "/run/step_1", fail)
 
     async def save(operation: JointOperation) -> None:
-        for number in range(MOST_OUTCOMES):
+        for number in range(MOST_KEPT):
             job.coordinators[0] = JobCoordinator(job.views[0], 0, 2, LONG)
             await job.take_part(0, f"/run/other_{number}", fail)
 

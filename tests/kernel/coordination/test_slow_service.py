@@ -15,8 +15,8 @@ from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.kernel.coordination.joint_operation import JointOperation
 from penstock.kernel.coordination.key_value_calls import KeyValueCalls
 from penstock.kernel.coordination.operation_keys import OperationKeys
-from penstock.kernel.coordination.outcomes import MOST_OUTCOMES
-from penstock.kernel.coordination.touch import Touch
+from penstock.kernel.coordination.procedures import MOST_KEPT, Member, come, end
+from penstock.kernel.coordination.verdicts import verdict_of
 from penstock.kernel.protocols.coordinator import KeyValues
 from penstock.testing.memory_key_values import MemoryKeyValues
 
@@ -80,14 +80,19 @@ async def test_who_came_without_a_word_from_the_service_takes_part_all_the_same(
 
 async def test_who_left_an_operation_does_not_come_to_it_again_once_it_is_forgotten() -> None:
     """As it would by what it read before: the primary has begun the next, and hears nothing of it."""
-    calls, keys = KeyValueCalls(MemoryKeyValues()), OperationKeys("1")
-    job = Job(calls, 1, (0, 1), limits=LONG)
-    touch = Touch(job, keys, PATH)
-    assert await touch.come()
-    await touch.end(StorageError("write", PATH, "no space"))
-    await calls.delete(keys.all)
-    assert not await Touch(job, keys, PATH).come()
-    assert await Touch(job, OperationKeys("2"), PATH).come()
+    member, keys = Member(1, (0, 1), limits=LONG), OperationKeys("1")
+    job = Job(KeyValueCalls(MemoryKeyValues()), member)
+    await job.calls.put(keys.each("at", 0), b"the primary is there")
+    assert await job.perform(come(member, keys, b"first"))
+    failure = verdict_of(StorageError("write", PATH, "no space"), 1, "write")
+    await job.perform(
+        end(member, PATH, keys, failure, None, is_local=False, has_begun=False, is_closed=False)
+    )
+    await job.calls.delete(keys.all)
+    assert not await job.perform(come(member, keys, b"first"))
+    assert not await job.perform(come(Member(1, (0, 1)), OperationKeys("forgotten"), b"first"))
+    await job.calls.put(OperationKeys("2").each("at", 0), b"the primary is there")
+    assert await job.perform(come(member, OperationKeys("2"), b"first"))
 
 
 async def test_a_primary_that_is_cancelled_deletes_first_what_says_that_it_can_be_joined() -> None:
@@ -123,7 +128,7 @@ async def test_what_is_forgotten_of_a_save_takes_nothing_from_the_next_one_to_th
     async def fail(operation: JointOperation) -> None:
         raise StorageError("write", PATH, "Input/output error")
 
-    for number in range(MOST_OUTCOMES):
+    for number in range(MOST_KEPT):
         await job.take_part(0, f"/run/{number}", fail)
 
     assert not slow.deletes.is_set()

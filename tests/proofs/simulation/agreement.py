@@ -15,6 +15,7 @@ from penstock.kernel.config.job_limits import JobLimits
 from penstock.kernel.coordination.job import Job
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.kernel.coordination.joint_operation import JointOperation
+from penstock.kernel.coordination.procedures import Member
 
 PATIENT = JobLimits(join_s=400.0, write_s=400.0, silence_s=300.0, beat_s=60.0, call_s=100.0)
 """All share one machine here, so none may be called silent; what heartbeats cost is measured apart."""
@@ -43,7 +44,8 @@ async def agree_in_memory(n_processes: int) -> dict[str, Any]:
     service = SimulatedService()
     calls = [SimulatedCalls(service) for _ in range(n_processes)]
     jobs = [
-        Job(cast("Any", each), index, range(n_processes), limits=PATIENT) for index, each in enumerate(calls)
+        Job(cast("Any", each), Member(index, range(n_processes), limits=PATIENT))
+        for index, each in enumerate(calls)
     ]
 
     def operations(path: str) -> list[JointOperation]:

@@ -40,9 +40,9 @@ class Process:
         await workspace.open()
         return workspace
 
-    def joins(self, primary: Workspace) -> JoinedWorkspace:
+    async def joins(self, primary: Workspace) -> JoinedWorkspace:
         workspace = JoinedWorkspace(self.store, Threads(), FINAL)
-        workspace.enter(primary.path(""))
+        await workspace.enter(primary.path(""))
         return workspace
 
     def writes(self, workspace: Workspace | JoinedWorkspace, name: str, data: bytes = b"1") -> None:
@@ -55,7 +55,7 @@ class Process:
 async def test_what_all_have_built_is_published_and_nothing_else_is_left(bucket: Bucket) -> None:
     first, second = Process(bucket), Process(bucket)
     primary = await first.begins()
-    other = second.joins(primary)
+    other = await second.joins(primary)
     await other.open("ocdbt.process_1/d")
     second.writes(other, "ocdbt.process_1/d/x")
     second.store.write_file(other.path("parts/1"), b"part")
@@ -74,7 +74,7 @@ async def test_what_all_have_built_is_published_and_nothing_else_is_left(bucket:
 async def test_what_all_wrote_goes_and_what_comes_late_is_hidden(bucket: Bucket) -> None:
     first, second = Process(bucket), Process(bucket)
     primary = await first.begins()
-    other = second.joins(primary)
+    other = await second.joins(primary)
     second.writes(other, "x")
     await primary.discard()
     primary.release()
@@ -96,7 +96,7 @@ async def test_what_is_taken_back_cannot_be_published_and_the_path_is_free(bucke
     first, second, third = Process(bucket), Process(bucket), Process(bucket)
     stopped = await first.begins()
     first.writes(stopped, "x")
-    others = [second.joins(stopped), third.joins(stopped)]
+    others = [await second.joins(stopped), await third.joins(stopped)]
     with pytest.raises(InUseError):
         await Process(bucket).begins()
 
@@ -116,7 +116,7 @@ async def test_what_is_taken_back_cannot_be_published_and_the_path_is_free(bucke
 async def test_what_was_published_or_is_about_to_be_is_not_taken_back(bucket: Bucket) -> None:
     first, second = Process(bucket), Process(bucket)
     primary = await first.begins()
-    other = second.joins(primary)
+    other = await second.joins(primary)
     await primary.publish()
     assert not await other.take_back()
     again = bucket.store().begin_build(f"{URL}/run/8", f"{URL}/run/8.tmp")
@@ -166,7 +166,7 @@ async def test_what_is_about_to_be_published_is_not_taken_back(bucket: Bucket) -
 
 async def test_who_has_left_knows_the_place_no_more(bucket: Bucket) -> None:
     primary, process = await Process(bucket).begins(), Process(bucket)
-    other = process.joins(primary)
+    other = await process.joins(primary)
     assert process.store.kind(primary.path("")) == "directory"
     for _ in range(2):
         other.release()
@@ -179,7 +179,7 @@ async def test_a_server_that_does_not_answer_gives_nothing_back(bucket: Bucket) 
         raise StorageError("get", FINAL, "no answer")
 
     primary = await Process(bucket).begins()
-    other = Process(bucket).joins(primary)
+    other = await Process(bucket).joins(primary)
     client = interposed(bucket, "read", fail)
     other._store._builds._client = client  # type: ignore[attr-defined]
     assert not await other.take_back()
