@@ -49,6 +49,7 @@ __all__ = (
     "PenstockError",
     "PipelineError",
     "PlansDifferError",
+    "ReplacedError",
     "ResultTypeError",
     "RootInUseError",
     "RunningLoopError",
@@ -105,7 +106,7 @@ from penstock.kernel.errors.process_errors import (
     PeerSilentError,
     PlansDifferError,
 )
-from penstock.kernel.errors.restore_errors import InsufficientMemoryError
+from penstock.kernel.errors.restore_errors import InsufficientMemoryError, ReplacedError
 from penstock.kernel.errors.room_errors import NoSpaceError
 from penstock.kernel.errors.save_errors import (
     IncompletePipelineError,

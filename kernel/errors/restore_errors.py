@@ -1,12 +1,12 @@
-"""Errors of a restore that was not begun, or was given up. Restore less at a time, or elsewhere."""
+"""Errors of a restore, or of a tool that reads, that was not begun or was given up."""
 
 from __future__ import annotations
 
-__all__ = ("InsufficientMemoryError",)
+__all__ = ("InsufficientMemoryError", "ReplacedError")
 
 from typing import final
 
-from penstock.kernel.errors.families import PenstockError
+from penstock.kernel.errors.families import PenstockError, StorageError
 
 
 @final
@@ -27,3 +27,20 @@ class InsufficientMemoryError(PenstockError, MemoryError):
         largest = f" (the largest leaf is {key_path})" if key_path is not None else ""
         super().__init__(f"{path}: there is not enough memory{figures}{largest}")
         self.path, self.asked, self.available, self.key_path = path, asked, available, key_path
+
+
+@final
+class ReplacedError(StorageError):
+    """What was being read was replaced by something else, and so nothing was made of it.
+
+    Restores and tools begin again by themselves. A stream, which has given values away, cannot.
+
+    Attributes:
+        times: How many attempts there were.
+    """
+
+    def __init__(self, path: str, times: int = 1) -> None:
+        often = "" if times == 1 else f" {times} times"
+        advice = "" if times == 1 else "; read it when nobody overwrites it, or have steps saved side by side"
+        super().__init__("read", path, f"was replaced{often} while it was being read{advice}")
+        self.times = times

@@ -12,7 +12,6 @@ import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 from penstock.kernel.errors import PenstockError, StorageError
@@ -21,7 +20,7 @@ from penstock.kernel.messages.save import SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.store_capabilities import SharedFiles, SyncsFiles
 from penstock.kernel.protocols.written import Written
-from penstock.kernel.storage.holds import hold_for_reading
+from penstock.kernel.storage.reading import Reading, reading
 from penstock.kernel.storage.workspace import Workspace
 from penstock.stages.reuse.base_comparison import Candidates, compare
 
@@ -61,17 +60,13 @@ async def unless_replaced(run: SaveRun, look: Callable[[str, object], Awaitable[
     """
     base = run.base
     assert base is not None
-    identify = partial(run.threads.run, run.store.identity, base)
-    async with hold_for_reading(run.store, run.threads, base):
-        before = await identify()
-        try:
-            found = await look(base, before)
-        except PenstockError:
-            if before == await identify():
-                raise
-        else:
-            if before == await identify():
-                return found
+    source: Reading | None = None
+    try:
+        async with reading(run.store, run.threads, base) as source:
+            return await look(base, source.identity)
+    except PenstockError:
+        if source is None or source.replaced is None:
+            raise
 
     run.events.warning("save.base_replaced", path=run.path, base=base)
     return None

@@ -46,7 +46,7 @@ def make_app(store: Store, path: str, port: int, token: str) -> ASGIApp:
     async def tree(request: Request) -> Response:
         width, height = _pixels(request, "width", 960), _pixels(request, "height", 540)
         name = request.query_params.get("name", "")
-        return JSONResponse(await anyio.to_thread.run_sync(tree_data, store, path, name, width, height))
+        return JSONResponse(await tree_data(store, path, name, width, height))
 
     async def diff(request: Request) -> Response:
         names = [request.query_params.get(name, "") for name in ("first", "second")]
