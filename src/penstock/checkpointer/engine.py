@@ -196,6 +196,7 @@ class Engine:
             base_if_whole=isinstance(base, BaseIfWhole),
             folder=(self.layout.only_folder or "") if isinstance(self.layout, ItemsLayout) else "",
             save_args=save_args,
+            compare_linked_every=self.config.save.compare_linked_every,
             by_digest=compare == "digest",
             keep_reports=self.config.telemetry.keep_reports,
             loop=self.config.loop,

@@ -91,7 +91,7 @@ async def test_what_is_published_is_not_judged_by_what_comes_later(source: Sourc
     async def fail(it: Reading) -> None:
         await it.end()
         source.replace()
-        raise NoSpaceError("there", 2, 1, "x")
+        raise NoSpaceError("write", "there", 2, 1, None)
 
     assert await read_unchanged(LocalStore(), Threads(), str(source.path), publish) == "published"
     with pytest.raises(NoSpaceError):
