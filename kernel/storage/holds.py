@@ -83,20 +83,20 @@ async def take_hold(
         store: Where it lies.
         threads: For blocking calls.
         path: The directory.
-        hold: What takes another hold; what it raises is raised.
+        hold: What takes another hold; what it raises in the end is raised.
     """
-    if hold is not None:
-        return await _take(hold, store, threads, path)
-    if not isinstance(store, ReadHolds):
+    if hold is None and not isinstance(store, ReadHolds):
         return NoHold()
 
     for wait_s in (*BRIEF_WAITS_S, None):
         try:
-            return await _take(hold_with_readers, store, threads, path)
+            return await _take(hold or hold_with_readers, store, threads, path)
         except StorageError as error:
-            # A medium without holds can still be read, which is all the caller needs.
             if error.errno != errno.EBUSY or wait_s is None:
-                break
+                if hold is not None:
+                    raise
+
+                break  # a medium without holds can still be read, which is all the caller needs
 
         await sleep(wait_s)
 

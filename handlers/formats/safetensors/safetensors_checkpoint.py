@@ -117,17 +117,18 @@ class SafetensorsCheckpoint:
         for number in numbers:
             tensor = self.leaves[number].detail if table is None else table.details.get(number)
             spec = self.leaves[number].spec if table is None else table.specs[number]
-            crc32c: int | None = None
+            id_, offset, crc32c = -1, 0, -1
             if isinstance(tensor, StoredTensor):
                 recorded, nbytes = self.checksums.get(tensor.file, NONE), spec.nbytes
                 is_compared = bool(nbytes and len(recorded))
-                crc32c = recorded_crc32c(recorded, tensor.offset, nbytes) if is_compared else -1
+                found = recorded_crc32c(recorded, tensor.offset, nbytes) if is_compared else -1
+                if found is not None:  # else all that was recorded together has to be read, one by one
+                    id_ = known.setdefault(tensor.file, len(known))
+                    offset, crc32c = tensor.offset, found
 
-            # Of what was recorded together with other bytes all has to be read, one by one.
-            is_packed = isinstance(tensor, StoredTensor) and crc32c is not None
-            ids.append(known.setdefault(tensor.file, len(known)) if is_packed else -1)
-            offsets.append(tensor.offset if is_packed else 0)
-            crc32cs.append(-1 if crc32c is None else crc32c)
+            ids.append(id_)
+            offsets.append(offset)
+            crc32cs.append(crc32c)
 
         return WholeChunks(list(known), ids, offsets, crc32cs)
 
