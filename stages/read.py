@@ -393,7 +393,9 @@ def read_pack(file: ReadableFile, pack: ReadPack, *, verify: bool) -> HostPack:
     starts = [0] * len(pack)
     at = 0
     for start, stop, numbers in runs:
-        _read(file, pack, start, data[at : at + stop - start])
+        if stop > start:
+            _read(file, pack, start, data[at : at + stop - start])
+
         for number in numbers:
             starts[number] = pack.offsets[number] - start + at
 

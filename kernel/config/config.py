@@ -144,6 +144,15 @@ class SaveFlowOptions(FlowOptions):
     """
 
     batch_bytes: int = field(default=4096 * MIB, metadata={"positive": True})
+    compare_linked_every: int = 10
+    """In so many saves in a row, all bytes that are linked from an earlier checkpoint are read and compared
+    once, a share in each save; what differs is written anew. 1: all of them in each save; 0: none."""
+
+    def __post_init__(self) -> None:
+        if self.compare_linked_every < 0:
+            raise ConfigError(
+                "save.compare_linked_every", f"must be 0 or more, not {self.compare_linked_every}"
+            )
 
 
 @final

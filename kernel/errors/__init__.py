@@ -54,6 +54,7 @@ __all__ = (
     "PenstockError",
     "PipelineError",
     "PlansDifferError",
+    "ReplacedError",
     "ResultTypeError",
     "RootInUseError",
     "RunningLoopError",
@@ -113,7 +114,7 @@ from penstock.kernel.errors.process_errors import (
     PlansDifferError,
     StageFailedError,
 )
-from penstock.kernel.errors.restore_errors import InsufficientMemoryError, NoThreadError
+from penstock.kernel.errors.restore_errors import InsufficientMemoryError, NoThreadError, ReplacedError
 from penstock.kernel.errors.room_errors import NoSpaceError
 from penstock.kernel.errors.save_errors import (
     BuildChangedError,

@@ -1,12 +1,12 @@
-"""Errors of what the process or the machine has too little of. Do less at a time, or elsewhere."""
+"""Errors of scarce means, of which there are too little, and of sources that were replaced meanwhile."""
 
 from __future__ import annotations
 
-__all__ = ("InsufficientMemoryError", "NoThreadError")
+__all__ = ("InsufficientMemoryError", "NoThreadError", "ReplacedError")
 
 from typing import final
 
-from penstock.kernel.errors.families import PenstockError
+from penstock.kernel.errors.families import PenstockError, StorageError
 
 
 @final
@@ -40,3 +40,20 @@ class NoThreadError(PenstockError, RuntimeError):
             f"no thread can be started ({problem}): have fewer threads and processes, or raise their limit "
             "(`ulimit -u`, in a container its `pids.max`)"
         )
+
+
+@final
+class ReplacedError(StorageError):
+    """What was being read was replaced by something else, and so nothing was made of it.
+
+    Restores and tools begin again by themselves. A stream, which has given values away, cannot.
+
+    Attributes:
+        times: How many attempts there were.
+    """
+
+    def __init__(self, path: str, times: int = 1) -> None:
+        often = "" if times == 1 else f" {times} times"
+        advice = "" if times == 1 else "; read it when nobody overwrites it, or have steps saved side by side"
+        super().__init__("read", path, f"was replaced{often} while it was being read{advice}")
+        self.times = times

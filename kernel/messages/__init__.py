@@ -33,5 +33,5 @@ instead of passing it on releases it.
 
 `save` and `restore` define the messages and `packs` the packs of a restore. `changed_specs` says what
 becomes of a leaf that a stage changes, and `opaque` undoes at a restore what a stage made unreadable.
-`restore_options` has what a caller may ask of a restore, and `statistics` what the driver measures.
+`RestoreOptions` are what a caller may ask of a restore.
 """

@@ -137,6 +137,7 @@ class SaveRun(Run):
     base: str | None = None  #: an earlier checkpoint, whose files may be shared
     base_if_whole: bool = False  #: whether a base that is gone or damaged is passed over
     folder: str = ""  #: the tree's directory in the checkpoint, if there is only one
+    compare_linked_every: int = 10  #: in so many saves in a row, what is linked is read once; 0: never
     by_digest: bool = False  #: whether leaves are compared by their bytes, and not by identity
     operation: Operation | None = None  #: what the processes of a job agree by, if there are several
     save_args: object = None  #: how leaves are stored: a `SaveArgs`, a tree prefix of them, or a function

@@ -16,7 +16,7 @@ __all__ = (
 )
 
 import errno
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, final
 
@@ -91,31 +91,42 @@ async def hold_for_reading(store: Store, threads: Threads, path: str) -> AsyncGe
         held.release()
 
 
-async def take_hold(store: Store, threads: Threads, path: str) -> Hold:
-    """Hold the directory at `path` as `hold_for_reading` does, until the result is released."""
-    if not isinstance(store, ReadHolds):
+async def take_hold(
+    store: Store, threads: Threads, path: str, hold: Callable[[Store, str], Hold] | None = None
+) -> Hold:
+    """Hold the directory at `path` until the result is released, by default as `hold_for_reading` does.
+
+    Args:
+        store: Where it lies.
+        threads: For blocking calls.
+        path: The directory.
+        hold: What takes another hold; what it raises in the end is raised.
+    """
+    if hold is None and not isinstance(store, ReadHolds):
         return NoHold()
 
     for wait_s in (*BRIEF_WAITS_S, None):
         try:
-            return await _take(store, threads, path)
+            return await _take(hold or hold_with_readers, store, threads, path)
         except StorageError as error:
-            # A medium without holds can still be read, which is all the caller needs.
             if error.errno != errno.EBUSY or wait_s is None:
-                break
+                if hold is not None:
+                    raise
+
+                break  # a medium without holds can still be read, which is all the caller needs
 
         await sleep(wait_s)
 
     return NoHold()
 
 
-async def _take(store: ReadHolds, threads: Threads, path: str) -> Hold:
+async def _take(hold: Callable[[Store, str], Hold], store: Store, threads: Threads, path: str) -> Hold:
     taken: list[Hold] = []  # filled by the thread: if the task is cancelled meanwhile, it is released here
     try:
-        await threads.run(lambda: taken.append(store.hold_reading(path)))
+        await threads.run(lambda: taken.append(hold(store, path)))
     except BaseException:
-        for hold in taken:
-            hold.release()
+        for one in taken:
+            one.release()
 
         raise
 

@@ -24,11 +24,11 @@ from penstock.kernel.messages.save import SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.store_capabilities import SharedFiles
 from penstock.kernel.storage.holds import hold_for_reading
-from penstock.stages.reuse.base_comparison import compare
+from penstock.stages.reuse.base_comparison import Candidates
 from penstock.stages.reuse.incremental import (
     divided_by,
-    files_worth_linking,
     link_files,
+    linkable,
     unless_replaced,
 )
 
@@ -46,7 +46,8 @@ async def find_links(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leav
     """
 
     async def look(base: str, identity: object) -> tuple[Leaves, SavePlan]:
-        return await run.threads.run(_find, run, base, identity, leaves, plan)
+        directory, found, files = await linkable(run, base, identity, leaves, plan)
+        return await run.threads.run(_divided, run, identity, leaves, plan, directory, found, files)
 
     try:
         return await unless_replaced(run, look) or (leaves, plan)
@@ -58,11 +59,15 @@ async def find_links(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leav
         return leaves, plan
 
 
-def _find(
-    run: SaveRun, base: str, identity: object, leaves: Leaves, plan: SavePlan
+def _divided(
+    run: SaveRun,
+    identity: object,
+    leaves: Leaves,
+    plan: SavePlan,
+    directory: str,
+    found: Candidates,
+    files: set[str],
 ) -> tuple[Leaves, SavePlan]:
-    directory, found, sizes = compare(run, base, identity, leaves, plan)
-    files = files_worth_linking(found.parts, sizes)
     if not files or not _can_link(run, os.path.join(directory, min(files))):
         return leaves, plan
 

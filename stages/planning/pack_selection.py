@@ -106,7 +106,7 @@ def _by_handler(wanted: Wanted, changed: Collection[int]) -> Iterator[tuple[Pack
 
 
 def _is_small(spec: LeafSpec) -> bool:
-    return bool(spec.nbytes) and spec.chunk_nbytes <= SMALL and spec.nbytes <= MOST
+    return spec.shape is not None and spec.chunk_nbytes <= SMALL and spec.nbytes <= MOST
 
 
 def _packs(
@@ -124,10 +124,12 @@ def _packs(
     nbytes = {id(spec): spec.nbytes for spec in wanted.specs_once}
     made: dict[int, ReadLeaf] = {}
     fits = list(map(is_not, details, itertools.repeat(None)))
-    for file_id, file in enumerate(chunks.files):
-        there = [
-            at for at, (id_, fit) in enumerate(zip(chunks.ids, fits, strict=True)) if fit and id_ == file_id
-        ]
+    by_file: list[list[int]] = [[] for _ in chunks.files]  # there may be as many files as leaves
+    for at, (file_id, fit) in enumerate(zip(chunks.ids, fits, strict=True)):
+        if fit and file_id >= 0:
+            by_file[file_id].append(at)
+
+    for file, there in zip(chunks.files, by_file, strict=True):
         if there:
             chosen = _chosen(numbers, there)
             specs = _chosen(wanted.specs, chosen)

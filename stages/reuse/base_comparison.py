@@ -31,6 +31,10 @@ class Candidates:
     leaves: Leaves
     parts: Sequence[Sequence[Written]]  #: of each leaf
 
+    def only(self, numbers: Sequence[int]) -> Candidates:
+        """Return those with some numbers."""
+        return Candidates(self.leaves.part(numbers), [self.parts[number] for number in numbers])
+
 
 def compare(
     run: SaveRun, base: str, identity: object, leaves: Leaves, plan: SavePlan

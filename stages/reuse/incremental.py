@@ -6,13 +6,12 @@ may be deleted.
 
 from __future__ import annotations
 
-__all__ = ("divided_by", "files_worth_linking", "link_files", "set_aside", "unless_replaced")
+__all__ = ("divided_by", "files_worth_linking", "link_files", "linkable", "set_aside", "unless_replaced")
 
 import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 from penstock.kernel.errors import PenstockError, StorageError
@@ -21,9 +20,10 @@ from penstock.kernel.messages.save import SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.store_capabilities import SharedFiles, SyncsFiles
 from penstock.kernel.protocols.written import Written
-from penstock.kernel.storage.holds import hold_for_reading
+from penstock.kernel.storage.reading import Reading, reading
 from penstock.kernel.storage.workspace import Workspace
 from penstock.stages.reuse.base_comparison import Candidates, compare
+from penstock.stages.reuse.linked_bytes import intact_only
 
 T = TypeVar("T")
 
@@ -61,17 +61,13 @@ async def unless_replaced(run: SaveRun, look: Callable[[str, object], Awaitable[
     """
     base = run.base
     assert base is not None
-    identify = partial(run.threads.run, run.store.identity, base)
-    async with hold_for_reading(run.store, run.threads, base):
-        before = await identify()
-        try:
-            found = await look(base, before)
-        except PenstockError:
-            if before == await identify():
-                raise
-        else:
-            if before == await identify():
-                return found
+    source: Reading | None = None
+    try:
+        async with reading(run.store, run.threads, base) as source:
+            return await look(base, source.identity)
+    except PenstockError:
+        if source is None or source.replaced is None:
+            raise
 
     run.events.warning("save.base_replaced", path=run.path, base=base)
     return None
@@ -80,12 +76,32 @@ async def unless_replaced(run: SaveRun, look: Callable[[str, object], Awaitable[
 async def _set_aside(
     run: SaveRun, base: str, identity: object, leaves: Leaves, plan: SavePlan
 ) -> tuple[Leaves, SavePlan]:
-    directory, found, sizes = await run.threads.run(compare, run, base, identity, leaves, plan)
-    if not found.parts:
+    directory, found, files = await linkable(run, base, identity, leaves, plan)
+    if not files:
         return leaves, plan
 
-    shared = await link_files(run, directory, files_worth_linking(found.parts, sizes))
+    shared = await link_files(run, directory, files)
     return await run.threads.run(divided_by, run, found, shared, leaves, plan)
+
+
+async def linkable(
+    run: SaveRun, base: str, identity: object, leaves: Leaves, plan: SavePlan
+) -> tuple[str, Candidates, set[str]]:
+    """Find the unchanged leaves whose stored bytes are intact, as far as they are compared in this save.
+
+    Returns:
+        The directory that the names of files are relative to, the leaves, and the files worth linking.
+    """
+    directory, found, sizes = await run.threads.run(compare, run, base, identity, leaves, plan)
+    files = files_worth_linking(found.parts, sizes)
+    if not files or not isinstance(run.store, SharedFiles):
+        return directory, found, set()
+
+    found = found.only(
+        [at for at, parts in enumerate(found.parts) if files.issuperset([p.file for p in parts])]
+    )
+    intact = await intact_only(run, directory, found)
+    return directory, intact, files if intact is found else files_worth_linking(intact.parts, sizes)
 
 
 def divided_by(

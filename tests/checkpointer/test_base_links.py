@@ -408,3 +408,109 @@ async def test_a_linked_file_that_cannot_be_synced_fails_the_save(tmp_path: Path
             await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
 
     assert os.listdir(tmp_path) == ["1"]
+
+
+def flip(file: Path, at: int) -> None:
+    """Flip a bit in place, as a medium does: every link shows it."""
+    with file.open("r+b") as data:
+        data.seek(at)
+        byte = data.read(1)
+        data.seek(at)
+        data.write(bytes([byte[0] ^ 1]))
+
+
+def only_data_file(path: Path) -> Path:
+    """The one with the arrays; the other one is the index."""
+    return max((path / "d").iterdir(), key=lambda file: file.stat().st_size)
+
+
+def damage_told(log: pytest.LogCaptureFixture) -> list[Any]:
+    return [
+        record.__dict__["penstock"] for record in log.records if "save.base_damaged" in record.getMessage()
+    ]
+
+
+@pytest.mark.parametrize("compare", ["identity", "digest"])
+async def test_a_bit_that_flips_in_the_base_is_not_linked_but_written_from_memory(
+    tmp_path: Path, assert_same: AssertSame, caplog: pytest.LogCaptureFixture, compare: Any
+) -> None:
+    tree = state()
+    async with Checkpointer() as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree, compare=compare))
+        flip(only_data_file(tmp_path / "1"), 5 * EACH + 7)
+        report = await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1", compare=compare))
+        third = await (await checkpointer.save(tmp_path / "3", tree, base=tmp_path / "2", compare=compare))
+
+        assert (report.nbytes, report.nbytes_kept) == (EACH, (N - 1) * EACH)
+        assert (third.nbytes, third.nbytes_kept) == (0, N * EACH)
+        for step in ("2", "3"):
+            assert_same(await checkpointer.restore(tmp_path / step, like=tree), tree)
+            assert (await checkpointer.verify(tmp_path / step)).status == "intact"
+
+    (told,) = damage_told(caplog)
+    assert told["key_path"] == "['a05']"
+    assert told["path"] == str(tmp_path / "2")
+    assert (told["offset"], told["nbytes"]) == (5 * EACH, EACH)
+
+
+async def test_a_base_that_cannot_be_read_is_not_linked(
+    tmp_path: Path, assert_same: AssertSame, store: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    tree = state()
+    async with Checkpointer(store=store) as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree))
+        store.fail_on("file.read_at", 2 + [one.name for one in store.operations].count("file.read_at"))
+        report = await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
+        assert (report.nbytes, report.nbytes_kept) == (EACH, (N - 1) * EACH)
+        assert_same(await checkpointer.restore(tmp_path / "2", like=tree), tree)
+
+    assert len(damage_told(caplog)) == 1
+
+
+async def test_nothing_is_compared_where_that_is_turned_off(tmp_path: Path) -> None:
+    tree = state()
+    async with Checkpointer(config=Config().changed({"save": {"compare_linked_every": 0}})) as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree))
+        flip(only_data_file(tmp_path / "1"), 7)
+        report = await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
+        assert report.nbytes_kept == N * EACH
+        assert (await checkpointer.verify(tmp_path / "2")).status == "damaged"
+
+
+async def test_a_flipped_bit_in_a_large_base_is_found_within_as_many_saves_as_asked(tmp_path: Path) -> None:
+    tree = {f"a{at}": jnp.full(2**20, at, jnp.float32) for at in range(12)}  # 48 MiB
+    config = Config().changed({"save": {"compare_linked_every": 3}})
+    async with Checkpointer(config=config) as checkpointer:
+        await (await checkpointer.save(tmp_path / "0", tree))
+        flip(only_data_file(tmp_path / "0"), 30 * 2**20)
+        written: list[int] = []
+        for step in range(1, 4):
+            report = await (
+                await checkpointer.save(tmp_path / str(step), tree, base=tmp_path / str(step - 1))
+            )
+            written.append(report.nbytes)
+            shutil.rmtree(tmp_path / str(step - 1))
+
+        assert sorted(written) == [0, 0, 4 * 2**20]
+        assert (await checkpointer.verify(tmp_path / "3")).status == "intact"
+
+
+async def test_a_save_that_is_cancelled_while_it_compares_leaves_nothing(
+    tmp_path: Path, store: FaultyStore
+) -> None:
+    tree = state()
+    async with Checkpointer(store=store) as checkpointer:
+        await (await checkpointer.save(tmp_path / "1", tree))
+        hang = store.hang_on("file.read_at", 2 + [one.name for one in store.operations].count("file.read_at"))
+        async with anyio.create_task_group() as tasks:
+
+            async def save() -> None:
+                await (await checkpointer.save(tmp_path / "2", tree, base=tmp_path / "1"))
+
+            tasks.start_soon(save)
+            await hang.wait_reached()
+            tasks.cancel_scope.cancel()
+            hang.release()
+
+        assert checkpointer.statistics().leased == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]

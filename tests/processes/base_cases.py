@@ -75,6 +75,26 @@ async def what_has_the_same_bytes_is_linked(here: Here) -> Any:
     return reports
 
 
+async def what_differs_in_a_base_is_written(here: Here) -> Any:
+    """A bit flips in what the last process wrote of the base."""
+    tree = state(here, 0)
+    async with checkpointer() as opened:
+        await (await opened.save(here.folder / "0", tree))
+        if here.rank == here.last:
+            own = here.folder / "0" / f"ocdbt.process_{here.rank}" / "d"
+            file = max(own.iterdir(), key=lambda one: one.stat().st_size)
+            data = bytearray(file.read_bytes())
+            data[len(data) // 2] ^= 1
+            with file.open("r+b") as damaged:
+                damaged.write(data)
+
+        report = await (await opened.save(here.folder / "1", tree, base=here.folder / "0"))
+        assert differences(await opened.restore(here.folder / "1", like=tree), tree) == []
+        assert (await opened.verify(here.folder / "1")).intact
+
+    return [report.nbytes, report.nbytes_kept]
+
+
 async def what_cannot_be_linked_is_written(here: Here) -> Any:
     """Where one process cannot link, it writes; where it cannot any more, the save ends for all."""
     tree, told = state(here, 0), dict[str, Any]()

@@ -37,6 +37,7 @@ CASES = (
     "what_is_of_one_process_is_checked",
     "what_a_base_holds_is_linked",
     "what_has_the_same_bytes_is_linked",
+    "what_differs_in_a_base_is_written",
     "what_cannot_be_linked_is_written",
     "one_is_stopped_and_wakes",
     "one_dies_in_the_middle",

@@ -33,6 +33,13 @@ def test_what_has_the_same_bytes_is_linked_by_each_process(job: Job) -> None:
     assert all(second[1] > 0 for _, second in results)
 
 
+def test_what_differs_in_a_base_is_written_anew_by_the_process_that_links_it(job: Job) -> None:
+    *others, last = job.results("what_differs_in_a_base_is_written")
+    assert last[0] > 0
+    assert last[1] > 0
+    assert all(kept > 0 for _, kept in others)
+
+
 def test_what_one_process_cannot_link_it_writes(job: Job) -> None:
     *others, last = job.results("what_cannot_be_linked_is_written")
     assert last["first"][1] == 0

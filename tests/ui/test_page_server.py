@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
+import anyio
 import httpx
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ pytest.importorskip("starlette", reason="`penstock ui` needs it: pip install 'pe
 import penstock
 from penstock.cli.terminal.printable import one_line
 from penstock.inspection.places import store_of
-from penstock.ui.page_server import make_app, open_socket
+from penstock.ui.page_server import Connection, make_app, make_server, open_socket
 
 KEEPING = penstock.Config.load(environ={}, arguments={"telemetry": {"keep_reports": 5}})
 EVIL = "\x1b]0;owned\x07<script>alert(1)</script>\u202e"
@@ -217,3 +218,111 @@ def assert_printable(value: Any) -> None:
 def test_it_listens_on_this_machine_alone() -> None:
     with open_socket() as listening:
         assert listening.getsockname()[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "//evil.example",
+        "//evil.example/..",
+        "/\\\\evil.example",
+        "http://evil.example/",
+        "/%2f/evil.example",
+        "/x",
+    ],
+)
+async def test_the_token_leads_to_the_page_and_nowhere_else(root: Path, path: str) -> None:
+    store, found = store_of(root)
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request"}
+
+    scope = {
+        "type": "http", "method": "GET", "path": unquote(path), "query_string": b"token=secret&a=//b",
+        "headers": [(b"host", f"127.0.0.1:{PORT}".encode())],
+    }  # fmt: skip
+    await make_app(store, found, PORT, "secret")(scope, receive, send)
+
+    assert sent[0]["status"] == 303
+    assert dict(sent[0]["headers"])[b"location"] == b"/?a=%2F%2Fb"
+
+
+async def test_the_page_has_no_web_sockets(root: Path) -> None:
+    store, found = store_of(root)
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    await make_app(store, found, PORT, "secret")({"type": "websocket", "path": "/"}, receive, send)
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+@asynccontextmanager
+async def served(root: Path, connection: type[Connection]) -> AsyncGenerator[int]:
+    """Serve the page for the block; yield the port. Uvicorn runs on asyncio alone."""
+    store, path = store_of(root)
+    with open_socket() as listening:
+        port: int = listening.getsockname()[1]
+        server = make_server(make_app(store, path, port, "secret"), connection)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.serve, [listening])
+            try:
+                yield port
+            finally:
+                server.should_exit = True
+
+
+ON_ASYNCIO = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+"""As uvicorn runs."""
+
+
+class Quick(Connection):
+    request_s = 0.1
+
+
+class Few(Connection):
+    most = 3
+
+
+@ON_ASYNCIO
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])
+async def test_who_sends_no_whole_request_is_shut_out(root: Path, sent: bytes) -> None:
+    async with served(root, Quick) as port, await anyio.connect_tcp("127.0.0.1", port) as stream:
+        if sent:
+            await stream.send(sent)
+        with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+            await stream.receive()
+
+
+@ON_ASYNCIO
+async def test_a_second_request_that_stays_half_is_shut_out(root: Path) -> None:
+    request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with served(root, Quick) as port, await anyio.connect_tcp("127.0.0.1", port) as stream:
+        await stream.send(request)
+        assert (await stream.receive()).startswith(b"HTTP/1.1 421")
+        await stream.send(request[:20])
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+            while True:  # the rest of the answer may come first
+                await stream.receive()
+
+
+@ON_ASYNCIO
+async def test_connections_that_send_nothing_keep_nobody_out(root: Path) -> None:
+    async with served(root, Few) as port, AsyncExitStack() as stack:
+        idle = [
+            await stack.enter_async_context(await anyio.connect_tcp("127.0.0.1", port)) for _ in range(10)
+        ]
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            assert (await client.get("/")).status_code == 403
+
+        for stream in idle[:7]:
+            with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                await stream.receive()

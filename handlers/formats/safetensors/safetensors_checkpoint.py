@@ -10,7 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, final
 
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.formats.common.checksummed_reads import NONE, cut_at_pieces, with_checksums
+from penstock.handlers.formats.common.checksummed_reads import (
+    NONE,
+    cut_at_pieces,
+    recorded_crc32c,
+    with_checksums,
+)
 from penstock.handlers.formats.common.chunk_regions import StoredChunk, chunk_reads, merge_direct
 from penstock.handlers.formats.common.integrity import Checksums
 from penstock.handlers.formats.common.key_paths import check_tree, show_key_path
@@ -24,7 +29,7 @@ from penstock.handlers.formats.safetensors.penstock_metadata import Note
 from penstock.handlers.formats.safetensors.tensor_names import empty_marker, split_name
 from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError
 from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.reads import Destination, Read
+from penstock.kernel.protocols.reads import Destination, Read, WholeChunks
 from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Written
@@ -101,6 +106,31 @@ class SafetensorsCheckpoint:
             )
 
         return with_checksums(reads, self.checksums, piece_bytes)
+
+    def whole_chunks(self, numbers: Sequence[int]) -> WholeChunks:
+        """Say where tensors lie; see `PackedCheckpoint`. A file may have hundreds of thousands, all tiny."""
+        ids, offsets, crc32cs = list[int](), list[int](), list[int]()
+        known: dict[str, int] = {}
+        table = (
+            self.leaves.table if isinstance(self.leaves, StoredLeaves) else None
+        )  # no object for each leaf
+        for number in numbers:
+            tensor = self.leaves[number].detail if table is None else table.details.get(number)
+            spec = self.leaves[number].spec if table is None else table.specs[number]
+            id_, offset, crc32c = -1, 0, -1
+            if isinstance(tensor, StoredTensor):
+                recorded, nbytes = self.checksums.get(tensor.file, NONE), spec.nbytes
+                is_compared = bool(nbytes and len(recorded))
+                found = recorded_crc32c(recorded, tensor.offset, nbytes) if is_compared else -1
+                if found is not None:  # else all that was recorded together has to be read, one by one
+                    id_ = known.setdefault(tensor.file, len(known))
+                    offset, crc32c = tensor.offset, found
+
+            ids.append(id_)
+            offsets.append(offset)
+            crc32cs.append(crc32c)
+
+        return WholeChunks(list(known), ids, offsets, crc32cs)
 
     def split(self, separator: str) -> SafetensorsCheckpoint:
         """Return the same leaves as a tree of nested dicts, their names split at `separator`.

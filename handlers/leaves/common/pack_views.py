@@ -26,7 +26,11 @@ def pack_views(host: FilledPack) -> Iterator[npt.NDArray[Any]]:
         stop = at + len(list(group))
         spec, nbytes = specs[at], sizes[at]
         shape, dtype = spec.shape or (), numpy_dtype(spec.dtype)
-        if shape and starts[at:stop] == list(range(starts[at], starts[at] + nbytes * (stop - at), nbytes)):
+        if (
+            shape
+            and nbytes
+            and starts[at:stop] == list(range(starts[at], starts[at] + nbytes * (stop - at), nbytes))
+        ):
             yield from np.ndarray((stop - at, *shape), dtype, host.data, starts[at])
         else:
             yield from [np.ndarray(shape, dtype, host.data, start) for start in starts[at:stop]]

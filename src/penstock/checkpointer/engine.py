@@ -7,10 +7,10 @@ __all__ = ("Compare", "Engine", "make_engine", "needed_besides")
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, final
 
 from structlog.stdlib import BoundLogger
 
@@ -27,10 +27,7 @@ from penstock.kernel.config.job_options import JobOptions
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import (
     ConfigError,
-    CorruptCheckpointError,
-    PenstockError,
     SpecError,
-    StorageError,
 )
 from penstock.kernel.events import get_logger
 from penstock.kernel.memory.bounded_cache import BoundedCache, Caching
@@ -41,9 +38,7 @@ from penstock.kernel.pipeline.shared_objects import Shared
 from penstock.kernel.protocols.coordinator import Coordinator, Operation, SingleProcessCoordinator
 from penstock.kernel.protocols.layouts import ArrangedLayout, ItemsLayout, Layout
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
-from penstock.kernel.protocols.store_capabilities import OverNetwork
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.holds import hold_for_reading
 from penstock.kernel.storage.optional_base import BaseIfWhole
 from penstock.kernel.storage.paths import BUCKETS, bucket_of, path_or_url
 from penstock.kernel.storage.workspace import Overwrite, Workspace
@@ -54,7 +49,6 @@ from penstock.telemetry.find_observers import homes_of_observers
 if TYPE_CHECKING:
     from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 
-T = TypeVar("T")
 Compare: TypeAlias = Literal["identity", "digest"]
 """How an unchanged leaf is recognised."""
 
@@ -62,9 +56,6 @@ Compare: TypeAlias = Literal["identity", "digest"]
 LEAST_PIECE: Final = 2**20
 MOST_PIECES: Final = 256
 """Pieces per message: planning this many takes the event loop about a millisecond."""
-
-MOST_READS: Final = 10
-"""How many times a checkpoint is read again because it was overwritten during the read."""
 
 
 NEEDED_TOGETHER: Final[Homes] = {
@@ -205,6 +196,7 @@ class Engine:
             base_if_whole=isinstance(base, BaseIfWhole),
             folder=(self.layout.only_folder or "") if isinstance(self.layout, ItemsLayout) else "",
             save_args=save_args,
+            compare_linked_every=self.config.save.compare_linked_every,
             by_digest=compare == "digest",
             keep_reports=self.config.telemetry.keep_reports,
             loop=self.config.loop,
@@ -222,41 +214,6 @@ class Engine:
     def restore_run(self, path: str, threads: Threads) -> RestoreRun:
         """Make the context of one restore."""
         return RestoreRun(**self._shared(path, threads, self.config.restore, self.memory.limit))
-
-    async def read_unchanged(self, path: str, threads: Threads, read: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `read()`, repeating it if the checkpoint at `path` was replaced meanwhile.
-
-        So no result mixes two checkpoints. While it reads, no penstock on this machine deletes the step
-        at `path`.
-
-        Raises:
-            StorageError: If it was replaced at every attempt.
-        """
-        async with hold_for_reading(self.store, threads, path):
-            return await self._read_unchanged(path, threads, read)
-
-    async def _read_unchanged(self, path: str, threads: Threads, read: Callable[[], Awaitable[T]]) -> T:
-        may_repeat = isinstance(self.store, OverNetwork)
-        for _ in range(MOST_READS):
-            before = await threads.run(self.store.identity, path)
-            try:
-                found = await read()
-            except PenstockError as error:
-                if before == await threads.run(self.store.identity, path):
-                    if not may_repeat or not _may_be_of_the_way(error):
-                        raise
-
-                    may_repeat = False
-                    continue
-            else:
-                if before == await threads.run(self.store.identity, path):
-                    return found
-
-                del found  # before the next one is read
-
-            self.events.warning("restore.overtaken", path=path)
-
-        raise StorageError("read", path, f"was replaced {MOST_READS} times while it was being read")
 
     def _shared(self, path: str, threads: Threads, options: FlowOptions, limit: int) -> dict[str, Any]:
         # Several pieces should fit even a small budget, and the allocator keeps little of small ones.
@@ -278,11 +235,6 @@ class Engine:
                 piece_bytes, options.batch_leaves, min(options.batch_bytes, MOST_PIECES * piece_bytes)
             ),
         }
-
-
-def _may_be_of_the_way(error: PenstockError) -> bool:
-    """Whether a document may have been damaged on its way here. Data is read again where it is compared."""
-    return isinstance(error, CorruptCheckpointError) and error.stage != "read"
 
 
 def make_engine(

@@ -45,6 +45,7 @@ from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import BUCKETS, bucket_of, path_or_url, path_to_save_to
+from penstock.kernel.storage.reading import Reading, read_unchanged
 from penstock.kernel.storage.workspace import Overwrite
 from penstock.progress.shown_progress import ShowProgress
 from penstock.telemetry.find_observers import observers_of
@@ -227,14 +228,18 @@ class Operations:
         threads = self.life.reading()
         final = path_or_url(path)
         engine = self.engine.at(final)
-        describe = partial(describe_checkpoint, engine.restore_run(final, threads), final, item)
-        return await self.life.calmly(partial(engine.read_unchanged, final, threads, describe))
+        run = engine.restore_run(final, threads)
+
+        async def describe(_: Reading) -> CheckpointMetadata:
+            return await describe_checkpoint(run, final, item)
+
+        return await self.life.calmly(partial(read_unchanged, engine.store, threads, final, describe))
 
     async def verify(self, path: Path, item: str | None) -> VerifyReport:
         """Compare what lies below `path` with its checksums."""
         threads, final = self.life.reading(), path_or_url(path)
         engine = self.engine.at(final)
-        verification = Verification(engine.store, threads, engine.memory, engine.read_unchanged)
+        verification = Verification(engine.store, threads, engine.memory)
         return await self.life.calmly(partial(verification.verify, final, item))
 
 

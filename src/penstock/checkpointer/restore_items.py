@@ -11,6 +11,7 @@ from penstock.checkpointer.engine import Engine
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError, SpecError, UnsupportedFormatError
 from penstock.kernel.protocols.checkpoints import FoundItems, ItemKind, ListedItems
+from penstock.kernel.storage.reading import Reading, read_unchanged
 
 _ARRAY: Final = "checkpoint"
 """Orbax's name for the only leaf of an item that is one array."""
@@ -47,7 +48,7 @@ async def restore_items(
     targets: Mapping[str, Any] = {} if like is None else like
     chosen = _chosen(found, targets, items)
 
-    async def read() -> dict[str, Any]:
+    async def read(_: Reading) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for name in chosen:
             target = {"like": targets[name]} if targets.get(name, ...) is not ... else {}
@@ -55,7 +56,7 @@ async def restore_items(
 
         return values
 
-    return await engine.read_unchanged(found.path, threads, read)
+    return await read_unchanged(engine.store, threads, found.path, read)
 
 
 def _chosen(found: FoundItems, like: Mapping[str, Any], names: Iterable[str] | None) -> list[str]:

@@ -18,6 +18,7 @@ from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
 from penstock.kernel.reports.statistics import waited_for_memory_s
+from penstock.kernel.storage.reading import Reading, read_unchanged
 from penstock.stages.reuse.value_cache import KnownValues
 
 if TYPE_CHECKING:
@@ -57,21 +58,19 @@ class RestoreTask:
         return tree, report
 
     async def _restore(self, path: str) -> tuple[Any, RestoreReport]:
-        result, run, identity = await self._engine.read_unchanged(path, self._threads, self._once)
+        result, run, source = await read_unchanged(self._engine.store, self._threads, path, self._once)
         restored: RestoredTree = result.value
         plan, progress = restored.plan, run.progress
         if restored.references and plan is not None:
-            run.shared.of(KnownValues).remember(path, identity, {plan.directory: restored.references})
+            run.shared.of(KnownValues).remember(path, source.identity, {plan.directory: restored.references})
 
         changes = () if plan is None else plan.changes
         return restored.tree, RestoreReport(
             run.path, progress.leaves_total, progress.bytes_done, changes, stages=result.stages
         )
 
-    async def _once(self) -> tuple[PipelineResult, RestoreRun, object]:
-        """Return what was restored, and the identity that its checkpoint had before it was read."""
+    async def _once(self, source: Reading) -> tuple[PipelineResult, RestoreRun, Reading]:
         run = self._engine.restore_run(self._request.path, self._threads)
-        identity = await self._threads.run(run.store.identity, self._request.path)
         since = time.perf_counter()
         try:
             result = await run_pipeline(self._pipeline, run, self._request)
@@ -88,7 +87,7 @@ class RestoreTask:
             seconds=time.perf_counter() - since,
             memory_wait_s=waited_for_memory_s(result.stages),
         )
-        return result, run, identity
+        return result, run, source
 
 
 @final

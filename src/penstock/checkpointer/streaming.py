@@ -21,14 +21,14 @@ from anyio.abc import TaskGroup
 from penstock.checkpointer.engine import Engine
 from penstock.kernel.concurrency.interpreter_settings import calm_interpreter
 from penstock.kernel.concurrency.threads import LoopHandle, Threads
-from penstock.kernel.errors import ClosedError, PenstockError, StorageError
+from penstock.kernel.errors import ClosedError
 from penstock.kernel.messages.restore import Order, RestoreReport, RestoreRequest
 from penstock.kernel.pipeline.observers import observed
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.runner import run_pipeline
 from penstock.kernel.protocols.leaf import KeyPath
-from penstock.kernel.storage.holds import hold_for_reading
+from penstock.kernel.storage.reading import Reading, reading
 from penstock.stages.deliver import Deliver
 from penstock.stages.reorder import InOrder
 
@@ -42,14 +42,14 @@ class LeafStream(AsyncIterator[tuple[KeyPath, Any]]):
     soon after the stream is dropped.
 
     Raises:
-        StorageError: If the checkpoint was replaced; all values so far are from the old one.
+        ReplacedError: If the checkpoint was replaced; all values so far are from the old one.
         PenstockError: What `Checkpointer.restore` raises, at the value that cannot be read.
     """
 
     __slots__ = ("_loop", "_reading")
 
-    def __init__(self, reading: _Reading) -> None:
-        self._reading = reading
+    def __init__(self, opened: _Reading) -> None:
+        self._reading = opened
         self._loop = LoopHandle()
 
     async def __anext__(self) -> tuple[KeyPath, Any]:
@@ -95,15 +95,15 @@ class Streams:
         order: Order | None,
     ) -> LeafStream:
         """Return a stream that begins to read when its first value is requested."""
-        self._readings = [reading for reading in self._readings if not reading.has_ended]
-        reading = _Reading(engine, tasks, threads, pipeline, request, order)
-        self._readings.append(reading)
-        return LeafStream(reading)
+        self._readings = [one for one in self._readings if not one.has_ended]
+        opened = _Reading(engine, tasks, threads, pipeline, request, order)
+        self._readings.append(opened)
+        return LeafStream(opened)
 
     def stop(self) -> None:
         """Stop all of them."""
-        for reading in self._readings:
-            reading.stop()
+        for one in self._readings:
+            one.stop()
 
 
 @final
@@ -132,8 +132,7 @@ class _Reading:
         self._scope = CancelScope()
         self._ended = Event()
         self._started = False
-        self._identity: object = None  # of the checkpoint being read
-        self._replaced: StorageError | None = None
+        self._source: Reading | None = None
         self._error: BaseException | None = None
 
     @property
@@ -190,27 +189,16 @@ class _Reading:
 
     async def _run(self) -> None:
         engine, path = self._engine, self._request.path
-        async with hold_for_reading(engine.store, self._threads, path):
-            self._identity = await self._threads.run(engine.store.identity, path)
-            run = engine.restore_run(path, self._threads)
-            observing = observed(engine.observers, "restore", path, engine.events)
-            with calm_interpreter(self._tasks, engine.config.loop), observing as tell:
-                try:
-                    result = await run_pipeline(self._pipeline, run, self._request)
-                    progress = run.progress
-                    tell(
-                        RestoreReport(path, progress.leaves_total, progress.bytes_done, stages=result.stages)
-                    )
-                except PenstockError as error:
-                    if error is not self._replaced:
-                        await self._check(error)  # a replaced checkpoint explains any error
-                    raise
+        observing = observed(engine.observers, "restore", path, engine.events)
+        with calm_interpreter(self._tasks, engine.config.loop), observing as tell:
+            async with reading(engine.store, self._threads, path) as self._source:
+                run = engine.restore_run(path, self._threads)
+                result = await run_pipeline(self._pipeline, run, self._request)
 
-            await self._check()
+            progress = run.progress
+            tell(RestoreReport(path, progress.leaves_total, progress.bytes_done, stages=result.stages))
 
-    async def _check(self, because_of: PenstockError | None = None) -> None:
+    async def _check(self) -> None:
         """Raise if the checkpoint was replaced."""
-        path = self._request.path
-        if self._identity != await self._threads.run(self._engine.store.identity, path):
-            self._replaced = StorageError("read", path, "was replaced while it was being read")
-            raise self._replaced from because_of
+        assert self._source is not None, "a leaf arrives once it is being read"
+        await self._source.check()

@@ -1,5 +1,5 @@
 """What lies at a path, told without restoring any of it: steps, items, leaves, sizes, differences.
 
 The command line and the browser page are made of it. Nothing here needs jax or TensorStore, except where
-values are read. Every function blocks.
+values are read. What is `async` reads all of one state of a checkpoint; every other function blocks.
 """

@@ -18,9 +18,11 @@ from penstock.handlers.formats.orbax.discovery.item_kinds import (
 from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
 from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
+from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.protocols.checkpoints import StorageDetails, StoredCheckpoint
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, StoredLeaf
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.reading import Reading, read_unchanged
 
 
 @final
@@ -66,12 +68,21 @@ class ItemFacts:
         return sum(leaf.stored_nbytes for leaf in self.leaves)
 
 
-def read_items(store: Store, path: str, item: str | None = None) -> list[ItemFacts]:
-    """Describe the items of the checkpoint at `path`, or one of them.
+async def read_items(store: Store, threads: Threads, path: str, item: str | None = None) -> list[ItemFacts]:
+    """Describe the items of the checkpoint at `path`, or one of them, all of one state of it.
 
     Raises:
+        ReplacedError: If it was replaced again and again while it was read.
         PenstockError: If there is none, or a document is damaged.
     """
+
+    async def read(_: Reading) -> list[ItemFacts]:
+        return await threads.run(_read_items, store, path, item)
+
+    return await read_unchanged(store, threads, path, read)
+
+
+def _read_items(store: Store, path: str, item: str | None) -> list[ItemFacts]:
     if item is not None or is_safetensors(store, path):
         return [_opened(store, path, item)]
 

@@ -27,6 +27,7 @@ from penstock.kernel.concurrency.imports import Homes, load
 from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.pipeline.failures import keeping_nothing
 from penstock.kernel.storage.paths import path_or_url
+from penstock.kernel.storage.reading import read_unchanged
 from penstock.kernel.storage.workspace import Overwrite
 from penstock.steps.keep_policies import KeepAll, KeepPolicy, Metric, Mode, ranking_of
 from penstock.steps.manager_opening import Opening, check_trash, own_or_given
@@ -428,8 +429,8 @@ class CheckpointManager:
         number = self._chosen(step)
         path = self._saves.catalogue.path(number)
         engine, threads = self._checkpointer.engine.at(path), self._saves.reading
-        describe = partial(describe_step, engine.restore_run(path, threads), path, number)
-        return await engine.read_unchanged(path, threads, describe)
+        run = engine.restore_run(path, threads)
+        return await read_unchanged(engine.store, threads, path, lambda _: describe_step(run, path, number))
 
     async def root_metadata(self) -> Mapping[str, Any] | None:
         """Return what was given as `metadata` when the root was made; None if nothing was."""

@@ -22,6 +22,7 @@ from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.reports.stage_report import counted
+from penstock.kernel.storage.reading import Reading, read_unchanged
 from penstock.steps.step_directory import METRICS, TREE, StepReader
 
 
@@ -159,7 +160,7 @@ async def _restored(
     if item is not None or (like is not ... and not isinstance(like, Composite)):
         return await restore(path, like=like, item=item)
 
-    async def read() -> Any:
+    async def read(_: Reading) -> Any:
         if like is ...:
             names = await threads.run(item_names, engine.store, path)
             if not names or TREE in names:
@@ -169,4 +170,4 @@ async def _restored(
 
         return Composite(await restore_items(engine, threads, restore, path, like, list(like)))
 
-    return await engine.read_unchanged(path, threads, read)
+    return await read_unchanged(engine.store, threads, path, read)

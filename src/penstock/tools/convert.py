@@ -30,12 +30,13 @@ from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.reports.statistics import combined
 from penstock.kernel.storage.paths import path_or_url, path_to_save_to
+from penstock.kernel.storage.reading import Reading, read_unchanged
 from penstock.steps.step_directory import write_root_metadata
 from penstock.stores.store_finder import StoreFinder
 from penstock.tools.changes.leaf_changes import LeafChanges
 from penstock.tools.npz.npz_members import plan_comment, plan_members
 from penstock.tools.npz.npz_writing import NpzWriting
-from penstock.tools.rewriting import Rewriting, Unchanged, budget, check_apart
+from penstock.tools.rewriting import Rewriting, budget, check_apart
 from penstock.tools.stored_items import ItemsReader, StoredItems, stored_value
 from penstock.tools.stored_steps import StoredSteps, find_stored_steps
 
@@ -100,7 +101,8 @@ async def convert(
         SpecError: If the destination cannot hold all of the source; the message names what. If `rename` or
             `dtype` does not fit, or names no leaf.
         ExpansionError: If the source claims far more bytes than it stores.
-        PenstockError: If the source is damaged or was replaced meanwhile, or the medium refuses.
+        ReplacedError: If the source was replaced again and again while it was read.
+        PenstockError: If the source is damaged, or the medium refuses.
 
     Cancellation:
         No part of a checkpoint is left. Steps that were converted before stay.
@@ -242,7 +244,10 @@ class _Conversion:
 
     async def _convert(self, start: str, final: str) -> SaveReport:
         store, threads = self.rewriting.origin, self.threads
-        unchanged = await Unchanged.watch(store, threads, start)
+        return await read_unchanged(store, threads, start, partial(self._convert_once, start, final))
+
+    async def _convert_once(self, start: str, final: str, source: Reading) -> SaveReport:
+        store, threads = self.rewriting.origin, self.threads
         async with self.rewriting.source_files(threads) as files:
             asked = self.reading
             take = partial(_whole, files)
@@ -254,19 +259,17 @@ class _Conversion:
 
             items = self.target.fit(start, read)
             if self.target.format == "npz":
-                return await self._write_npz(unchanged, final, items)
+                return await self._write_npz(source, final, items)
 
-            return await self.rewriting.save(
-                unchanged, final, items, self.target.tensors, self.custom_metadata
-            )
+            return await self.rewriting.save(source, final, items, self.target.tensors, self.custom_metadata)
 
-    async def _write_npz(self, unchanged: Unchanged, final: str, items: StoredItems) -> SaveReport:
+    async def _write_npz(self, source: Reading, final: str, items: StoredItems) -> SaveReport:
         rewriting, threads = self.rewriting, self.threads
         comment = plan_comment({**(items.custom_metadata or {}), **(self.custom_metadata or {})})
         members = await threads.run(plan_members, items.tree)
         piece_bytes = min(rewriting.config.save.piece_bytes, max(rewriting.memory.limit // 4, 1))
         writing = NpzWriting(rewriting.store, threads, rewriting.memory, piece_bytes, rewriting.overwrite)
-        return await writing.save(final, members, comment, unchanged.check)
+        return await writing.save(final, members, comment, source.end)
 
 
 def _whole(files: SourceFiles, place: str, opened: StoredCheckpoint, leaf: StoredLeaf) -> object:

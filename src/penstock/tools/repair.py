@@ -7,6 +7,7 @@ __all__ = ("repair",)
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, final
 
 from penstock.checkpointer.checkpointer import Path
@@ -25,9 +26,10 @@ from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import path_or_url, path_to_save_to
+from penstock.kernel.storage.reading import Reading, read_unchanged
 from penstock.stores.store_finder import StoreFinder
 from penstock.tools.repair_report import RepairReport
-from penstock.tools.rewriting import Rewriting, Unchanged, budget, check_apart
+from penstock.tools.rewriting import Rewriting, budget, check_apart
 from penstock.tools.salvage import Salvage, find_damage
 from penstock.tools.stored_steps import find_stored_steps
 from penstock.tools.tensor_salvage import TensorSalvage
@@ -75,6 +77,7 @@ async def repair(
         SpecError: If `source` is a directory of steps, or `target` cannot be written.
         PathError: If one of `others` lies elsewhere than `source`: on a disk, or in another bucket.
         UnsupportedFormatError: If it holds tensors of a type that penstock does not read.
+        ReplacedError: If `source` was replaced again and again while it was read.
         StorageError: If the medium refuses the new checkpoint.
 
     Cancellation:
@@ -116,7 +119,10 @@ class _Repair:
         if is_tensors and self.rewriting.save_format is not None:
             raise SpecError("save_format is for Orbax's layout, and safetensors are repaired as safetensors")
 
-        unchanged = await Unchanged.watch(store, threads, start)
+        return await read_unchanged(store, threads, start, partial(self._once, final, is_tensors))
+
+    async def _once(self, final: str, is_tensors: bool, source: Reading) -> RepairReport:
+        store, threads, start = self.rewriting.origin, self.threads, self.start
         others = await threads.run(_steps_of, store, [other for other in self.others if other != start])
         async with self.rewriting.source_files(threads) as files:
             salvage = await (self._tensors if is_tensors else self._trees)(others, files)
@@ -127,7 +133,7 @@ class _Repair:
                 raise CorruptCheckpointError(start, f"holds nothing that can be saved: {problem}")
 
             layout = SafetensorsLayout() if is_tensors else None
-            report = await self.rewriting.save(unchanged, final, items, layout)
+            report = await self.rewriting.save(source, final, items, layout)
 
         kind: Literal["orbax", "safetensors"] = "safetensors" if is_tensors else "orbax"
         return RepairReport(start, final, report.nbytes, tuple(salvage.leaves), kind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Limits", "Rewriting", "Unchanged", "budget", "check_apart")
+__all__ = ("Limits", "Rewriting", "budget", "check_apart")
 
 import os
 from collections.abc import AsyncGenerator, Mapping
@@ -20,7 +20,7 @@ from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, Stor
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import PathError, StorageError
+from penstock.kernel.errors import PathError
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.messages.save import Committed, SaveReport
 from penstock.kernel.pipeline.pipeline import Pipeline
@@ -30,6 +30,7 @@ from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import bucket_of
+from penstock.kernel.storage.reading import Reading
 from penstock.stages.stage_files import closing
 from penstock.tools.stored_items import StoredItems
 
@@ -60,35 +61,6 @@ def check_apart(source: str, destination: str) -> None:
     for outer, inner in ((source, destination), (destination, source)):
         if inner.startswith(os.path.join(outer, "")):
             raise PathError(destination, f"cannot be written: {inner!r} lies in {outer!r}")
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Unchanged:
-    """Called before what was read is published; raises if its source was replaced."""
-
-    store: Store
-    threads: Threads
-    path: str
-    identity: object
-
-    @classmethod
-    async def watch(cls, store: Store, threads: Threads, path: str) -> Unchanged:
-        """Note what lies at `path` now."""
-        return cls(store, threads, path, await threads.run(store.identity, path))
-
-    async def __call__(self, committed: Committed, /) -> Committed:
-        await self.check()
-        return committed
-
-    async def check(self) -> None:
-        """Raise if something else lies there now.
-
-        Raises:
-            StorageError: If the source was replaced.
-        """
-        if self.identity != await self.threads.run(self.store.identity, self.path):
-            raise StorageError("read", self.path, "was replaced while it was being converted")
 
 
 @final
@@ -129,7 +101,7 @@ class Rewriting:
 
     async def save(
         self,
-        unchanged: Unchanged,
+        source: Reading,
         final: str,
         items: StoredItems,
         layout: Layout | None = None,
@@ -138,7 +110,7 @@ class Rewriting:
         """Save items at `final`, and publish them if their source is still the same.
 
         Args:
-            unchanged: Looks at the source before the publication.
+            source: Ends before the publication.
             final: Absolute.
             items: What to save.
             layout: The format; by default that of Orbax.
@@ -159,6 +131,10 @@ class Rewriting:
             )
         if items.parts is not None:
             layout = CompositeLayout(layout, items.parts)
+
+        async def unchanged(committed: Committed, /) -> Committed:
+            await source.end()
+            return committed
 
         pipeline = _unhurried(save_pipeline()).insert_before("finalize", unchanged, called="unchanged")
         custom = {**(items.custom_metadata or {}), **(custom_metadata or {})} or None

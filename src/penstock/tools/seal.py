@@ -7,6 +7,7 @@ __all__ = ("SealReport", "seal")
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, final
 
 from penstock.checkpointer.memory_budget import config_and_regulator
@@ -30,7 +31,9 @@ from penstock.kernel.config.config import Config
 from penstock.kernel.errors import ChecksumError, StorageError, UnsupportedFormatError
 from penstock.kernel.protocols.store_capabilities import Renames
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.holds import hold_alone
 from penstock.kernel.storage.paths import path_or_url
+from penstock.kernel.storage.reading import Reading, read_unchanged
 from penstock.steps.step_directory import seal_root_metadata
 from penstock.stores.store_finder import StoreFinder
 
@@ -62,13 +65,16 @@ async def seal(path: Path, *, store: Store | None = None, config: Config | Path 
     ignores both. Of a directory of steps, each finished step is sealed, and the metadata of all.
 
     Args:
-        path: A checkpoint, a step, or a directory of steps. Nobody may write into it meanwhile.
+        path: A checkpoint, a step, or a directory of steps. It is held meanwhile, so that nobody replaces
+            or deletes it; where nothing can be locked, nobody may write into it.
         store: Where it lies; by default where its path says, on a disk or in a bucket.
         config: As for `Checkpointer`; of it, where buckets are and how they are used.
 
     Raises:
         ChecksumError: If bytes differ from a checksum that was recorded before. Nothing is sealed then.
         NotACheckpointError: If there is none.
+        InUseError: If somebody reads or deletes it now.
+        ReplacedError: If it was replaced again and again while it was read.
         UnsupportedFormatError: If it is safetensors without digests: they lie in the header, so that only
             `convert` adds them, to a copy.
         PenstockError: As `restore`, if it cannot be opened.
@@ -88,11 +94,11 @@ async def seal(path: Path, *, store: Store | None = None, config: Config | Path 
 
     checkpoints = await threads.run(_checkpoints, store, final)
     for checkpoint in checkpoints:
-        for directory, work in await threads.run(_directories, store, checkpoint):
-            if await threads.run(_seal, store, directory, work, count):
-                sealed.append(directory)
-            else:
-                unchanged.append(directory)
+        seal_one = partial(_seal_checkpoint, store, threads, checkpoint, count)
+        # Held alone: the record must not come to lie in another one that has taken its place.
+        done = await read_unchanged(store, threads, checkpoint, seal_one, hold_alone)
+        sealed += [directory for directory, is_new in done if is_new]
+        unchanged += [directory for directory, is_new in done if not is_new]
 
     if checkpoints != [final] and await threads.run(seal_root_metadata, store, final):
         sealed.append(os.path.join(final, ROOT_FOLDER))
@@ -100,11 +106,36 @@ async def seal(path: Path, *, store: Store | None = None, config: Config | Path 
     return SealReport(final, tuple(sealed), tuple(unchanged), count.documents, count.ranges, count.nbytes)
 
 
+async def _seal_checkpoint(
+    store: Store, threads: Threads, checkpoint: str, count: _Count, source: Reading
+) -> list[tuple[str, bool]]:
+    """Seal one checkpoint. Return its directories, and whether each has a record that is new."""
+    done: list[tuple[str, bool]] = []
+    count_here = _Count()
+    directories = await threads.run(_directories, store, checkpoint)
+    for directory, tree in directories:
+        record = await threads.run(_record, store, directory, tree, count_here)
+        # The record of the checkpoint itself is the last, and its own write changes the identity.
+        await (source.end() if directory == directories[-1][0] else source.check())
+        if record is not None:
+            await threads.run(_write, store, directory, record)
+
+        done.append((directory, record is not None))
+
+    count.add(count_here)
+    return done
+
+
 @dataclass(slots=True)
 class _Count:
     documents: int = 0
     ranges: int = 0
     nbytes: int = 0
+
+    def add(self, other: _Count) -> None:
+        self.documents += other.documents
+        self.ranges += other.ranges
+        self.nbytes += other.nbytes
 
 
 def _has_tensors(store: Store, path: str) -> bool:
@@ -149,12 +180,12 @@ def _directories(store: Store, path: str) -> Sequence[tuple[str, OrbaxCheckpoint
     return [*[(tree.directory, tree) for tree in trees], (path, None)]
 
 
-def _seal(store: Store, directory: str, tree: OrbaxCheckpoint | None, count: _Count) -> bool:
-    """Write the record of one directory, unless it has one that is complete."""
+def _record(store: Store, directory: str, tree: OrbaxCheckpoint | None, count: _Count) -> bytes | None:
+    """Return the record of one directory; None if it has one that is complete."""
     names = store.list_directory(directory)
     known = SealedDocuments.open(store, directory, names)
     if known.is_sealed:
-        return False
+        return None
 
     files: Mapping[str, Mapping[str, bytes]] = {}
     if tree is not None:
@@ -172,8 +203,7 @@ def _seal(store: Store, directory: str, tree: OrbaxCheckpoint | None, count: _Co
         data = store.read_file(path)
         about = checkpoint_metadata.content_of(path, data) if data else None
 
-    _write(store, directory, integrity.encode_files(files, known.recorded.digests, documents, about))
-    return True
+    return integrity.encode_files(files, known.recorded.digests, documents, about)
 
 
 def _files(store: Store, tree: OrbaxCheckpoint, count: _Count) -> Mapping[str, Mapping[str, bytes]]:

@@ -1,6 +1,6 @@
 """What the page shows, as JSON values. Names and texts from a checkpoint have no control characters in them.
 
-Every function but `differences` blocks.
+What is not `async` blocks.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ __all__ = ("differences", "run_data", "tree_data")
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import anyio
 
@@ -25,14 +24,19 @@ from penstock.inspection.step_listing import StepFacts, list_checkpoints, paths_
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts, read_items
 from penstock.inspection.tree_comparison import Pair, TreeComparison, compare_trees
 from penstock.inspection.treemap import Rectangle, treemap
+from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.reports.stage_report import counted
+from penstock.kernel.storage.reading import Reading, read_unchanged
 from penstock.telemetry.kept_reports import KeptReport, read_reports
 
 _MOST_LEAVES: Final = 2000  # in a table; the page says how many there are
 _MOST_ROWS: Final = 200
 _MOST_REPORTS: Final = 20
+
+Compared: TypeAlias = tuple[ItemFacts, ItemFacts, TreeComparison]
+"""An item of each of two checkpoints, and how their trees differ."""
 
 
 def run_data(store: Store, path: str) -> dict[str, Any]:
@@ -48,14 +52,19 @@ def run_data(store: Store, path: str) -> dict[str, Any]:
     }
 
 
-def tree_data(store: Store, path: str, name: str, width: int, height: int) -> dict[str, Any]:
+async def tree_data(store: Store, path: str, name: str, width: int, height: int) -> dict[str, Any]:
     """Return the items of one checkpoint with their leaves, and a treemap of so many pixels.
 
     Raises:
         NotACheckpointError: If the run has no such step.
     """
-    items = read_items(store, _path_of(store, path, name))
-    return {"name": one_line(name), "items": [_item(item, width, height) for item in items]}
+    threads = Threads()
+    items = await read_items(store, threads, await threads.run(_path_of, store, path, name))
+
+    def drawn() -> list[dict[str, Any]]:
+        return [_item(item, width, height) for item in items]
+
+    return {"name": one_line(name), "items": await threads.run(drawn)}
 
 
 async def differences(store: Store, path: str, first: str, second: str, *, values: bool) -> dict[str, Any]:
@@ -64,9 +73,19 @@ async def differences(store: Store, path: str, first: str, second: str, *, value
     Raises:
         PenstockError: If one of them is not there, or cannot be read.
     """
-    pairs = await anyio.to_thread.run_sync(partial(_paired, store, path, first, second))
-    trees = [(ours, theirs, compare_trees(ours.leaves, theirs.leaves)) for ours, theirs in pairs]
-    found = await _values(trees) if values else []
+    threads = Threads()
+    ours = await threads.run(_path_of, store, path, first)
+    theirs = await threads.run(_path_of, store, path, second)
+
+    async def compare(_: Reading) -> tuple[list[Compared], list[dict[str, Any]]]:
+        pairs = _paired(await read_items(store, threads, ours), await read_items(store, threads, theirs))
+        trees = [(one, other, compare_trees(one.leaves, other.leaves)) for one, other in pairs]
+        return trees, await _values(trees) if values else []
+
+    async def compare_with_other(_: Reading) -> tuple[list[Compared], list[dict[str, Any]]]:
+        return await read_unchanged(store, threads, theirs, compare)
+
+    trees, found = await read_unchanged(store, threads, ours, compare_with_other)
     rows = [row for _, _, tree in trees for row in _structure(tree)]
     return {
         "structure": rows[:_MOST_ROWS],
@@ -160,9 +179,7 @@ def _leaf(leaf: LeafFacts) -> dict[str, Any]:
     }
 
 
-def _paired(store: Store, path: str, first: str, second: str) -> list[tuple[ItemFacts, ItemFacts]]:
-    ours = read_items(store, _path_of(store, path, first))
-    theirs = read_items(store, _path_of(store, path, second))
+def _paired(ours: Sequence[ItemFacts], theirs: Sequence[ItemFacts]) -> list[tuple[ItemFacts, ItemFacts]]:
     if len(ours) == len(theirs) == 1:
         return [(ours[0], theirs[0])]
 
@@ -189,7 +206,7 @@ def _kind(leaf: LeafFacts) -> str:
     return f"{leaf.dtype or leaf.kind} {shape_text(leaf.shape)}".strip()
 
 
-async def _values(trees: Sequence[tuple[ItemFacts, ItemFacts, TreeComparison]]) -> list[dict[str, Any]]:
+async def _values(trees: Sequence[Compared]) -> list[dict[str, Any]]:
     found: list[tuple[float, dict[str, Any]]] = []
     async with Checkpointer() as checkpointer:
         for ours, theirs, tree in trees:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("make_app", "open_socket", "serve")
+__all__ = ("Connection", "make_app", "make_server", "open_socket", "serve")
 
 import secrets
 import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import anyio
 import uvicorn
@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.cli.terminal.printable import one_line
 from penstock.kernel.errors import PenstockError
@@ -28,6 +29,61 @@ from penstock.ui.request_guard import Guard
 _PAGE: Final = Path(__file__).parent / "page"
 _TYPES: Final = {"page.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
 _MOST_PIXELS: Final = 4000
+
+
+class Connection(H11Protocol):
+    """A connection that is closed if no whole request comes in time; uvicorn would wait for ever.
+
+    Of too many connections the one that has waited longest is closed, so that those that send nothing never
+    keep a browser out.
+    """
+
+    request_s: ClassVar[float] = 10.0  #: from the first byte, or the connection, to the end of the headers
+    most: ClassVar[int] = 64
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait."""
+        super().connection_made(transport)
+        self._deadline: Any = None
+        self._since = self.loop.time()
+        self._expect()
+        if len(self.connections) > self.most:
+            waiting = [one for one in self.connections if isinstance(one, Connection) and one.waits]
+            min(waiting, key=lambda one: one._since, default=self).abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request. It does not prolong the time."""
+        super().data_received(data)
+        if self.waits:
+            self._expect()
+        else:
+            self._forget()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer."""
+        self._forget()
+        super().connection_lost(exc)
+
+    @property
+    def waits(self) -> bool:
+        """Whether no request is being answered."""
+        cycle: Any = self.cycle  # None before the first request, whatever uvicorn declares
+        return cycle is None or bool(cycle.response_complete)
+
+    def abort(self) -> None:
+        """Close it at once."""
+        self._forget()
+        self.transport.abort()
+
+    def _expect(self) -> None:
+        if self._deadline is None:
+            self._since = self.loop.time()
+            self._deadline = self.loop.call_later(self.request_s, self.abort)
+
+    def _forget(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 def make_app(store: Store, path: str, port: int, token: str) -> ASGIApp:
@@ -46,7 +102,7 @@ def make_app(store: Store, path: str, port: int, token: str) -> ASGIApp:
     async def tree(request: Request) -> Response:
         width, height = _pixels(request, "width", 960), _pixels(request, "height", 540)
         name = request.query_params.get("name", "")
-        return JSONResponse(await anyio.to_thread.run_sync(tree_data, store, path, name, width, height))
+        return JSONResponse(await tree_data(store, path, name, width, height))
 
     async def diff(request: Request) -> Response:
         names = [request.query_params.get(name, "") for name in ("first", "second")]
@@ -83,13 +139,17 @@ def serve(store: Store, path: str, listening: socket.socket, on_ready: Callable[
         on_ready: Called with the address to open, once.
     """
     port, token = listening.getsockname()[1], secrets.token_urlsafe(32)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            make_app(store, path, port, token), log_level="warning", access_log=False, server_header=False
-        )
-    )
+    server = make_server(make_app(store, path, port, token))
     on_ready(f"http://127.0.0.1:{port}/?token={token}")
     server.run(sockets=[listening])
+
+
+def make_server(app: ASGIApp, connection: type[Connection] = Connection) -> uvicorn.Server:
+    """Return a server that listens nowhere yet."""
+    config = uvicorn.Config(
+        app, http=connection, ws="none", log_level="warning", access_log=False, server_header=False
+    )
+    return uvicorn.Server(config)
 
 
 async def _file(name: str, _: Request) -> Response:

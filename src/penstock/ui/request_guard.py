@@ -35,8 +35,8 @@ _HEADERS: Final = {
 class Guard:
     """Lets requests through to an application, or answers them itself.
 
-    The token is good for one use: it is exchanged for a cookie, and the browser is sent to the same address
-    without it, so that it is in no history.
+    The token is good for one use: it is exchanged for a cookie, and the browser is sent to the page without
+    it, so that it is in no history. It is sent nowhere else, whatever path was asked for.
 
     Args:
         app: The application.
@@ -52,8 +52,11 @@ class Guard:
         self._cookie = f"penstock-{port}"  # cookies are shared by all ports
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)  # the start and the end of the server
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})  # the page has none
             return
 
         answer = self._answer(scope)
@@ -73,22 +76,21 @@ class Guard:
         query = parse_qsl(scope["query_string"].decode("latin-1"))
         given = dict(query).get("token")
         if given is not None:
-            return self._exchange(
-                scope["path"], given, [pair for pair in query if pair[0] != "token"], headers
-            )
+            return self._exchange(given, [pair for pair in query if pair[0] != "token"], headers)
         if not self._knows(headers):
             return PlainTextResponse("open the address that `penstock ui` printed", 403)
 
         return None
 
-    def _exchange(self, path: str, given: str, rest: list[tuple[str, str]], headers: Headers) -> Response:
+    def _exchange(self, given: str, rest: list[tuple[str, str]], headers: Headers) -> Response:
         is_right = self._token is not None and secrets.compare_digest(given.encode(), self._token.encode())
         if not is_right and not self._knows(headers):
             return PlainTextResponse(
                 "this address was used already, or is wrong: start `penstock ui` anew", 403
             )
 
-        answer = RedirectResponse(path + (f"?{urlencode(rest)}" if rest else ""), 303)
+        # The path of the request is not in it: `//evil.example/` is another host, and so may a whole URL be.
+        answer = RedirectResponse("/" + (f"?{urlencode(rest)}" if rest else ""), 303)
         if is_right:
             self._token = None
             answer.set_cookie(self._cookie, self._session, httponly=True, samesite="strict", path="/")

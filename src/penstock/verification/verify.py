@@ -4,11 +4,11 @@ from __future__ import annotations
 
 __all__ = ("Verification", "compare_ranges")
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final, final
+from typing import Final, final
 
 from anyio import CapacityLimiter, create_task_group
 
@@ -23,6 +23,7 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.reading import Reading, read_unchanged
 from penstock.verification.checkpoint_survey import CheckpointSurvey, compare_documents, survey_checkpoint
 from penstock.verification.checkpoints_below import find_checkpoints
 from penstock.verification.verify_report import VerifyReport
@@ -41,14 +42,11 @@ class Verification:
         store: Where they lie.
         threads: For blocking calls.
         memory: Leases the buffers.
-        unchanged: `await unchanged(path, threads, read)` returns what `await read()` returns, from one and
-            the same checkpoint at `path`, even if that is overwritten meanwhile.
     """
 
     store: Store
     threads: Threads
     memory: MemoryRegulator
-    unchanged: Callable[[str, Threads, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
     async def verify(self, path: str, item: str | None = None) -> VerifyReport:
         """Compare everything at and below `path`, or one item of the checkpoint there.
@@ -63,8 +61,8 @@ class Verification:
         n_leaves = n_ranges = n_documents = nbytes = 0
         for checkpoint in found.checkpoints:
             try:
-                survey: CheckpointSurvey = await self.unchanged(
-                    checkpoint, self.threads, partial(self._compare, checkpoint, item)
+                survey = await read_unchanged(
+                    self.store, self.threads, checkpoint, partial(self._compare, checkpoint, item)
                 )
             except PenstockError as error:
                 checkpoints.append(checkpoint)
@@ -82,7 +80,9 @@ class Verification:
             nbytes += sum(part.checksum.nbytes for part in survey.ranges)
 
         for folder in found.root_folders:
-            names, problems = await self.threads.run(compare_documents, self.store, folder)
+            names, problems = await read_unchanged(
+                self.store, self.threads, folder, partial(self._compare_documents, folder)
+            )
             n_documents += len(names)
             findings += problems
 
@@ -98,11 +98,14 @@ class Verification:
             leftovers=tuple(found.leftovers),
         )
 
-    async def _compare(self, path: str, item: str | None) -> CheckpointSurvey:
+    async def _compare(self, path: str, item: str | None, _: Reading) -> CheckpointSurvey:
         """Survey one checkpoint, and add to its findings what its bytes say."""
         survey = await self.threads.run(survey_checkpoint, self.store, path, item)
         survey.findings += await compare_ranges(self.store, self.threads, self.memory, survey.ranges)
         return survey
+
+    async def _compare_documents(self, folder: str, _: Reading) -> tuple[Collection[str], Sequence[Finding]]:
+        return await self.threads.run(compare_documents, self.store, folder)
 
 
 async def compare_ranges(

@@ -29,9 +29,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the command's arguments."""
     parser.description = (
         "Copy the checkpoint at SOURCE to DESTINATION, every file as it is, also those of other programs; "
-        "of a directory of steps, every finished step. While it is copied nobody deletes it here, and the "
-        "copy appears in one step, when it is durable. To or from a bucket it is written anew, as "
-        "`convert` does."
+        "of a directory of steps, every finished step. While it is copied nobody deletes it here, and if it "
+        "is overwritten, the new one is copied instead. The copy appears in one step, when it is durable. To "
+        "or from a bucket it is written anew, as `convert` does."
     )
     parser.add_argument("source", metavar="SOURCE", help="a checkpoint, a directory of steps, or safetensors")
     parser.add_argument("destination", metavar="DESTINATION", help="where it goes; nothing may be there")
@@ -86,7 +86,8 @@ def _copy_all(copies: Sequence[tuple[str, str]], sizes: Sequence[int], output: O
                 done += nbytes
                 bar.show(done, os.path.basename(path))
             else:
-                done += copy_checkpoint(path, target, partial(_show, bar, done, os.path.basename(path)))
+                show = partial(_show, bar, done, os.path.basename(path))
+                done += anyio.run(copy_checkpoint, path, target, show)
 
 
 def _show(bar: Bar, before: int, name: str, done: int) -> None:

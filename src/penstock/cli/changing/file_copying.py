@@ -7,24 +7,34 @@ __all__ = ("copy_checkpoint",)
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from typing import Final
+
+from anyio import move_on_after
+from anyio.from_thread import check_cancelled
 
 from penstock.handlers.formats.common.temporary_names import temporary_path
 from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import DestinationExistsError, NotAFileError, StorageError
-from penstock.kernel.storage.deletion import clear_place
-from penstock.kernel.storage.workspace import make_name_durable
+from penstock.kernel.protocols.store_capabilities import Hold
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.holds import NoHold, hold_with_readers
+from penstock.kernel.storage.reading import Reading, read_unchanged
+from penstock.kernel.storage.workspace import Workspace
 
 _BLOCK: Final = 2**24
+_CLEANING_S: Final = 60.0
 
 
-def copy_checkpoint(source: str, destination: str, on_progress: Callable[[int], object]) -> int:
-    """Copy the file or directory at `source` to `destination`, which must be free. Blocking.
+async def copy_checkpoint(source: str, destination: str, on_progress: Callable[[int], object]) -> int:
+    """Copy the file or directory at `source` to `destination`, which must be free.
 
     Args:
-        source: A finished checkpoint. It is held meanwhile, so that nobody deletes it.
+        source: A finished checkpoint. It is held meanwhile, so that nobody deletes it. If it is replaced
+            meanwhile, what was copied is thrown away, and the new one is copied.
         destination: Where it goes; directories above it are made.
-        on_progress: Called with the bytes copied so far.
+        on_progress: Called with the bytes copied so far, in a worker thread.
 
     Returns:
         The bytes copied.
@@ -34,38 +44,60 @@ def copy_checkpoint(source: str, destination: str, on_progress: Callable[[int], 
         InUseError: If the source is being deleted, or another copy is being made there.
         NotAFileError: If there is something in it that cannot be copied.
         NotDurableError: If the copy is there, and its name may not be durable.
+        ReplacedError: If it was replaced again and again while it was copied.
         StorageError: If the medium refuses; nothing is left then.
+
+    Cancellation:
+        Nothing is left at the destination.
     """
-    store = LocalStore()
+    threads = Threads()
+    await threads.run(_check_free, destination)
+    copying = partial(_copy_and_publish, threads, source, destination, on_progress)
+    return await read_unchanged(LocalStore(), threads, source, copying, _hold)
+
+
+def _check_free(destination: str) -> None:
     if os.path.lexists(destination):
         raise DestinationExistsError(destination)
 
-    held = store.hold_reading(source) if os.path.isdir(source) else None
-    parent, beside = os.path.dirname(destination), temporary_path(destination)
+
+def _hold(store: Store, path: str) -> Hold:
+    return hold_with_readers(store, path) if os.path.isdir(path) else NoHold()
+
+
+async def _copy_and_publish(
+    threads: Threads, path: str, destination: str, on_progress: Callable[[int], object], source: Reading
+) -> int:
+    store, name = LocalStore(), os.path.basename(destination)
+    workspace = Workspace(
+        store, threads, destination, temporary_path(destination), overwrite=False, file=name
+    )
     try:
-        store.make_directory(parent)
-        clear_place(store, beside)
-        token = store.begin_build(destination, beside, os.path.basename(destination))
-        building = store.make_held(token.place)
-        try:
-            nbytes = _copy(source, token.built, on_progress)
-            store.sync_tree(token.place)
-            store.publish(token)
-            make_name_durable(store, destination)
-        finally:
-            try:
-                store.discard(token)
-            finally:
-                building.release()
+        await workspace.open()
+        nbytes = await threads.run(_copy_durably, store, path, workspace.path(name), on_progress)
+        await source.end()
+        await workspace.publish()
+    except BaseException:
+        with move_on_after(_CLEANING_S, shield=True):
+            await workspace.discard()
+
+        raise
+    finally:
+        workspace.release()
+
+    return nbytes
+
+
+def _copy_durably(store: LocalStore, path: str, built: str, on_progress: Callable[[int], object]) -> int:
+    try:
+        nbytes = _copy(path, built, on_progress)
     except OSError as error:
         if isinstance(error, StorageError):
             raise
 
-        raise StorageError.of("copy", error.filename or source, error) from error
-    finally:
-        if held is not None:
-            held.release()
+        raise StorageError.of("copy", error.filename or path, error) from error
 
+    store.sync_tree(os.path.dirname(built))
     return nbytes
 
 
@@ -103,6 +135,7 @@ def _copy_file(source: str, destination: str, before: int, on_progress: Callable
     done = 0
     with open(source, "rb") as reading, open(destination, "xb") as writing:
         while block := reading.read(_BLOCK):
+            check_cancelled()
             writing.write(block)
             done += len(block)
             on_progress(before + done)

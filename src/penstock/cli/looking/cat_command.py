@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ("configure", "run")
+__all__ = ("configure", "read_leaves", "run")
 
 import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 import anyio
 
-from penstock.cli.looking.chosen_items import add_choice, chosen_items, fitting
+from penstock.cli.looking.chosen_items import Chosen, add_choice, fitting
 from penstock.cli.terminal.leaf_texts import shape_text
 from penstock.cli.terminal.terminal_output import CommandError, Output, Table
 from penstock.inspection.leaf_values import Histogram, Statistics, is_array, read_values, statistics_of
@@ -45,17 +46,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
         CommandError: If no leaf has such a name, or --values goes with several.
         PenstockError: What a restore raises.
     """
-    chosen = [(item, fitting(item.leaves, options.leaf or None)) for item in chosen_items(options)]
-    chosen = [(item, [leaf for leaf in leaves if _holds_value(leaf)]) for item, leaves in chosen]
-    chosen = [(item, leaves) for item, leaves in chosen if leaves]
-    if not chosen:
-        raise CommandError(
-            f"no leaf is called {' or '.join(options.leaf) or 'anything'}; `penstock show` lists them"
-        )
-    if options.values and sum(len(leaves) for _, leaves in chosen) > 1:
-        raise CommandError("--values goes with one LEAF")
-
-    found = anyio.run(_read, chosen, output)
+    place = Chosen.by(options)
+    found = anyio.run(place.read, partial(read_leaves, place, options, output))
     if options.json:
         output.say(json.dumps([_document(leaf, value, options.values) for leaf, value in found], indent=2))
     elif options.values:
@@ -70,12 +62,30 @@ def _holds_value(leaf: LeafFacts) -> bool:
     return leaf.shape is not None or leaf.kind == "string"
 
 
-async def _read(
-    chosen: Sequence[tuple[ItemFacts, Sequence[LeafFacts]]], output: Output
+def _chosen(
+    items: Sequence[ItemFacts], options: argparse.Namespace
+) -> Sequence[tuple[ItemFacts, Sequence[LeafFacts]]]:
+    """Return the leaves that the command line names, by their items."""
+    chosen = [(item, fitting(item.leaves, options.leaf or None)) for item in items]
+    chosen = [(item, [leaf for leaf in leaves if _holds_value(leaf)]) for item, leaves in chosen]
+    chosen = [(item, leaves) for item, leaves in chosen if leaves]
+    if not chosen:
+        raise CommandError(
+            f"no leaf is called {' or '.join(options.leaf) or 'anything'}; `penstock show` lists them"
+        )
+    if options.values and sum(len(leaves) for _, leaves in chosen) > 1:
+        raise CommandError("--values goes with one LEAF")
+
+    return chosen
+
+
+async def read_leaves(
+    place: Chosen, options: argparse.Namespace, output: Output
 ) -> list[tuple[LeafFacts, Any]]:
     """Return each leaf with its value, or its statistics if there are several."""
     from penstock.checkpointer.checkpointer import Checkpointer
 
+    chosen = _chosen(await place.items(), options)
     n_leaves = sum(len(leaves) for _, leaves in chosen)
     found: list[tuple[LeafFacts, Any]] = []
     with output.bar(n_leaves, "leaves") as bar:

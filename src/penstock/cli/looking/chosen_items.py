@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-__all__ = ("add_choice", "chosen_at", "chosen_items", "fitting")
+__all__ = ("Chosen", "add_choice", "fitting")
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, final
 
 from penstock.inspection.places import checkpoint_path, store_of
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts, read_items
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.reading import read_unchanged
 from penstock.stages.common.key_patterns import pattern_fits
+
+T = TypeVar("T")
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
@@ -19,19 +26,41 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--item", metavar="NAME", help="only this item (all)")
 
 
-def chosen_items(options: argparse.Namespace) -> Sequence[ItemFacts]:
-    """Describe the items that the command line names.
+@final
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A checkpoint that a command line names, or one item of it."""
 
-    Raises:
-        PenstockError: If there are none, or a document is damaged.
-    """
-    return chosen_at(options.path, options.step, options.item)
+    store: Store
+    path: str
+    item: str | None
 
+    @classmethod
+    def by(cls, options: argparse.Namespace) -> Chosen:
+        """Return what the options name.
 
-def chosen_at(given: str, step: int | None, item: str | None) -> Sequence[ItemFacts]:
-    """Describe the items of the checkpoint at a path, or of a step there; or one of them."""
-    store, path = store_of(given)
-    return read_items(store, checkpoint_path(store, path, step), item)
+        Raises:
+            PenstockError: If there is none.
+        """
+        return cls.at(options.path, options.step, options.item)
+
+    @classmethod
+    def at(cls, given: str, step: int | None, item: str | None) -> Chosen:
+        """Return the checkpoint at a path, or a step there."""
+        store, path = store_of(given)
+        return cls(store, checkpoint_path(store, path, step), item)
+
+    async def items(self) -> Sequence[ItemFacts]:
+        """Describe the items.
+
+        Raises:
+            PenstockError: If there are none, or a document is damaged.
+        """
+        return await read_items(self.store, Threads(), self.path, self.item)
+
+    async def read(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `read`, which reads nothing but this, and all of it of one state."""
+        return await read_unchanged(self.store, Threads(), self.path, lambda _: read())
 
 
 def fitting(leaves: Sequence[LeafFacts], only: Sequence[str] | None) -> Sequence[LeafFacts]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ("configure", "run")
+__all__ = ("compare", "configure", "run")
 
 import argparse
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import anyio
 
 import penstock
-from penstock.cli.looking.chosen_items import chosen_at, fitting
+from penstock.cli.looking.chosen_items import Chosen, fitting
 from penstock.cli.terminal.leaf_texts import shape_text
 from penstock.cli.terminal.option_names import in_options
 from penstock.cli.terminal.terminal_output import CommandError, Output, Table, say_error
@@ -21,6 +22,9 @@ from penstock.inspection.leaf_values import Difference, compare_values, read_val
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts
 from penstock.inspection.tree_comparison import Pair, TreeComparison, compare_trees
 from penstock.kernel.reports.stage_report import counted
+
+Compared: TypeAlias = tuple[ItemFacts, ItemFacts, TreeComparison]
+"""An item of each, and how their trees differ."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -50,28 +54,36 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
-    firsts = chosen_at(options.first, options.step, options.item)
+    first = Chosen.at(options.first, options.step, options.item)
     is_step = options.second.isdecimal()
-    seconds = chosen_at(
+    second = Chosen.at(
         options.first if is_step else options.second, int(options.second) if is_step else None, options.item
     )
-    firsts, seconds = _paired(firsts, seconds)
-    compared = [
-        (
-            first,
-            second,
-            compare_trees(fitting(first.leaves, options.only), fitting(second.leaves, options.only)),
-        )
-        for first, second in zip(firsts, seconds, strict=True)
-    ]
-    values = [] if options.structure else anyio.run(_compare_values, compared, output)
+    comparing = partial(compare, first, second, options, output)
+    compared, values = anyio.run(first.read, partial(second.read, comparing))
     if options.json:
         output.say(json.dumps(_document(compared, values), indent=2))
     else:
-        _show(firsts[0].path, seconds[0].path, compared, values, output)
+        _show(first.path, second.path, compared, values, output)
 
     same = not values and not any(c.only_first or c.only_second or c.changed for _, _, c in compared)
     return 0 if same else 1
+
+
+async def compare(
+    first: Chosen, second: Chosen, options: argparse.Namespace, output: Output
+) -> tuple[Sequence[Compared], list[tuple[Pair, Difference]]]:
+    """Return how the items of two checkpoints differ, in structure and, unless that is all, in values."""
+    firsts, seconds = _paired(await first.items(), await second.items())
+    compared = [
+        (
+            ours,
+            theirs,
+            compare_trees(fitting(ours.leaves, options.only), fitting(theirs.leaves, options.only)),
+        )
+        for ours, theirs in zip(firsts, seconds, strict=True)
+    ]
+    return compared, [] if options.structure else await _compare_values(compared, output)
 
 
 def _paired(
@@ -96,9 +108,7 @@ def _paired(
     return shared, [theirs[item.name] for item in shared]
 
 
-async def _compare_values(
-    compared: Sequence[tuple[ItemFacts, ItemFacts, TreeComparison]], output: Output
-) -> list[tuple[Pair, Difference]]:
+async def _compare_values(compared: Sequence[Compared], output: Output) -> list[tuple[Pair, Difference]]:
     from penstock.checkpointer.checkpointer import Checkpointer
 
     found: list[tuple[Pair, Difference]] = []
@@ -149,7 +159,7 @@ def _batches(pairs: Sequence[Pair], most_bytes: int = 2**28) -> list[list[Pair]]
 def _show(
     first: str,
     second: str,
-    compared: Sequence[tuple[ItemFacts, ItemFacts, TreeComparison]],
+    compared: Sequence[Compared],
     values: Sequence[tuple[Pair, Difference]],
     output: Output,
 ) -> None:
@@ -187,7 +197,7 @@ def _row(pair: Pair, difference: Difference) -> Sequence[str]:
 
 
 def _document(
-    compared: Sequence[tuple[ItemFacts, ItemFacts, TreeComparison]],
+    compared: Sequence[Compared],
     values: Sequence[tuple[Pair, Difference]],
 ) -> dict[str, Any]:
     trees = [tree for _, _, tree in compared]

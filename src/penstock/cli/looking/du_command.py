@@ -7,16 +7,19 @@ __all__ = ("configure", "run")
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.looking.chosen_items import add_choice
+import anyio
+
+from penstock.cli.looking.chosen_items import Chosen, add_choice
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Output, Table
 from penstock.inspection.file_sizes import sizes_below
 from penstock.inspection.layer_sizes import Layer, layers_of
-from penstock.inspection.places import checkpoint_path, store_of
-from penstock.inspection.stored_leaves import ItemFacts, read_items
+from penstock.inspection.stored_leaves import ItemFacts
+from penstock.kernel.concurrency.threads import Threads
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -41,12 +44,11 @@ def run(options: argparse.Namespace, output: Output) -> int:
     Raises:
         PenstockError: If it is no checkpoint, or damaged.
     """
-    store, given = store_of(options.path)
-    path = checkpoint_path(store, given, options.step)
-    items = read_items(store, path, options.item)
+    chosen = Chosen.by(options)
+    path = chosen.path
+    items, on_medium = anyio.run(chosen.read, partial(_read, chosen))
     most_depth = None if options.picture is not None else options.depth  # a picture shows each leaf
     layers = [(item, layers_of(item.leaves, most_depth)) for item in items]
-    on_medium = sizes_below(store, path).nbytes if options.item is None else None
     if options.picture is not None:
         from penstock.inspection.treemap import treemap_svg
 
@@ -58,6 +60,15 @@ def run(options: argparse.Namespace, output: Output) -> int:
     output.note(path)
     output.table(_table(layers, on_medium, options.depth))
     return 0
+
+
+async def _read(chosen: Chosen) -> tuple[Sequence[ItemFacts], int | None]:
+    """Return the items, and the bytes of all files; None for those if there is but one item to look at."""
+    items = await chosen.items()
+    if chosen.item is not None:
+        return items, None
+
+    return items, (await Threads().run(sizes_below, chosen.store, chosen.path)).nbytes
 
 
 def _all_of(layers: Sequence[tuple[ItemFacts, Layer]]) -> Layer:

@@ -9,7 +9,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.cli.looking.chosen_items import add_choice, chosen_items, fitting
+import anyio
+
+from penstock.cli.looking.chosen_items import Chosen, add_choice, fitting
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.leaf_texts import iso_time, shape_text, sharding_text
 from penstock.cli.terminal.terminal_output import Output, Table
@@ -38,7 +40,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     Raises:
         PenstockError: If it is no checkpoint, or damaged.
     """
-    items = chosen_items(options)
+    items = anyio.run(Chosen.by(options).items)
     if options.json:
         output.say(json.dumps(_document(items, options.only), indent=2))
         return 0

@@ -1,0 +1,110 @@
+"""Files with very many tensors, however small: what is done for each of them is little."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.errors import ChecksumError
+from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
+from penstock.handlers.leaves.default_handlers import default_handlers
+from penstock.handlers.stores.local import LocalStore
+from penstock.kernel.messages.packs import ReadLeaf
+from penstock.kernel.pipeline.run_context import RunLimits
+from penstock.kernel.protocols.reads import WholeChunks
+from penstock.stages.planning.pack_selection import Wanted, make_packs
+from penstock.testing import FaultyStore
+
+pytestmark = pytest.mark.anyio
+
+N = 3000
+LIMITS = RunLimits(2**20, N, 2**30)
+
+
+def by_a_stranger(path: Path, shape: list[int]) -> Path:
+    nbytes = 4 * int(np.prod(shape))
+    entries = {
+        f"t{at}": {"dtype": "F32", "shape": shape, "data_offsets": [nbytes * at, nbytes * (at + 1)]}
+        for at in range(N)
+    }
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(nbytes * N))
+    return path
+
+
+def wanted_of(checkpoint: Any) -> Wanted:
+    leaves = checkpoint.leaves
+    handler = default_handlers().for_typestr("np.ndarray", "")
+    numbers = range(len(leaves))
+    return Wanted(numbers, numbers, [leaves[at].spec for at in numbers], [handler] * len(leaves), None)
+
+
+def never(_: int) -> ReadLeaf:
+    raise AssertionError("no leaf is looked at by itself")
+
+
+@pytest.mark.parametrize("shape", [[0], [1], [0, 3], [2, 2], []], ids=str)
+async def test_they_travel_together(tmp_path: Path, shape: list[int]) -> None:
+    path = by_a_stranger(tmp_path / "a.safetensors", shape)
+    checkpoint = open_checkpoint(LocalStore(), str(path))
+    packs, others = make_packs(checkpoint, wanted_of(checkpoint), (), LIMITS, never)
+    assert ([len(pack) for pack in packs], list(others)) == ([N], [])
+
+    store = FaultyStore(LocalStore())
+    async with penstock.Checkpointer(store=store) as checkpointer:
+        found = await checkpointer.restore(path)
+
+    assert len(found) == N
+    assert all(value.shape == tuple(shape) and not value.any() for value in found.values())
+    assert [done.name for done in store.operations].count("file.read_at") < 10
+
+
+async def test_what_penstock_wrote_is_compared_in_packs_too(tmp_path: Path) -> None:
+    tree = {f"t{at:04}": np.full(at % 5, at, np.float32) for at in range(500)}
+    path = tmp_path / "a.safetensors"
+    await penstock.export_safetensors(tree, path)
+    found = await penstock.restore(path)
+    assert all(np.array_equal(found[name], value) for name, value in tree.items())
+
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ChecksumError) as raised:
+        await penstock.restore(path)
+
+    assert raised.value.key_path == "['t0499']"
+
+
+class CountedIds(list[int]):
+    """A column that counts how often it is gone through."""
+
+    turns = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.turns += 1
+        return super().__iter__()
+
+
+class ManyFiles:
+    """A checkpoint whose leaves lie in a file each."""
+
+    def __init__(self, inner: Any) -> None:
+        self.leaves = inner.leaves
+        self.ids = CountedIds(range(N))
+
+    def whole_chunks(self, numbers: Any) -> WholeChunks:
+        return WholeChunks([f"/{at}" for at in numbers], self.ids, [0] * N, [-1] * N)
+
+
+def test_files_are_not_gone_through_for_each_leaf(tmp_path: Path) -> None:
+    inner = open_checkpoint(LocalStore(), str(by_a_stranger(tmp_path / "a.safetensors", [1])))
+    many = ManyFiles(inner)
+    packs, others = make_packs(cast("Any", many), wanted_of(inner), (), LIMITS, never)
+    assert (len(packs), list(others), many.ids.turns) == (N, [], 1)
