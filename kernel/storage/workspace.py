@@ -345,7 +345,8 @@ class Workspace:
     def _publish(self, token: BuildToken) -> bool:
         """Publish, waiting for a brief hold of what lies there. Returns whether something was replaced."""
         for wait_s in (*BRIEF_WAITS_S, None):
-            replacing = self._store.kind(self.final) is not None
+            # Any other store looks by itself, and refuses what lies there.
+            replacing = isinstance(self._store, Exchanges) and self._store.kind(self.final) is not None
             if replacing and not self._overwrite:
                 raise DestinationExistsError(self.final, how_to_replace(self._store))
 

@@ -19,9 +19,11 @@ from penstock.handlers.stores.buckets.long_objects import BucketScratch
 from penstock.handlers.stores.buckets.object_client import ObjectClient
 from penstock.handlers.stores.buckets.object_errors import NO_BUCKET
 from penstock.handlers.stores.buckets.objects import Listed, Objects
+from penstock.handlers.stores.buckets.snapshots import BucketSnapshot, begin_snapshot
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.store_capabilities import Placement
 from penstock.kernel.protocols.stores import BuildToken
+from penstock.kernel.protocols.transfers import RequestFigures
 
 FILE_BYTES: Final = 16 * 2**20
 
@@ -88,6 +90,10 @@ class BucketStore:
         """Say that what does not fit its checksum is worth a second look."""
         return True
 
+    def request_figures(self) -> RequestFigures:
+        """Return how many requests were sent so far, and what became of them."""
+        return self._client.figures()
+
     def relies_on_single_writer(self) -> bool:
         """Whether the server was found to ignore conditions, so that nothing keeps two savers apart."""
         return not self._client.uses_conditions
@@ -105,10 +111,9 @@ class BucketStore:
             return "directory"
         if self._client.head(key) is not None:
             return "file"
-        if self._builds.is_claimed(key):
-            return None
 
-        return "directory" if self._client.has_below(key) else None
+        # Asked last: where nothing lies, as before a save, nobody need know of a claim.
+        return "directory" if self._client.has_below(key) and not self._builds.is_claimed(key) else None
 
     def size(self, path: str) -> int:
         key, build = self._located(path)
@@ -136,6 +141,11 @@ class BucketStore:
             return (found.tag, found.modified)
 
         return self.kind(path)
+
+    def snapshot(self, path: str) -> BucketSnapshot | None:
+        """List what is published at `path`, so that most of what a restore asks is known; see `Snapshots`."""
+        key, build = self._located(path)
+        return None if build is not None or not key else begin_snapshot(self, self._client, path, key)
 
     def list_directory(self, path: str) -> Sequence[str]:
         key, listed = self._listed(path)

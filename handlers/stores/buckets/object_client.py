@@ -295,7 +295,7 @@ class ObjectClient:
     def _pages(self, prefix: str, length: int) -> Iterator[Sequence[Any]]:
         """Yield lists of what lies below a prefix, none of it twice.
 
-        The client does not repeat a list that is cut off, and cannot go on with it. So that one is begun anew.
+        obstore does not repeat a list that is cut off, and cannot go on with it. So that is begun anew.
         """
         obstore, store = self._client()
         known: set[str] = set()

@@ -7,7 +7,8 @@ __all__ = ("Compare", "Engine", "make_engine", "needed_besides")
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast, final
@@ -46,6 +47,7 @@ from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import hold_for_reading
 from penstock.kernel.storage.optional_base import BaseIfWhole
 from penstock.kernel.storage.paths import BUCKETS, bucket_of, path_or_url
+from penstock.kernel.storage.snapshots import Views, identity_now
 from penstock.kernel.storage.workspace import Overwrite, Workspace
 from penstock.progress.shown_progress import ShowProgress, shown_progress
 from penstock.stores.store_finder import StoreFinder
@@ -223,8 +225,14 @@ class Engine:
         """Make the context of one restore."""
         return RestoreRun(**self._shared(path, threads, self.config.restore, self.memory.limit))
 
-    async def read_unchanged(self, path: str, threads: Threads, read: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `read()`, repeating it if the checkpoint at `path` was replaced meanwhile.
+    @asynccontextmanager
+    async def view(self, path: str, threads: Threads) -> AsyncGenerator[Engine]:
+        """Yield the engine that reads the checkpoint at `path` as its store learnt it at once, if it does."""
+        async with self.shared.of(Views).of(self.store, threads, path) as store:
+            yield self if store is self.store else replace(self, store=store)
+
+    async def read_unchanged(self, path: str, threads: Threads, read: Callable[[Engine], Awaitable[T]]) -> T:
+        """Return the result of `read(engine)`, repeating it if what lies at `path` was replaced meanwhile.
 
         So no result mixes two checkpoints. While it reads, no penstock on this machine deletes the step
         at `path`.
@@ -235,24 +243,29 @@ class Engine:
         async with hold_for_reading(self.store, threads, path):
             return await self._read_unchanged(path, threads, read)
 
-    async def _read_unchanged(self, path: str, threads: Threads, read: Callable[[], Awaitable[T]]) -> T:
+    async def _read_unchanged(self, path: str, threads: Threads, read: Callable[[Engine], Awaitable[T]]) -> T:
         may_repeat = isinstance(self.store, OverNetwork)
         for _ in range(MOST_READS):
-            before = await threads.run(self.store.identity, path)
-            try:
-                found = await read()
-            except PenstockError as error:
-                if before == await threads.run(self.store.identity, path):
-                    if not may_repeat or not _may_be_of_the_way(error):
-                        raise
+            async with self.view(path, threads) as viewed:
+                store = viewed.store
+                before = await threads.run(store.identity, path)
+                try:
+                    found = await read(viewed)
+                except PenstockError as error:
+                    if before == await threads.run(identity_now, store, path):
+                        if not may_repeat or not _may_be_of_the_way(error):
+                            raise
 
-                    may_repeat = False
-                    continue
-            else:
-                if before == await threads.run(self.store.identity, path):
-                    return found
+                        may_repeat = False
+                        self.shared.of(Views).forget(store)
+                        continue
+                else:
+                    if before == await threads.run(identity_now, store, path):
+                        return found
 
-                del found  # before the next one is read
+                    del found  # before the next one is read
+
+                self.shared.of(Views).forget(store)
 
             self.events.warning("restore.overtaken", path=path)
 

@@ -251,14 +251,17 @@ class Operations:
         threads = self.life.reading()
         final = path_or_url(path)
         engine = self.engine.at(final)
-        describe = partial(describe_checkpoint, engine.restore_run(final, threads), final, item)
+
+        async def describe(viewed: Engine) -> CheckpointMetadata:
+            return await describe_checkpoint(viewed.restore_run(final, threads), final, item)
+
         return await self.life.calmly(partial(engine.read_unchanged, final, threads, describe))
 
     async def verify(self, path: Path, item: str | None) -> VerifyReport:
         """Compare what lies below `path` with its checksums."""
         threads, final = self.life.reading(), path_or_url(path)
         engine = self.engine.at(final)
-        verification = Verification(engine.store, threads, engine.memory, engine.read_unchanged)
+        verification = Verification(engine.store, threads, engine.memory, engine.read_unchanged, engine.view)
         return await self.life.calmly(partial(verification.verify, final, item))
 
 

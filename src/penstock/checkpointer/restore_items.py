@@ -43,11 +43,24 @@ async def restore_items(
     if not isinstance(layout, ListedItems):
         raise UnsupportedFormatError(path, f"a {type(layout).__name__} has no items")
 
+    async with engine.view(path, threads) as viewed:
+        return await _restored(viewed, layout, threads, restore, path, like, items)
+
+
+async def _restored(
+    engine: Engine,
+    layout: ListedItems,
+    threads: Threads,
+    restore: Callable[..., Awaitable[Any]],
+    path: str,
+    like: Mapping[str, Any] | None,
+    items: Iterable[str] | None,
+) -> dict[str, Any]:
     found = await threads.run(layout.items, engine.store, path)
     targets: Mapping[str, Any] = {} if like is None else like
     chosen = _chosen(found, targets, items)
 
-    async def read() -> dict[str, Any]:
+    async def read(_: Engine) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for name in chosen:
             target = {"like": targets[name]} if targets.get(name, ...) is not ... else {}

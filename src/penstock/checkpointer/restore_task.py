@@ -18,6 +18,7 @@ from penstock.kernel.pipeline.observers import observed
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
+from penstock.kernel.protocols.store_capabilities import requests_of
 from penstock.kernel.reports.statistics import waited_for_memory_s
 from penstock.stages.reuse.value_cache import KnownValues
 
@@ -58,6 +59,7 @@ class RestoreTask:
         return tree, report
 
     async def _restore(self, path: str) -> tuple[Any, RestoreReport]:
+        since = requests_of(self._engine.store)
         result, run, identity = await self._engine.read_unchanged(path, self._threads, self._once)
         restored: RestoredTree = result.value
         plan, progress = restored.plan, run.progress
@@ -66,12 +68,17 @@ class RestoreTask:
 
         changes = () if plan is None else plan.changes
         return restored.tree, RestoreReport(
-            run.path, progress.leaves_total, progress.bytes_done, changes, stages=result.stages
+            run.path,
+            progress.leaves_total,
+            progress.bytes_done,
+            changes,
+            stages=result.stages,
+            requests=requests_of(self._engine.store, since),
         )
 
-    async def _once(self) -> tuple[PipelineResult, RestoreRun, object]:
+    async def _once(self, engine: Engine) -> tuple[PipelineResult, RestoreRun, object]:
         """Return what was restored, and the identity that its checkpoint had before it was read."""
-        run = self._engine.restore_run(self._request.path, self._threads)
+        run = engine.restore_run(self._request.path, self._threads)
         identity = await self._threads.run(run.store.identity, self._request.path)
         since = time.perf_counter()
         try:
@@ -81,7 +88,7 @@ class RestoreTask:
         except MemoryError as error:  # there was less than there seemed to be
             raise InsufficientMemoryError(run.path) from error
 
-        self._engine.events.info(
+        engine.events.info(
             "restore.finished",
             path=run.path,
             n_leaves=run.progress.leaves_total,

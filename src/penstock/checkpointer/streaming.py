@@ -30,6 +30,7 @@ from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.runner import run_pipeline
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.storage.holds import hold_for_reading
+from penstock.kernel.storage.snapshots import identity_now
 from penstock.stages.deliver import Deliver
 from penstock.stages.reorder import InOrder
 
@@ -190,8 +191,12 @@ class _Reading:
             self._ended.set()
 
     async def _run(self) -> None:
-        engine, path = self._engine, self._request.path
-        async with hold_for_reading(engine.store, self._threads, path):
+        path = self._request.path
+        async with (
+            hold_for_reading(self._engine.store, self._threads, path),
+            self._engine.view(path, self._threads) as engine,
+        ):
+            self._store = engine.store
             self._identity = await self._threads.run(engine.store.identity, path)
             run = engine.restore_run(path, self._threads)
             observing = observed(engine.observers, "restore", path, engine.events)
@@ -212,6 +217,6 @@ class _Reading:
     async def _check(self, because_of: PenstockError | None = None) -> None:
         """Raise if the checkpoint was replaced."""
         path = self._request.path
-        if self._identity != await self._threads.run(self._engine.store.identity, path):
+        if self._identity != await self._threads.run(identity_now, self._store, path):
             self._replaced = StorageError("read", path, "was replaced while it was being read")
             raise self._replaced from because_of

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import jax
 
     from penstock.checkpointer.checkpointer import Path, Staging
-    from penstock.checkpointer.engine import Compare
+    from penstock.checkpointer.engine import Compare, Engine
     from penstock.checkpointer.pipelines import First
     from penstock.checkpointer.restore_keywords import RestoreKeywords
     from penstock.kernel.config.config import Config
@@ -413,7 +413,10 @@ class CheckpointManager:
         number = self._chosen(step)
         path = self._saves.catalogue.path(number)
         engine, threads = self._checkpointer.engine.at(path), self._saves.reading
-        describe = partial(describe_step, engine.restore_run(path, threads), path, number)
+
+        async def describe(viewed: Engine) -> StepMetadata:
+            return await describe_step(viewed.restore_run(path, threads), path, number)
+
         return await engine.read_unchanged(path, threads, describe)
 
     async def root_metadata(self) -> Mapping[str, Any] | None:

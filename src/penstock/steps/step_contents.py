@@ -159,9 +159,9 @@ async def _restored(
     if item is not None or (like is not ... and not isinstance(like, Composite)):
         return await restore(path, like=like, item=item)
 
-    async def read() -> Any:
+    async def read(viewed: Engine) -> Any:
         if like is ...:
-            names = await threads.run(item_names, engine.store, path)
+            names = await threads.run(item_names, viewed.store, path)
             if not names or TREE in names:
                 return await restore(path)
 

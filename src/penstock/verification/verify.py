@@ -5,17 +5,18 @@ from __future__ import annotations
 __all__ = ("Verification", "compare_ranges")
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
 from anyio import CapacityLimiter, create_task_group
 
 from penstock.handlers.formats.orbax.reading.verification import (
-    BLOCK_BYTES,
     Finding,
     RecordedRange,
+    block_bytes,
     check_ranges,
     finding_of,
 )
@@ -32,6 +33,15 @@ GROUP_BYTES: Final = 64 * 2**20
 GROUP_RANGES: Final = 4096
 
 
+class Viewed(Protocol):
+    """What has the store that one checkpoint is read from."""
+
+    @property
+    def store(self) -> Store:
+        """That store."""
+        ...
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Verification:
@@ -41,14 +51,17 @@ class Verification:
         store: Where they lie.
         threads: For blocking calls.
         memory: Leases the buffers.
-        unchanged: `await unchanged(path, threads, read)` returns what `await read()` returns, from one and
-            the same checkpoint at `path`, even if that is overwritten meanwhile.
+        unchanged: `await unchanged(path, threads, read)` returns what `await read(viewed)` returns, from one
+            and the same checkpoint at `path`, even if that is overwritten meanwhile. It reads from
+            `viewed.store`.
+        view: `async with view(path, threads) as viewed` gives what has the store to look at `path` by.
     """
 
     store: Store
     threads: Threads
     memory: MemoryRegulator
-    unchanged: Callable[[str, Threads, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+    unchanged: Callable[[str, Threads, Callable[[Any], Awaitable[Any]]], Awaitable[Any]]
+    view: Callable[[str, Threads], AbstractAsyncContextManager[Viewed]]
 
     async def verify(self, path: str, item: str | None = None) -> VerifyReport:
         """Compare everything at and below `path`, or one item of the checkpoint there.
@@ -58,7 +71,11 @@ class Verification:
         Cancellation:
             Returns once the current reads have ended.
         """
-        found = await self.threads.run(find_checkpoints, self.store, path)
+        async with self.view(path, self.threads) as viewed:  # in use until all is compared
+            return await self._verify(viewed.store, path, item)
+
+    async def _verify(self, store: Store, path: str, item: str | None) -> VerifyReport:
+        found = await self.threads.run(find_checkpoints, store, path)
         findings, checkpoints = list(found.findings), list[str]()
         n_leaves = n_ranges = n_documents = nbytes = 0
         for checkpoint in found.checkpoints:
@@ -98,10 +115,10 @@ class Verification:
             leftovers=tuple(found.leftovers),
         )
 
-    async def _compare(self, path: str, item: str | None) -> CheckpointSurvey:
+    async def _compare(self, path: str, item: str | None, viewed: Viewed) -> CheckpointSurvey:
         """Survey one checkpoint, and add to its findings what its bytes say."""
-        survey = await self.threads.run(survey_checkpoint, self.store, path, item)
-        survey.findings += await compare_ranges(self.store, self.threads, self.memory, survey.ranges)
+        survey = await self.threads.run(survey_checkpoint, viewed.store, path, item)
+        survey.findings += await compare_ranges(viewed.store, self.threads, self.memory, survey.ranges)
         return survey
 
 
@@ -118,7 +135,7 @@ async def compare_ranges(
 
     async def check(group: Sequence[RecordedRange]) -> None:
         async with limiter:
-            lease = await memory.acquire(min(BLOCK_BYTES, memory.limit))
+            lease = await memory.acquire(min(block_bytes(store), memory.limit))
             try:
                 findings.extend(await threads.run(check_ranges, store, group))
             finally:

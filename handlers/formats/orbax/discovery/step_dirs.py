@@ -16,6 +16,7 @@ __all__ = (
     "read_root_metadata",
 )
 
+import errno
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -45,8 +46,13 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     V1_MARK,
 )
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
-from penstock.kernel.errors import CorruptCheckpointError, IncompleteCheckpointError, UnsupportedFormatError
-from penstock.kernel.protocols.store_capabilities import UntrustedFiles
+from penstock.kernel.errors import (
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    StorageError,
+    UnsupportedFormatError,
+)
+from penstock.kernel.protocols.store_capabilities import OverNetwork, UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 
 _STEP: Final = re.compile(r"(?:(?P<prefix>.*)_)?(?P<number>[0-9]{1,18})", re.DOTALL)
@@ -67,7 +73,16 @@ class _Step:
 
 def is_checkpoint(store: Store, path: str) -> bool:
     """Whether the directory at `path` is itself a checkpoint, and so no directory of steps."""
-    return any(store.kind(os.path.join(path, mark)) is not None for mark in _MARKS)
+    if not isinstance(store, OverNetwork):  # a list of many steps takes longer
+        return any(store.kind(os.path.join(path, mark)) is not None for mark in _MARKS)
+
+    try:
+        return _is_marked(store.list_directory(path))
+    except StorageError as error:
+        if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+            return False
+
+        raise
 
 
 def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:

@@ -1,0 +1,118 @@
+"""What one operation reads a checkpoint from: its store, or what the store learnt of it at once."""
+
+from __future__ import annotations
+
+__all__ = ("Views", "identity_now")
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, cast, final
+
+from anyio import create_task_group
+
+from penstock.kernel.errors import StorageError, ThrottledError, UnreachableError
+from penstock.kernel.protocols.store_capabilities import Snapshot, Snapshots
+
+if TYPE_CHECKING:
+    from penstock.kernel.concurrency.threads import Threads
+    from penstock.kernel.protocols.stores import Store
+
+_TRIES: Final = 4
+"""A checkpoint that is replaced so often while it is looked at is asked about one by one."""
+
+
+@final
+@dataclass(slots=True)
+class _View:
+    store: Store
+    users: int = 0
+
+
+@final
+@dataclass(slots=True)
+class Views:
+    """The snapshots that are in use, of each path one. In one event loop.
+
+    Operations that are part of one another, as the restores of items are of the restore of a step, read from
+    one. Each of them compares the identity at its end, so it does not matter who made it.
+    """
+
+    _views: dict[tuple[int, str], _View] = field(default_factory=dict[tuple[int, str], _View])
+
+    @asynccontextmanager
+    async def of(self, store: Store, threads: Threads, path: str) -> AsyncGenerator[Store]:
+        """Yield what to read the checkpoint at `path` from: a snapshot if the store makes some, or the store.
+
+        Raises:
+            StorageError: If the medium refuses.
+        """
+        if isinstance(store, Snapshot) or not isinstance(store, Snapshots):
+            yield store
+            return
+
+        key = id(store), path
+        view = self._views.get(key)
+        if view is None:
+            view = _View(await _snapshot(store, threads, path))
+            if view.store is not store:
+                self._views[key] = view
+
+        view.users += 1
+        try:
+            yield view.store
+        finally:
+            view.users -= 1
+            if not view.users and self._views.get(key) is view:
+                del self._views[key]
+
+    def forget(self, view: Store) -> None:
+        """Let whoever comes next make a new one: the checkpoint was replaced."""
+        for key in [key for key, known in self._views.items() if known.store is view]:
+            del self._views[key]
+
+
+def identity_now(store: Store, path: str) -> object:
+    """Return the identity that a checkpoint has now, also if `store` is a snapshot of it. Blocking."""
+    return store.identity_now() if isinstance(store, Snapshot) else store.identity(path)
+
+
+async def _snapshot(store: Snapshots, threads: Threads, path: str) -> Store:
+    """Return a snapshot of the checkpoint at `path`; the store itself if it makes none of that."""
+    try:
+        snapshot = await threads.run(store.snapshot, path)
+        for _ in range(_TRIES):
+            if snapshot is None:
+                break
+
+            await _side_by_side(threads, snapshot.reads())
+            following = await threads.run(snapshot.settle)
+            if following is None:
+                return cast("Store", snapshot)
+
+            snapshot = following
+    except (ThrottledError, UnreachableError):
+        raise
+    except StorageError:
+        pass  # it went meanwhile, or may not be listed: whoever reads it will be told what is wrong
+
+    return cast("Store", store)
+
+
+async def _side_by_side(threads: Threads, reads: Sequence[Callable[[], None]]) -> None:
+    """Call all of them in threads. The first that fails ends the others, and is raised by itself."""
+    failed: list[StorageError] = []
+
+    async def call(read: Callable[[], None]) -> None:
+        try:
+            await threads.run(read)
+        except StorageError as error:
+            failed.append(error)
+            reading.cancel_scope.cancel()
+
+    async with create_task_group() as reading:
+        for read in reads:
+            reading.start_soon(call, read)
+
+    if failed:
+        raise failed[0]
