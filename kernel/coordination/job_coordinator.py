@@ -15,6 +15,7 @@ from penstock.kernel.coordination.job import Job
 from penstock.kernel.coordination.joint_operation import JointOperation
 from penstock.kernel.coordination.key_value_calls import KeyValueCalls
 from penstock.kernel.coordination.neighbours import Neighbours
+from penstock.kernel.coordination.shared_reads import JobReads
 from penstock.kernel.errors import ConfigError, InactiveProcessError
 from penstock.kernel.protocols.coordinator import KeyValues
 
@@ -34,7 +35,7 @@ class JobCoordinator:
         ConfigError: If there is no such process.
     """
 
-    __slots__ = ("_job", "_neighbours")
+    __slots__ = ("_job", "_neighbours", "_reads")
 
     def __init__(
         self,
@@ -59,12 +60,14 @@ class JobCoordinator:
         calls, about = KeyValueCalls(service), options.key_prefix or ""
         self._job = Job(calls, process_index, processes, group, about, limits or JobLimits())
         self._neighbours = Neighbours(service, process_index, process_count)
+        self._reads = JobReads(self._job)
 
     def nested(self) -> JobCoordinator:
         """Return a coordinator for parts of an operation of this one, for the event loop that runs here."""
         other = object.__new__(JobCoordinator)
         other._job = replace(self._job, calls=self._job.calls.elsewhere())
         other._neighbours = self._neighbours.elsewhere()
+        other._reads = JobReads(other._job)
         return other
 
     @property
@@ -106,6 +109,11 @@ class JobCoordinator:
             InactiveProcessError: If this process takes no part.
         """
         return JobAnnouncements(self._job, about) if self._has_others() else None
+
+    def shared_reads(self) -> JobReads | None:
+        """Return how processes share what they read; None if this one is alone, or takes no part."""
+        job = self._job
+        return self._reads if job.count > 1 and job.index in job.processes else None
 
     async def count_neighbours(self, place: str) -> tuple[int, bool]:
         """Say where this process is, and count who is there; see `Coordinator`. It need not take part."""

@@ -321,6 +321,10 @@ class Snapshot(Capability, Protocol):
         """Return the identity of the checkpoint now. Asks only if anything was asked after it was known."""
         ...
 
+    def told(self) -> bytes:
+        """Return what it knows, once it is settled, for other processes. Blocking."""
+        ...
+
 
 @runtime_checkable
 class Snapshots(Capability, Protocol):
@@ -331,6 +335,16 @@ class Snapshots(Capability, Protocol):
 
         Returns:
             None if there is none right there, or if it is too large to be listed.
+        """
+        ...
+
+    def told_snapshot(self, path: str, told: bytes) -> Snapshot | None:
+        """Return what another process knows of the checkpoint at `path`. Blocking, and asks nothing.
+
+        Whether it is still there, `identity_now` says.
+
+        Returns:
+            None if it cannot be read.
         """
         ...
 

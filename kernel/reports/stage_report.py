@@ -41,8 +41,8 @@ class StageReport:
     nbytes: int  #: array bytes
     stages: tuple[StageStatistics, ...] = field(default=(), repr=False, compare=False, kw_only=True)
     requests: RequestFigures | None = field(default=None, repr=False, compare=False, kw_only=True)
-    """Requests to the bucket between its begin and its end, with those of others at that time; None if it lies
-    in none."""
+    """Requests to the bucket from its begin to its end, with those of others at that time; None if it lies in
+    none."""
 
     @property
     def wall_s(self) -> float:

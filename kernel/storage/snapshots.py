@@ -16,6 +16,7 @@ from penstock.kernel.protocols.store_capabilities import Snapshot, Snapshots
 
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
+    from penstock.kernel.protocols.coordinator import SharedReads
     from penstock.kernel.protocols.stores import Store
 
 _TRIES: Final = 4
@@ -41,8 +42,16 @@ class Views:
     _views: dict[tuple[int, str], _View] = field(default_factory=dict[tuple[int, str], _View])
 
     @asynccontextmanager
-    async def of(self, store: Store, threads: Threads, path: str) -> AsyncGenerator[Store]:
+    async def of(
+        self, store: Store, threads: Threads, path: str, shared: SharedReads | None = None
+    ) -> AsyncGenerator[Store]:
         """Yield what to read the checkpoint at `path` from: a snapshot if the store makes some, or the store.
+
+        Args:
+            store: Where it lies.
+            threads: For blocking calls.
+            path: Of the checkpoint.
+            shared: How the processes of a job give each other what they read; None if each reads itself.
 
         Raises:
             StorageError: If the medium refuses.
@@ -54,7 +63,7 @@ class Views:
         key = id(store), path
         view = self._views.get(key)
         if view is None:
-            view = _View(await _snapshot(store, threads, path))
+            view = _View(await _shared(store, threads, path, shared))
             if view.store is not store:
                 self._views[key] = view
 
@@ -75,6 +84,28 @@ class Views:
 def identity_now(store: Store, path: str) -> object:
     """Return the identity that a checkpoint has now, also if `store` is a snapshot of it. Blocking."""
     return store.identity_now() if isinstance(store, Snapshot) else store.identity(path)
+
+
+async def _shared(store: Snapshots, threads: Threads, path: str, shared: SharedReads | None) -> Store:
+    """Return the snapshot that another process of the job told, or a new one, and tell that."""
+    if shared is None:
+        return await _snapshot(store, threads, path)
+
+    turn, told = await shared.turn(path)
+    if told is not None:
+        found = await threads.run(store.told_snapshot, path, told)
+        if found is not None:
+            return cast("Store", found)
+
+    data = b""
+    try:
+        view = await _snapshot(store, threads, path)
+        if turn and isinstance(view, Snapshot):
+            data = await threads.run(view.told)
+    finally:
+        await shared.tell(turn, data)  # also of a failure, so that nobody waits for it
+
+    return view
 
 
 async def _snapshot(store: Snapshots, threads: Threads, path: str) -> Store:

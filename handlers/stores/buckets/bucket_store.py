@@ -19,7 +19,7 @@ from penstock.handlers.stores.buckets.long_objects import BucketScratch
 from penstock.handlers.stores.buckets.object_client import ObjectClient
 from penstock.handlers.stores.buckets.object_errors import NO_BUCKET
 from penstock.handlers.stores.buckets.objects import Listed, Objects
-from penstock.handlers.stores.buckets.snapshots import BucketSnapshot, begin_snapshot
+from penstock.handlers.stores.buckets.snapshots import BucketSnapshot, begin_snapshot, decoded_snapshot
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.store_capabilities import Placement
 from penstock.kernel.protocols.stores import BuildToken
@@ -146,6 +146,11 @@ class BucketStore:
         """List what is published at `path`, so that most of what a restore asks is known; see `Snapshots`."""
         key, build = self._located(path)
         return None if build is not None or not key else begin_snapshot(self, self._client, path, key)
+
+    def told_snapshot(self, path: str, told: bytes) -> BucketSnapshot | None:
+        """Return what another process of this job knows of what is published at `path`; see `Snapshots`."""
+        key, build = self._located(path)
+        return None if build is not None else decoded_snapshot(self, self._client, path, key, told)
 
     def list_directory(self, path: str) -> Sequence[str]:
         key, listed = self._listed(path)

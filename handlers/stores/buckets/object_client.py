@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, cast, final
 from penstock.handlers.stores.buckets.connections import Connection
 from penstock.handlers.stores.buckets.object_errors import NO_BUCKET, WITHIN_SUCCESS, translated
 from penstock.handlers.stores.buckets.objects import Created, Entry, Listed, Read, Stat, same_content
-from penstock.handlers.stores.buckets.retries import Repeated, pause_in_thread
+from penstock.handlers.stores.buckets.retries import Repeated, RetryPolicy, pause_in_thread
 from penstock.kernel.errors import MissingExtraError, StorageError, ThrottledError
 from penstock.kernel.protocols.transfers import RequestFigures
 
@@ -56,8 +56,8 @@ class ObjectClient:
 
     def __init__(self, url: str, connect: Callable[[Any], Any], requests: Repeated | None = None) -> None:
         self.url = url
-        policy = {"policy": connect.policy} if isinstance(connect, Connection) else {}
-        self._requests = Repeated(**policy) if requests is None else requests
+        policy = connect.policy if isinstance(connect, Connection) else RetryPolicy()
+        self._requests = Repeated(policy) if requests is None else requests
         self._patient: Any = None
         self._connect = connect
         # Google compares the generation of an object, and others its tag.
@@ -317,6 +317,8 @@ class ObjectClient:
             known.update([each["path"] for each in fresh])
             if fresh:
                 yield fresh
+            if len(found) < length:
+                return  # nothing follows, and to ask for it would count as a request
 
     def keeps_conditions(self, key: str, data: bytes) -> bool:
         """Whether the server refuses to create what is there, and to replace what has another tag.

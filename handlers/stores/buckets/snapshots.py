@@ -7,13 +7,16 @@ objects are read at once; and what is asked afterwards is answered from that.
 
 from __future__ import annotations
 
-__all__ = ("BucketSnapshot", "begin_snapshot")
+__all__ = ("BucketSnapshot", "begin_snapshot", "decoded_snapshot")
 
 import errno
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from threading import Lock
 from typing import Any, Final, Literal, final
+
+import msgpack
 
 from penstock.handlers.stores.buckets.bucket_files import BucketReadableFile
 from penstock.handlers.stores.buckets.build_states import MARK
@@ -23,6 +26,8 @@ from penstock.kernel.errors import StorageError, ThrottledError, UnreachableErro
 from penstock.kernel.protocols.stores import ReadableFile, Store
 from penstock.kernel.protocols.transfers import Transfers
 
+_VERSION: Final = 1
+"""Of what processes tell each other."""
 _MOST_ENTRIES: Final = 20_000
 """What has more objects is asked about one by one."""
 _FIRST_ENTRIES: Final = 1000
@@ -131,6 +136,12 @@ class BucketSnapshot:
 
         return begin_snapshot(self._inner, self._client, self.path, self._key, found.data)
 
+    def recall(self, contents: Mapping[str, bytes], mark: bytes) -> None:
+        """Take what another process read. This one has not seen the mark yet."""
+        self._contents |= contents
+        self._mark = mark
+        self._n_asked += 1
+
     def identity_now(self) -> object:
         """Return what the identity is now, by a request if any was made since it was known."""
         with self._lock:
@@ -145,6 +156,12 @@ class BucketSnapshot:
         with self._lock:
             self._compared = n_asked
         return self._mark
+
+    def told(self) -> bytes:
+        """Return what it knows, for other processes of the job."""
+        rows = [[each.key[len(self._key) :], each.size, each.tag] for each in self._entries.values()]
+        contents = {key[len(self._key) :]: data for key, data in self._contents.items()}
+        return zlib.compress(msgpack.packb([_VERSION, rows, contents, self._mark]), 1)
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:
         key = self._within(path)
@@ -332,6 +349,28 @@ def begin_snapshot(
         return None
 
     return BucketSnapshot(store, client, path, key, entries, mark)
+
+
+def decoded_snapshot(
+    store: Store, client: Objects, path: str, key: str, told: bytes
+) -> BucketSnapshot | None:
+    """Make what `BucketSnapshot.told` told. It may be old: the mark is compared when all else was read.
+
+    Returns:
+        None if it cannot be read, as from another version of penstock.
+    """
+    try:
+        version, rows, contents, mark = msgpack.unpackb(zlib.decompress(told))
+        if version != _VERSION:
+            return None
+
+        entries = {key + name: Entry(key + name, size, tag) for name, size, tag in rows}
+        found = BucketSnapshot(store, client, path, key, entries)
+        found.recall({key + name: data for name, data in contents.items()}, mark)
+    except (zlib.error, ValueError, TypeError, msgpack.UnpackException):
+        return None
+
+    return found
 
 
 def _absent(operation: str, path: str) -> StorageError:

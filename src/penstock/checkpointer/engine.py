@@ -39,7 +39,13 @@ from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.pipeline.observers import Observer
 from penstock.kernel.pipeline.run_context import ProgressMeter, RestoreRun, RunLimits, SaveRun
 from penstock.kernel.pipeline.shared_objects import Shared
-from penstock.kernel.protocols.coordinator import Coordinator, Operation, SingleProcessCoordinator
+from penstock.kernel.protocols.coordinator import (
+    Coordinator,
+    Operation,
+    SharedReads,
+    SharesReads,
+    SingleProcessCoordinator,
+)
 from penstock.kernel.protocols.layouts import ArrangedLayout, ItemsLayout, Layout
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.store_capabilities import OverNetwork
@@ -226,9 +232,19 @@ class Engine:
         return RestoreRun(**self._shared(path, threads, self.config.restore, self.memory.limit))
 
     @asynccontextmanager
-    async def view(self, path: str, threads: Threads) -> AsyncGenerator[Engine]:
-        """Yield the engine that reads the checkpoint at `path` as its store learnt it at once, if it does."""
-        async with self.shared.of(Views).of(self.store, threads, path) as store:
+    async def view(self, path: str, threads: Threads, *, shares: bool = True) -> AsyncGenerator[Engine]:
+        """Yield the engine that reads the checkpoint at `path` as its store learnt it at once, if it does.
+
+        Args:
+            path: Of the checkpoint.
+            threads: For blocking calls.
+            shares: Whether another process of the job may have learnt it for this one.
+        """
+        shared: SharedReads | None = None
+        if shares and isinstance(self.coordinator, SharesReads) and not self.is_local(path):
+            shared = self.coordinator.shared_reads()
+
+        async with self.shared.of(Views).of(self.store, threads, path, shared) as store:
             yield self if store is self.store else replace(self, store=store)
 
     async def read_unchanged(self, path: str, threads: Threads, read: Callable[[Engine], Awaitable[T]]) -> T:
@@ -245,8 +261,8 @@ class Engine:
 
     async def _read_unchanged(self, path: str, threads: Threads, read: Callable[[Engine], Awaitable[T]]) -> T:
         may_repeat = isinstance(self.store, OverNetwork)
-        for _ in range(MOST_READS):
-            async with self.view(path, threads) as viewed:
+        for n_reads in range(MOST_READS):
+            async with self.view(path, threads, shares=n_reads == 0) as viewed:
                 store = viewed.store
                 before = await threads.run(store.identity, path)
                 try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from threading import Condition, Event, Thread
+from threading import Condition, Event
 from typing import Any, cast
 
 import pytest
@@ -145,7 +145,9 @@ def test_figures_say_what_became_of_requests() -> None:
     requests = clock.requests()
     requests.send("get", "p", Outage(clock, 0.25))
     requests.send("get", "p", lambda: None)
-    assert requests.figures() == RequestFigures(4, 2, 2, pytest.approx(0.3))
+    figures = requests.figures()
+    assert figures == RequestFigures(4, 2, 2, figures.waited_s)
+    assert figures.waited_s == pytest.approx(0.3)
 
 
 def test_each_repetition_is_an_event(caplog: pytest.LogCaptureFixture) -> None:
@@ -206,11 +208,7 @@ def test_a_swap_does_not_wait_its_turn() -> None:
     pace = requests.pace
     pace.leave(pace.enter(refuse_to_wait), refused=True)
     pace.enter(refuse_to_wait)  # the only one that is allowed
-    done = Event()
-    Thread(
-        target=lambda: (requests.send("swap", "p", lambda: None, paced=False), done.set()), daemon=True
-    ).start()
-    assert done.wait(20)
+    assert requests.send("swap", "p", lambda: "swapped", paced=False) == "swapped"
 
 
 @pytest.mark.anyio
@@ -249,13 +247,13 @@ REQUESTS: Sequence[tuple[str, Callable[[ObjectClient], Any]]] = [
     ("head", lambda client: client.head("run/1") is not None),
     ("get", lambda client: client.read("run/1") is not None),
     ("range", lambda client: bytes(client.read_range("run/1", 0, 3)) == b"con"),
-    ("put", lambda client: client.put("run/new", b"1") is None),
+    ("put", lambda client: client.put("run/new", b"1")),
     ("create", lambda client: client.create("run/new", b"1") in ("created", "same")),
     ("list", lambda client: len(client.list("run").files) == 3),
     ("walk", lambda client: len(list(client.walk("run"))) == 3),
     ("has", lambda client: client.has_below("run")),
-    ("delete", lambda client: client.delete(["run/1", "run/2"]) is None),
-    ("copy", lambda client: client.copy("run/1", "run/new") is None),
+    ("delete", lambda client: client.delete(["run/1", "run/2"])),
+    ("copy", lambda client: client.copy("run/1", "run/new")),
 ]
 
 
@@ -267,7 +265,7 @@ def test_every_request_outlasts_refusals(server: ObjectServer, status: int, requ
     clock = Clock()
     made = connect("bucket", S3Options(endpoint=server.endpoint), environ=CREDENTIALS)
     client = ObjectClient("s3://bucket", made, clock.requests())
-    assert request_(client)
+    assert request_(client) in (None, True)
     assert not left
     assert client.figures().n_refused == 12
 
