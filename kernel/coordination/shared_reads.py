@@ -3,7 +3,7 @@
 Nothing need be done together: a process that restores alone reads by itself. The n-th time that one reads a
 path, it looks for what another one left there as its own n-th. The first to come reads, and the others wait
 for it, but not for long. What is told may be old: whoever takes it compares the identity of the checkpoint
-when it has read all else, and reads by itself if that is another one.
+first, and reads by itself if that is another one.
 
 | key | who sets it | what it says |
 | --- | --- | --- |

@@ -321,6 +321,10 @@ class Snapshot(Capability, Protocol):
         """Return the identity of the checkpoint now. Asks only if anything was asked after it was known."""
         ...
 
+    def is_current(self) -> bool:
+        """Ask whether the checkpoint has this identity. Blocking; for one that was made some time ago."""
+        ...
+
     def told(self) -> bytes:
         """Return what it knows, once it is settled, for other processes. Blocking."""
         ...
@@ -341,7 +345,7 @@ class Snapshots(Capability, Protocol):
     def told_snapshot(self, path: str, told: bytes) -> Snapshot | None:
         """Return what another process knows of the checkpoint at `path`. Blocking, and asks nothing.
 
-        Whether it is still there, `identity_now` says.
+        Whether it is still there, `Snapshot.is_current` says.
 
         Returns:
             None if it cannot be read.

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.coordinator import SharedReads
     from penstock.kernel.protocols.stores import Store
 
+_MOST_LEFT: Final = 2
+"""Each may hold some MiB."""
 _TRIES: Final = 4
 """A checkpoint that is replaced so often while it is looked at is asked about one by one."""
 
@@ -33,13 +35,15 @@ class _View:
 @final
 @dataclass(slots=True)
 class Views:
-    """The snapshots that are in use, of each path one. In one event loop.
+    """The snapshots that are in use, of each path one, and the last few that were. In one event loop.
 
     Operations that are part of one another, as the restores of items are of the restore of a step, read from
-    one. Each of them compares the identity at its end, so it does not matter who made it.
+    one. Each of them compares the identity at its end, so it does not matter who made it. A snapshot that was
+    left is taken up again if the checkpoint still has its identity: then one request tells all.
     """
 
     _views: dict[tuple[int, str], _View] = field(default_factory=dict[tuple[int, str], _View])
+    _left: dict[tuple[int, str], Store] = field(default_factory=dict[tuple[int, str], "Store"])
 
     @asynccontextmanager
     async def of(
@@ -63,8 +67,12 @@ class Views:
         key = id(store), path
         view = self._views.get(key)
         if view is None:
-            view = _View(await _shared(store, threads, path, shared))
-            if view.store is not store:
+            found = self._left.pop(key, None)
+            if not isinstance(found, Snapshot) or not await threads.run(found.is_current):
+                found = await _shared(store, threads, path, shared)
+
+            view = _View(cast("Store", found))
+            if isinstance(found, Snapshot):
                 self._views[key] = view
 
         view.users += 1
@@ -74,6 +82,9 @@ class Views:
             view.users -= 1
             if not view.users and self._views.get(key) is view:
                 del self._views[key]
+                self._left[key] = view.store
+                while len(self._left) > _MOST_LEFT:
+                    del self._left[next(iter(self._left))]
 
     def forget(self, view: Store) -> None:
         """Let whoever comes next make a new one: the checkpoint was replaced."""
@@ -94,7 +105,7 @@ async def _shared(store: Snapshots, threads: Threads, path: str, shared: SharedR
     turn, told = await shared.turn(path)
     if told is not None:
         found = await threads.run(store.told_snapshot, path, told)
-        if found is not None:
+        if found is not None and await threads.run(found.is_current):
             return cast("Store", found)
 
     data = b""

@@ -93,6 +93,19 @@ async def test_at_most_4_of_them_follow_one_another(server: ObjectServer) -> Non
     assert len(rounds) <= 4, rounds
 
 
+async def test_what_was_read_last_is_known_if_the_mark_is_the_same(server: ObjectServer) -> None:
+    await save()
+    async with Checkpointer() as checkpointer:
+        await checkpointer.metadata(PATH)
+        requests(server)
+        assert (await checkpointer.restore(PATH))["b"][0] == 1
+        assert requests(server) == [f"GET run/x/{MARK}"]
+        await save(step=2, overwrite="delete-first")
+        requests(server)
+        assert (await checkpointer.restore(PATH))["b"][0] == 2
+        assert len(requests(server)) <= 9
+
+
 async def test_a_larger_restore_asks_once_for_each_piece_besides(server: ObjectServer) -> None:
     await penstock.save(PATH, {"a": np.arange(3 * 2**20, dtype=np.float64)})
     requests(server)
@@ -208,12 +221,12 @@ async def each(do: Callable[[Checkpointer], Awaitable[Any]], processes: Sequence
 async def test_documents_are_read_by_one_process_of_a_job(server: ObjectServer, count: int) -> None:
     await save()
     async with job(count) as processes:
-        for _ in range(2):
+        for expected in (8 + count - 1, count):
             requests(server)
             found = await each(lambda one: one.restore(PATH), processes)
             assert [value["b"][0] for value in found] == [1] * count
             asked = requests(server)
-            assert len(asked) == 8 + count - 1, asked
+            assert len(asked) == expected, asked
             assert asked.count(f"GET run/x/{MARK}") == count, "each compares the identity"
 
 

@@ -137,10 +137,14 @@ class BucketSnapshot:
         return begin_snapshot(self._inner, self._client, self.path, self._key, found.data)
 
     def recall(self, contents: Mapping[str, bytes], mark: bytes) -> None:
-        """Take what another process read. This one has not seen the mark yet."""
+        """Take what another process read, in place of `reads` and `settle`."""
         self._contents |= contents
         self._mark = mark
-        self._n_asked += 1
+
+    def is_current(self) -> bool:
+        """Ask whether the mark is as it was."""
+        self._ask(self._key)
+        return self.identity_now() == self._mark
 
     def identity_now(self) -> object:
         """Return what the identity is now, by a request if any was made since it was known."""
@@ -354,7 +358,7 @@ def begin_snapshot(
 def decoded_snapshot(
     store: Store, client: Objects, path: str, key: str, told: bytes
 ) -> BucketSnapshot | None:
-    """Make what `BucketSnapshot.told` told. It may be old: the mark is compared when all else was read.
+    """Make what `BucketSnapshot.told` told. It may be old: `is_current` says.
 
     Returns:
         None if it cannot be read, as from another version of penstock.
