@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ("Views", "identity_now")
+__all__ = ("Views", "identity_now", "snapshot_of")
 
+import errno
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -95,6 +96,36 @@ class Views:
 def identity_now(store: Store, path: str) -> object:
     """Return the identity that a checkpoint has now, also if `store` is a snapshot of it. Blocking."""
     return store.identity_now() if isinstance(store, Snapshot) else store.identity(path)
+
+
+def snapshot_of(store: Store, path: str) -> Store:
+    """Return what to look at the checkpoint at `path` by: a snapshot, or the store. Blocking.
+
+    Raises:
+        StorageError: If the medium refuses.
+    """
+    snapshot = store.snapshot(path) if isinstance(store, Snapshots) else None
+    for _ in range(_TRIES):
+        if snapshot is None:
+            break
+
+        for read in snapshot.reads():
+            read()
+
+        try:
+            following = snapshot.settle()
+        except StorageError as error:
+            if error.errno != errno.ENOENT:
+                raise
+
+            break  # it is gone
+
+        if following is None:
+            return cast("Store", snapshot)
+
+        snapshot = following
+
+    return store
 
 
 async def _shared(store: Snapshots, threads: Threads, path: str, shared: SharedReads | None) -> Store:

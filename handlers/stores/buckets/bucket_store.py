@@ -362,6 +362,10 @@ class BucketStore:
         if build is not None and path == build.place and build.mark is not None:
             listed = Listed(listed.folders, [*listed.files, MARK])
         if key and build is None and not (listed.folders or listed.files):
+            if self._client.head(f"{key}/{MARK}") is not None:
+                said = "is there, and this server's list does not show it yet: try again in a minute"
+                raise StorageError("list", path, said, errno.EAGAIN)
+
             raise _absent("list", path)
 
         return key, listed
