@@ -33,6 +33,7 @@ _NO_ANSWER: Final = (
     "dns error",
     "connection",
     "error decoding response body",
+    "request or response body error",
     "got invalid list response",  # its end was lost on the way
 )
 NO_BUCKET: Final = "there is no such bucket"
