@@ -68,11 +68,10 @@ class Views:
         key = id(store), path
         view = self._views.get(key)
         if view is None:
-            found = self._left.pop(key, None)
-            if not isinstance(found, Snapshot) or not await threads.run(found.is_current):
-                found = await _shared(store, threads, path, shared)
-
-            view = _View(cast("Store", found))
+            left = self._left.pop(key, None)
+            is_current = isinstance(left, Snapshot) and await threads.run(left.is_current)
+            found = left if left is not None and is_current else await _shared(store, threads, path, shared)
+            view = _View(found)
             if isinstance(found, Snapshot):
                 self._views[key] = view
 

@@ -148,25 +148,28 @@ def in_this_process() -> tuple[dict[str, int], dict[str, int]]:
 def of_a_child() -> dict[str, int]:
     """Count what Orbax asks in a process of its own, which waits after each step."""
     found: dict[str, int] = {}
-    with tempfile.TemporaryDirectory() as folder, fake_gcs(Path(folder)) as server:
-        with fault_proxy(server.json_endpoint) as proxy:
-            others = {**server.environ_of_orbax(), "TENSORSTORE_GCS_HTTP_URL": proxy.endpoint}
-            with subprocess.Popen(
-                [sys.executable, "-m", "tests.cloud.requests", server.url()],
-                env={**os.environ, **server.environ(), **others, "STORAGE_EMULATOR_HOST": proxy.endpoint},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            ) as child:
-                assert child.stdin is not None
-                assert child.stdout is not None
-                before = 0
-                for line in child.stdout:
-                    if line.startswith("step "):
-                        found[line.removeprefix("step ").strip()] = len(proxy.log) - before
-                        before = len(proxy.log)
-                        child.stdin.write("\n")
-                        child.stdin.flush()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        fake_gcs(Path(folder)) as server,
+        fault_proxy(server.json_endpoint) as proxy,
+    ):
+        others = {**server.environ_of_orbax(), "TENSORSTORE_GCS_HTTP_URL": proxy.endpoint}
+        with subprocess.Popen(
+            [sys.executable, "-m", "tests.cloud.requests", server.url()],
+            env={**os.environ, **server.environ(), **others, "STORAGE_EMULATOR_HOST": proxy.endpoint},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as running:
+            assert running.stdin is not None
+            assert running.stdout is not None
+            before = 0
+            for line in running.stdout:
+                if line.startswith("step "):
+                    found[line.removeprefix("step ").strip()] = len(proxy.log) - before
+                    before = len(proxy.log)
+                    running.stdin.write("\n")
+                    running.stdin.flush()
 
     found.pop("warm", None)
     return found
@@ -189,7 +192,7 @@ def main() -> None:
     ours, by_hand = in_this_process()
     lines = ["| | penstock | Orbax 0.12.8 on gs:// | obstore by hand |", "| --- | --- | --- | --- |"]
     for row in ROWS:
-        columns = [str(found.get(row, "–")) for found in (ours, theirs, by_hand)]
+        columns = [str(found.get(row, "-")) for found in (ours, theirs, by_hand)]
         lines.append(f"| {row} | {' | '.join(columns)} |")
 
     sys.stdout.write("\n".join(lines) + "\n")

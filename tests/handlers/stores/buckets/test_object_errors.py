@@ -52,8 +52,7 @@ RETRIED = (
         ),
         (
             "GenericError",
-            "Generic S3 error: Error performing GET http://169.254.169.254/latest - Server returned non-2xx "
-            "status code: 503 Service Unavailable",
+            f"Error performing GET http://169.254.169.254/a{STATUS[-48:]}: 503 Service Unavailable",
             ThrottledError,
             errno.EAGAIN,
         ),
