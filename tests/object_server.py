@@ -61,6 +61,10 @@ class Backend(Protocol):
         """Return the objects whose names begin with something, and their lengths."""
         ...
 
+    def tags(self, prefix: str) -> Mapping[str, str]:
+        """Return their tags, in quotes. Those that are not known are "1" in lists, unlike elsewhere."""
+        ...
+
 
 @dataclass
 class InMemory:
@@ -84,6 +88,9 @@ class InMemory:
 
     def names(self, prefix: str) -> Mapping[str, int]:
         return {key: len(found.data) for key, found in self.objects.items() if key.startswith(prefix)}
+
+    def tags(self, prefix: str) -> Mapping[str, str]:
+        return {key: found.tag for key, found in self.objects.items() if key.startswith(prefix)}
 
 
 @dataclass(frozen=True)
@@ -229,7 +236,7 @@ class ObjectServer:
     def _list(self, query: Mapping[str, str]) -> bytes:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         with self.lock:
-            found = dict(self.backend.names(prefix))
+            found, tags = dict(self.backend.names(prefix)), self.backend.tags(prefix)
 
         folders = {
             prefix + key[len(prefix) :].split(delimiter)[0] + delimiter
@@ -237,7 +244,8 @@ class ObjectServer:
             if delimiter and delimiter in key[len(prefix) :]
         }
         rows = [
-            f"<Contents><Key>{escape(key)}</Key><Size>{nbytes}</Size><ETag>&quot;1&quot;</ETag>"
+            f"<Contents><Key>{escape(key)}</Key><Size>{nbytes}</Size>"
+            f"<ETag>{escape(tags.get(key, _NO_TAG))}</ETag>"
             "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
             for key, nbytes in sorted(found.items())
             if not (delimiter and delimiter in key[len(prefix) :])
@@ -248,6 +256,9 @@ class ObjectServer:
         return (
             f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(rows)}</ListBucketResult>".encode()
         )
+
+
+_NO_TAG = '"1"'
 
 
 def _told(found: Stored) -> dict[str, str]:

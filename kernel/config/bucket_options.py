@@ -25,7 +25,8 @@ class BucketOptions:
         request_s: How long one request may take, in seconds.
         progress_s: How long a reply may bring nothing new, in seconds.
         connect_s: How long connecting may take, in seconds.
-        retries: How many times a request is sent again after an answer such as 503, or none.
+        retries: How many times a request is sent again after an answer such as 503, or none; None for as
+            often as there is time for.
         retry_s: How long one request and its repetitions may take together, in seconds.
         single_writer: Says that nobody else saves to the same paths meanwhile. Then a server that ignores
             conditions is used all the same, and nothing keeps two savers apart there.
@@ -39,7 +40,7 @@ class BucketOptions:
     request_s: float = field(default=60.0, metadata={"positive": True})
     progress_s: float = field(default=20.0, metadata={"positive": True})
     connect_s: float = field(default=5.0, metadata={"positive": True})
-    retries: int = 8
+    retries: int | None = None
     retry_s: float = field(default=120.0, metadata={"positive": True})
     single_writer: bool = False
     lease_s: float = field(default=90.0, metadata={"positive": True})

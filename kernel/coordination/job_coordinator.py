@@ -15,6 +15,7 @@ from penstock.kernel.coordination.joint_operation import JointOperation
 from penstock.kernel.coordination.key_value_calls import KeyValueCalls
 from penstock.kernel.coordination.operation_keys import ROOT
 from penstock.kernel.coordination.procedures import Member
+from penstock.kernel.coordination.shared_reads import JobReads
 from penstock.kernel.errors import ConfigError, InactiveProcessError
 from penstock.kernel.protocols.coordinator import KeyValues
 
@@ -37,7 +38,7 @@ class JobCoordinator:
         ConfigError: If there is no such process.
     """
 
-    __slots__ = ("_job", "_n_processes", "_place")
+    __slots__ = ("_job", "_n_processes", "_place", "_reads")
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class JobCoordinator:
         limits = limits or JobLimits()
         member = Member(process_index, processes, group, options.key_prefix or "", limits)
         self._job = Job(KeyValueCalls(service, limits.beat_s), member)
+        self._reads = JobReads(self._job)
         self._n_processes = process_count
         self._place: str | None = None  # where this process has said that it is
 
@@ -69,6 +71,7 @@ class JobCoordinator:
         """Return a coordinator for parts of an operation of this one, for the event loop that runs here."""
         other = object.__new__(JobCoordinator)
         other._job = self._job.elsewhere()
+        other._reads = JobReads(other._job)
         other._n_processes, other._place = self._n_processes, self._place
         return other
 
@@ -111,6 +114,11 @@ class JobCoordinator:
             InactiveProcessError: If this process takes no part.
         """
         return JobAnnouncements(self._job, about) if self._has_others() else None
+
+    def shared_reads(self) -> JobReads | None:
+        """Return how processes share what they read; None if this one is alone, or takes no part."""
+        member = self._job.member
+        return self._reads if member.count > 1 and member.index in member.processes else None
 
     async def count_neighbours(self, place: str) -> tuple[int, bool]:
         """Say where this process is, and count who is there; see `Coordinator`. It need not take part."""

@@ -132,7 +132,9 @@ class SaveFuture:
     @property
     def published(self) -> bool:
         """Whether the checkpoint is at its path: durable, or the save failed with a `NotDurableError`."""
-        return self._state.report is not None or isinstance(self._state.error, NotDurableError)
+        state = self._state
+        failed_last = state.failure is not None and isinstance(state.failure.error, NotDurableError)
+        return state.report is not None or failed_last
 
     @property
     def done(self) -> bool:

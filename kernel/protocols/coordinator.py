@@ -7,12 +7,16 @@ __all__ = (
     "Coordinator",
     "KeyValues",
     "Operation",
+    "SharedReads",
+    "SharesReads",
     "SingleProcessCoordinator",
 )
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, final
+from typing import Protocol, final, runtime_checkable
+
+from penstock.kernel.protocols.capability import Capability
 
 
 class KeyValues(Protocol):
@@ -156,6 +160,27 @@ class Announcements(Protocol):
 
     async def leave(self) -> None:
         """Ask and tell no more."""
+        ...
+
+
+class SharedReads(Protocol):
+    """What the processes of a job give each other of what they read; see `JobReads`."""
+
+    async def turn(self, path: str) -> tuple[str, bytes | None]:
+        """Return what another process read of `path`, or the turn of this one to read and to `tell`."""
+        ...
+
+    async def tell(self, turn: str, data: bytes) -> None:
+        """Tell the others what was read; empty if there is nothing to tell. Never fails."""
+        ...
+
+
+@runtime_checkable
+class SharesReads(Capability, Protocol):
+    """A `Coordinator` by which one process reads what all of a job need. By any other, each reads itself."""
+
+    def shared_reads(self) -> SharedReads | None:
+        """Return how they share it, always the same; None if there are no other processes."""
         ...
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = (
     "DEFAULT_PLACEMENT",
     "BuildHolds",
+    "CountedRequests",
     "Exchanges",
     "FolderListing",
     "ForeignFiles",
@@ -30,17 +31,21 @@ __all__ = (
     "SharedBuilds",
     "SharedFiles",
     "SingleWriter",
+    "Snapshot",
+    "Snapshots",
     "SyncsFiles",
     "UntrustedFiles",
     "WritableTogether",
+    "requests_of",
 )
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.stores import BuildToken, DataFile
+from penstock.kernel.protocols.transfers import RequestFigures
 
 
 @runtime_checkable
@@ -282,6 +287,79 @@ class OverNetwork(Capability, Protocol):
     @property
     def over_network(self) -> Literal[True]:
         """Says that it is one."""
+        ...
+
+
+@runtime_checkable
+class CountedRequests(Capability, Protocol):
+    """A store that asks a server, and counts what it asks."""
+
+    def request_figures(self) -> RequestFigures:
+        """Return what was asked so far. Does not block."""
+        ...
+
+
+def requests_of(store: object, since: RequestFigures | None = None) -> RequestFigures | None:
+    """Return the requests of a store, all or those after `since`; None if it asks no server."""
+    found = store.request_figures() if isinstance(store, CountedRequests) else RequestFigures()
+    return found - (since or RequestFigures()) if found.n_sent else None
+
+
+@runtime_checkable
+class Snapshot(Capability, Protocol):
+    """A `Store` to read one checkpoint from, that knows most answers. It has the store's other capabilities.
+
+    Of the checkpoint it answers as it was when it was listed; what it does not know it asks the store.
+    """
+
+    def reads(self) -> Sequence[Callable[[], None]]:
+        """Return what reads documents before they are asked for. Blocking; may be called side by side."""
+        ...
+
+    def settle(self) -> Snapshot | None:
+        """Compare what was read with the identity of the checkpoint. Blocking; called after all `reads`.
+
+        Returns:
+            None if all belongs to one checkpoint. Else another snapshot, to begin anew with.
+
+        Raises:
+            StorageError: With `errno.ENOENT` if the checkpoint is gone.
+        """
+        ...
+
+    def identity_now(self) -> object:
+        """Return the identity of the checkpoint now. Asks only if anything was asked after it was known."""
+        ...
+
+    def is_current(self) -> bool:
+        """Ask whether the checkpoint has this identity. Blocking; for one that was made some time ago."""
+        ...
+
+    def told(self) -> bytes:
+        """Return what it knows, once it is settled, for other processes. Blocking."""
+        ...
+
+
+@runtime_checkable
+class Snapshots(Capability, Protocol):
+    """A store that each question costs a request, and that learns much by one."""
+
+    def snapshot(self, path: str) -> Snapshot | None:
+        """List the checkpoint at `path`. Blocking.
+
+        Returns:
+            None if there is none right there, or if it is too large to be listed.
+        """
+        ...
+
+    def told_snapshot(self, path: str, told: bytes) -> Snapshot | None:
+        """Return what another process knows of the checkpoint at `path`. Blocking, and asks nothing.
+
+        Whether it is still there, `Snapshot.is_current` says.
+
+        Returns:
+            None if it cannot be read.
+        """
         ...
 
 

@@ -1,8 +1,8 @@
-"""How many bytes went to or from a file, and by which way."""
+"""How many bytes went to or from a file, and by which way; how many requests that took."""
 
 from __future__ import annotations
 
-__all__ = ("Transfers",)
+__all__ = ("RequestFigures", "Transfers")
 
 from dataclasses import dataclass
 from typing import final
@@ -21,3 +21,30 @@ class Transfers:
 
     def __add__(self, other: Transfers) -> Transfers:
         return Transfers(self.direct_bytes + other.direct_bytes, self.buffered_bytes + other.buffered_bytes)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RequestFigures:
+    """Requests to a server, and what became of them."""
+
+    n_sent: int = 0  #: each try counts; of uploads in parts and of copies, each call
+    n_repeated: int = 0  #: tries that failed, and were made again
+    n_refused: int = 0  #: tries for which the server was too busy
+    waited_s: float = 0.0  #: before tries, of all threads together
+
+    def __add__(self, other: RequestFigures) -> RequestFigures:
+        return RequestFigures(
+            self.n_sent + other.n_sent,
+            self.n_repeated + other.n_repeated,
+            self.n_refused + other.n_refused,
+            self.waited_s + other.waited_s,
+        )
+
+    def __sub__(self, other: RequestFigures) -> RequestFigures:
+        return RequestFigures(
+            self.n_sent - other.n_sent,
+            self.n_repeated - other.n_repeated,
+            self.n_refused - other.n_refused,
+            self.waited_s - other.waited_s,
+        )

@@ -21,6 +21,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, final
 
+from penstock.kernel.protocols.transfers import RequestFigures
 from penstock.kernel.reports.statistics import Advice, Span, StageStatistics
 from penstock.kernel.reports.timeline import plot_timeline, timeline_svg
 
@@ -45,6 +46,9 @@ class StageReport:
     n_leaves: int
     nbytes: int  #: array bytes
     stages: tuple[StageStatistics, ...] = field(default=(), repr=False, compare=False, kw_only=True)
+    requests: RequestFigures | None = field(default=None, repr=False, compare=False, kw_only=True)
+    """Requests to the bucket from its begin to its end, with those of others at that time; None if it lies in
+    none."""
 
     @property
     def wall_s(self) -> float:
@@ -101,10 +105,17 @@ class StageReport:
         """Return the figures of the whole, in one line."""
         size = f"{counted(self.n_leaves, 'leaf', 'leaves')}, {size_text(self.nbytes)}"
         took = self.wall_s
-        if not took:
-            return size
+        whole = f"{size} in {took:.3f} s ({size_text(self.nbytes / took)}/s)" if took else size
+        asked = self.requests
+        if asked is None:
+            return whole
 
-        return f"{size} in {took:.3f} s ({size_text(self.nbytes / took)}/s)"
+        whole += f", {counted(asked.n_sent, 'request')}"
+        if not asked.n_repeated:
+            return whole
+
+        busy = f", {asked.n_refused} of them because the server was too busy" if asked.n_refused else ""
+        return f"{whole}, {asked.n_repeated} repeated{busy}, {asked.waited_s:.1f} s waited"
 
 
 def _printable(text: str) -> str:

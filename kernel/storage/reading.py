@@ -9,16 +9,18 @@ from __future__ import annotations
 __all__ = ("MOST_READS", "Reading", "read_unchanged", "reading")
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
 from penstock.kernel.errors import CorruptCheckpointError, PenstockError, ReplacedError
 from penstock.kernel.protocols.store_capabilities import Hold, OverNetwork
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import take_hold
+from penstock.kernel.storage.snapshots import Views, identity_now
 
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
+    from penstock.kernel.protocols.coordinator import SharedReads
 
 T = TypeVar("T")
 
@@ -31,15 +33,16 @@ class Reading:
     """One attempt to read what lies at a path.
 
     Attributes:
+        store: To read from: the one where it is, or what that learnt of it at once.
         identity: Its `Store.identity` before anything was read.
         replaced: What was raised because it was replaced; None so far.
         has_ended: Whether all was read. What fails then is not explained by a replacement.
     """
 
-    __slots__ = ("_path", "_store", "_threads", "has_ended", "identity", "replaced")
+    __slots__ = ("_path", "_threads", "has_ended", "identity", "replaced", "store")
 
     def __init__(self, store: Store, threads: Threads, path: str, identity: object) -> None:
-        self._store = store
+        self.store = store
         self._threads = threads
         self._path = path
         self.identity = identity
@@ -52,7 +55,7 @@ class Reading:
         Raises:
             ReplacedError: Then. What was read so far may be of either state.
         """
-        if self.identity != await self._threads.run(self._store.identity, self._path):
+        if self.identity != await self._threads.run(identity_now, self.store, self._path):
             self.replaced = ReplacedError(self._path)
             raise self.replaced from because_of
 
@@ -68,7 +71,12 @@ class Reading:
 
 @asynccontextmanager
 async def reading(
-    store: Store, threads: Threads, path: str, hold: Callable[[Store, str], Hold] | None = None
+    store: Store,
+    threads: Threads,
+    path: str,
+    hold: Callable[[Store, str], Hold] | None = None,
+    views: Views | None = None,
+    shared: SharedReads | None = None,
 ) -> AsyncGenerator[Reading]:
     """Hold what lies at `path`, and compare at the end of the block whether it is still there.
 
@@ -77,6 +85,8 @@ async def reading(
         threads: For blocking calls.
         path: A file or a directory.
         hold: How it is held; by default against deletion, where that can be had, and without it elsewhere.
+        views: Snapshots to read from, of a store that makes some; by default the store itself is read.
+        shared: As for `Views.of`.
 
     Yields:
         The attempt. What is published is published after `Reading.end`.
@@ -87,17 +97,19 @@ async def reading(
     """
     held = await take_hold(store, threads, path, hold)
     try:
-        source = Reading(store, threads, path, await threads.run(store.identity, path))
-        try:
-            yield source
-        except PenstockError as error:
-            if not source.has_ended and source.replaced is None:
-                await source.check(error)
+        async with _viewed(store, threads, path, views, shared) as view:
+            source = Reading(view, threads, path, await threads.run(view.identity, path))
+            try:
+                yield source
+                if not source.has_ended:
+                    await source.end()
+            except PenstockError as error:
+                if views is not None:
+                    views.forget(view)  # the next attempt looks anew
+                if not source.has_ended and source.replaced is None:
+                    await source.check(error)
 
-            raise
-
-        if not source.has_ended:
-            await source.end()
+                raise
     finally:
         held.release()
 
@@ -108,6 +120,8 @@ async def read_unchanged(
     path: str,
     read: Callable[[Reading], Awaitable[T]],
     hold: Callable[[Store, str], Hold] | None = None,
+    views: Views | None = None,
+    shared: SharedReads | None = None,
 ) -> T:
     """Return the result of `read`, which is called again if what lies at `path` was replaced meanwhile.
 
@@ -119,6 +133,8 @@ async def read_unchanged(
         path: A file or a directory.
         read: Has no effects before it calls `Reading.end`, which whatever publishes must do.
         hold: As for `reading`.
+        views: As for `reading`.
+        shared: As for `reading`, in the first attempt.
 
     Raises:
         ReplacedError: If it was replaced at every attempt.
@@ -127,7 +143,7 @@ async def read_unchanged(
     for _ in range(MOST_READS):
         source: Reading | None = None
         try:
-            async with reading(store, threads, path, hold) as source:
+            async with reading(store, threads, path, hold, views, shared) as source:
                 return await read(source)
         except PenstockError as error:
             if source is None or source.has_ended:
@@ -136,14 +152,21 @@ async def read_unchanged(
                 if not may_repeat or not _may_be_of_the_way(error):
                     raise
 
-                may_repeat = False
+                may_repeat, shared = False, None
                 continue
 
+        shared = None  # another process may have read what was replaced
         from penstock.kernel.events import get_logger  # the command line is quick without it
 
         get_logger().warning("restore.overtaken", path=path)
 
     raise ReplacedError(path, MOST_READS)
+
+
+def _viewed(
+    store: Store, threads: Threads, path: str, views: Views | None, shared: SharedReads | None
+) -> AbstractAsyncContextManager[Store]:
+    return nullcontext(store) if views is None else views.of(store, threads, path, shared)
 
 
 def _may_be_of_the_way(error: PenstockError) -> bool:

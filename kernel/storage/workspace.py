@@ -389,7 +389,8 @@ class Workspace:
             Where what was replaced lies; None if nothing was.
         """
         for wait_s in (*BRIEF_WAITS_S, None):
-            replacing = self._store.kind(self.final) is not None
+            # Any other store looks by itself, and refuses what lies there.
+            replacing = isinstance(self._store, Exchanges) and self._store.kind(self.final) is not None
             if replacing and not self._overwrite:
                 raise DestinationExistsError(self.final, how_to_replace(self._store))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Lock, Thread
+from time import monotonic
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
@@ -32,6 +34,7 @@ class Rule:
     match: str  #: a pattern in `METHOD /path?query`
     action: Action
     count: int = 1  #: how many requests it is done to
+    until: float = math.inf  #: of the monotonic clock: requests that come later are not concerned
 
 
 @dataclass
@@ -50,6 +53,11 @@ class FaultProxy:
         with self.lock:
             self.rules.append(Rule(match, action, count))
 
+    def fail_for(self, seconds: float, match: str, action: Action) -> None:
+        """Do something to all requests that match, for so long from now."""
+        with self.lock:
+            self.rules.append(Rule(match, action, 10**9, monotonic() + seconds))
+
     def fired(self) -> list[str]:
         """What was done, request by request."""
         return [action for _, action in self.log if action]
@@ -57,7 +65,9 @@ class FaultProxy:
     def action_for(self, request: str) -> str | None:
         """Return what is to be done to a request, and note it."""
         with self.lock:
-            found = next((rule for rule in self.rules if rule.count and re.search(rule.match, request)), None)
+            now = monotonic()
+            rules = [rule for rule in self.rules if rule.count and now < rule.until]
+            found = next((rule for rule in rules if re.search(rule.match, request)), None)
             if found is not None:
                 found.count -= 1
 

@@ -269,11 +269,19 @@ class FakeGcs:
 
     def names(self, prefix: str) -> Mapping[str, int]:
         """Return the objects whose names begin with something, and their lengths."""
-        found: dict[str, int] = {}
+        return {each["name"]: int(each["size"]) for each in self.items(prefix)}
+
+    def tags(self, prefix: str) -> Mapping[str, str]:
+        """Return their tags, in quotes."""
+        return {each["name"]: f'"{int(each["generation"]):x}"' for each in self.items(prefix)}
+
+    def items(self, prefix: str) -> list[Any]:
+        """Return what is said of the objects whose names begin with something."""
+        found: list[Any] = []
         more: dict[str, str] = {"prefix": prefix}
         while True:
             listed = json.loads(self.ask("GET", f"/storage/v1/b/{BUCKET}/o", None, **more)[1])
-            found |= {each["name"]: int(each["size"]) for each in listed.get("items") or []}
+            found += listed.get("items") or []
             if not listed.get("nextPageToken"):
                 return found
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from anyio import create_task_group
 from tests.cloud.fault_proxy import fault_proxy
 from tests.cloud.servers import ENDPOINTS, Server
 
@@ -15,6 +16,7 @@ import penstock
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.kernel.errors import InUseError, StorageError
+from penstock.kernel.messages.restore import RestoreReport
 from penstock.steps import CheckpointManager, KeepLast
 
 AssertSame = Callable[[Any, Any], None]
@@ -100,3 +102,31 @@ async def test_one_503_and_one_lost_reply_are_survived(
         await penstock.save(path, state())
         assert sorted(proxy.fired()) == ["lost_reply", "refuse"]
         assert_same(await penstock.restore(path), state())
+
+
+async def test_503_for_two_seconds_fails_no_save_and_no_restore(
+    environ: Server, monkeypatch: pytest.MonkeyPatch, assert_same: AssertSame
+) -> None:
+    url = environ.url()
+    await penstock.save(f"{url}/there", state())
+    with fault_proxy(environ.endpoint) as proxy:
+        monkeypatch.setenv(ENDPOINTS[environ.scheme], environ.path_to(proxy.endpoint))
+        proxy.fail_for(2.0, ".", "refuse")
+        reports: list[RestoreReport] = []
+
+        async def restore() -> None:
+            assert_same(await penstock.restore(f"{url}/there", on_report=reports.append), state())
+
+        async def save(number: int) -> None:
+            await penstock.save(f"{url}/{number}", state(number))
+
+        async with create_task_group() as tasks:
+            for number in range(4):
+                tasks.start_soon(restore)
+                tasks.start_soon(save, number)
+
+        assert proxy.fired()
+        assert all(report.requests is not None and report.requests.n_refused for report in reports)
+
+        for number in range(4):
+            assert_same(await penstock.restore(f"{url}/{number}"), state(number))

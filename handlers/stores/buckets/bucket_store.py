@@ -18,9 +18,11 @@ from penstock.handlers.stores.buckets.long_objects import BucketScratch
 from penstock.handlers.stores.buckets.object_client import ObjectClient
 from penstock.handlers.stores.buckets.object_errors import NO_BUCKET
 from penstock.handlers.stores.buckets.objects import Listed, Objects
+from penstock.handlers.stores.buckets.snapshots import BucketSnapshot, begin_snapshot, decoded_snapshot
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.store_capabilities import LeasedHold, Placement
 from penstock.kernel.protocols.stores import BuildToken
+from penstock.kernel.protocols.transfers import RequestFigures
 
 FILE_BYTES: Final = 16 * 2**20
 
@@ -90,6 +92,10 @@ class BucketStore:
         """Say that what does not fit its checksum is worth a second look."""
         return True
 
+    def request_figures(self) -> RequestFigures:
+        """Return how many requests were sent so far, and what became of them."""
+        return self._client.figures()
+
     def relies_on_single_writer(self) -> bool:
         """Whether the server was found to ignore conditions, so that nothing keeps two savers apart."""
         return not self._client.uses_conditions
@@ -107,10 +113,11 @@ class BucketStore:
             return "directory"
         if self._client.head(key) is not None:
             return "file"
-        if self._builds.claims.is_claimed(key):
-            return None
 
-        return "directory" if self._client.has_below(key) else None
+        # Asked last: where nothing lies, as before a save, nobody need know of a claim.
+        return (
+            "directory" if self._client.has_below(key) and not self._builds.claims.is_claimed(key) else None
+        )
 
     def size(self, path: str) -> int:
         key, build = self._located(path)
@@ -138,6 +145,16 @@ class BucketStore:
             return (found.tag, found.modified)
 
         return self.kind(path)
+
+    def snapshot(self, path: str) -> BucketSnapshot | None:
+        """List what is published at `path`, so that most of what a restore asks is known; see `Snapshots`."""
+        key, build = self._located(path)
+        return None if build is not None or not key else begin_snapshot(self, self._client, path, key)
+
+    def told_snapshot(self, path: str, told: bytes) -> BucketSnapshot | None:
+        """Return what another process of this job knows of what is published at `path`; see `Snapshots`."""
+        key, build = self._located(path)
+        return None if build is not None else decoded_snapshot(self, self._client, path, key, told)
 
     def list_directory(self, path: str) -> Sequence[str]:
         key, listed = self._listed(path)
@@ -375,6 +392,10 @@ class BucketStore:
         if build is not None and path == build.place and build.mark is not None:
             listed = Listed(listed.folders, [*listed.files, MARK])
         if key and build is None and not (listed.folders or listed.files):
+            if self._client.head(f"{key}/{MARK}") is not None:
+                said = "is there, and this server's list does not show it yet: try again in a minute"
+                raise StorageError("list", path, said, errno.EAGAIN)
+
             raise _absent("list", path)
 
         return key, listed

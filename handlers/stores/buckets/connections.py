@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ("connect", "tensorstore_spec")
+__all__ = ("Connection", "connect", "tensorstore_spec")
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, final
 
+from penstock.handlers.stores.buckets.retries import RetryPolicy
 from penstock.kernel.config.bucket_options import AzOptions, BucketOptions, GsOptions, S3Options
 from penstock.kernel.errors import ConfigError
 
@@ -18,14 +20,45 @@ _KEYS: Final = ("AWS_ACCESS_KEY_ID",)
 _GS_ENDPOINTS: Final = ("GOOGLE_BASE_URL", "STORAGE_EMULATOR_HOST")
 _AZ_ENDPOINTS: Final = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 _ACCOUNTS: Final = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
-_FIRST_WAIT: Final = timedelta(milliseconds=100)
-_LONGEST_WAIT: Final = timedelta(seconds=5)
+
+
+_MANY: Final = 1000
+"""Repetitions by obstore itself, which counts them, too. It is time that bounds them."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """What makes obstore's clients of a bucket, given the module `obstore.store`."""
+
+    make: Callable[[Any, Mapping[str, Any]], Any]  #: given how requests are repeated, too
+    policy: RetryPolicy  #: how long whoever uses the client repeats requests
+
+    def __call__(self, stores: Any) -> Any:
+        """Return the client that repeats nothing."""
+        return self.make(stores, {"max_retries": 0, "retry_timeout": timedelta(seconds=self.policy.total_s)})
+
+    def patient(self, stores: Any) -> Any:
+        """Return the client that repeats each request by itself, where many are one call."""
+        policy = self.policy
+        return self.make(
+            stores,
+            {
+                "max_retries": _MANY if policy.most is None else policy.most,
+                "retry_timeout": timedelta(seconds=policy.total_s),
+                "backoff": {
+                    "init_backoff": timedelta(seconds=policy.first_s),
+                    "max_backoff": timedelta(seconds=policy.longest_s),
+                    "base": 2,
+                },
+            },
+        )
 
 
 def connect(
     bucket: str, options: BucketOptions, prefix: str | None = None, environ: Mapping[str, str] | None = None
-) -> Callable[[Any], Any]:
-    """Return what makes obstore's client of a bucket, given the module `obstore.store`.
+) -> Connection:
+    """Return what makes obstore's clients of a bucket.
 
     obstore looks for credentials where each provider's own tools do. None passes through here.
 
@@ -49,20 +82,16 @@ def connect(
         case _:
             raise TypeError(f"{type(options).__name__} are no bucket's options")
 
-    def connected(stores: Any) -> Any:
+    def make(stores: Any, retries: Mapping[str, Any]) -> Any:
         return getattr(stores, kind)(
             bucket,
             prefix=prefix,
             config={name: value for name, value in config.items() if value is not None},
             client_options=_client_options(options, endpoint, headers),
-            retry_config={
-                "max_retries": options.retries,
-                "retry_timeout": timedelta(seconds=options.retry_s),
-                "backoff": {"init_backoff": _FIRST_WAIT, "max_backoff": _LONGEST_WAIT, "base": 2},
-            },
+            retry_config=retries,
         )
 
-    return connected
+    return Connection(make, RetryPolicy(options.retry_s, options.retries))
 
 
 def tensorstore_spec(

@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, Final, TypeVar, final
 
-from penstock.handlers.stores.buckets.objects import Created, Listed, Stat, same_content
+from penstock.handlers.stores.buckets.objects import Created, Entry, Listed, Read, Stat, same_content
 from penstock.kernel.errors import AccessDeniedError, StorageError, UnreachableError
+from penstock.kernel.protocols.transfers import RequestFigures
 
 T = TypeVar("T")
 
@@ -55,12 +56,16 @@ class FsspecObjects:
 
         return Stat(int(info["size"]), _tag(info), self._modified(key, info))
 
-    def read(self, key: str) -> tuple[bytes, str | None] | None:
+    def figures(self) -> RequestFigures:
+        """Return nothing: the file system does not say what it asks."""
+        return RequestFigures()
+
+    def read(self, key: str) -> Read | None:
         found = self.head(key)
         if found is None:
             return None
         try:
-            return bytes(self._call("get", key, self._fs.cat_file, self._at(key))), found.tag
+            return Read(bytes(self._call("get", key, self._fs.cat_file, self._at(key))), found.tag)
         except StorageError as error:
             if error.errno in _ABSENT:
                 return None
@@ -91,7 +96,7 @@ class FsspecObjects:
 
             return "same" if there[0] == data else "other"
 
-    def swap(self, key: str, data: bytes, tag: str) -> str | None:
+    def swap(self, key: str, data: bytes, tag: str, within_s: float | None = None) -> str | None:
         with self._lock_of(key):
             there = self.head(key)
             if there is None or there.tag != tag:
@@ -164,6 +169,10 @@ class FsspecObjects:
             raise
 
         yield from [name[len(self._root) + 1 :] for name in map(str, found) if name.startswith(f"{at}/")]
+
+    def entries(self, prefix: str) -> Iterator[Sequence[Entry]]:
+        """Yield nothing: `find` of many file systems asks for each directory."""
+        yield from ()
 
     def has_below(self, prefix: str) -> bool:
         at = f"{prefix}/" if prefix else ""

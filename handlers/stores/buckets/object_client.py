@@ -5,26 +5,33 @@ from __future__ import annotations
 __all__ = ("ObjectClient",)
 
 import errno
-import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from itertools import chain
 from threading import Lock
-from typing import Any, Final, cast, final
+from typing import Any, Final, TypeVar, cast, final
 
+from penstock.handlers.stores.buckets.connections import Connection
 from penstock.handlers.stores.buckets.object_errors import NO_BUCKET, WITHIN_SUCCESS, translated
-from penstock.handlers.stores.buckets.objects import Created, Listed, Stat, same_content
-from penstock.kernel.errors import MissingExtraError, StorageError, ThrottledError, UnreachableError
+from penstock.handlers.stores.buckets.objects import Created, Entry, Listed, Read, Stat, same_content
+from penstock.handlers.stores.buckets.retries import Repeated, RetryPolicy, pause_in_thread
+from penstock.kernel.errors import MissingExtraError, StorageError, ThrottledError
+from penstock.kernel.protocols.transfers import RequestFigures
+
+T = TypeVar("T")
 
 EXTRA: Final = "cloud"
 WAITS_S: Final = (0.1, 0.4, 1.6)
-"""Between tries to create an object whose outcome is not known, or that another request is in the way of."""
+"""Between tries to copy an object whose outcome is not known."""
+_CONFLICTS: Final = 8
+"""So often an object is created anew that is said to be there and is not."""
 
 _PART_BYTES: Final = 5 * 2**20
 """The least that a part of an upload may have, but for the last one."""
 _PARTS_AT_ONCE: Final = 4
 _AT_ONCE: Final = 1000
-"""Keys that one request deletes."""
+"""Keys that one request deletes, or lists."""
 
 
 @final
@@ -33,17 +40,25 @@ class ObjectClient:
 
     Args:
         url: Of the bucket, as `s3://bucket`; errors name objects by it.
-        connect: Returns the client of obstore. Called once, by the first request.
+        connect: Returns the client of obstore, which repeats nothing. Called once, by the first request. A
+            `Connection` says how long requests are repeated here, and has a client that repeats what is many
+            requests in one call.
+        requests: Repeats requests; by default as long as the connection says.
 
     Raises:
         MissingExtraError: By the first request, if obstore is not installed.
         StorageError: By any request. It names the object and says what the server said.
     """
 
-    __slots__ = ("_connect", "_lock", "_made", "_no_tag", "_tag", "url", "uses_conditions")
+    __slots__ = (
+        "_connect", "_lock", "_made", "_no_tag", "_patient", "_requests", "_tag", "url", "uses_conditions",
+    )  # fmt: skip
 
-    def __init__(self, url: str, connect: Callable[[Any], Any]) -> None:
+    def __init__(self, url: str, connect: Callable[[Any], Any], requests: Repeated | None = None) -> None:
         self.url = url
+        policy = connect.policy if isinstance(connect, Connection) else RetryPolicy()
+        self._requests = Repeated(policy) if requests is None else requests
+        self._patient: Any = None
         self._connect = connect
         # Google compares the generation of an object, and others its tag.
         by_version = url.startswith("gs://")
@@ -58,25 +73,34 @@ class ObjectClient:
         """Return the URL of an object."""
         return f"{self.url}/{key}" if key else self.url
 
+    def figures(self) -> RequestFigures:
+        """Return how many requests were sent so far, and what became of them."""
+        return self._requests.figures()
+
     def head(self, key: str) -> Stat | None:
         """Return an object's properties; None if there is no such object."""
         obstore, store = self._client()
         try:
-            with translated("head", self.path(key)):
-                found = obstore.head(store, key)
+            found = self._send("head", key, lambda: obstore.head(store, key))
         except StorageError as error:
             _check_absent(error)
             return None
 
         return Stat(found["size"], found[self._tag], found["last_modified"])
 
-    def read(self, key: str) -> tuple[bytes, str | None] | None:
-        """Return an object's content and its tag; None if there is no such object."""
+    def read(self, key: str) -> Read | None:
+        """Return an object's content and its tags; None if there is no such object."""
+        return self._read(key)
+
+    def _read(self, key: str, *, paced: bool = True, within_s: float | None = None) -> Read | None:
         obstore, store = self._client()
+
+        def get() -> Read:
+            found = obstore.get(store, key)
+            return Read(bytes(found.bytes()), found.meta[self._tag], _plain_tag(found.meta["e_tag"]))
+
         try:
-            with translated("get", self.path(key)):
-                found = obstore.get(store, key)
-                return bytes(found.bytes()), found.meta[self._tag]
+            return self._send("get", key, get, paced=paced, within_s=within_s)
         except StorageError as error:
             _check_absent(error)
             return None
@@ -84,14 +108,14 @@ class ObjectClient:
     def read_range(self, key: str, start: int, nbytes: int) -> memoryview:
         """Return bytes of an object, from `start` on; fewer than asked for if it ends before."""
         obstore, store = self._client()
-        with translated("get", self.path(key)):
-            return memoryview(obstore.get_range(store, key, start=start, length=nbytes))
+        return memoryview(
+            self._send("get", key, lambda: obstore.get_range(store, key, start=start, length=nbytes))
+        )
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """Write an object, whatever was there before."""
         obstore, store = self._client()
-        with translated("put", self.path(key)):
-            obstore.put(store, key, data, use_multipart=False)
+        self._send("put", key, lambda: obstore.put(store, key, data, use_multipart=False))
 
     def create(self, key: str, data: bytes | memoryview) -> Created:
         """Write an object that must be new. Of several who try at once, one succeeds.
@@ -107,39 +131,44 @@ class ObjectClient:
                 self.put(key, data)
                 return "created"
 
-            return "same" if there[0] == data else "other"
+            return "same" if there.data == data else "other"
 
         obstore, store = self._client()
-        for wait_s in (*WAITS_S, None):
+        n_conflicts = 0
+
+        def create() -> Created:
+            nonlocal n_conflicts
             try:
                 with translated("create", self.path(key)):
                     obstore.put(store, key, data, mode="create", use_multipart=False)
-            except (ThrottledError, UnreachableError):
-                if wait_s is None:
-                    raise
             except StorageError as error:
                 if error.errno != errno.EEXIST:
                     raise
 
+                # Perhaps by a try of ours, whose reply was lost or came too late.
                 found = self.read(key)
                 if found is not None:
-                    return "same" if found[0] == data else "other"
-                if wait_s is None:
+                    return "same" if found.data == data else "other"
+                n_conflicts += 1
+                if n_conflicts >= _CONFLICTS:
                     raise
-            else:
-                return "created"
 
-            time.sleep(wait_s)
+                raise ThrottledError("create", self.path(key), "another request is in the way") from error
 
-        raise AssertionError("the last try returns or raises")
+            return "created"
 
-    def swap(self, key: str, data: bytes, tag: str) -> str | None:
+        return self._requests.send("create", self.path(key), create)
+
+    def swap(self, key: str, data: bytes, tag: str, within_s: float | None = None) -> str | None:
         """Replace an object if it still has the tag; return its new one, or None if it has another.
+
+        It does not wait its turn behind other requests while the server refuses them: a claim is renewed so.
 
         Args:
             key: Of the object.
             data: Differs from everything that was ever written there, so that a lost reply can be told.
             tag: As it was read.
+            within_s: Less time than other requests are repeated for.
         """
         if not self.uses_conditions:
             there = self.head(key)
@@ -151,24 +180,26 @@ class ObjectClient:
             return written_there and written_there.tag
 
         obstore, store = self._client()
+
+        def swap() -> str | None:
+            written = obstore.put(store, key, data, mode={self._tag: tag}, use_multipart=False)
+            return cast("str | None", written[self._tag])
+
         try:
-            with translated("swap", self.path(key)):
-                written = obstore.put(store, key, data, mode={self._tag: tag}, use_multipart=False)
+            return self._send("swap", key, swap, paced=False, within_s=within_s)
         except StorageError as error:
             if error.errno not in {errno.ESTALE, errno.ENOENT, errno.EEXIST}:
                 raise
 
-            found = self.read(key)
-            return found[1] if found is not None and found[0] == data else None
-
-        return cast("str | None", written[self._tag])
+            found = self._read(key, paced=False, within_s=within_s)
+            return found.tag if found is not None and found.data == data else None
 
     def put_parts(self, key: str, parts: Iterator[memoryview]) -> None:
         """Write an object of any length, by an upload in parts, which is aborted if anything fails.
 
-        A few parts are on their way at once. Each is sent again as other requests are.
+        A few parts are on their way at once. Each is sent again by the client itself.
         """
-        obstore, store = self._client()
+        obstore, store = self._patient_client()
         first = next(parts, memoryview(b""))
         with (
             translated("put", self.path(key)),
@@ -196,7 +227,7 @@ class ObjectClient:
             self.copy(source, destination)
             return "created"
 
-        obstore, store = self._client()
+        obstore, store = self._patient_client()  # on S3 it is an upload in parts
         for wait_s in (*WAITS_S, None):
             try:
                 with translated("copy", self.path(destination)):
@@ -211,24 +242,22 @@ class ObjectClient:
             else:
                 return "created"
 
-            time.sleep(wait_s)
+            pause_in_thread(wait_s)
 
         raise AssertionError("the last try returns or raises")
 
     def copy(self, source: str, destination: str) -> None:
         """Copy an object within the bucket, without its bytes passing through here."""
         obstore, store = self._client()
-        with translated("copy", self.path(source)):
-            obstore.copy(store, source, destination, overwrite=True)
+        self._send("copy", source, lambda: obstore.copy(store, source, destination, overwrite=True))
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; those that are not there count as deleted."""
         obstore, store = self._client()
         for at in range(0, len(keys), _AT_ONCE):
-            some = keys[at : at + _AT_ONCE]
+            some = list(keys[at : at + _AT_ONCE])
             try:
-                with translated("delete", self.path(some[0])):
-                    obstore.delete(store, list(some))
+                self._send("delete", some[0], partial(obstore.delete, store, some))
             except StorageError as error:
                 _check_absent(error)  # Azure says so of one, and may have gone no further
                 for key in some:
@@ -237,33 +266,59 @@ class ObjectClient:
     def _delete_one(self, key: str) -> None:
         obstore, store = self._client()
         try:
-            with translated("delete", self.path(key)):
-                obstore.delete(store, key)
+            self._send("delete", key, lambda: obstore.delete(store, key))
         except StorageError as error:
             _check_absent(error)
 
     def list(self, prefix: str) -> Listed:
         """Name what lies right below a prefix, which may be empty for the whole bucket."""
         obstore, store = self._client()
-        with translated("list", self.path(prefix)):
-            found = obstore.list_with_delimiter(store, prefix=prefix or None)
-
+        found = self._send("list", prefix, lambda: obstore.list_with_delimiter(store, prefix=prefix or None))
         folders = [str(name).rstrip("/").rsplit("/", 1)[-1] for name in found["common_prefixes"]]
         names = [str(each["path"]).rsplit("/", 1)[-1] for each in found["objects"]]
         return Listed(folders, names, [int(each["size"]) for each in found["objects"]])
 
     def walk(self, prefix: str) -> Iterator[str]:
         """Yield the key of every object below a prefix, at any depth."""
-        obstore, store = self._client()
-        with translated("list", self.path(prefix)):
-            for some in obstore.list(store, prefix=prefix or None):
-                yield from (str(each["path"]) for each in some)
+        for some in self._pages(prefix, _AT_ONCE):
+            yield from (str(each["path"]) for each in some)
+
+    def entries(self, prefix: str) -> Iterator[Sequence[Entry]]:
+        """Yield what lies below a prefix, at any depth, by one request each time."""
+        for some in self._pages(prefix, _AT_ONCE):
+            yield [Entry(str(each["path"]), int(each["size"]), _plain_tag(each["e_tag"])) for each in some]
 
     def has_below(self, prefix: str) -> bool:
         """Whether any object lies below a prefix."""
+        return any(bool(some) for some in self._pages(prefix, 1))
+
+    def _pages(self, prefix: str, length: int) -> Iterator[Sequence[Any]]:
+        """Yield lists of what lies below a prefix, none of it twice.
+
+        obstore does not repeat a list that is cut off, and cannot go on with it. So that is begun anew.
+        """
         obstore, store = self._client()
-        with translated("list", self.path(prefix)):
-            return any(bool(some) for some in obstore.list(store, prefix=prefix or None, chunk_size=1))
+        known: set[str] = set()
+        listing: Any = None
+
+        def page() -> Sequence[Any] | None:
+            nonlocal listing
+            try:
+                if listing is None:
+                    listing = iter(obstore.list(store, prefix=prefix or None, chunk_size=length))
+
+                return cast("Sequence[Any] | None", next(listing, None))
+            except Exception:
+                listing = None
+                raise
+
+        while (found := self._send("list", prefix, page)) is not None:
+            fresh = [each for each in found if each["path"] not in known]
+            known.update([each["path"] for each in fresh])
+            if fresh:
+                yield fresh
+            if len(found) < length:
+                return  # nothing follows, and to ask for it would count as a request
 
     def keeps_conditions(self, key: str, data: bytes) -> bool:
         """Whether the server refuses to create what is there, and to replace what has another tag.
@@ -279,8 +334,9 @@ class ObjectClient:
         ]
         for mode, expected in tries:
             try:
-                with translated("create", self.path(key)):
-                    obstore.put(store, key, data, mode=mode, use_multipart=False)
+                self._send(
+                    "create", key, partial(obstore.put, store, key, data, mode=mode, use_multipart=False)
+                )
             except StorageError as error:
                 if error.errno != expected:
                     raise
@@ -288,6 +344,23 @@ class ObjectClient:
                 return False
 
         return True
+
+    def _send(
+        self,
+        operation: str,
+        key: str,
+        request: Callable[[], T],
+        *,
+        paced: bool = True,
+        within_s: float | None = None,
+    ) -> T:
+        path = self.path(key)
+
+        def attempt() -> T:
+            with translated(operation, path):
+                return request()
+
+        return self._requests.send(operation, path, attempt, paced=paced, within_s=within_s)
 
     def _client(self) -> tuple[Any, Any]:
         with self._lock:
@@ -301,6 +374,24 @@ class ObjectClient:
                     self._made = obstore, self._connect(import_module("obstore.store"))
 
             return self._made
+
+    def _patient_client(self) -> tuple[Any, Any]:
+        """Return the client for what is many requests in one call: it repeats each of them by itself."""
+        obstore, store = self._client()
+        if not isinstance(self._connect, Connection):
+            return obstore, store
+
+        with self._lock:
+            if self._patient is None:
+                with translated("connect", self.url):
+                    self._patient = self._connect.patient(import_module("obstore.store"))
+
+            return obstore, self._patient
+
+
+def _plain_tag(tag: str | None) -> str | None:
+    """Return an entity tag without quotes: Azure has them around it, but not in lists."""
+    return None if tag is None else tag.strip('"')
 
 
 _NO_TAG: Final = '"00000000000000000000000000000000"'

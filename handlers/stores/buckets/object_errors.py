@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("NO_BUCKET", "WITHIN_SUCCESS", "failure", "translated")
+__all__ = ("NO_BUCKET", "WITHIN_SUCCESS", "failure", "is_lasting", "translated")
 
 import errno
 import re
@@ -33,10 +33,15 @@ _NO_ANSWER: Final = (
     "dns error",
     "connection",
     "error decoding response body",
+    "request or response body error",
+    "got invalid list response",  # its end was lost on the way
 )
 NO_BUCKET: Final = "there is no such bucket"
 WITHIN_SUCCESS: Final = "the reply said success and held an error"
 """As Amazon may answer when an upload in parts is completed. The client asks again for two codes alone."""
+
+_UNTRUSTED: Final = "its certificate is not accepted"
+_CERTIFICATES: Final = ("invalid peer certificate", "UnknownIssuer", "certificate verify failed")
 
 _MOST: Final = 300
 """Characters of what the client said that an error repeats."""
@@ -61,6 +66,11 @@ def translated(operation: str, path: str) -> Generator[None]:
         raise failure(operation, path, type(error).__name__, str(error)) from error
 
 
+def is_lasting(error: StorageError) -> bool:
+    """Whether the same request will fail in the same way however often it is sent. Pure."""
+    return error.problem.startswith(_UNTRUSTED)
+
+
 def failure(operation: str, path: str, kind: str, said: str) -> StorageError:
     """Return the error for what the client raised. Pure.
 
@@ -78,6 +88,8 @@ def failure(operation: str, path: str, kind: str, said: str) -> StorageError:
         return StorageError(operation, path, NO_BUCKET, errno.ENOENT)
     if kind in _EXISTS:
         return StorageError(operation, path, "is there already", errno.EEXIST)
+    if _has(words, _NO_CREDENTIALS) and status in _BUSY:
+        return ThrottledError(operation, path, f"the service of credentials is busy: {told}")
     if _has(words, _NO_CREDENTIALS):
         return AccessDeniedError(operation, path, f"no credentials were found: {told}")
     if kind in _DENIED or status in (401, 403) or _has(words, _DENIED_CODES):
@@ -88,6 +100,8 @@ def failure(operation: str, path: str, kind: str, said: str) -> StorageError:
         return ThrottledError(operation, path, told)
     if kind in _NUMBERS:
         return StorageError(operation, path, told, _NUMBERS[kind])
+    if not status and _has(said, _CERTIFICATES):
+        return UnreachableError(operation, path, f"{_UNTRUSTED}: {told}")
     if not status and _has(words.lower(), _NO_ANSWER):
         return UnreachableError(operation, path, told)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("Created", "Listed", "Objects", "Stat", "same_content")
+__all__ = ("Created", "Entry", "Listed", "Objects", "Read", "Stat", "same_content")
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal, Protocol, TypeAlias, final
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, final
+
+from penstock.kernel.protocols.transfers import RequestFigures
 
 Created: TypeAlias = Literal["created", "same", "other"]
 """What became of an object that was to be new: this call made it; the same content was there; another was."""
@@ -21,6 +23,22 @@ class Stat:
     size: int  #: in bytes
     tag: str | None  #: changes with the object; what `swap` compares
     modified: datetime  #: the server's time of the last change
+
+
+class Read(NamedTuple):
+    """An object that was read."""
+
+    data: bytes
+    tag: str | None  #: changes with the object; what `swap` compares
+    list_tag: str | None = None  #: as a list has it
+
+
+class Entry(NamedTuple):
+    """An object as a list has it."""
+
+    key: str
+    size: int  #: in bytes
+    tag: str | None  #: changes with the object; not that of `swap`
 
 
 @final
@@ -44,12 +62,16 @@ class Objects(Protocol):
         """Return what errors and callers call an object."""
         ...
 
+    def figures(self) -> RequestFigures:
+        """Return how many requests were sent so far, and what became of them."""
+        ...
+
     def head(self, key: str) -> Stat | None:
         """Return an object's properties; None if there is no such object."""
         ...
 
-    def read(self, key: str) -> tuple[bytes, str | None] | None:
-        """Return an object's content and its tag; None if there is no such object."""
+    def read(self, key: str) -> Read | None:
+        """Return an object's content and its tags; None if there is no such object."""
         ...
 
     def read_range(self, key: str, start: int, nbytes: int) -> memoryview:
@@ -64,8 +86,11 @@ class Objects(Protocol):
         """Write an object that must be new. Of several who try at once, one succeeds."""
         ...
 
-    def swap(self, key: str, data: bytes, tag: str) -> str | None:
-        """Replace an object if it still has the tag; return its new one, or None if it has another."""
+    def swap(self, key: str, data: bytes, tag: str, within_s: float | None = None) -> str | None:
+        """Replace an object if it still has the tag; return its new one, or None if it has another.
+
+        It does not wait behind other requests. `within_s` is for how long it is repeated at most.
+        """
         ...
 
     def put_parts(self, key: str, parts: Iterator[memoryview]) -> None:
@@ -98,6 +123,10 @@ class Objects(Protocol):
 
     def walk(self, prefix: str) -> Iterator[str]:
         """Yield the key of every object below a prefix, at any depth."""
+        ...
+
+    def entries(self, prefix: str) -> Iterator[Sequence[Entry]]:
+        """Yield what lies below a prefix, at any depth, by one request each time. None of it is empty."""
         ...
 
     def has_below(self, prefix: str) -> bool:

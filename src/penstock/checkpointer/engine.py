@@ -7,10 +7,11 @@ __all__ = ("Compare", "Engine", "make_engine", "needed_besides")
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast, final
 
 from structlog.stdlib import BoundLogger
 
@@ -35,12 +36,20 @@ from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.pipeline.observers import Observer
 from penstock.kernel.pipeline.run_context import ProgressMeter, RestoreRun, RunLimits, SaveRun
 from penstock.kernel.pipeline.shared_objects import Shared
-from penstock.kernel.protocols.coordinator import Coordinator, Operation, SingleProcessCoordinator
+from penstock.kernel.protocols.coordinator import (
+    Coordinator,
+    Operation,
+    SharedReads,
+    SharesReads,
+    SingleProcessCoordinator,
+)
 from penstock.kernel.protocols.layouts import ArrangedLayout, ItemsLayout, Layout
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.optional_base import BaseIfWhole
 from penstock.kernel.storage.paths import BUCKETS, bucket_of, path_or_url
+from penstock.kernel.storage.reading import Reading, read_unchanged, reading
+from penstock.kernel.storage.snapshots import Views
 from penstock.kernel.storage.workspace import Overwrite, Workspace
 from penstock.progress.shown_progress import ShowProgress, shown_progress
 from penstock.stores.store_finder import StoreFinder
@@ -49,6 +58,7 @@ from penstock.telemetry.find_observers import homes_of_observers
 if TYPE_CHECKING:
     from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 
+T = TypeVar("T")
 Compare: TypeAlias = Literal["identity", "digest"]
 """How an unchanged leaf is recognised."""
 
@@ -214,6 +224,42 @@ class Engine:
     def restore_run(self, path: str, threads: Threads) -> RestoreRun:
         """Make the context of one restore."""
         return RestoreRun(**self._shared(path, threads, self.config.restore, self.memory.limit))
+
+    @asynccontextmanager
+    async def view(self, path: str, threads: Threads, *, shares: bool = True) -> AsyncGenerator[Engine]:
+        """Yield the engine that reads the checkpoint at `path` as its store learnt it at once, if it does.
+
+        Args:
+            path: Of the checkpoint.
+            threads: For blocking calls.
+            shares: Whether another process of the job may have learnt it for this one.
+        """
+        shared = self._shared_reads(path) if shares else None
+        async with self.shared.of(Views).of(self.store, threads, path, shared) as store:
+            yield self.with_store(store)
+
+    def with_store(self, store: Store) -> Engine:
+        """Return the engine that reads from `store`: the own one, or a snapshot of it."""
+        return self if store is self.store else replace(self, store=store)
+
+    def reading(self, path: str, threads: Threads) -> AbstractAsyncContextManager[Reading]:
+        """Read what is at `path` from one state of it; see `penstock.kernel.storage.reading.reading`."""
+        views, shared = self.shared.of(Views), self._shared_reads(path)
+        return reading(self.store, threads, path, views=views, shared=shared)
+
+    async def read_unchanged(self, path: str, threads: Threads, read: Callable[[Reading], Awaitable[T]]) -> T:
+        """Return the result of `read`, called again if what is at `path` was replaced meanwhile.
+
+        It reads from the store of the `Reading`; see `penstock.kernel.storage.reading.read_unchanged`.
+        """
+        views, shared = self.shared.of(Views), self._shared_reads(path)
+        return await read_unchanged(self.store, threads, path, read, views=views, shared=shared)
+
+    def _shared_reads(self, path: str) -> SharedReads | None:
+        if isinstance(self.coordinator, SharesReads) and not self.is_local(path):
+            return self.coordinator.shared_reads()
+
+        return None
 
     def _shared(self, path: str, threads: Threads, options: FlowOptions, limit: int) -> dict[str, Any]:
         # Several pieces should fit even a small budget, and the allocator keeps little of small ones.

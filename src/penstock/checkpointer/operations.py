@@ -45,7 +45,8 @@ from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import BUCKETS, bucket_of, path_or_url, path_to_save_to
-from penstock.kernel.storage.reading import Reading, read_unchanged
+from penstock.kernel.storage.reading import Reading
+from penstock.kernel.storage.snapshots import Views
 from penstock.kernel.storage.workspace import Overwrite
 from penstock.progress.shown_progress import ShowProgress
 from penstock.telemetry.find_observers import observers_of
@@ -228,18 +229,18 @@ class Operations:
         threads = self.life.reading()
         final = path_or_url(path)
         engine = self.engine.at(final)
-        run = engine.restore_run(final, threads)
 
-        async def describe(_: Reading) -> CheckpointMetadata:
+        async def describe(source: Reading) -> CheckpointMetadata:
+            run = engine.with_store(source.store).restore_run(final, threads)
             return await describe_checkpoint(run, final, item)
 
-        return await self.life.calmly(partial(read_unchanged, engine.store, threads, final, describe))
+        return await self.life.calmly(partial(engine.read_unchanged, final, threads, describe))
 
     async def verify(self, path: Path, item: str | None) -> VerifyReport:
         """Compare what lies below `path` with its checksums."""
         threads, final = self.life.reading(), path_or_url(path)
         engine = self.engine.at(final)
-        verification = Verification(engine.store, threads, engine.memory)
+        verification = Verification(engine.store, threads, engine.memory, engine.shared.of(Views))
         return await self.life.calmly(partial(verification.verify, final, item))
 
 

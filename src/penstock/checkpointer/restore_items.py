@@ -11,7 +11,7 @@ from penstock.checkpointer.engine import Engine
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError, SpecError, UnsupportedFormatError
 from penstock.kernel.protocols.checkpoints import FoundItems, ItemKind, ListedItems
-from penstock.kernel.storage.reading import Reading, read_unchanged
+from penstock.kernel.storage.reading import Reading
 
 _ARRAY: Final = "checkpoint"
 """Orbax's name for the only leaf of an item that is one array."""
@@ -44,6 +44,19 @@ async def restore_items(
     if not isinstance(layout, ListedItems):
         raise UnsupportedFormatError(path, f"a {type(layout).__name__} has no items")
 
+    async with engine.view(path, threads) as viewed:
+        return await _restored(viewed, layout, threads, restore, path, like, items)
+
+
+async def _restored(
+    engine: Engine,
+    layout: ListedItems,
+    threads: Threads,
+    restore: Callable[..., Awaitable[Any]],
+    path: str,
+    like: Mapping[str, Any] | None,
+    items: Iterable[str] | None,
+) -> dict[str, Any]:
     found = await threads.run(layout.items, engine.store, path)
     targets: Mapping[str, Any] = {} if like is None else like
     chosen = _chosen(found, targets, items)
@@ -56,7 +69,7 @@ async def restore_items(
 
         return values
 
-    return await read_unchanged(engine.store, threads, found.path, read)
+    return await engine.read_unchanged(found.path, threads, read)
 
 
 def _chosen(found: FoundItems, like: Mapping[str, Any], names: Iterable[str] | None) -> list[str]:

@@ -17,8 +17,9 @@ from penstock.kernel.pipeline.observers import observed
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
+from penstock.kernel.protocols.store_capabilities import requests_of
 from penstock.kernel.reports.statistics import waited_for_memory_s
-from penstock.kernel.storage.reading import Reading, read_unchanged
+from penstock.kernel.storage.reading import Reading
 from penstock.stages.reuse.value_cache import KnownValues
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ class RestoreTask:
         return tree, report
 
     async def _restore(self, path: str) -> tuple[Any, RestoreReport]:
-        result, run, source = await read_unchanged(self._engine.store, self._threads, path, self._once)
+        since = requests_of(self._engine.store)
+        result, run, source = await self._engine.read_unchanged(path, self._threads, self._once)
         restored: RestoredTree = result.value
         plan, progress = restored.plan, run.progress
         if restored.references and plan is not None:
@@ -66,11 +68,16 @@ class RestoreTask:
 
         changes = () if plan is None else plan.changes
         return restored.tree, RestoreReport(
-            run.path, progress.leaves_total, progress.bytes_done, changes, stages=result.stages
+            run.path,
+            progress.leaves_total,
+            progress.bytes_done,
+            changes,
+            stages=result.stages,
+            requests=requests_of(self._engine.store, since),
         )
 
     async def _once(self, source: Reading) -> tuple[PipelineResult, RestoreRun, Reading]:
-        run = self._engine.restore_run(self._request.path, self._threads)
+        run = self._engine.with_store(source.store).restore_run(self._request.path, self._threads)
         since = time.perf_counter()
         try:
             result = await run_pipeline(self._pipeline, run, self._request)

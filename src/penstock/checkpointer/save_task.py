@@ -34,7 +34,7 @@ from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
 from penstock.kernel.protocols.files_handler import Background
-from penstock.kernel.protocols.store_capabilities import FreeSpace
+from penstock.kernel.protocols.store_capabilities import FreeSpace, requests_of
 from penstock.kernel.reports.statistics import waited_for_memory_s
 from penstock.telemetry.kept_reports import ReportKeeper
 
@@ -156,6 +156,7 @@ class SaveTask:
         run = self._run
         async with self._turn:
             run.events.info("save.started", path=run.path)
+            since = requests_of(run.store)
             try:
                 result = await self._run_pipeline()
             except BaseException as error:
@@ -178,6 +179,7 @@ class SaveTask:
             durable_s=time.perf_counter() - self._started,
             peak_leased_bytes=run.memory.statistics().peak,
             stages=result.stages,
+            requests=requests_of(run.store, since),
         )
         run.events.info(
             "save.finalized",

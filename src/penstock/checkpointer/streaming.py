@@ -28,7 +28,7 @@ from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.runner import run_pipeline
 from penstock.kernel.protocols.leaf import KeyPath
-from penstock.kernel.storage.reading import Reading, reading
+from penstock.kernel.storage.reading import Reading
 from penstock.stages.deliver import Deliver
 from penstock.stages.reorder import InOrder
 
@@ -191,8 +191,8 @@ class _Reading:
         engine, path = self._engine, self._request.path
         observing = observed(engine.observers, "restore", path, engine.events)
         with calm_interpreter(self._tasks, engine.config.loop), observing as tell:
-            async with reading(engine.store, self._threads, path) as self._source:
-                run = engine.restore_run(path, self._threads)
+            async with engine.reading(path, self._threads) as self._source:
+                run = engine.with_store(self._source.store).restore_run(path, self._threads)
                 result = await run_pipeline(self._pipeline, run, self._request)
 
             progress = run.progress

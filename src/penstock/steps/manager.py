@@ -27,7 +27,6 @@ from penstock.kernel.concurrency.imports import Homes, load
 from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.pipeline.failures import keeping_nothing
 from penstock.kernel.storage.paths import path_or_url
-from penstock.kernel.storage.reading import read_unchanged
 from penstock.kernel.storage.workspace import Overwrite
 from penstock.steps.keep_policies import KeepAll, KeepPolicy, Metric, Mode, ranking_of
 from penstock.steps.manager_opening import Opening, check_trash, own_or_given
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.layouts import Layout
     from penstock.kernel.protocols.leaf import KeyPath
     from penstock.kernel.protocols.stores import Store
+    from penstock.kernel.storage.reading import Reading
     from penstock.progress.shown_progress import ShowProgress
     from penstock.steps.save_queue import StepSaves
     from penstock.steps.step_contents import StepMetadata
@@ -429,8 +429,12 @@ class CheckpointManager:
         number = self._chosen(step)
         path = self._saves.catalogue.path(number)
         engine, threads = self._checkpointer.engine.at(path), self._saves.reading
-        run = engine.restore_run(path, threads)
-        return await read_unchanged(engine.store, threads, path, lambda _: describe_step(run, path, number))
+
+        async def describe(source: Reading) -> StepMetadata:
+            run = engine.with_store(source.store).restore_run(path, threads)
+            return await describe_step(run, path, number)
+
+        return await engine.read_unchanged(path, threads, describe)
 
     async def root_metadata(self) -> Mapping[str, Any] | None:
         """Return what was given as `metadata` when the root was made; None if nothing was."""

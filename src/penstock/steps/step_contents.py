@@ -22,7 +22,7 @@ from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.reports.stage_report import counted
-from penstock.kernel.storage.reading import Reading, read_unchanged
+from penstock.kernel.storage.reading import Reading
 from penstock.steps.step_directory import METRICS, TREE, StepReader
 
 
@@ -160,9 +160,9 @@ async def _restored(
     if item is not None or (like is not ... and not isinstance(like, Composite)):
         return await restore(path, like=like, item=item)
 
-    async def read(_: Reading) -> Any:
+    async def read(source: Reading) -> Any:
         if like is ...:
-            names = await threads.run(item_names, engine.store, path)
+            names = await threads.run(item_names, source.store, path)
             if not names or TREE in names:
                 return await restore(path)
 
@@ -170,4 +170,4 @@ async def _restored(
 
         return Composite(await restore_items(engine, threads, restore, path, like, list(like)))
 
-    return await read_unchanged(engine.store, threads, path, read)
+    return await engine.read_unchanged(path, threads, read)

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("Verification", "compare_ranges")
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from typing import Final, final
@@ -13,9 +13,9 @@ from typing import Final, final
 from anyio import CapacityLimiter, create_task_group
 
 from penstock.handlers.formats.orbax.reading.verification import (
-    BLOCK_BYTES,
     Finding,
     RecordedRange,
+    block_bytes,
     check_ranges,
     finding_of,
 )
@@ -24,6 +24,7 @@ from penstock.kernel.errors import PenstockError
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.reading import Reading, read_unchanged
+from penstock.kernel.storage.snapshots import Views
 from penstock.verification.checkpoint_survey import CheckpointSurvey, compare_documents, survey_checkpoint
 from penstock.verification.checkpoints_below import find_checkpoints
 from penstock.verification.verify_report import VerifyReport
@@ -42,11 +43,13 @@ class Verification:
         store: Where they lie.
         threads: For blocking calls.
         memory: Leases the buffers.
+        views: Snapshots of checkpoints, of a store that makes some.
     """
 
     store: Store
     threads: Threads
     memory: MemoryRegulator
+    views: Views = field(default_factory=Views)
 
     async def verify(self, path: str, item: str | None = None) -> VerifyReport:
         """Compare everything at and below `path`, or one item of the checkpoint there.
@@ -56,14 +59,17 @@ class Verification:
         Cancellation:
             Returns once the current reads have ended.
         """
-        found = await self.threads.run(find_checkpoints, self.store, path)
+        async with self.views.of(self.store, self.threads, path) as view:  # in use until all is compared
+            return await self._verify(view, path, item)
+
+    async def _verify(self, store: Store, path: str, item: str | None) -> VerifyReport:
+        found = await self.threads.run(find_checkpoints, store, path)
         findings, checkpoints = list(found.findings), list[str]()
         n_leaves = n_ranges = n_documents = nbytes = 0
         for checkpoint in found.checkpoints:
             try:
-                survey = await read_unchanged(
-                    self.store, self.threads, checkpoint, partial(self._compare, checkpoint, item)
-                )
+                compare = partial(self._compare, checkpoint, item)
+                survey = await read_unchanged(self.store, self.threads, checkpoint, compare, views=self.views)
             except PenstockError as error:
                 checkpoints.append(checkpoint)
                 findings.append(finding_of(error, checkpoint))
@@ -98,10 +104,10 @@ class Verification:
             leftovers=tuple(found.leftovers),
         )
 
-    async def _compare(self, path: str, item: str | None, _: Reading) -> CheckpointSurvey:
+    async def _compare(self, path: str, item: str | None, source: Reading) -> CheckpointSurvey:
         """Survey one checkpoint, and add to its findings what its bytes say."""
-        survey = await self.threads.run(survey_checkpoint, self.store, path, item)
-        survey.findings += await compare_ranges(self.store, self.threads, self.memory, survey.ranges)
+        survey = await self.threads.run(survey_checkpoint, source.store, path, item)
+        survey.findings += await compare_ranges(source.store, self.threads, self.memory, survey.ranges)
         return survey
 
     async def _compare_documents(self, folder: str, _: Reading) -> tuple[Collection[str], Sequence[Finding]]:
@@ -121,7 +127,7 @@ async def compare_ranges(
 
     async def check(group: Sequence[RecordedRange]) -> None:
         async with limiter:
-            lease = await memory.acquire(min(BLOCK_BYTES, memory.limit))
+            lease = await memory.acquire(min(block_bytes(store), memory.limit))
             try:
                 findings.extend(await threads.run(check_ranges, store, group))
             finally:

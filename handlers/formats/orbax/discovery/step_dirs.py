@@ -17,6 +17,7 @@ __all__ = (
     "read_root_metadata",
 )
 
+import errno
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -46,8 +47,13 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     V1_MARK,
 )
 from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
-from penstock.kernel.errors import CorruptCheckpointError, IncompleteCheckpointError, UnsupportedFormatError
-from penstock.kernel.protocols.store_capabilities import MarkedCheckpoints, UntrustedFiles
+from penstock.kernel.errors import (
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    StorageError,
+    UnsupportedFormatError,
+)
+from penstock.kernel.protocols.store_capabilities import MarkedCheckpoints, OverNetwork, UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import is_whole_bucket
 
@@ -69,8 +75,19 @@ class _Step:
 
 def is_checkpoint(store: Store, path: str) -> bool:
     """Whether the directory at `path` is itself a checkpoint, and so no directory of steps."""
-    has_documents = any(store.kind(os.path.join(path, mark)) is not None for mark in _MARKS)
-    return has_documents and is_marked(store, path)
+    if not isinstance(store, OverNetwork):  # a list of many steps takes longer
+        has_documents = any(store.kind(os.path.join(path, mark)) is not None for mark in _MARKS)
+        return has_documents and is_marked(store, path)
+
+    try:
+        names = store.list_directory(path)
+    except StorageError as error:
+        if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+            return False
+
+        raise
+
+    return _is_marked(names) and is_marked(store, path, names)
 
 
 def is_marked(store: Store, path: str, names: Collection[str] | None = None) -> bool:

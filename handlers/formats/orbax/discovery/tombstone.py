@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import Final
 
 from penstock.handlers.formats.common.checked_json import as_string, parse_object
-from penstock.handlers.formats.orbax.documents.file_names import DELETION
+from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, DELETION
 from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import is_whole_bucket
@@ -43,7 +43,9 @@ def check_not_deleted(store: Store, path: str) -> None:
         CorruptCheckpointError: If the mark does not say which item is.
     """
     parent, name = os.path.split(path)
-    if is_whole_bucket(path) or store.kind(os.path.join(parent, DELETION)) is None:
+    if is_whole_bucket(path) or store.kind(os.path.join(path, CHECKPOINT_METADATA)) is not None:
+        return  # it is a checkpoint, and no item of one
+    if store.kind(os.path.join(parent, DELETION)) is None:
         return
     if deleted_item(store, parent, (DELETION,)) == name:
         raise NotACheckpointError(path, f"is being deleted, as {DELETION} beside it says")

@@ -6,6 +6,7 @@ __all__ = ("disk_mark",)
 
 import os
 
+from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import DISK_MARK, DiskMark
 
@@ -16,7 +17,11 @@ def disk_mark(store: Store, directory: str) -> DiskMark | None:
     Raises:
         CorruptCheckpointError: If the mark cannot be read.
     """
-    for place in (directory, os.path.dirname(directory)):  # a tree may be an item of a checkpoint
+    places = [directory]
+    if store.kind(os.path.join(directory, CHECKPOINT_METADATA)) is None:  # then it is an item of one
+        places.append(os.path.dirname(directory))
+
+    for place in places:
         path = os.path.join(place, DISK_MARK)
         if store.kind(path) == "file":
             return DiskMark.decoded(path, store.read_file(path))

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-__all__ = ("BLOCK_BYTES", "Finding", "FindingKind", "RecordedRange", "check_ranges", "finding_of")
+__all__ = (
+    "BLOCK_BYTES",
+    "Finding",
+    "FindingKind",
+    "RecordedRange",
+    "block_bytes",
+    "check_ranges",
+    "finding_of",
+)
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, final
 
@@ -20,10 +29,14 @@ from penstock.kernel.errors import (
     TruncatedDataError,
     UnsupportedFormatError,
 )
+from penstock.kernel.protocols.store_capabilities import OverNetwork
 from penstock.kernel.protocols.stores import ReadableFile, Store
 
 BLOCK_BYTES: Final = 4 * 2**20
 """Bytes read at a time, and so the memory that one check takes."""
+NETWORK_BLOCK_BYTES: Final = 16 * 2**20
+"""The same where each read is a request: a whole object of a bucket."""
+
 
 FindingKind: TypeAlias = Literal["damaged", "unreadable", "absent", "unchecked"]
 """Not as it was written; refused by the medium; not there; without anything to compare it with."""
@@ -76,9 +89,16 @@ def finding_of(error: PenstockError, path: str) -> Finding:
             return Finding("unchecked", path, str(error), leaves)
 
 
+def block_bytes(store: Store) -> int:
+    """Return how many bytes are read at a time: more where each read is a request."""
+    return NETWORK_BLOCK_BYTES if isinstance(store, OverNetwork) else BLOCK_BYTES
+
+
 def check_ranges(store: Store, ranges: Sequence[RecordedRange]) -> list[Finding]:
-    """Read ranges of one file, and compare each with its checksum. Blocking; takes `BLOCK_BYTES`."""
-    block = memoryview(bytearray(min(BLOCK_BYTES, max(found.checksum.nbytes for found in ranges))))
+    """Read ranges of one file, and compare each with its checksum. Blocking; takes `block_bytes` of memory.
+
+    Where each read is a request, short ranges that follow each other are read together.
+    """
     try:
         file = store.open_data_file(ranges[0].file)
     except StorageError as error:
@@ -87,10 +107,47 @@ def check_ranges(store: Store, ranges: Sequence[RecordedRange]) -> list[Finding]
 
         return [_found("unreadable", found, _refused(error)) for found in ranges]
 
+    runs = list(_runs(ranges, block_bytes(store) if isinstance(store, OverNetwork) else 0))
+    longest = max(run[-1].checksum.offset + run[-1].checksum.nbytes - run[0].checksum.offset for run in runs)
+    block = memoryview(bytearray(min(block_bytes(store), longest)))
     try:
-        return [finding for found in ranges if (finding := _check(file, found, block)) is not None]
+        return [finding for run in runs for finding in _check_run(file, run, block)]
     finally:
         file.close()
+
+
+def _runs(ranges: Sequence[RecordedRange], most: int) -> Iterator[list[RecordedRange]]:
+    """Yield ranges that follow each other without a gap, together at most so many bytes; or a longer one."""
+    run: list[RecordedRange] = []
+    end = nbytes = 0
+    for found in ranges:
+        if run and (found.checksum.offset != end or nbytes + found.checksum.nbytes > most):
+            yield run
+            run, nbytes = [], 0
+
+        run.append(found)
+        end = found.checksum.offset + found.checksum.nbytes
+        nbytes += found.checksum.nbytes
+
+    if run:
+        yield run
+
+
+def _check_run(file: ReadableFile, run: Sequence[RecordedRange], block: memoryview) -> Iterator[Finding]:
+    """Compare a run, read at once; what is wrong, or cannot be read so, is looked at by itself."""
+    start, bad = run[0].checksum.offset, list(run)
+    if len(run) > 1:
+        whole = block[: run[-1].checksum.offset + run[-1].checksum.nbytes - start]
+        with suppress(TruncatedDataError, StorageError):
+            file.read_at(start, [whole])
+            bad = [found for found in run if not _fits(whole, start, found.checksum)]
+
+    yield from [finding for found in bad if (finding := _check(file, found, block)) is not None]
+
+
+def _fits(whole: memoryview, start: int, found: Checksum) -> bool:
+    at = found.offset - start
+    return crc32c(whole[at : at + found.nbytes]) == found.crc32c
 
 
 def _check(file: ReadableFile, found: RecordedRange, block: memoryview) -> Finding | None:

@@ -70,7 +70,18 @@ def test_options_come_before_the_environment() -> None:
     assert found["config"]["endpoint"] == "https://s3.example"
     assert "checksum_algorithm" not in found["config"]
     assert found["client_options"]["timeout"] == timedelta(seconds=7.5)
-    assert found["retry_config"]["max_retries"] == 3
+    assert found["retry_config"]["max_retries"] == 0, "whoever uses the client repeats requests"
+    made = connect("bucket", config.store.s3, environ={})
+    assert made.policy.most == 3
+    assert made.patient(Recorder()).told["retry_config"]["max_retries"] == 3
+
+
+def test_time_bounds_repetitions_unless_a_number_is_given() -> None:
+    made = connect("bucket", S3Options(), environ={})
+    assert (made.policy.total_s, made.policy.most) == (120.0, None)
+    patient: Recorder = made.patient(Recorder())
+    assert patient.told["retry_config"]["max_retries"] == 1000
+    assert patient.told["retry_config"]["retry_timeout"] == timedelta(seconds=120)
 
 
 def test_unknown_options_are_refused() -> None:

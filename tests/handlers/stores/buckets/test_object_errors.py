@@ -44,6 +44,18 @@ RETRIED = (
         ("GenericError", f"{STATUS}: 418 I'm a teapot: connection", StorageError, errno.EIO),
         ("GenericError", f"{RETRIED} error: error sending request", UnreachableError, errno.EHOSTUNREACH),
         ("GenericError", "Generic S3 error: operation timed out", UnreachableError, errno.EHOSTUNREACH),
+        (
+            "GenericError",
+            "Generic S3 error: Error getting list response body: HTTP error: request or response body error",
+            UnreachableError,
+            errno.EHOSTUNREACH,
+        ),
+        (
+            "GenericError",
+            f"Error performing GET http://169.254.169.254/a{STATUS[-48:]}: 503 Service Unavailable",
+            ThrottledError,
+            errno.EAGAIN,
+        ),
         ("GenericError", "Generic S3 error: what is this", StorageError, errno.EIO),
     ],
 )

@@ -21,6 +21,7 @@ from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDoc
 from penstock.kernel.errors import ChecksumError, MissingFileError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import path_or_url
+from penstock.kernel.storage.snapshots import snapshot_of
 from penstock.orbax.common.handler_paths import store_at
 from penstock.orbax.v1.common.item_names import AUTO, RESERVED, STATE
 from penstock.orbax.v1.common.path_types import PathLike
@@ -152,7 +153,7 @@ def item_names(found: Found) -> list[str]:
 
 
 def _find(path: str, layout: CheckpointLayout) -> Found:
-    store = store_at(path)
+    store = snapshot_of(store_at(path), path)
     kind = store.kind(path)
     if kind is None:
         raise FileNotFoundError(f"Checkpoint path {path} does not exist.")

@@ -14,6 +14,7 @@ from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.protocols.leaf import KeyPath, LeafSpec
+from penstock.kernel.storage.snapshots import snapshot_of
 from penstock.orbax.common.handler_paths import store_at
 from penstock.orbax.v1.context.array_options import ArrayOptions
 
@@ -36,7 +37,7 @@ def read_tree(directory: str) -> StoredTree:
         NotACheckpointError: If there is none. It is a FileNotFoundError.
         CorruptCheckpointError: If it is damaged.
     """
-    store = store_at(directory)
+    store = snapshot_of(store_at(directory), directory)
     if store.kind(os.path.join(directory, METADATA)) is None:
         raise NotACheckpointError(directory, f"holds no tree: it has no {METADATA}")
 
