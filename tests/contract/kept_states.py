@@ -52,7 +52,7 @@ class States:
 
     def __init__(self) -> None:
         self._references: dict[int, list[ref[Any]]] = {}
-        self._n_arrays = len(jax.live_arrays())
+        self._n_arrays = _n_live_arrays()
 
     def noted(self, number: int, value: T) -> T:
         """Return a value, noted as a part of a state."""
@@ -75,7 +75,8 @@ class States:
 
     def array(self, number: int, n: int) -> jax.Array:
         """An array of `n` numbers."""
-        return self.noted(number, jax.device_put(np.full(n, number, np.float32)))
+        made: jax.Array = jax.device_put(np.full(n, number, np.float32))
+        return self.noted(number, made)
 
     def note_all(self, number: int, tree: Any) -> None:
         """Note the leaves of a tree that was restored."""
@@ -112,4 +113,9 @@ class States:
         return not self._any_left()
 
     def _any_left(self) -> bool:
-        return bool(self.alive) or len(jax.live_arrays()) > self._n_arrays
+        return bool(self.alive) or _n_live_arrays() > self._n_arrays
+
+
+def _n_live_arrays() -> int:
+    live: Any = jax.live_arrays  # it has no types
+    return len(live())

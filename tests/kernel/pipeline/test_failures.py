@@ -35,7 +35,7 @@ def _collector_off() -> Generator[None]:
 def failing(value: Value) -> None:
     inner = value
     try:
-        {}["first"]
+        dict[str, int]()["first"]
     except KeyError as error:
         raise StorageError("write", "/c", "boom") from error
     finally:
@@ -69,7 +69,7 @@ def test_what_was_being_handled_before_is_left_alone() -> None:
         raise own
     except StorageError:
         with suppress(KeyError), keeping_nothing():
-            {}["while it is handled"]
+            dict[str, int]()["while it is handled"]
 
     assert value() is not None
 
