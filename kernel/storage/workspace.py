@@ -298,10 +298,11 @@ class Workspace:
         self._store.check_writable(self.final)
 
     def _check_replaceable(self, kind: str) -> None:
-        if isinstance(self._store, MarkedCheckpoints) and self._store.is_unmarked(self.final):
-            raise DestinationExistsError(self.final, _UNMARKED.format(self.final))
         if not self._overwrite:
-            raise DestinationExistsError(self.final, how_to_replace(self._store))
+            store = self._store
+            is_unmarked = isinstance(store, MarkedCheckpoints) and store.is_unmarked(self.final)
+            advice = _UNMARKED.format(self.final) if is_unmarked else how_to_replace(store)
+            raise DestinationExistsError(self.final, advice)
         if kind != ("directory" if self._file is None else "file"):
             raise PathError(self.final, f"is a {kind}, not a checkpoint; it is not overwritten")
         if not self._recognises(self.final):
