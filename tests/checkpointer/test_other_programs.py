@@ -100,6 +100,7 @@ async def test_what_is_replaced_is_deleted_only_once_the_new_one_was_seen(
     folder.mkdir()
     path = folder / "latest"
     store = FaultyStore(LocalStore())
+    caught: list[BuildChangedError] = []
     async with penstock.Checkpointer(store=store) as checkpointer:
         await save(checkpointer, path, 1)
         await save(checkpointer, folder / "counted", 1)
@@ -110,7 +111,6 @@ async def test_what_is_replaced_is_deleted_only_once_the_new_one_was_seen(
             hang = store.hang_on("sync_directory", done.count("sync_directory") + n_syncs)
 
         async with anyio.create_task_group() as tasks:
-            caught: list[BuildChangedError] = []
 
             async def refused() -> None:
                 with pytest.raises(BuildChangedError) as raised:
