@@ -197,7 +197,7 @@ def _next_of(used: Used, process: int, save: tuple[str, int], ending: Any, answe
         body = _primary if process == 0 else _other
         procedure = body(used, member, path, f"op{n_save}")
 
-    answer: Any = None
+    call: Any = None
     try:
         for given in (None, *answers):
             answer = dict(given[1]) if isinstance(given, tuple) and given[:1] == ("map",) else given
