@@ -37,7 +37,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-processes test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters faults-traced processes simulate file-systems flips memory soak fuzz stalls server cloud bench-cloud bench bench-quick docs docs-serve interop release-check orbax-guides orbax-tests clean
+.PHONY: help demo demo-processes test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters faults-traced processes pauses simulate file-systems flips memory soak fuzz stalls server cloud bench-cloud bench bench-quick docs docs-serve interop release-check orbax-guides orbax-tests clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -107,6 +107,9 @@ file-systems: $(VENV)/.installed ## Save, link, overwrite and delete on tmpfs an
 processes: $(VENV)/.installed ## Kill and stop one of three processes at each point of a save, and let it fail, 94 times, and write docs/reference/process-kills.md
 	$(BIN)/python -m tests.proofs.process_kills --page docs/reference/process-kills.md $(PROCESSES)
 	$(BIN)/python -m pytest -n 0 -m slow tests/processes
+
+pauses: $(VENV)/.installed ## Stop process 0 of three for a while, 200 times, and another one, 200 times, while they save; in forty minutes
+	$(BIN)/python -m tests.proofs.pauses $(PAUSES)
 
 simulate: $(VENV)/.installed ## What a save by up to 10,000 processes costs, played on this machine; writes docs/reference/scale.md
 	$(BIN)/python -m tests.proofs.simulation --page docs/reference/scale.md --svg docs/reference/scale.svg

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast, final
 
 import jax
 import numpy as np
-from anyio import Lock, move_on_after, sleep
+from anyio import Lock, sleep
 from jax import tree_util
 
 from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
@@ -31,6 +31,7 @@ from penstock.handlers.leaves.jax_arrays.replica_broadcast import (
 )
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.job_limits import JobLimits
+from penstock.kernel.coordination.key_value_calls import move_on_after_awake
 from penstock.kernel.coordination.silence import LATER
 from penstock.kernel.errors import CoordinationError, OutcomeUnknownError, PeerSilentError
 from penstock.kernel.memory.regulator import MemoryRegulator
@@ -222,7 +223,7 @@ class _Collectives:
         limits = self.limits
         lease = await self.memory.acquire(n_words * WORD * COPIES, admit_oversize=True, flow="restore")
         try:
-            with move_on_after(limits.write_s):
+            async with move_on_after_awake(limits.write_s, limits.beat_s):
                 return await self.threads.leaving_calls(0.0).run(call, *args)
         except _BROKEN as error:
             # Mostly since a process is gone. Who is silent is named by then, and that ends this.

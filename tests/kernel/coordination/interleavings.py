@@ -71,7 +71,7 @@ class Scenario:
 class Process(NamedTuple):
     """One process: where it is in its saves, and what it knows."""
 
-    index: int
+    rank: int
     n_save: int = 0
     phase: str = "body"  #: or `give up`, `end`, `done`
     life: str = "awake"  #: or `paused`, or `crashed`
@@ -90,7 +90,7 @@ class Process(NamedTuple):
     @property
     def member(self) -> Member:
         """As the library sees it."""
-        return Member(self.index, range(COUNT), limits=LIMITS, n_kept=1)
+        return Member(self.rank, range(COUNT), limits=LIMITS, n_kept=1)
 
 
 Service: TypeAlias = "dict[str, bytes]"
@@ -197,7 +197,7 @@ def _next_of(used: Used, process: int, save: tuple[str, int], ending: Any, answe
         body = _primary if process == 0 else _other
         procedure = body(used, member, path, f"op{n_save}")
 
-    answer: Any = None
+    call: Any = None
     try:
         for given in (None, *answers):
             answer = dict(given[1]) if isinstance(given, tuple) and given[:1] == ("map",) else given
@@ -260,11 +260,11 @@ class Explorer:
                     is_urgent = True
                     yield self._watch(world, process)
                 if process.phase != "done":
-                    if scenario.crashes == process.index:
-                        yield f"{process.index} crashes", _with(world, process._replace(life="crashed"))
-                    if scenario.pauses == process.index and process.paused_s < 0:
+                    if scenario.crashes == process.rank:
+                        yield f"{process.rank} crashes", _with(world, process._replace(life="crashed"))
+                    if scenario.pauses == process.rank and process.paused_s < 0:
                         paused = process._replace(life="paused", paused_s=world.now)
-                        yield f"{process.index} pauses", _with(world, paused)
+                        yield f"{process.rank} pauses", _with(world, paused)
             elif process.life == "paused":
                 is_urgent |= world.now - process.paused_s >= scenario.longest_s
                 yield from self._wake(world, process)
@@ -287,26 +287,25 @@ class Explorer:
         return not self.scenario.with_service or process is host or host.life == "awake"
 
     def _path(self, process: Process) -> str:
-        path = self.scenario.paths.get(process.index, PATH)
+        path = self.scenario.paths.get(process.rank, PATH)
         return path if self.scenario.is_one_path else f"{path}_{process.n_save}"
 
     def _call(self, process: Process) -> Any:
-        ending = None
+        ending: Any = process.phase if process.phase == "give up" else None
         if process.phase == "end":
             failure = None if process.failure is None else process.failure[1]
             known = process.answers[0] if process.answers else process.verdict
             ending = (process.identity, failure, known, process.flags)
             return _next_of(
                 self.scenario.used,
-                process.index,
+                process.rank,
                 (self._path(process), process.n_save),
                 ending,
                 process.answers[1:],
             )
 
-        ending = process.phase if process.phase == "give up" else None
         return _next_of(
-            self.scenario.used, process.index, (self._path(process), process.n_save), ending, process.answers
+            self.scenario.used, process.rank, (self._path(process), process.n_save), ending, process.answers
         )
 
     def _step(self, world: World, process: Process) -> tuple[str, World] | None:
@@ -383,10 +382,10 @@ class Explorer:
 
         world = world._replace(service=service, facts=facts)
         process = process._replace(answers=(*process.answers, answer), waits=None)
-        what = f"{process.index} {call.kind} {call.key}"
+        what = f"{process.rank} {call.kind} {call.key}"
         world = self._goes_on(world, process, (call, answer))
-        process = world.processes[process.index]
-        if process.phase == "body" and process.index not in self.scenario.suspects:
+        process = world.processes[process.rank]
+        if process.phase == "body" and process.rank not in self.scenario.suspects:
             call = self._call(process)
             # Nothing that another one does meanwhile is changed by it, so it need not be tried later.
             if call.kind == "put" and _name(call.key) in ("plan/<i>", "part/<i>", "go", "result"):
@@ -431,10 +430,10 @@ class Explorer:
 
             if last is not None:
                 self._note(process, last, f"{call.kind} {_name(call.key)}")
-            if process.index == 0 and process.phase == "body" and process.detector is None:
+            if process.rank == 0 and process.phase == "body" and process.detector is None:
                 process = process._replace(detector=self._detector(world, process))
             if process.scope is None and process.phase == "body" and "in" not in process.flags:
-                limit_s = LIMITS.patience_s if process.index else 1000.0
+                limit_s = LIMITS.patience_s if process.rank else 1000.0
                 process = process._replace(scope=self._limit(world, limit_s))
             if process.waits is None and call.limit_s:
                 process = process._replace(waits=self._limit(world, call.limit_s))
@@ -446,7 +445,7 @@ class Explorer:
 
     def _detector(self, world: World, process: Process) -> FailureDetector:
         later_s = LATER * LIMITS.silence_s
-        if process.index:
+        if process.rank:
             return FailureDetector(later_s, LIMITS.beat_s, world.now)
 
         return FailureDetector(LIMITS.silence_s, LIMITS.beat_s, world.now, others_s=later_s)
@@ -469,7 +468,7 @@ class Explorer:
                 detector = process.detector or self._detector(world, process)
                 detector = detector.hear({0: Heartbeat(-1, "join").encoded()}, now, now)
                 process = process._replace(detector=detector, scope=None)
-            fails = call.value == "works" and self.scenario.fails == process.index and not process.n_save
+            fails = call.value == "works" and self.scenario.fails == process.rank and not process.n_save
             if fails:
                 process = self._failed(world, process, StorageError("write", PATH, "no"))
             return process, world
@@ -481,27 +480,27 @@ class Explorer:
         detector = process.detector
         is_own = isinstance(error, PeerSilentError) and process.verdict is None
         if is_own and detector is not None and any(map(detector.gave_up, getattr(error, "seen", ()))):
-            error = PeerSilentError({process.index: "write"}, 1.0)
+            error = PeerSilentError({process.rank: "write"}, 1.0)
 
         if not process.identity:
             result = _result(error)
             return self._next_save(process, result)
 
-        told = verdict_of(error, process.index, "write").encoded()
+        told = verdict_of(error, process.rank, "write").encoded()
         of_primary = isinstance(error, PeerSilentError) and 0 in error.seen and process.verdict is None
-        is_unknown = isinstance(error, OutcomeUnknownError) and process.index and error.processes == (0,)
-        most_s = LIMITS.beat_s / 2 if (of_primary and process.index) or is_unknown else 3 * LIMITS.call_s
+        is_unknown = isinstance(error, OutcomeUnknownError) and process.rank and error.processes == (0,)
+        most_s = LIMITS.beat_s / 2 if (of_primary and process.rank) or is_unknown else 3 * LIMITS.call_s
         return process._replace(
             phase="end",
             answers=(process.verdict,),
             failure=(_result(error), told),
             waits=None,
             scope=self._limit(world, most_s),
-            flags=process.flags | ({"of_primary"} if of_primary and process.index else set()),
+            flags=process.flags | ({"of_primary"} if of_primary and process.rank else set()),
         )
 
     def _fails(self, world: World, process: Process, error: BaseException, why: str) -> tuple[str, World]:
-        what = f"{process.index} fails: {why}"
+        what = f"{process.rank} fails: {why}"
         return what, self._goes_on(world, self._failed(world, process, error))
 
     def _out_of_time(self, world: World, process: Process) -> tuple[str, World]:
@@ -512,7 +511,7 @@ class Explorer:
                 world = world._replace(late=(*world.late, (call.key, call.value)))
 
             process, world = self._left(world, process)
-            return f"{process.index} gives up to leave", self._goes_on(world, process)
+            return f"{process.rank} gives up to leave", self._goes_on(world, process)
 
         if process.phase == "give up" or process.identity:
             return self._fails(world, process, PeerSilentError({0: None}, 1.0), "the primary never came")
@@ -520,7 +519,7 @@ class Explorer:
         process = process._replace(
             phase="give up", answers=(), waits=None, scope=self._limit(world, LIMITS.call_s)
         )
-        return f"{process.index} gives up", self._goes_on(world, process)
+        return f"{process.rank} gives up", self._goes_on(world, process)
 
     def _left(self, world: World, process: Process) -> tuple[Process, World]:
         """Note what the caller of a save is told."""
@@ -539,7 +538,7 @@ class Explorer:
         n_save = process.n_save + 1
         is_over = n_save == self.scenario.n_saves
         return Process(
-            process.index,
+            process.rank,
             n_save,
             "done" if is_over else "body",
             process.life,
@@ -558,7 +557,7 @@ class Explorer:
     def _watch(self, world: World, process: Process) -> tuple[str, World]:
         """Hear the verdict, beside what the body does."""
         said = world.service[OperationKeys(process.identity).verdict]
-        verdict, what = Verdict.decoded(said), f"{process.index} hears the verdict"
+        verdict, what = Verdict.decoded(said), f"{process.rank} hears the verdict"
         process = process._replace(verdict=said)
         if verdict.kind == "commit":
             self._note_event(process, "the verdict is a commit", "go on")
@@ -571,23 +570,23 @@ class Explorer:
         """Let a process go on: at once, with an old answer, or with a heartbeat before all else."""
         awake = process._replace(life="awake")
         if not self._takes_part(process):
-            yield f"{process.index} wakes", self._looks(_with(world, awake), process.index)
+            yield f"{process.rank} wakes", self._looks(_with(world, awake), process.rank)
             return
 
         assert process.detector is not None
         looked_s = process.detector.looked_s
-        old = {index: beat for index, beat in process.detector.beats.items() if index != process.index}
+        old = {index: beat for index, beat in process.detector.beats.items() if index != process.rank}
         stale = awake._replace(detector=process.detector.hear(old, looked_s, world.now))
         for name, each in (("", awake), (" with an old answer", stale)):
             after = _with(world, each)
-            yield f"{process.index} wakes{name}", self._looks(after, process.index)
+            yield f"{process.rank} wakes{name}", self._looks(after, process.rank)
             if self._is_served(after, each):
                 beating = self._beats(after, each)
-                yield f"{process.index} wakes{name} and beats", self._looks(beating, process.index)
+                yield f"{process.rank} wakes{name} and beats", self._looks(beating, process.rank)
 
     def _beats(self, world: World, process: Process) -> World:
         beat = b"%d" % world.now
-        key = OperationKeys(process.identity).each("at", process.index)
+        key = OperationKeys(process.identity).each("at", process.rank)
         return world._replace(service={**world.service, key: beat})
 
     def _beat(self, world: World) -> World:
@@ -612,7 +611,7 @@ class Explorer:
                 world = self._hears(world, process)
         for process in world.processes:
             if process.life == "awake":
-                world = self._looks(world, process.index)
+                world = self._looks(world, process.rank)
 
         return world
 
@@ -621,7 +620,7 @@ class Explorer:
         return process.phase == "body" and "in" in process.flags
 
     def _needs_nobody(self, process: Process) -> bool:
-        return process.index == 0 and ("has_all" in process.flags or process.verdict is not None)
+        return process.rank == 0 and ("has_all" in process.flags or process.verdict is not None)
 
     def _hears(self, world: World, process: Process) -> World:
         assert process.detector is not None
@@ -629,7 +628,7 @@ class Explorer:
             return world
 
         now, keys = world.now, OperationKeys(process.identity)
-        if process.index == 0:
+        if process.rank == 0:
             found = _by_process(world.service, keys.each("at"))
         else:
             value = world.service.get(keys.each("at", 0))
@@ -643,9 +642,9 @@ class Explorer:
 
     def _forgotten(self, world: World, process: Process) -> Process:
         if "has_brought" in process.flags or process.verdict is not None:
-            error: PenstockError = OutcomeUnknownError(PATH, "stood still", process.index)
+            error: PenstockError = OutcomeUnknownError(PATH, "stood still", process.rank)
         else:
-            error = PeerSilentError({process.index: "write"}, 1.0)
+            error = PeerSilentError({process.rank: "write"}, 1.0)
 
         return self._failed(world, process, error)
 
@@ -697,15 +696,15 @@ class Explorer:
         is_published = ("published", identity, "") in world.facts
         name, _, named = result.partition(" of ")
         if name in ("PeerSilentError", "OutcomeUnknownError"):
-            self._check_named(set(map(int, named.split())), f"process {process.index}")
+            self._check_named(set(map(int, named.split())), f"process {process.rank}")
         if name == "saved" and not is_published:
-            raise BrokenPromiseError(f"process {process.index} was told that {identity} is saved")
+            raise BrokenPromiseError(f"process {process.rank} was told that {identity} is saved")
         if name.startswith("Peer") and is_published:
-            raise BrokenPromiseError(f"process {process.index} was told that {identity} failed: {result}")
+            raise BrokenPromiseError(f"process {process.rank} was told that {identity} failed: {result}")
 
     def _check_end(self, world: World) -> None:
         """Nobody can do anything any more."""
-        waiting = [each.index for each in world.processes if each.life == "awake" and each.phase != "done"]
+        waiting = [each.rank for each in world.processes if each.life == "awake" and each.phase != "done"]
         if waiting:
             raise BrokenPromiseError(f"{waiting} wait for ever")
 
@@ -720,11 +719,11 @@ class Explorer:
             return
 
         call, answer = last
-        role = "primary" if process.index == 0 else "other"
+        role = "primary" if process.rank == 0 else "other"
         self.rows.add((role, f"{call.kind} {_name(call.key)}", _said(call, answer), then))
 
     def _note_event(self, process: Process, event: str, then: str) -> None:
-        self.rows.add(("primary" if process.index == 0 else "other", "takes part", event, then))
+        self.rows.add(("primary" if process.rank == 0 else "other", "takes part", event, then))
 
 
 def _identities(service: Service) -> dict[str, list[str]]:
@@ -747,7 +746,7 @@ def _result(error: BaseException) -> str:
 
 
 def _with(world: World, process: Process) -> World:
-    at = process.index
+    at = process.rank
     return world._replace(processes=(*world.processes[:at], process, *world.processes[at + 1 :]))
 
 

@@ -121,7 +121,7 @@ async def test_what_was_published_or_is_about_to_be_is_not_taken_back(bucket: Bu
     assert not await other.take_back()
     again = bucket.store().begin_build(f"{URL}/run/8", f"{URL}/run/8.tmp")
     strange = JoinedWorkspace(second.store, Threads(), f"{URL}/run/8")
-    strange.enter(f"{again.place}/another token")
+    await strange.enter(f"{again.place}/another token")
     assert not await strange.take_back()
 
 
