@@ -29,7 +29,6 @@ __all__ = (
 )
 
 if TYPE_CHECKING:
-    from penstock.handlers.formats.auto_layout import AutoLayout
     from penstock.handlers.formats.items.item_types import (
         Array,
         Composite,
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     )
     from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
     from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
+    from penstock.handlers.layouts.auto_layout import AutoLayout
     from penstock.handlers.leaves.array import ArrayHandler
     from penstock.handlers.leaves.default_handlers import default_handlers
     from penstock.handlers.leaves.empty import EmptyHandler
@@ -55,7 +55,7 @@ else:
     __getattr__, __dir__ = _lazy_names(
         __name__,
         {
-            "penstock.handlers.formats.auto_layout": ("AutoLayout",),
+            "penstock.handlers.layouts.auto_layout": ("AutoLayout",),
             "penstock.handlers.formats.items.item_types": (
                 "Array",
                 "Composite",

@@ -19,7 +19,7 @@ from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.reports.statistics import Advice
-from penstock.stages.common.codec_rules import AUTO, encoding_room
+from penstock.stages.messages.planned_leaves import AUTO, encoding_room
 
 SAMPLES: Final = 8
 SAMPLE_BYTES: Final = 32 * 1024

@@ -28,13 +28,13 @@ from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, ScatterRead
 from penstock.kernel.protocols.stores import ReadableFile, SummedReads
 from penstock.kernel.reports.statistics import Advice
-from penstock.stages.common.batching import adjacent
-from penstock.stages.common.opaque_leaves import check_plain
 from penstock.stages.files.file_closing import closing
 from penstock.stages.files.open_files import OpenFiles
 from penstock.stages.files.packed_reads import read_pack
 from penstock.stages.files.second_reads import read_twice
 from penstock.stages.files.transfer_log import tell_transfers
+from penstock.stages.messages.batching import adjacent
+from penstock.stages.planning.leaf_reads import check_plain
 
 FileRead: TypeAlias = DirectRead | ScatterRead | CheckedRead
 

@@ -24,13 +24,13 @@ from penstock.kernel.protocols.stores import DataFile, WholeWrites
 from penstock.kernel.protocols.written import Written
 from penstock.kernel.reports.statistics import Advice
 from penstock.kernel.storage.byte_placement import placement_of
-from penstock.stages.common.batching import adjacent
-from penstock.stages.common.codec_rules import check_encoded, saved_by_encoding
-from penstock.stages.common.free_space import naming_leaf
 from penstock.stages.files.block_checksums import block_bytes_of, summed
 from penstock.stages.files.chunk_files import ChunkFileWriter
 from penstock.stages.files.file_closing import closing
+from penstock.stages.files.free_space import naming_leaf
 from penstock.stages.files.transfer_log import tell_transfers
+from penstock.stages.messages.batching import adjacent
+from penstock.stages.messages.planned_leaves import check_encoded, saved_by_encoding
 
 
 @final

@@ -26,10 +26,10 @@ from penstock.kernel.protocols.store_capabilities import LongFiles, WritableToge
 from penstock.kernel.protocols.stores import DataFile
 from penstock.kernel.protocols.written import Written
 from penstock.kernel.reports.statistics import Advice
-from penstock.stages.common.batching import adjacent
-from penstock.stages.common.planned_leaves import check_planned, plan_of
 from penstock.stages.files.file_closing import closing
 from penstock.stages.files.transfer_log import tell_transfers
+from penstock.stages.messages.batching import adjacent
+from penstock.stages.messages.planned_leaves import check_planned, plan_of
 
 
 @final

@@ -17,9 +17,9 @@ from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.protocols.stores import DataFile
 from penstock.kernel.protocols.written import Written
 from penstock.kernel.storage.byte_placement import placement_of
-from penstock.stages.common.codec_rules import check_encoded, saved_by_encoding
-from penstock.stages.common.free_space import naming_leaf
 from penstock.stages.files.block_checksums import block_bytes_of, summed
+from penstock.stages.files.free_space import naming_leaf
+from penstock.stages.messages.planned_leaves import check_encoded, saved_by_encoding
 
 _Chunk: TypeAlias = tuple[int, tuple[int, ...]]
 

@@ -23,9 +23,9 @@ from penstock.kernel.messages.save import SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.stages.common.batching import grouped
-from penstock.stages.common.codec_rules import AUTO
 from penstock.stages.joint.own_leaves import places_of_own
+from penstock.stages.messages.batching import grouped
+from penstock.stages.messages.planned_leaves import AUTO
 
 NO_VOTE: Final = 0  # this process writes nothing of the leaf
 PLAIN: Final = 1

@@ -17,8 +17,8 @@ from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout, proc
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.leaf_infos import keys_of, names_of
 from penstock.kernel.protocols.written import DISK_MARK, Written
-from penstock.stages.common.codec_rules import AUTO
-from penstock.stages.common.stored_columns import key_columns, spec_column
+from penstock.stages.messages.planned_leaves import AUTO
+from penstock.stages.planning.leaf_sources import key_columns, spec_column
 from penstock.stages.reuse.leaf_digests import digest_name
 from penstock.stages.reuse.value_cache import KnownValues
 

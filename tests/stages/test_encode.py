@@ -22,11 +22,11 @@ from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.messages.save import Leaf, Piece, StagedBatch, TreeToSave
 from penstock.kernel.pipeline.pipeline import Pipeline, Slot
 from penstock.kernel.pipeline.stage import FunctionStage
-from penstock.stages.common.codec_rules import encoding_room
 from penstock.stages.device_to_host import DeviceToHost
 from penstock.stages.encode import SAMPLE_BYTES, SAMPLES, Encode
 from penstock.stages.flatten import Flatten
 from penstock.stages.limit_bytes import LimitBytes
+from penstock.stages.messages.planned_leaves import encoding_room
 from penstock.testing.hang_points import Hang, Operation
 
 pytestmark = pytest.mark.anyio

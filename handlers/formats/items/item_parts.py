@@ -21,7 +21,7 @@ from penstock.handlers.formats.items.item_types import (
     PyTree,
     RandomKey,
 )
-from penstock.handlers.leaves.jax_arrays.prng_keys import is_key, key_data_of, key_impl_of
+from penstock.handlers.leaves.prng_keys import is_key, key_data_of, key_impl_of
 from penstock.kernel.errors import InvalidLeafError, SpecError
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
 from penstock.kernel.protocols.written import Document

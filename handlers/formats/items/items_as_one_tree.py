@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from penstock.handlers.formats.common.key_paths import show_key_path
+from penstock.handlers.formats.leaf_table import show_key_path
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Destination, Read

@@ -8,14 +8,11 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.handlers.formats.common import integrity
+from penstock.handlers.formats import integrity
 from penstock.handlers.formats.items.item_parts import Parts
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
-from penstock.handlers.formats.orbax.documents.file_names import (
-    CHECKPOINT_METADATA,
-    COMMIT_MARK,
-    INTEGRITY,
-)
+from penstock.handlers.formats.orbax.checkpoint_metadata import content_of, encode_checkpoint_metadata
+from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
+from penstock.handlers.formats.orbax.sealed_documents import encode_mark
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.layouts import (
@@ -92,7 +89,7 @@ class ItemsLayoutBase:
         Raises:
             SpecError: If `custom_metadata` is not JSON.
         """
-        about = checkpoint_metadata.encode(
+        about = encode_checkpoint_metadata(
             started_ns=started_ns,
             committed_ns=committed_ns,
             custom_metadata=custom_metadata,
@@ -111,13 +108,13 @@ class ItemsLayoutBase:
 
             del document  # while the next one is made
 
-        content = checkpoint_metadata.content_of(about.path, about.data)
+        content = content_of(about.path, about.data)
         record = integrity.encode((), {}, [*self._parts.documents, about, *records, *beside], content)
         of_item = {os.path.dirname(document.path): document.data for document in records}
         yield from self._parts.documents
         for directory in self._parts.directories:
-            yield Document(f"{directory}/{COMMIT_MARK}", commit_mark_text.encode(of_item.get(directory)))
+            yield Document(f"{directory}/{COMMIT_MARK}", encode_mark(of_item.get(directory)))
 
         yield about
         yield Document(INTEGRITY, record)
-        yield Document(COMMIT_MARK, commit_mark_text.encode(record))
+        yield Document(COMMIT_MARK, encode_mark(record))

@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.handlers.formats.common.checksum_columns import running_of
+from penstock.handlers.formats.integrity import running_of
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.views import ColumnsOfParts, PackedLeaves, StagedLeaf, WrittenLeaves
 from penstock.kernel.protocols.written import Document, Written

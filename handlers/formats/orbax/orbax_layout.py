@@ -8,16 +8,15 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
-from penstock.handlers.formats.common.chunk_keys import chunk_key, prefix_of
-from penstock.handlers.formats.common.temporary_names import temporary_path
-from penstock.handlers.formats.common.tree_columns import TreeColumns
-from penstock.handlers.formats.orbax.discovery.item_listing import list_items
-from penstock.handlers.formats.orbax.documents.file_names import DATA_FOLDER, MARKS, OF_A_PROCESS
-from penstock.handlers.formats.orbax.reading.document_cache import RememberedDocuments
-from penstock.handlers.formats.orbax.reading.open_checkpoint import find_checkpoint, open_checkpoint
-from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
-from penstock.handlers.formats.orbax.writing.documents import EncodedTree, EncodedTrees, check_names
-from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK, fitted
+from penstock.handlers.formats.orbax.discovery import list_items
+from penstock.handlers.formats.orbax.documents_to_write import EncodedTree, EncodedTrees, check_names
+from penstock.handlers.formats.orbax.file_names import DATA_FOLDER, MARKS, OF_A_PROCESS, temporary_path
+from penstock.handlers.formats.orbax.open_checkpoint import find_checkpoint, open_checkpoint
+from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK, fitted
+from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.orbax.tree_columns import TreeColumns
+from penstock.handlers.formats.orbax.tree_documents import RememberedDocuments
+from penstock.handlers.formats.zarr import chunk_key, prefix_of
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.memory.bounded_cache import BoundedCache
 from penstock.kernel.protocols.checkpoints import FoundItems

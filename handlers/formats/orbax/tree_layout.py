@@ -9,12 +9,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, final
 
-from penstock.handlers.formats.common.tree_columns import TreeColumns
+from penstock.handlers.formats.orbax.documents_to_write import EncodedTree, EncodedTrees, check_names
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
-from penstock.handlers.formats.orbax.writing.documents import EncodedTree, EncodedTrees, check_names
-from penstock.handlers.formats.orbax.writing.replica_chunks import split_among_replicas
-from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK
+from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK, split_among_replicas
+from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.protocols.layouts import Opening
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo

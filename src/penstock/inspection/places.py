@@ -9,10 +9,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
 
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.discovery.find_item import check_there
-from penstock.handlers.formats.orbax.discovery.item_kinds import holds_arrays, items_of, kind_of_item
-from penstock.handlers.formats.orbax.discovery.step_dirs import is_checkpoint, latest_step, names_a_step
+from penstock.handlers.formats.orbax.discovery import (
+    check_there,
+    holds_arrays,
+    is_checkpoint,
+    items_of,
+    kind_of_item,
+    latest_step,
+    names_a_step,
+)
+from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.kernel.config.config import Config
 from penstock.kernel.errors import (

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast, final
 
-from penstock.handlers.formats.common.leaf_table import StoredArray
 from penstock.handlers.formats.items.item_parts import Parts
-from penstock.handlers.formats.orbax.discovery.item_kinds import (
+from penstock.handlers.formats.leaf_table import StoredArray
+from penstock.handlers.formats.orbax.checkpoint_metadata import CheckpointMetadata
+from penstock.handlers.formats.orbax.discovery import (
     KINDS_OF_TREES,
     RANDOM_KEYS,
     ItemKind,
@@ -20,16 +21,11 @@ from penstock.handlers.formats.orbax.discovery.item_kinds import (
     items_of,
     kind_of_item,
 )
-from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
-from penstock.handlers.formats.orbax.documents.file_names import (
-    CHECKPOINT_METADATA,
-    INTEGRITY,
-)
-from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
-from penstock.handlers.formats.orbax.reading.item_survey import Survey, survey_item
-from penstock.handlers.formats.orbax.reading.same_bytes import holds_recorded_bytes
-from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
-from penstock.handlers.formats.orbax.reading.verification import Finding
+from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, INTEGRITY
+from penstock.handlers.formats.orbax.item_survey import Survey, holds_recorded_bytes, survey_item
+from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
+from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.verification import Finding
 from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.kernel.errors import CorruptCheckpointError, ExpansionError, PenstockError
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint

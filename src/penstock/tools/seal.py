@@ -10,19 +10,23 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 from penstock.checkpointer.memory_budget import config_and_regulator
-from penstock.handlers.formats.common import integrity
-from penstock.handlers.formats.common.checksummed_reads import NONE, recorded_crc32c
-from penstock.handlers.formats.common.integrity import Checksum
-from penstock.handlers.formats.common.stored_files import digest_of_file, problem_of_holes, range_crc32c
-from penstock.handlers.formats.orbax.discovery.find_item import check_there
-from penstock.handlers.formats.orbax.discovery.item_kinds import ROOT_FOLDER, ItemKind, items_of, kind_of_item
-from penstock.handlers.formats.orbax.discovery.step_dirs import is_finished_step, latest_step
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
-from penstock.handlers.formats.orbax.documents.recording import documents_below
-from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
-from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
-from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats import integrity
+from penstock.handlers.formats.checksummed_reads import NONE, recorded_crc32c
+from penstock.handlers.formats.integrity import Checksum, digest_of_file, problem_of_holes, range_crc32c
+from penstock.handlers.formats.orbax.checkpoint_metadata import content_of
+from penstock.handlers.formats.orbax.discovery import (
+    ROOT_FOLDER,
+    ItemKind,
+    check_there,
+    is_finished_step,
+    items_of,
+    kind_of_item,
+    latest_step,
+)
+from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
+from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments, documents_below, encode_mark
+from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
 from penstock.kernel.concurrency.threads import Threads
@@ -170,7 +174,7 @@ def _seal(store: Store, directory: str, tree: OrbaxCheckpoint | None, count: _Co
     if CHECKPOINT_METADATA in names:
         path = os.path.join(directory, CHECKPOINT_METADATA)
         data = store.read_file(path)
-        about = checkpoint_metadata.content_of(path, data) if data else None
+        about = content_of(path, data) if data else None
 
     _write(store, directory, integrity.encode_files(files, known.recorded.digests, documents, about))
     return True
@@ -249,5 +253,5 @@ def _write(store: Store, directory: str, record: bytes) -> None:
         except StorageError:
             return
 
-        store.write_file(mark, commit_mark_text.encode(record, text))
+        store.write_file(mark, encode_mark(record, text))
         store.sync_directory(directory)

@@ -12,27 +12,25 @@ from typing import Any, Final, TypeAlias, final
 
 from anyio.from_thread import check_cancelled
 
-from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.items.item_parts import HANDLERS, Parts, TreePart
 from penstock.handlers.formats.items.item_types import Json, NumpyRandomKey, Proto, PyTree, RandomKey
-from penstock.handlers.formats.npz.archive_members import compare_plain_members
-from penstock.handlers.formats.npz.npz_checkpoint import open_npz
-from penstock.handlers.formats.npz.npz_paths import is_npz
-from penstock.handlers.formats.orbax.discovery.item_kinds import (
+from penstock.handlers.formats.npz_archive import compare_plain_members, is_npz, open_npz
+from penstock.handlers.formats.orbax.discovery import (
     KINDS_OF_TREES,
     RANDOM_KEYS,
     ItemKind,
+    deleted_item,
     holds_arrays,
     items_of,
     json_file,
     kind_of_item,
     proto_file,
 )
-from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
-from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
-from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA
+from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
+from penstock.handlers.layouts.auto_layout import AutoLayout
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION

@@ -9,31 +9,31 @@ from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from penstock.handlers.formats.common.inside_paths import EnteredDirectories
-from penstock.handlers.formats.orbax.discovery.item_kinds import (
+from penstock.handlers.formats.inside_paths import EnteredDirectories
+from penstock.handlers.formats.orbax.discovery import (
     KINDS_OF_TREES,
     RANDOM_KEYS,
     ItemKind,
+    deleted_item,
     holds_arrays,
     items_of,
     json_file,
     kind_of_item,
     proto_file,
 )
-from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
-from penstock.handlers.formats.orbax.documents.file_names import (
+from penstock.handlers.formats.orbax.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
     DELETION,
     INTEGRITY,
     V1_MARK,
 )
-from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
-from penstock.handlers.formats.orbax.reading.item_survey import Survey, survey_item
-from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
-from penstock.handlers.formats.orbax.reading.verification import Finding, RecordedRange, finding_of
+from penstock.handlers.formats.orbax.item_survey import Survey, survey_item
+from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
+from penstock.handlers.formats.verification import Finding, RecordedRange, finding_of
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import DISK_MARK, STAGE_RECORD

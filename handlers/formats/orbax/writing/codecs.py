@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import numpy as np
 import tensorstore as ts
 
-from penstock.handlers.formats.common.zarr_metadata import v2_compressor
+from penstock.handlers.formats.zarr import v2_compressor
 
 # Half of TensorStore's signatures are unknown to the checkers: its stubs use names they do not define.
 _ts = cast("Any", ts)

@@ -16,7 +16,7 @@ import penstock
 from penstock.cli.changing.file_copying import copy_checkpoint
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Bar, CommandError, Output
-from penstock.handlers.formats.orbax.discovery.item_kinds import ROOT_FOLDER
+from penstock.handlers.formats.orbax.discovery import ROOT_FOLDER
 from penstock.inspection.file_sizes import sizes_below
 from penstock.inspection.places import Place, checkpoint_path, find_place, store_of
 from penstock.kernel.errors import NotACheckpointError

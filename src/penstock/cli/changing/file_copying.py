@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable
 from typing import Final
 
-from penstock.handlers.formats.common.temporary_names import temporary_path
+from penstock.handlers.formats.orbax.file_names import temporary_path
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import DestinationExistsError, NotAFileError, StorageError
 from penstock.kernel.storage.deletion import remove_abandoned

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from penstock.inspection.places import checkpoint_path, store_of
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts, read_items
-from penstock.stages.common.key_patterns import pattern_fits
+from penstock.stages.planning.key_patterns import pattern_fits
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, final
 
 from penstock.blocking.background import start_thread
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.discovery.step_dirs import is_checkpoint
+from penstock.handlers.formats.orbax.discovery import is_checkpoint
+from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
 from penstock.kernel.errors import (
     ConfigError,
     CorruptCheckpointError,

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.handlers.formats.orbax.writing.chunk_shapes import replica_shape
+from penstock.handlers.formats.orbax.storage_choice import CODED_FROM, fitted, replica_shape
 from penstock.handlers.formats.orbax.writing.codecs import TOGETHER_BELOW, encode
-from penstock.handlers.formats.orbax.writing.storage_choice import CODED_FROM, fitted
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.protocols.leaf import LeafSpec
 
