@@ -1,4 +1,8 @@
-"""Copies leaves to the host under the memory budget. After the last one, the save is staged."""
+"""Copies leaves to the host under the memory budget. After the last one, the save is staged.
+
+Small leaves are packed into one buffer. A large leaf becomes a row of `PieceGroup`s, each at most as large as
+the budget allows.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Gives reads the checksums that were recorded when the bytes were written. Pure.
 
 A checksum covers a piece, as it was written. A read that needs only part of a piece becomes a `CheckedRead`
-of all of it; where the checksums of its blocks are known, `narrowed` leaves out those that nobody needs.
+of all of it; where the checksums of its blocks are known, `narrowed` leaves out those that no one needs. The
+checksum of several pieces is computed from theirs (`combined_crc32c`), without their bytes.
 """
 
 from __future__ import annotations
@@ -200,9 +201,8 @@ def _kept_in_part(
     return CheckedRead(part.leaf, part.file, *whole, (part,), combined_crc32c, running=running)
 
 
-# Source:
-#     The method of zlib's `crc32_combine`: appending zero bytes to a message changes its checksum by a linear
-#     map over GF(2), and the map for n bytes is a product of maps for powers of two.
+# As zlib's `crc32_combine` does it: appending zero bytes to a message changes its checksum by a linear map
+# over GF(2), and the map for n bytes is a product of maps for powers of two.
 _POLYNOMIAL: Final = 0x82F63B78  # of crc32c, its bits reversed
 
 _Map: TypeAlias = tuple[int, ...]

@@ -1,6 +1,8 @@
 """JSON from a medium that may be damaged: every surprise is a `CorruptCheckpointError`.
 
-Each function takes the document's path and the member's name, for the message.
+The functions that check a value get the document's path and the member's name, for the message. Long
+documents are decoded in slices (`decode_slices`, `decode_object`), because a decode holds the interpreter
+lock until it ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The leaves of a checkpoint in columns. The object for a leaf is created on access."""
+"""The leaves of a checkpoint in columns, and their key paths as they are printed.
+
+A tree of 100,000 leaves is a `LeafTable`; the object for a leaf is made when `StoredLeaves` is asked for it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a NumPy archive says about its arrays: a zip directory, and the header of each member. Blocking."""
+"""NumPy's npz archives as checkpoints: the zip directory, the header of each member, and reads from them.
+
+Only conversions read them. All of it blocks.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The metadata of zarr arrays, versions 2 and 3, and the keys of their chunks.
+"""The metadata of zarr arrays, versions 2 and 3, and the keys of their chunks. Pure.
 
-Pure: bytes in, values out. Codecs are TensorStore's concern.
+`encode_v2` and `encode_v3` make the metadata of an array, `decode` reads either into an `ArrayFormat`.
+The members that name a codec come from the registry of codecs, and the bytes of chunks pass through it.
 
 Source:
     zarr v2 and v3 specifications; what TensorStore and Orbax write is in ORBAX_FORMAT.md §1.6.

@@ -22,7 +22,14 @@ from penstock.handlers.leaves.mismatches import type_name
 from penstock.handlers.leaves.prng_keys import is_key, key_data_of, key_impl_of
 from penstock.handlers.leaves.restore_target import array_target, make_arrays
 from penstock.handlers.leaves.sharding import encode
-from penstock.handlers.leaves.shards import PACKED, ShardGrid, shard_grid, shard_pieces
+from penstock.handlers.leaves.shards import (
+    PACKED,
+    ShardGrid,
+    parts_here,
+    processes_of,
+    shard_grid,
+    shard_pieces,
+)
 from penstock.handlers.leaves.small_arrays import make_pack, pack_placements
 from penstock.kernel.errors import DeletedLeafError, InvalidLeafError, TreeDifference
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
@@ -111,8 +118,6 @@ class ArrayHandler:
 
     def nbytes_here(self, value: Any, spec: LeafSpec) -> int:
         """Return how many bytes of an array that is spread over processes this one writes."""
-        from penstock.handlers.leaves.shards import parts_here
-
         array = cast("jax.Array", value if spec.random_key_impl is None else key_data_of(value))
         part = spec.write_shape or spec.chunk_shape
         return (
@@ -121,8 +126,6 @@ class ArrayHandler:
 
     def processes_of(self, value: Any) -> AbstractSet[int]:
         """Return the processes whose devices hold parts of the array."""
-        from penstock.handlers.leaves.shards import processes_of
-
         return processes_of(cast("jax.Array", value).sharding)
 
     def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:

@@ -1,4 +1,4 @@
-"""Cutting an array into parts that are contiguous in C order."""
+"""Parts of an array that are contiguous in C order, and the host memory that they are copied to and from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What a restore target asks for where a jax.Array is wanted, and whether the stored leaf satisfies it."""
+"""What a restore target asks for where a jax.Array is wanted, and where its values go.
+
+`array_target` checks that the stored leaf satisfies it. `split` makes a host region for each shard that this
+process needs, and `make_arrays` the jax.Array once they are filled.
+"""
 
 from __future__ import annotations
 

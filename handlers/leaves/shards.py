@@ -1,4 +1,4 @@
-"""Copying or viewing the distinct shards of a jax.Array in host memory."""
+"""The distinct shards of a jax.Array: which of them this process saves, as views or copies in host memory."""
 
 from __future__ import annotations
 
@@ -189,8 +189,6 @@ def _sources_here(
     value: jax.Array, shape: tuple[int, ...], part: tuple[int, ...], writer: int | None
 ) -> Iterator[_Source]:
     """Do the same for an array of which other processes hold parts."""
-    from penstock.handlers.leaves.jax_arrays.process_shards import parts_here  # one process needs none of it
-
     cut = _cut_axis(shape, part)
     data = {cast("Device", shard.device): cast("jax.Array", shard.data) for shard in value.addressable_shards}
     for found in parts_here(value.sharding, value.shape, part, writer):

@@ -1,4 +1,9 @@
-"""A restore of which one replica reads, and from which all the others receive."""
+"""A restore of which one replica reads, and from which all the others receive.
+
+`SingleReplica` takes the leaves of a restore; `ReplicaBroadcast` below it sends arrays in rounds. A round is
+one collective over the mesh, always of the same program: words that one replica has and zeros of all others
+are added up along the axis. They are integers, so every bit arrives, whatever the dtype.
+"""
 
 from __future__ import annotations
 

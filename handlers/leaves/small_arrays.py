@@ -1,4 +1,4 @@
-"""Restoring many small jax.Arrays at a time."""
+"""Restoring many small jax.Arrays at a time: one buffer for all, and one call that puts them on devices."""
 
 from __future__ import annotations
 

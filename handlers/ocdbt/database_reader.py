@@ -1,4 +1,9 @@
-"""Reads an OCDBT index: every key of the newest version, and where its value lies."""
+"""Reads an OCDBT index: every key of the newest version, and the place of its value.
+
+`read_index` reads a whole index or raises. `salvage_index` reads what is left of a damaged one, and finds the
+root again if the manifest is lost. Both go through a `Database`, which reads manifests and nodes and compares
+each with its checksum.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +15,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NoReturn, final
+from typing import Final, NoReturn, final
 
 from penstock.handlers.ocdbt.key_tables import MOST_BYTES_OF_KEYS, DataFile, KeyTable, RememberedKeys
 from penstock.handlers.ocdbt.node_decoding import (
+    DumpedDatabase,
     Index,
     Manifest,
     Node,
@@ -40,10 +46,6 @@ from penstock.kernel.errors import (
     TruncatedDataError,
 )
 from penstock.kernel.protocols.stores import ReadableFile, Store
-
-if TYPE_CHECKING:
-    from penstock.handlers.ocdbt.node_decoding import DumpedDatabase
-
 
 _MANIFEST: Final = "manifest.ocdbt"
 _NUMBERED_MANIFEST: Final = re.compile(r"manifest\.[0-9a-f]{16}")
@@ -237,9 +239,6 @@ class Database:
 
     def _dump(self) -> DumpedDatabase:
         if self._dumped is None:
-            # Imported here because it imports tensorstore, which a database written by penstock never needs.
-            from penstock.handlers.ocdbt.node_decoding import DumpedDatabase
-
             self._dumped = DumpedDatabase(self._store, self._directory)
 
         return self._dumped

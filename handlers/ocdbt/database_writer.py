@@ -1,4 +1,12 @@
-"""Encodes an OCDBT index: the B+tree nodes of one version, and the manifest that points to their root."""
+"""Encodes an OCDBT index: the B+tree nodes of one version, and the manifest that points to their root.
+
+Most of the work depends only on the keys. An `IndexPlan` does it once for all checkpoints of one tree; its
+`encode` adds the places of the values, which differ from save to save. Below it a `TreePlan` cuts sorted keys
+into leaves, and an `_Encoder` writes the nodes level by level.
+
+Source:
+    TensorStore's OCDBT page, sections "Manifest format" and "B+tree node format".
+"""
 
 from __future__ import annotations
 
@@ -222,8 +230,6 @@ def _check_keys(keys: Sequence[bytes]) -> None:
         raise SpecError(f"a key has {longest} bytes; {MAX_KEY_BYTES} are allowed")
 
 
-# Source:
-#     TensorStore's OCDBT page, section "B+tree node format".
 # The most bytes that the varints of one entry take, if each is as long as its field allows.
 _LEAF_ENTRY_BYTES = 3 + 3 + 9 + 1 + 5 + 9
 _INTERIOR_ENTRY_BYTES = 3 + 3 + 3 + 6 * 9

@@ -1,4 +1,7 @@
-"""Encodes and decodes OCDBT's two prefix-compressed tables: sorted keys, and the data files of a node.
+"""The columns that an OCDBT node begins with: sorted keys without what they share, and its data files.
+
+`encode_keys` and `encode_files` write them, `decode_keys` and `decode_files` read them. `RememberedKeys`
+keeps the keys of recent trees, because a checkpoint of the next step has the same ones.
 
 Source:
     TensorStore's OCDBT page, sections "Data file table format" and "B+tree node format".

@@ -1,4 +1,4 @@
-"""The building blocks of OCDBT manifests and nodes: varints, and the envelope with its checksum.
+"""The parts that OCDBT manifests and nodes are made of: varints, checksums around a body, and values.
 
 Source:
     TensorStore's OCDBT page, section "Storage format".

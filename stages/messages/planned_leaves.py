@@ -1,4 +1,8 @@
-"""Compares what arrives with the plan, so that nothing else is ever published."""
+"""Compares what arrives with the plan of a save, so that nothing else is ever published.
+
+A batch carries the plan (`plan_of`). A leaf must be stored as planned (`check_planned`), an encoded chunk
+must be encoded (`check_encoded`), and all bytes must be there at the end (`arrived_leaves`).
+"""
 
 from __future__ import annotations
 

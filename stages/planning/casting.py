@@ -1,7 +1,8 @@
-"""Restores leaves with a dtype or shape other than the stored one, where the options ask for it.
+"""Restores leaves with a dtype, shape or type other than the stored one, where the options ask for it.
 
-The leaf's own handler plans as if the leaf were stored with the wanted dtype and shape. The stored
-elements are read into separate buffers, then cast, padded or cropped into the buffers of the handler.
+The leaf's own handler plans as if the leaf were stored with the wanted dtype and shape. The stored elements
+are read into separate buffers, then cast, padded or cropped into the buffers of the handler (`Refit`). What a
+function of the caller returned is brought to its target the same way (`maker`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Patterns that select leaves: shell patterns over dotted names, or key paths as they are printed. Pure."""
+"""Selects leaves by patterns: shell patterns over dotted names, or key paths as they are printed. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Plans the reads of a leaf: turns the target of its handler into ranges of files. Reads no array bytes.
 
-`plan_reads` serves whole leaves, leaves with a new dtype or shape, and parts of large leaves alike.
+`plan_reads` serves whole leaves, leaves with a new dtype or shape, and parts of large leaves alike. Reads of
+neighbouring ranges become one (`join_reads`), and values of medium size share memory (`join_memory`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Describes the leaves of a tree in columns, and a tree that was saved before mostly by comparing."""
+"""Describes the leaves of a tree in columns. A tree that was saved before is mostly only compared."""
 
 from __future__ import annotations
 

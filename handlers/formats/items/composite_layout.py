@@ -14,7 +14,7 @@ from penstock.handlers.formats.items.item_parts import TreePart
 from penstock.handlers.formats.items.items_as_one_tree import JoinedCheckpoint, Opened
 from penstock.handlers.formats.items.items_layout_base import ItemsLayoutBase
 from penstock.handlers.formats.items.views_from_item import LeafInItem, below, written_in
-from penstock.handlers.formats.orbax.documents_to_write import EncodedTree, check_names
+from penstock.handlers.formats.orbax.encoded_tree import EncodedTree, check_names
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.handlers.formats.zarr import chunk_key, prefix_of
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint

@@ -76,7 +76,11 @@ def encode_checkpoint_metadata(
 
 
 def read_checkpoint_metadata(store: Store, path: str, names: Collection[str]) -> CheckpointMetadata:
-    """Read the document of the checkpoint at `path`, if it is among the `names` there; see `decode_checkpoint_metadata`."""
+    """Read the document of the checkpoint at `path`, if it is among the `names` there.
+
+    Raises:
+        CorruptCheckpointError: As `decode_checkpoint_metadata`.
+    """
     if CHECKPOINT_METADATA not in names:
         return CheckpointMetadata()
 

@@ -1,4 +1,4 @@
-"""Which chunks of an array's grid are stored, and which are not. Pure.
+"""The stored chunks of an array: from the entries of an index to the chunks of a grid. Pure.
 
 A document may claim a grid of any size. What is done for it grows with the chunks that are stored, and never
 with those that are not.

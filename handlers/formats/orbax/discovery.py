@@ -1,7 +1,11 @@
-"""The kind of an item, by the names in its directory.
+"""What is at a path, in Orbax's layout: a directory of steps, a checkpoint, an item of one, or its remains.
+
+`locate` finds the tree that a restore means, `list_items` the items of a checkpoint. Below them are the rules
+that both share, and that managers and tools ask for by themselves: the kind of an item by the names in its
+directory (`kind_of_item`), what is finished, and what is being deleted. All of it blocks.
 
 Source:
-    ORBAX_FORMAT.md §1, §5.
+    ORBAX_FORMAT.md §3.1 to §3.5, §5. Orbax's v0 API ignores the mark of a deletion in §3.5.
 """
 
 from __future__ import annotations
@@ -104,12 +108,276 @@ class ItemKind(Enum):
     NUMPY_KEY = auto()
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class ItemPlace:
+    """Where a tree, or another item, lies."""
+
+    directory: str  #: holds `_METADATA` and the arrays, or the item's other files
+    names: frozenset[str]  #: of what is in it
+    checkpoint: CheckpointMetadata  #: of the checkpoint it belongs to
+    path: str = ""  #: of the checkpoint: as it was asked for, or a step there
+    kind: ItemKind = ItemKind.TREE
+    root_metadata: Mapping[str, Any] | None = None  #: the caller's metadata of the directory of steps
+    sealed: SealedDocuments | None = None  #: the documents in `directory`
+
+
+def locate(store: Store, path: str, item: str | None = None) -> ItemPlace:
+    """Find the item of the checkpoint at `path`; of a directory of steps, that of the latest finished one.
+
+    Args:
+        store: Where `path` is.
+        path: A directory of steps, a step, an item in one, or a checkpoint that is itself a tree.
+        item: Its name, where there are several; by default the one that holds the tree.
+
+    Raises:
+        NotACheckpointError: If there is nothing, or nothing of this layout, or no such item.
+        IncompleteCheckpointError: If a save was interrupted there.
+        UnsupportedFormatError: If it is ambiguous which item is meant.
+        CorruptCheckpointError: If `_CHECKPOINT_METADATA` is damaged.
+    """
+    at = checkpoint_at(store, path)
+    root_metadata = read_root_metadata(store, path) if at.is_step else None
+    return _enter(store, at.path, at.names, item, root_metadata)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CheckpointPlace:
+    """Where a checkpoint lies."""
+
+    path: str  #: as it was asked for, or that of the latest step there
+    names: frozenset[str]  #: of what is in it
+    is_step: bool  #: whether it was found in a directory of steps
+
+
+def checkpoint_at(store: Store, path: str) -> CheckpointPlace:
+    """Find the checkpoint at `path`, or the latest finished one in the directory of steps there.
+
+    Raises:
+        NotACheckpointError: If there is no directory.
+        IncompleteCheckpointError: If a save was interrupted there.
+        UnsupportedFormatError: If there are steps of several names.
+    """
+    check_there(store, path)
+    names = frozenset(store.list_directory(path))
+    step = latest_step(store, path, names)
+    if step is None:
+        return CheckpointPlace(path, names, is_step=False)
+
+    inner = os.path.join(path, step)
+    return CheckpointPlace(inner, frozenset(store.list_directory(inner)), is_step=True)
+
+
+def check_there(store: Store, path: str) -> None:
+    """Raise unless `path` is a directory, and not the remains of an interrupted save.
+
+    Raises:
+        NotACheckpointError: If there is nothing, or a file.
+        IncompleteCheckpointError: If its name, or that of its parent, says that a save was interrupted.
+        UnsupportedFormatError: If it is a safetensors file.
+    """
+    parent, name = os.path.split(path_or_url(path))
+    if TEMPORARY_SUFFIX in name:
+        raise IncompleteCheckpointError(path, "a save was interrupted here; its name says so")
+    if PARTIAL_SUFFIX in name:
+        raise IncompleteCheckpointError(path, "is a partial save that was not finalized; its name says so")
+    if TEMPORARY_SUFFIX in parent or PARTIAL_SUFFIX in os.path.basename(parent):
+        raise IncompleteCheckpointError(path, "is part of a save that was interrupted; its name says so")
+
+    kind = store.kind(path)
+    if kind == "directory":
+        check_not_deleted(store, path_or_url(path))
+        return
+    if kind == "file":
+        if name.endswith(".safetensors"):
+            raise UnsupportedFormatError(path, "is a safetensors file, which SafetensorsLayout reads")
+        if name.endswith(".npz"):
+            raise UnsupportedFormatError(path, "is an npz file, which only `penstock convert` reads")
+
+        raise NotACheckpointError(path, "is a file, not a checkpoint directory")
+
+    siblings = store.list_directory(parent) if store.kind(parent) == "directory" else ()
+    left = [
+        sibling
+        for sibling in siblings
+        if sibling.startswith((name + TEMPORARY_SUFFIX, name + PARTIAL_SUFFIX))
+    ]
+    if left:
+        raise IncompleteCheckpointError(path, f"a save was interrupted: there is only {left[0]!r}")
+
+    raise NotACheckpointError(path, "does not exist")
+
+
+def list_items(store: Store, path: str) -> FoundItems:
+    """Name the items of the checkpoint at `path`, or of the latest step there. Blocking.
+
+    Raises:
+        NotACheckpointError: If there is nothing.
+        IncompleteCheckpointError: If a save was interrupted there.
+        UnsupportedFormatError: If the checkpoint is one tree, or one document, and has no items.
+        CorruptCheckpointError: If an item is missing that the checkpoint is recorded to have.
+    """
+    at = checkpoint_at(store, path)
+    recorded = SealedDocuments.open(store, at.path, at.names).about(at.names)
+    if is_unfinished(at.names, recorded):
+        raise IncompleteCheckpointError(
+            at.path, f"a save was interrupted here; {CHECKPOINT_METADATA} says so"
+        )
+    if kind_of_item(store, at.path, at.names) is not None:
+        raise UnsupportedFormatError(at.path, "is one item, and has none; restore it as a whole")
+
+    gone = {deleted_item(store, at.path, at.names)}
+    forms = items_of(store, at.path, at.names - gone)
+    listed = set(recorded.items) - gone
+    lost = sorted(listed - at.names)
+    if lost:
+        raise CorruptCheckpointError(
+            os.path.join(at.path, lost[0]), f"is missing, and {CHECKPOINT_METADATA} lists it"
+        )
+
+    names = sorted({*forms, *listed})
+    if not names:
+        raise NotACheckpointError(at.path, "has no items")
+
+    return FoundItems(at.path, {name: _kind(recorded, name) for name in names})
+
+
+def _kind(recorded: CheckpointMetadata, name: str) -> Literal["tree", "array"]:
+    handlers = recorded.item_handlers
+    handler = handlers.get(name, "") if isinstance(handlers, Mapping) else ""
+    return "array" if handler.endswith(_ARRAY_HANDLER) else "tree"
+
+
+def _enter(
+    store: Store,
+    path: str,
+    names: frozenset[str],
+    item: str | None,
+    root_metadata: Mapping[str, Any] | None = None,
+) -> ItemPlace:
+    """Find the item in a checkpoint, or in an item of one."""
+    sealed = _sealed(store, path, names)
+    found = sealed.about(names)
+    if is_unfinished(names, found):
+        raise IncompleteCheckpointError(path, f"a save was interrupted here; {CHECKPOINT_METADATA} says so")
+
+    gone = deleted_item(store, path, names)
+    names -= {gone}
+    if item is None:
+        name, kind = _choose(store, path, names, found, gone)
+    elif item == gone:
+        raise NotACheckpointError(path, f"has no item {item!r} any more: it is being deleted")
+    else:
+        name, kind = item, _kind_of_named(store, path, names, item)
+    directory = os.path.join(path, name) if name else path
+    inside = frozenset(store.list_directory(directory)) if name else names
+    documents = sealed.item(name, inside) if name else sealed
+    return ItemPlace(directory, inside, found, path, kind, root_metadata, documents)
+
+
+def _sealed(store: Store, path: str, names: frozenset[str]) -> SealedDocuments:
+    """Find the digests of the documents in `path`; those of an item may lie in the checkpoint around it."""
+    parent, name = os.path.split(path)
+    has_own = is_whole_bucket(path) or not names.isdisjoint({INTEGRITY, CHECKPOINT_METADATA})
+    if has_own or store.kind(os.path.join(parent, INTEGRITY)) is None:
+        return SealedDocuments.open(store, path, names)
+
+    above = SealedDocuments.open(store, parent, frozenset(store.list_directory(parent)))
+    return above.item(name, names)
+
+
+def _kind_of_named(store: Store, path: str, names: frozenset[str], item: str) -> ItemKind:
+    directory = os.path.join(path, item)
+    there = item in names and TEMPORARY_SUFFIX not in item and store.kind(directory) == "directory"
+    if not there:
+        items = ", ".join(items_of(store, path, names)) or "none"
+        raise NotACheckpointError(path, f"has no item {item!r} (its items: {items})")
+
+    kind = kind_of_item_at(store, directory)
+    if kind is not None:
+        return kind
+    if holds_arrays(store, directory, store.list_directory(directory)):
+        return ItemKind.NAMED
+
+    raise UnsupportedFormatError(directory, f"is not an item that penstock knows: it has no {METADATA}")
+
+
+def _choose(
+    store: Store, path: str, names: frozenset[str], found: CheckpointMetadata, gone: str | None
+) -> tuple[str, ItemKind]:
+    """Return the name and kind of the item to read; the name is empty if it is all of `path`."""
+    kind = kind_of_item(store, path, names)
+    if kind in KINDS_WITHOUT_ITEMS:
+        return "", kind
+
+    items = items_of(store, path, names)
+    trees = [name for name, kind in items.items() if kind in KINDS_OF_TREES]
+    usual = [name for name in USUAL_ITEMS if name in items][:1]
+    if not usual:  # a lost one may have been meant
+        _check_items_there(store, path, sorted(set(found.items) - items.keys() - {gone}))
+    for candidates in (usual, trees, list(items)):
+        if len(candidates) == 1:
+            return candidates[0], items[candidates[0]]
+    if trees:
+        listed = ", ".join(trees)
+        raise UnsupportedFormatError(
+            path, f"holds {len(trees)} trees ({listed}); name one, as in item={trees[0]!r}"
+        )
+    if kind is not None:
+        return "", kind
+    if not items and holds_arrays(store, path, names):
+        if LEGACY_MSGPACK in names and not is_array(store, path, LEGACY_MSGPACK):
+            raise CorruptCheckpointError(os.path.join(path, LEGACY_MSGPACK), "is a directory, not a file")
+        return "", ItemKind.NAMED
+
+    raise _nothing_to_open(path, names, items)
+
+
+def _check_items_there(store: Store, path: str, listed: Iterable[str]) -> None:
+    """Raise if an item that the checkpoint lists is not there."""
+    for name in listed:
+        directory = os.path.join(path, name)
+        kind = store.kind(directory)
+        if kind != "directory":
+            problem = "is missing" if kind is None else "is a file, not a directory"
+            raise CorruptCheckpointError(directory, f"{problem}, and {CHECKPOINT_METADATA} lists it")
+
+
+def _nothing_to_open(
+    path: str, names: frozenset[str], items: Mapping[str, ItemKind]
+) -> NotACheckpointError | UnsupportedFormatError | IncompleteCheckpointError:
+    """Return the error that says what lies at `path` instead of a tree."""
+    unfinished = sorted(name for name in names if TEMPORARY_SUFFIX in name)
+    if unfinished:
+        return IncompleteCheckpointError(path, f"a save was interrupted: there is {unfinished[0]!r}")
+    if items:
+        return UnsupportedFormatError(
+            path, f"holds no tree; name an item, as in item={min(items)!r} (it has {', '.join(items)})"
+        )
+    if any(name.endswith(".safetensors") for name in names):
+        return UnsupportedFormatError(path, "holds safetensors, which SafetensorsLayout reads")
+    if CHECKPOINT_METADATA in names or V1_MARK in names:
+        problem = f"is an Orbax checkpoint without a tree: nothing in it holds {METADATA}"
+        return UnsupportedFormatError(path, f"{problem} (it has {', '.join(sorted(names))})")
+
+    return NotACheckpointError(
+        path, f"is no checkpoint: it holds neither {METADATA} nor {CHECKPOINT_METADATA}"
+    )
+
+
 RANDOM_KEYS: Final = {ItemKind.JAX_KEY: "jax_random_key", ItemKind.NUMPY_KEY: "np_random_key"}
+
+
 """What holds the array or tree; the directory beside it has `_metadata` appended."""
 
 
 KINDS_OF_TREES: Final = frozenset({ItemKind.TREE, ItemKind.PACKED})
+
+
 KINDS_WITHOUT_ITEMS: Final = KINDS_OF_TREES | frozenset(RANDOM_KEYS)
+
+
 """Directories of these kinds have no items, although their entries may look like items."""
 
 
@@ -196,9 +464,6 @@ def is_array(store: Store, directory: str, name: str = "") -> bool:
     return any(store.kind(os.path.join(directory, name, key)) == "file" for key in METADATA_KEYS)
 
 
-# Source:
-#     ORBAX_FORMAT.md §3.5, and what Orbax 0.12.8 does: the item counts as gone, even if its files remain; the
-#     others are read. Its v0 API ignores the mark.
 _NAME: Final = "checkpointable_name"
 
 
@@ -229,11 +494,15 @@ def check_not_deleted(store: Store, path: str) -> None:
         raise NotACheckpointError(path, f"is being deleted, as {DELETION} beside it says")
 
 
-# Source:
-#     ORBAX_FORMAT.md §3.1 to §3.4.
 _STEP: Final = re.compile(r"(?:(?P<prefix>.*)_)?(?P<number>[0-9]{1,18})", re.DOTALL)
+
+
 _MARKS: Final = frozenset({METADATA, CHECKPOINT_METADATA, V1_MARK})
+
+
 _ROOT_FILES: Final = (ROOT_METADATA, "metadata")  # the second one up to Orbax 0.8
+
+
 _OWN_KEYS: Final = frozenset({"internal_metadata", "custom_metadata", "custom"})
 
 
@@ -404,269 +673,7 @@ def _steps_in(names: Iterable[str]) -> list[_Step]:
     return sorted(steps, reverse=True)
 
 
-# Source:
-#     ORBAX_FORMAT.md §3.3 for half-written checkpoints, §3.5 for the order in which items are tried.
-@final
-@dataclass(frozen=True, slots=True)
-class ItemPlace:
-    """Where a tree, or another item, lies."""
-
-    directory: str  #: holds `_METADATA` and the arrays, or the item's other files
-    names: frozenset[str]  #: of what is in it
-    checkpoint: CheckpointMetadata  #: of the checkpoint it belongs to
-    path: str = ""  #: of the checkpoint: as it was asked for, or a step there
-    kind: ItemKind = ItemKind.TREE
-    root_metadata: Mapping[str, Any] | None = None  #: the caller's metadata of the directory of steps
-    sealed: SealedDocuments | None = None  #: the documents in `directory`
-
-
-def locate(store: Store, path: str, item: str | None = None) -> ItemPlace:
-    """Find the item of the checkpoint at `path`; of a directory of steps, that of the latest finished one.
-
-    Args:
-        store: Where `path` is.
-        path: A directory of steps, a step, an item in one, or a checkpoint that is itself a tree.
-        item: Its name, where there are several; by default the one that holds the tree.
-
-    Raises:
-        NotACheckpointError: If there is nothing, or nothing of this layout, or no such item.
-        IncompleteCheckpointError: If a save was interrupted there.
-        UnsupportedFormatError: If it is ambiguous which item is meant.
-        CorruptCheckpointError: If `_CHECKPOINT_METADATA` is damaged.
-    """
-    at = checkpoint_at(store, path)
-    root_metadata = read_root_metadata(store, path) if at.is_step else None
-    return _enter(store, at.path, at.names, item, root_metadata)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class CheckpointPlace:
-    """Where a checkpoint lies."""
-
-    path: str  #: as it was asked for, or that of the latest step there
-    names: frozenset[str]  #: of what is in it
-    is_step: bool  #: whether it was found in a directory of steps
-
-
-def checkpoint_at(store: Store, path: str) -> CheckpointPlace:
-    """Find the checkpoint at `path`, or the latest finished one in the directory of steps there.
-
-    Raises:
-        NotACheckpointError: If there is no directory.
-        IncompleteCheckpointError: If a save was interrupted there.
-        UnsupportedFormatError: If there are steps of several names.
-    """
-    check_there(store, path)
-    names = frozenset(store.list_directory(path))
-    step = latest_step(store, path, names)
-    if step is None:
-        return CheckpointPlace(path, names, is_step=False)
-
-    inner = os.path.join(path, step)
-    return CheckpointPlace(inner, frozenset(store.list_directory(inner)), is_step=True)
-
-
-def check_there(store: Store, path: str) -> None:
-    """Raise unless `path` is a directory, and not the remains of an interrupted save.
-
-    Raises:
-        NotACheckpointError: If there is nothing, or a file.
-        IncompleteCheckpointError: If its name, or that of its parent, says that a save was interrupted.
-        UnsupportedFormatError: If it is a safetensors file.
-    """
-    parent, name = os.path.split(path_or_url(path))
-    if TEMPORARY_SUFFIX in name:
-        raise IncompleteCheckpointError(path, "a save was interrupted here; its name says so")
-    if PARTIAL_SUFFIX in name:
-        raise IncompleteCheckpointError(path, "is a partial save that was not finalized; its name says so")
-    if TEMPORARY_SUFFIX in parent or PARTIAL_SUFFIX in os.path.basename(parent):
-        raise IncompleteCheckpointError(path, "is part of a save that was interrupted; its name says so")
-
-    kind = store.kind(path)
-    if kind == "directory":
-        check_not_deleted(store, path_or_url(path))
-        return
-    if kind == "file":
-        if name.endswith(".safetensors"):
-            raise UnsupportedFormatError(path, "is a safetensors file, which SafetensorsLayout reads")
-        if name.endswith(".npz"):
-            raise UnsupportedFormatError(path, "is an npz file, which only `penstock convert` reads")
-
-        raise NotACheckpointError(path, "is a file, not a checkpoint directory")
-
-    siblings = store.list_directory(parent) if store.kind(parent) == "directory" else ()
-    left = [
-        sibling
-        for sibling in siblings
-        if sibling.startswith((name + TEMPORARY_SUFFIX, name + PARTIAL_SUFFIX))
-    ]
-    if left:
-        raise IncompleteCheckpointError(path, f"a save was interrupted: there is only {left[0]!r}")
-
-    raise NotACheckpointError(path, "does not exist")
-
-
-def _enter(
-    store: Store,
-    path: str,
-    names: frozenset[str],
-    item: str | None,
-    root_metadata: Mapping[str, Any] | None = None,
-) -> ItemPlace:
-    """Find the item in a checkpoint, or in an item of one."""
-    sealed = _sealed(store, path, names)
-    found = sealed.about(names)
-    if is_unfinished(names, found):
-        raise IncompleteCheckpointError(path, f"a save was interrupted here; {CHECKPOINT_METADATA} says so")
-
-    gone = deleted_item(store, path, names)
-    names -= {gone}
-    if item is None:
-        name, kind = _choose(store, path, names, found, gone)
-    elif item == gone:
-        raise NotACheckpointError(path, f"has no item {item!r} any more: it is being deleted")
-    else:
-        name, kind = item, _kind_of_named(store, path, names, item)
-    directory = os.path.join(path, name) if name else path
-    inside = frozenset(store.list_directory(directory)) if name else names
-    documents = sealed.item(name, inside) if name else sealed
-    return ItemPlace(directory, inside, found, path, kind, root_metadata, documents)
-
-
-def _sealed(store: Store, path: str, names: frozenset[str]) -> SealedDocuments:
-    """Find the digests of the documents in `path`; those of an item may lie in the checkpoint around it."""
-    parent, name = os.path.split(path)
-    has_own = is_whole_bucket(path) or not names.isdisjoint({INTEGRITY, CHECKPOINT_METADATA})
-    if has_own or store.kind(os.path.join(parent, INTEGRITY)) is None:
-        return SealedDocuments.open(store, path, names)
-
-    above = SealedDocuments.open(store, parent, frozenset(store.list_directory(parent)))
-    return above.item(name, names)
-
-
-def _kind_of_named(store: Store, path: str, names: frozenset[str], item: str) -> ItemKind:
-    directory = os.path.join(path, item)
-    there = item in names and TEMPORARY_SUFFIX not in item and store.kind(directory) == "directory"
-    if not there:
-        items = ", ".join(items_of(store, path, names)) or "none"
-        raise NotACheckpointError(path, f"has no item {item!r} (its items: {items})")
-
-    kind = kind_of_item_at(store, directory)
-    if kind is not None:
-        return kind
-    if holds_arrays(store, directory, store.list_directory(directory)):
-        return ItemKind.NAMED
-
-    raise UnsupportedFormatError(directory, f"is not an item that penstock knows: it has no {METADATA}")
-
-
-def _choose(
-    store: Store, path: str, names: frozenset[str], found: CheckpointMetadata, gone: str | None
-) -> tuple[str, ItemKind]:
-    """Return the name and kind of the item to read; the name is empty if it is all of `path`."""
-    kind = kind_of_item(store, path, names)
-    if kind in KINDS_WITHOUT_ITEMS:
-        return "", kind
-
-    items = items_of(store, path, names)
-    trees = [name for name, kind in items.items() if kind in KINDS_OF_TREES]
-    usual = [name for name in USUAL_ITEMS if name in items][:1]
-    if not usual:  # a lost one may have been meant
-        _check_items_there(store, path, sorted(set(found.items) - items.keys() - {gone}))
-    for candidates in (usual, trees, list(items)):
-        if len(candidates) == 1:
-            return candidates[0], items[candidates[0]]
-    if trees:
-        listed = ", ".join(trees)
-        raise UnsupportedFormatError(
-            path, f"holds {len(trees)} trees ({listed}); name one, as in item={trees[0]!r}"
-        )
-    if kind is not None:
-        return "", kind
-    if not items and holds_arrays(store, path, names):
-        if LEGACY_MSGPACK in names and not is_array(store, path, LEGACY_MSGPACK):
-            raise CorruptCheckpointError(os.path.join(path, LEGACY_MSGPACK), "is a directory, not a file")
-        return "", ItemKind.NAMED
-
-    raise _nothing_to_open(path, names, items)
-
-
-def _check_items_there(store: Store, path: str, listed: Iterable[str]) -> None:
-    """Raise if an item that the checkpoint lists is not there."""
-    for name in listed:
-        directory = os.path.join(path, name)
-        kind = store.kind(directory)
-        if kind != "directory":
-            problem = "is missing" if kind is None else "is a file, not a directory"
-            raise CorruptCheckpointError(directory, f"{problem}, and {CHECKPOINT_METADATA} lists it")
-
-
-def _nothing_to_open(
-    path: str, names: frozenset[str], items: Mapping[str, ItemKind]
-) -> NotACheckpointError | UnsupportedFormatError | IncompleteCheckpointError:
-    """Return the error that says what lies at `path` instead of a tree."""
-    unfinished = sorted(name for name in names if TEMPORARY_SUFFIX in name)
-    if unfinished:
-        return IncompleteCheckpointError(path, f"a save was interrupted: there is {unfinished[0]!r}")
-    if items:
-        return UnsupportedFormatError(
-            path, f"holds no tree; name an item, as in item={min(items)!r} (it has {', '.join(items)})"
-        )
-    if any(name.endswith(".safetensors") for name in names):
-        return UnsupportedFormatError(path, "holds safetensors, which SafetensorsLayout reads")
-    if CHECKPOINT_METADATA in names or V1_MARK in names:
-        problem = f"is an Orbax checkpoint without a tree: nothing in it holds {METADATA}"
-        return UnsupportedFormatError(path, f"{problem} (it has {', '.join(sorted(names))})")
-
-    return NotACheckpointError(
-        path, f"is no checkpoint: it holds neither {METADATA} nor {CHECKPOINT_METADATA}"
-    )
-
-
-# Source:
-#     ORBAX_FORMAT.md §3.1, §5.
 _ARRAY_HANDLER: Final = ".ArrayCheckpointHandler"
-
-
-def list_items(store: Store, path: str) -> FoundItems:
-    """Name the items of the checkpoint at `path`, or of the latest step there. Blocking.
-
-    Raises:
-        NotACheckpointError: If there is nothing.
-        IncompleteCheckpointError: If a save was interrupted there.
-        UnsupportedFormatError: If the checkpoint is one tree, or one document, and has no items.
-        CorruptCheckpointError: If an item is missing that the checkpoint is recorded to have.
-    """
-    at = checkpoint_at(store, path)
-    recorded = SealedDocuments.open(store, at.path, at.names).about(at.names)
-    if is_unfinished(at.names, recorded):
-        raise IncompleteCheckpointError(
-            at.path, f"a save was interrupted here; {CHECKPOINT_METADATA} says so"
-        )
-    if kind_of_item(store, at.path, at.names) is not None:
-        raise UnsupportedFormatError(at.path, "is one item, and has none; restore it as a whole")
-
-    gone = {deleted_item(store, at.path, at.names)}
-    forms = items_of(store, at.path, at.names - gone)
-    listed = set(recorded.items) - gone
-    lost = sorted(listed - at.names)
-    if lost:
-        raise CorruptCheckpointError(
-            os.path.join(at.path, lost[0]), f"is missing, and {CHECKPOINT_METADATA} lists it"
-        )
-
-    names = sorted({*forms, *listed})
-    if not names:
-        raise NotACheckpointError(at.path, "has no items")
-
-    return FoundItems(at.path, {name: _kind(recorded, name) for name in names})
-
-
-def _kind(recorded: CheckpointMetadata, name: str) -> Literal["tree", "array"]:
-    handlers = recorded.item_handlers
-    handler = handlers.get(name, "") if isinstance(handlers, Mapping) else ""
-    return "array" if handler.endswith(_ARRAY_HANDLER) else "tree"
 
 
 def disk_mark(store: Store, directory: str) -> DiskMark | None:

@@ -1,4 +1,8 @@
-"""What of an item can be compared with a checksum, which leaves lie where, and what cannot be compared."""
+"""Lists what of an item can be compared with a checksum, which leaves are where, and what cannot be compared.
+
+`survey_item` is what `penstock verify` and repairs go by; `holds_recorded_bytes` looks for the bytes of a
+lost leaf in another checkpoint.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""The tree that early Orbax kept in one msgpack file: values, or placeholders for arrays elsewhere.
+"""The msgpack files of early Orbax: a tree of values, or of placeholders for arrays elsewhere.
 
-Array bytes are read from the file only when needed, and a hostile file is refused before it takes memory.
+Array bytes are read from the file only when needed, and a hostile file is refused before it takes memory:
+a `Cursor` reads one token at a time from a window of the file. `read_tree` reads the tree; `packed_spec`
+describes a leaf of it.
 
 Source:
-    ORBAX_FORMAT.md §1.9.
+    ORBAX_FORMAT.md §1.9; the msgpack specification.
 """
 
 from __future__ import annotations
@@ -29,8 +31,6 @@ from penstock.kernel.errors import CorruptCheckpointError, TruncatedDataError, U
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec
 from penstock.kernel.protocols.stores import ReadableFile, Store
 
-# Source:
-#     The msgpack specification.
 _WINDOW_BYTES: Final = 64 * 1024
 _MOST_TEXT_BYTES: Final = 64 * 2**20  # it is held in memory; a file may be a hole for the most part
 
@@ -476,8 +476,6 @@ class _Reader:
         self.leaves.append(leaf)
 
 
-# Source:
-#     ORBAX_FORMAT.md §1.9.
 CHUNKED: Final = "__msgpack_chunked_array__"
 """The key that marks a map as such a record. Beside it are `shape` and `chunks`, each by number."""
 

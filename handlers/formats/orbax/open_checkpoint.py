@@ -1,4 +1,8 @@
-"""Find a checkpoint, or an item of one, and read its documents."""
+"""Finds a checkpoint, or an item of one, and reads its documents.
+
+A tree is read by `tree_documents`. The items that are no trees are read here: JSON, text of a protocol
+buffer, and random keys of jax and of NumPy (ORBAX_FORMAT.md §5).
+"""
 
 from __future__ import annotations
 
@@ -129,8 +133,6 @@ def _documents(store: Store, place: ItemPlace) -> Iterator[tuple[str, int]]:
         yield proto_file(place.names) or "", _TEXT_BYTES
 
 
-# Source:
-#     ORBAX_FORMAT.md §5.
 # Of a jax random key, only its data is stored. `unsafe_rbg` has data of the same shape as `rbg`.
 _IMPLS: Final = {2: "threefry2x32", 4: "rbg"}
 _KEY: Final = "checkpoint"
@@ -249,8 +251,6 @@ OPENERS: Final[Mapping[ItemKind, Callable[[Source, ItemPlace], OrbaxCheckpoint]]
 }
 
 
-# Source:
-#     ORBAX_FORMAT.md §5.
 _Kinds = tuple[KeyKind, ...]
 
 _MARKERS: Final[Mapping[type, str]] = {type(None): "None", dict: "Dict", list: "List"}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
 from penstock.handlers.formats.orbax.discovery import list_items
-from penstock.handlers.formats.orbax.documents_to_write import EncodedTree, EncodedTrees, check_names
+from penstock.handlers.formats.orbax.encoded_tree import EncodedTree, EncodedTrees, check_names
 from penstock.handlers.formats.orbax.file_names import DATA_FOLDER, MARKS, OF_A_PROCESS, temporary_path
 from penstock.handlers.formats.orbax.open_checkpoint import find_checkpoint, open_checkpoint
 from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK, fitted

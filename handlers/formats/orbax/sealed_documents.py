@@ -1,6 +1,10 @@
 """The documents of a directory, each compared with its recorded digest where it is read.
 
+Digests are in `_PENSTOCK_INTEGRITY`, and the digest of that file is in the commit mark, so that a lost or
+damaged record is noticed. The mark's text is free, and Orbax looks only at whether the file is there.
 What Orbax wrote has no digests, nor what penstock 0.1 wrote: there every document is read as it is.
+
+`record_documents` and `renew_record` make a record for documents that others wrote.
 """
 
 from __future__ import annotations
@@ -249,8 +253,7 @@ def check_record(path: str, data: bytes | None, expected: Digest | None) -> None
         raise ChecksumError(path, "differs from what was written, or its digest in the commit mark does")
 
 
-# Its text is free, and Orbax looks only at whether the file is there. The digest makes it noticed if the record
-# of all other digests is lost or damaged.
+# In the commit mark.
 _LINE: Final = re.compile(
     rf"^{INTEGRITY}: (\d{{1,18}}) bytes, crc32c ([0-9a-f]{{8}})$".encode(), re.MULTILINE
 )

@@ -1,4 +1,11 @@
-"""Chooses how a leaf is stored, from its handler's description and the options. Pure."""
+"""Chooses how a leaf is stored, from its handler's description and the options. Pure.
+
+`fitted` chooses dtype, codec and chunks.
+
+Source:
+    ORBAX_FORMAT.md §2.1 for the rules of `chunk_byte_size` and `shard_axes`; tests/interop compares the
+    result with Orbax's own.
+"""
 
 from __future__ import annotations
 
@@ -121,9 +128,6 @@ def _chunk_shape(spec: LeafSpec, key_path: str, form: SaveFormat, args: SaveArgs
     return orbax_chunk_shape(shape, whole, spec.itemsize, most, args.shard_axes)
 
 
-# Source:
-#     ORBAX_FORMAT.md §2.1 for the rules of `chunk_byte_size` and `shard_axes`; tests/interop compares
-#     the result with Orbax's own.
 _SMALLEST_PART: Final = 16
 """If equal chunks would each be below this part of the target size, one chunk above it is better."""
 
@@ -211,8 +215,6 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // n for n in small)})
 
 
-# Source:
-#     ORBAX_FORMAT.md §2.1.
 def split_among_replicas(spec: LeafSpec) -> LeafSpec:
     """Return the spec with its shards split along the first axis that the number of replicas divides.
 

@@ -1,4 +1,9 @@
-"""A checkpoint whose documents have been read: its leaves, and how to read each."""
+"""An opened Orbax checkpoint: its leaves, and the reads that fetch any part of them.
+
+`OrbaxCheckpoint` is the `StoredCheckpoint` of this format. Below it, in the order in which it asks: the
+parts of a leaf as they were written, codec, metadata and bytes of a leaf on the medium, and the whole chunks
+of many small leaves at once.
+"""
 
 from __future__ import annotations
 

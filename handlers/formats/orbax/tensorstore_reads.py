@@ -1,6 +1,7 @@
-"""Arrays that need a driver: chunks with a codec, or chunks that were never written.
+"""Chunks that TensorStore reads or decodes: those with a codec, and those that were never written.
 
-TensorStore reads them, straight into the destination.
+An `ArrayDriver` reads straight into the destination. `decode_into` decodes bytes that are in memory already,
+where they were compared with their checksums.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The leaves that a layout is given, in columns."""
+"""The leaves of a tree that is being saved, in columns, and the check that their names can be directories."""
 
 from __future__ import annotations
 
@@ -114,8 +114,6 @@ class TreeColumns:
                 yield self.infos[at], spec.text
 
 
-# Source:
-#     ORBAX_FORMAT.md §1.7; and §1.1 for why a name is a path with whatever slashes are in it.
 _RESERVED: Final = frozenset(
     {
         ARRAY_METADATAS,

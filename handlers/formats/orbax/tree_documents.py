@@ -1,6 +1,12 @@
-"""Read the documents of a tree and combine what they say about each leaf.
+"""Reads the documents of a tree and combines what they say about each leaf.
+
+`open_tree` is the door; `read_structure` reads the structure alone, from `_METADATA`, from the msgpack file
+of early Orbax, or from the names of directories. `RememberedDocuments` keeps what was decoded last.
 
 No array byte is read and no jax is imported.
+
+Source:
+    ORBAX_FORMAT.md §1.
 """
 
 from __future__ import annotations
@@ -404,8 +410,6 @@ def check_merged(directory: str, names: Collection[str], use_ocdbt: bool | None)
         )
 
 
-# Source:
-#     ORBAX_FORMAT.md §1.1, §1.2, §1.9.
 _MOST_LEVELS: Final = 64  # of directories
 
 

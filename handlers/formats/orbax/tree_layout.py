@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, final
 
-from penstock.handlers.formats.orbax.documents_to_write import EncodedTree, EncodedTrees, check_names
+from penstock.handlers.formats.orbax.encoded_tree import EncodedTree, EncodedTrees, check_names
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK, split_among_replicas
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint

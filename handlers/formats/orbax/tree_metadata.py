@@ -1,7 +1,10 @@
-"""`_METADATA`: the structure of the tree and the type of each leaf.
+"""`_METADATA`: the structure of the tree, the type of each leaf, and which sequences were tuples.
+
+Ten versions of Orbax all write the same form, down to the blanks. That form is read in slices; any other is
+parsed as a whole.
 
 Source:
-    ORBAX_FORMAT.md §1.1.
+    ORBAX_FORMAT.md §1.1; §1.2 for `value_metadata_tree`, which records tuples if the save asked for it.
 """
 
 from __future__ import annotations
@@ -230,9 +233,6 @@ def _without(columns: Columns, inner: set[KeyPath]) -> Columns:
     )
 
 
-# Source:
-#     ORBAX_FORMAT.md §1.1. Ten versions of Orbax all write the same form, down to the blanks. That form is
-#     read in slices; any other is parsed as a whole.
 _MEMBER: Final = "tree_metadata"
 _START: Final = b'{"tree_metadata": {'
 _END: Final = b"}}}, "  # of the last entry, of `tree_metadata`, and what follows it
@@ -344,8 +344,6 @@ class _Collected:
         skips += [value.skip_deserialize for _, value in rows]
 
 
-# Source:
-#     ORBAX_FORMAT.md §1.2.
 _NAME: Final = "value_metadata_tree"
 _LEAF: Final = "ValueMetadataEntry"
 _Json: TypeAlias = "dict[str, _Json] | list[_Json] | str | int | bool | None"

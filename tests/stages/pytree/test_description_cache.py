@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 from tests.stages.stage_rig import Rig, save_stages
 
-from penstock.handlers.formats.orbax.documents_to_write import EncodedTrees
+from penstock.handlers.formats.orbax.encoded_tree import EncodedTrees
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.handlers.leaves.numpy_array import NumpyHandler
 from penstock.kernel.errors import DeletedLeafError

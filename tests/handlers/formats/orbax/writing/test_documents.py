@@ -19,7 +19,7 @@ import pytest
 from crc32c import crc32c
 from orbax.checkpoint.experimental import v1 as ocp_v1
 
-from penstock.handlers.formats.orbax.documents_to_write import EncodedTree
+from penstock.handlers.formats.orbax.encoded_tree import EncodedTree
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline

@@ -1,4 +1,6 @@
-"""Every document of a new flat checkpoint, in the order in which they must become durable.
+"""Every document of a new tree, in the order in which they must become durable.
+
+An `EncodedTree` encodes all that depends on the tree alone once; `EncodedTrees` keeps those of recent trees.
 
 Source:
     ORBAX_FORMAT.md §3.1 (flat layout) and §8 (what Orbax must find).
