@@ -25,10 +25,12 @@ __all__ = (
     "ScalarHandler",
     "StringHandler",
     "default_handlers",
+    "encode_with_tensorstore",
     "fsspec_store",
 )
 
 if TYPE_CHECKING:
+    from penstock.handlers.formats.codecs.tensorstore_codecs import encode_with_tensorstore
     from penstock.handlers.formats.items.item_types import (
         Array,
         Composite,
@@ -55,6 +57,7 @@ else:
     __getattr__, __dir__ = _lazy_names(
         __name__,
         {
+            "penstock.handlers.formats.codecs.tensorstore_codecs": ("encode_with_tensorstore",),
             "penstock.handlers.layouts.auto_layout": ("AutoLayout",),
             "penstock.handlers.formats.items.item_types": (
                 "Array",

@@ -27,6 +27,8 @@ __all__ = (
     "CheckedRead",
     "ChunkBuffersHandler",
     "ChunkingHandler",
+    "Codec",
+    "CodecType",
     "Committed",
     "Concurrent",
     "Config",
@@ -163,6 +165,7 @@ __all__ = (
 )
 
 if TYPE_CHECKING:
+    from penstock.kernel.codecs import Codec, CodecType
     from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.config.config import Config, FlowOptions, LoopOptions, MemoryOptions, StoreOptions
     from penstock.kernel.config.job_limits import JobLimits
@@ -298,6 +301,7 @@ else:
     __getattr__, __dir__ = _lazy_names(
         __name__,
         {
+            "penstock.kernel.codecs": ("Codec", "CodecType"),
             "penstock.kernel.concurrency.threads": ("Threads",),
             "penstock.kernel.config.config": (
                 "Config", "FlowOptions", "LoopOptions", "MemoryOptions", "StoreOptions",

@@ -17,13 +17,13 @@ __all__ = (
     "array_metadata",
     "chunk_key",
     "chunk_keys",
+    "codec_to_decode",
     "decode",
     "encode_v2",
     "encode_v3",
     "grid_indices",
     "opaque_codec",
     "prefix_of",
-    "v2_compressor",
 )
 
 import itertools
@@ -36,6 +36,7 @@ from typing import Any, Final, Literal, cast, final
 from penstock.handlers.dtypes import numpy_dtype, storable
 from penstock.handlers.formats.chunk_regions import is_beyond_memory
 from penstock.handlers.formats.json_documents import as_list, as_object, as_shape, as_string, parse_object
+from penstock.kernel.codecs import Codec, codec_of, codec_type
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.leaf import LeafSpec
 
@@ -121,11 +122,11 @@ def encode_v2(shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...], codec
         shape: Of the whole array.
         dtype: Its name; `storable`.
         chunks: Of one chunk, of the same rank, every axis at least 1.
-        codec: `zstd:<level>`, or None.
+        codec: As in `LeafSpec.codec`.
     """
     document = {
         "chunks": chunks,
-        "compressor": v2_compressor(codec),
+        "compressor": None if codec is None else _compressor(codec, numpy_dtype(dtype).itemsize),
         "dimension_separator": ".",
         "dtype": _V2_CODES.get(dtype, dtype),
         "fill_value": None,
@@ -137,32 +138,70 @@ def encode_v2(shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...], codec
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def v2_compressor(codec: str | None) -> dict[str, object] | None:
+def _compressor(text: str, itemsize: int) -> dict[str, object]:
     """The member `compressor` of a `.zarray`."""
+    codec = codec_of(text)
+    return {"id": text, **_OPAQUE} if codec is None else {"id": _name(text), **codec.zarr2(itemsize)}
+
+
+def _step(text: str, itemsize: int) -> dict[str, object]:
+    """The last of the `codecs` of a `zarr.json`."""
+    codec = codec_of(text)
     if codec is None:
+        return {"configuration": _OPAQUE, "name": text}
+
+    return {"configuration": codec.zarr3(itemsize), "name": _name(text)}
+
+
+def _name(text: str) -> str:
+    return text.partition(":")[0]
+
+
+def codec_to_decode(form: ArrayFormat) -> Codec | None:
+    """Return the codec of an array's chunks, if TensorStore does not decode it.
+
+    Only arrays that are encoded by that one codec, from little-endian elements in C order, have one.
+
+    Raises:
+        ConfigError: If the codec is broken.
+        ValueError: If its options are.
+    """
+    found, options = _last_step(form)
+    kind = codec_type(found)
+    if kind is None or not _is_only_step(form):
         return None
 
-    return {"id": codec, **_OPAQUE} if _is_opaque(codec) else {"id": "zstd", "level": _zstd_level(codec)}
+    codec = kind.from_zarr(options)
+    return None if codec.in_tensorstore else codec
+
+
+def _is_only_step(form: ArrayFormat) -> bool:
+    metadata = form.metadata
+    if form.version == 2:
+        is_big = str(metadata.get("dtype")).startswith(">")
+        return not metadata.get("filters") and metadata.get("order", "C") == "C" and not is_big
+
+    first, *others = metadata["codecs"]
+    return len(others) == 1 and _is_plain_v3("", [first], form.dtype)
+
+
+def _last_step(form: ArrayFormat) -> tuple[str, dict[str, object]]:
+    """Return the name and the options of what encodes a chunk last; an empty name if nothing does."""
+    version_2 = form.version == 2
+    step: object = form.metadata.get("compressor") if version_2 else form.metadata["codecs"][-1]
+    if not isinstance(step, dict):  # none, or damaged: whoever decodes the chunks says so
+        return "", {}
+
+    codec = cast("dict[str, object]", step)
+    options = codec if version_2 else codec.get("configuration")
+    name = str(codec.get("id" if version_2 else "name"))
+    return name, cast("dict[str, object]", options) if isinstance(options, dict) else {}
 
 
 def opaque_codec(form: ArrayFormat) -> str | None:
     """Return the codec under which a penstock stage made an array opaque; None if it has none."""
-    version_2 = form.version == 2
-    step: object = form.metadata.get("compressor") if version_2 else form.metadata["codecs"][-1]
-    if not isinstance(step, dict):  # none, or damaged: whoever decodes the chunks says so
-        return None
-
-    codec = cast("dict[str, object]", step)
-    options = codec if version_2 else codec.get("configuration")
-    if not isinstance(options, dict) or cast("dict[str, object]", options).get("opaque") is not True:
-        return None
-
-    return str(codec.get("id" if version_2 else "name"))
-
-
-def _is_opaque(codec: str) -> bool:
-    """Whether it is not a zarr codec but a name that a stage gave its transformation."""
-    return codec.partition(":")[0] != "zstd"
+    name, options = _last_step(form)
+    return name if options.get("opaque") is True else None
 
 
 @lru_cache(maxsize=4096)
@@ -174,10 +213,8 @@ def encode_v3(shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...], codec
     kind = numpy_dtype(dtype)
     order = {} if kind.itemsize == 1 else {"configuration": {"endian": "little"}}
     codecs: list[object] = [{**order, "name": "bytes"}]
-    if codec is not None and _is_opaque(codec):
-        codecs.append({"configuration": _OPAQUE, "name": codec})
-    elif codec is not None:
-        codecs.append({"configuration": {"checksum": False, "level": _zstd_level(codec)}, "name": "zstd"})
+    if codec is not None:
+        codecs.append(_step(codec, kind.itemsize))
 
     zero: Any = 0 if "int" in dtype else False if dtype == "bool" else 0.0
     document = {
@@ -191,12 +228,6 @@ def encode_v3(shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...], codec
         "zarr_format": 3,
     }
     return json.dumps(document, separators=(",", ":")).encode()
-
-
-def _zstd_level(codec: str) -> int:
-    name, _, level = codec.partition(":")
-    assert name == "zstd"
-    return int(level)
 
 
 def decode(path: str, data: bytes) -> ArrayFormat:

@@ -69,9 +69,9 @@ class AutoLayout:
     def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
         return self.written.fit(spec, info, args) if isinstance(self.written, FormattedLayout) else spec
 
-    def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
+    def encode(self, codec: str, chunks: Sequence[memoryview], itemsize: int) -> Sequence[bytes]:
         assert isinstance(self.written, FormattedLayout), "a layout without codecs chooses none"
-        return self.written.encode(codec, chunks)
+        return self.written.encode(codec, chunks, itemsize)
 
     def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
         return self.written.chunk_file(leaf, chunk) if isinstance(self.written, FormattedLayout) else None

@@ -233,8 +233,14 @@ class FormattedLayout(Capability, Protocol):
         """
         ...
 
-    def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
-        """Encode whole chunks, each by itself. Blocking. `codec` is one that `fit` chose, never `auto`."""
+    def encode(self, codec: str, chunks: Sequence[memoryview], itemsize: int) -> Sequence[bytes]:
+        """Encode whole chunks, each by itself. Blocking.
+
+        Args:
+            codec: One that `fit` chose, never `auto`.
+            chunks: Bytes; none of them empty.
+            itemsize: Bytes of one element.
+        """
         ...
 
     def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:

@@ -7,7 +7,6 @@ must be encoded (`check_encoded`), and all bytes must be there at the end (`arri
 from __future__ import annotations
 
 __all__ = (
-    "AUTO",
     "arrived_leaves",
     "check_all_there",
     "check_encoded",
@@ -23,11 +22,12 @@ __all__ = (
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from operator import is_
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.kernel.codecs import AUTO
 from penstock.kernel.errors import ChangedLeafError, IncompletePipelineError, InvalidLeafError, PipelineError
 from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
 from penstock.kernel.messages.save import Piece, SavePlan, StagedBatch, WrittenBatch
@@ -101,9 +101,6 @@ def refuse_global(leaves: Leaves) -> None:
         "the array has shards on other processes, and this save is of one process: save it with a "
         "penstock.Checkpointer in all of them, once jax.distributed is initialised",
     )
-
-
-AUTO: Final = "auto"
 
 
 def encoding_room(nbytes: int) -> int:

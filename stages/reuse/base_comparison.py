@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+from penstock.kernel.codecs import AUTO
 from penstock.kernel.messages.leaves import Leaf, Leaves
 from penstock.kernel.messages.save import References, SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
@@ -17,7 +18,6 @@ from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout, proc
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.leaf_infos import keys_of, names_of
 from penstock.kernel.protocols.written import DISK_MARK, Written
-from penstock.stages.messages.planned_leaves import AUTO
 from penstock.stages.planning.leaf_sources import key_columns, spec_column
 from penstock.stages.reuse.leaf_digests import digest_name
 from penstock.stages.reuse.value_cache import KnownValues

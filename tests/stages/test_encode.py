@@ -58,7 +58,7 @@ class ScriptedLayout:
     def chunk_file(self, *args: Any) -> Any:
         return self._inner.chunk_file(*args)
 
-    def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
+    def encode(self, codec: str, chunks: Sequence[memoryview], itemsize: int) -> Sequence[bytes]:
         self.calls.append((codec, sum(map(len, chunks))))
         if len(self.calls) == self.fault_at:
             if isinstance(self.fault, Hang):
@@ -66,7 +66,7 @@ class ScriptedLayout:
             elif self.fault is not None:
                 raise self.fault
 
-        return [data + bytes(self.grow) for data in self._inner.encode(codec, chunks)]
+        return [data + bytes(self.grow) for data in self._inner.encode(codec, chunks, itemsize)]
 
 
 def use(rig: Rig, form: SaveFormat, coded_chunk: int = 1 << 20) -> ScriptedLayout:

@@ -47,8 +47,8 @@ class ItemsLayoutBase:
     def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
         return self._formatted.fit(spec, info, args)
 
-    def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
-        return self._formatted.encode(codec, chunks)
+    def encode(self, codec: str, chunks: Sequence[memoryview], itemsize: int) -> Sequence[bytes]:
+        return self._formatted.encode(codec, chunks, itemsize)
 
     def temporary_name(self, path: str) -> str:
         return self._base.temporary_name(path)

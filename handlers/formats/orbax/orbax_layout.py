@@ -17,6 +17,7 @@ from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.handlers.formats.orbax.tree_documents import RememberedDocuments
 from penstock.handlers.formats.zarr import chunk_key, prefix_of
+from penstock.kernel.codecs import codec_of
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.memory.bounded_cache import BoundedCache
 from penstock.kernel.protocols.checkpoints import FoundItems
@@ -103,11 +104,10 @@ class OrbaxLayout:
 
         return fitted(spec, info.key_path, self._form, args, self._coded_chunk, self._plain_chunk)
 
-    def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
-        # Here, because it imports tensorstore, which plain chunks never need.
-        from penstock.handlers.formats.orbax.writing.codecs import encode
-
-        return encode(codec, chunks)
+    def encode(self, codec: str, chunks: Sequence[memoryview], itemsize: int) -> Sequence[bytes]:
+        found = codec_of(codec)
+        assert found is not None, "a stage encodes its own"
+        return found.encode(chunks, itemsize)
 
     def check(self, leaves: Sequence[StagedLeaf]) -> None:
         """Check only the names; see `check_names` for the errors."""

@@ -43,9 +43,10 @@ from penstock.handlers.formats.orbax.chunk_lookup import Found, found_chunks, st
 from penstock.handlers.formats.orbax.discovery import disk_mark
 from penstock.handlers.formats.orbax.embedded_arrays import PackedArray, packed_reads
 from penstock.handlers.formats.orbax.file_names import MANIFEST
-from penstock.handlers.formats.zarr import ArrayFormat, grid_indices, opaque_codec, prefix_of
+from penstock.handlers.formats.zarr import ArrayFormat, codec_to_decode, grid_indices, opaque_codec, prefix_of
 from penstock.handlers.ocdbt.node_decoding import Index
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline, Value
+from penstock.kernel.codecs import Codec
 from penstock.kernel.errors import CorruptCheckpointError, NotOnThisDiskError
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.reads import (
@@ -212,8 +213,9 @@ class OrbaxCheckpoint:
         """Read stored chunks and decode what was compared; a driver reads those without a checksum."""
         chunk_shape = array.format.chunk_shape
         grid = chunks_in(region.bounds, chunk_shape)
+        codec = self._codec_to_decode(stored, array)
         boxes = [
-            (found, self._decoded(leaf, stored, array, region, found))
+            (found, self._decoded(leaf, stored, array, region, found, codec))
             for found in self._chunks(stored, array, grid, None)
         ]
         if any(read is not None or found.value is None for found, read in boxes):
@@ -242,23 +244,39 @@ class OrbaxCheckpoint:
         for chunks in _parts(box.chunks, max(1, piece_bytes // stored.spec.chunk_nbytes)):
             yield self._driver_read(leaf, stored, array, region, chunks, absent=True)
 
+    def _codec_to_decode(self, stored: StoredLeaf, array: StoredArray) -> Codec | None:
+        try:
+            return codec_to_decode(array.format)
+        except (ValueError, KeyError, TypeError) as error:
+            problem = f"the options of the codec of {stored.info.name!r} are wrong: {error}"
+            raise CorruptCheckpointError(self.directory, problem, key_path=stored.info.key_path) from error
+
     def _decoded(
-        self, leaf: int, stored: StoredLeaf, array: StoredArray, region: Destination, found: Found
+        self,
+        leaf: int,
+        stored: StoredLeaf,
+        array: StoredArray,
+        region: Destination,
+        found: Found,
+        codec: Codec | None,
     ) -> ScatterRead | None:
-        """Read a chunk with a codec and decode it; None if its checksum is not known."""
+        """Read a chunk with a codec and decode it; None if TensorStore reads it, without a checksum."""
         form, value, index = array.format, found.value, found.start
         if not isinstance(value, Indirect):
             return None
 
         file = os.path.join(self.directory, value.file)
         crc32c = recorded_crc32c(self._recorded.get(file, NONE), value.offset, value.length)
-        if crc32c is None:
+        if crc32c is None and codec is None:
             return None
 
         start = tuple(map(int.__mul__, index, form.chunk_shape))
         chunk = StoredChunk(file, value.offset, start, form.chunk_shape, stored.spec.itemsize)
-        decode = partial(self._decode, form, chunk, region, stored.info.key_path)
-        held = value.length + stored.spec.chunk_nbytes  # TensorStore has a copy of the stored bytes, too
+        if codec is None:
+            decode = partial(self._decode, form, chunk, region, stored.info.key_path)
+        else:
+            decode = partial(_decode_by, codec, leaf, chunk, region, stored.info.key_path)
+        held = value.length + stored.spec.chunk_nbytes  # a decoder has a copy of the stored bytes, too
         return ScatterRead(leaf, file, value.offset, value.length, decode, crc32c, decoded_nbytes=held)
 
     def _opaque_reads(
@@ -382,6 +400,25 @@ def _parts(grid: Bounds, limit: int) -> Iterator[Bounds]:
     step = max(1, limit * extent[axis] // count)
     for at in range(start, stop, step):
         yield from _parts((*grid[:axis], (at, min(at + step, stop)), *grid[axis + 1 :]), limit)
+
+
+def _decode_by(
+    codec: Codec, leaf: int, chunk: StoredChunk, region: Destination, key_path: str, stored: memoryview
+) -> None:
+    """Decode a chunk and bring what overlaps `region` there."""
+    nbytes = math.prod(chunk.shape) * chunk.itemsize
+    where = f"bytes {chunk.offset} to {chunk.offset + len(stored)}"
+    try:
+        data = memoryview(codec.decode(stored, nbytes)).cast("B")
+    except Exception as error:  # a third party's code, on bytes that may be damaged
+        problem = f"{where} cannot be decoded as {codec.text}: {error}"
+        raise CorruptCheckpointError(chunk.file, problem, key_path=key_path) from error
+
+    if len(data) != nbytes:
+        problem = f"{where} are {len(data)} bytes of {codec.text}, not {nbytes}"
+        raise CorruptCheckpointError(chunk.file, problem, key_path=key_path)
+
+    _spread(leaf, replace(chunk, offset=0), region, key_path, data)
 
 
 def _spread(leaf: int, chunk: StoredChunk, region: Destination, key_path: str, data: memoryview) -> None:

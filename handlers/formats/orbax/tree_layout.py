@@ -82,8 +82,8 @@ class TreeLayout:
 
         return self._layout.fit(spec, info, args)
 
-    def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
-        return self._layout.encode(codec, chunks)
+    def encode(self, codec: str, chunks: Sequence[memoryview], itemsize: int) -> Sequence[bytes]:
+        return self._layout.encode(codec, chunks, itemsize)
 
     def check(self, leaves: Sequence[StagedLeaf]) -> None:
         """Check only the names; see `check_names` for the errors."""
