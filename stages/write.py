@@ -19,7 +19,7 @@ from penstock.kernel.messages.leaves import Leaf, in_columns
 from penstock.kernel.messages.save import Pack, Piece, StagedBatch, WrittenBatch, WrittenPack
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
-from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout, JointLayout
+from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout
 from penstock.kernel.protocols.stores import DataFile, WholeWrites
 from penstock.kernel.protocols.written import Written
 from penstock.kernel.reports.statistics import Advice
@@ -131,7 +131,7 @@ class _Writer:
         self._folder = run.layout.folder if isinstance(run.layout, ItemsLayout) else _no_folder
         self._only_folder = run.layout.only_folder if isinstance(run.layout, ItemsLayout) else ""
         self._own_folder = ""
-        if run.operation is not None and isinstance(run.layout, JointLayout):
+        if run.operation is not None and isinstance(run.layout, FormattedLayout):
             self._own_folder = run.layout.process_folder(run.operation.process_index)
 
         self._chunks: dict[tuple[int, tuple[int, ...]], tuple[_OpenFile, int]] = {}

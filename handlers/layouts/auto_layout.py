@@ -19,10 +19,8 @@ from penstock.kernel.memory.bounded_cache import BoundedCache, Caching
 from penstock.kernel.protocols.checkpoints import FoundItems, ListedItems, StoredCheckpoint
 from penstock.kernel.protocols.layouts import (
     FormattedLayout,
-    ItemLayout,
     Layout,
     Opening,
-    opening_of,
     process_folder_of,
 )
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
@@ -98,20 +96,6 @@ class AutoLayout:
             beside=beside,
         )
 
-    def item_documents(
-        self,
-        leaves: Sequence[StagedLeaf],
-        batches: Sequence[WrittenLeaves],
-        *,
-        committed_ns: int,
-        custom_metadata: Mapping[str, Any] | None,
-        digests: Mapping[str, bytes],
-    ) -> Iterable[Document]:
-        assert isinstance(self.written, ItemLayout), "a layout without items is not asked for them"
-        return self.written.item_documents(
-            leaves, batches, committed_ns=committed_ns, custom_metadata=custom_metadata, digests=digests
-        )
-
     def recognises(self, store: Store, path: str) -> bool:
         """Whether `path` may be overwritten: only a checkpoint of the written format may."""
         return self.written.recognises(store, path)
@@ -132,7 +116,7 @@ class AutoLayout:
         if is_safetensors(store, path):
             return Opening(bytes_to_decode(store, path), partial(open_checkpoint, store, path, item))
 
-        return opening_of(self.written, store, path, item)
+        return self.written.find(store, path, item)
 
     def open(self, store: Store, path: str, item: str | None = None) -> StoredCheckpoint:
         """Find the checkpoint at `path`, or an item of it, and read its documents.
@@ -143,4 +127,4 @@ class AutoLayout:
         if is_safetensors(store, path):
             return open_checkpoint(store, path, item)
 
-        return self.written.open(store, path, item)
+        return self.written.find(store, path, item).open()

@@ -183,7 +183,7 @@ def _open(run: SaveRun, base: str) -> tuple[StoredCheckpoint, str]:
     if isinstance(run.layout, ItemsLayout):
         return run.layout.open_all(run.store, base), ""
 
-    checkpoint = run.layout.open(run.store, base)
+    checkpoint = run.layout.find(run.store, base).open()
     return checkpoint, checkpoint.directory
 
 

@@ -13,9 +13,9 @@ from penstock.checkpointer.description import CheckpointMetadata, describe_check
 from penstock.checkpointer.engine import Engine
 from penstock.checkpointer.restore_items import restore_items
 from penstock.checkpointer.restore_keywords import result_check
-from penstock.handlers.formats.items.item_types import Composite, Json
 from penstock.handlers.formats.orbax.discovery import KINDS_WITHOUT_ITEMS, items_of, kind_of_item
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
+from penstock.handlers.layouts.item_types import Composite, Json
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.pipeline.run_context import RestoreRun

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast, final
 
-from penstock.handlers.formats.items.item_parts import Parts
 from penstock.handlers.formats.leaf_table import StoredArray
 from penstock.handlers.formats.orbax.checkpoint_metadata import CheckpointMetadata
 from penstock.handlers.formats.orbax.discovery import (
@@ -26,6 +25,7 @@ from penstock.handlers.formats.orbax.item_survey import Survey, holds_recorded_b
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.verification import Finding
+from penstock.handlers.layouts.item_parts import Parts
 from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.kernel.errors import CorruptCheckpointError, ExpansionError, PenstockError
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint

@@ -12,8 +12,6 @@ from typing import Any, Final, TypeAlias, final
 
 from anyio.from_thread import check_cancelled
 
-from penstock.handlers.formats.items.item_parts import HANDLERS, Parts, TreePart
-from penstock.handlers.formats.items.item_types import Json, NumpyRandomKey, Proto, PyTree, RandomKey
 from penstock.handlers.formats.npz_archive import compare_plain_members, is_npz, open_npz
 from penstock.handlers.formats.orbax.discovery import (
     KINDS_OF_TREES,
@@ -31,6 +29,8 @@ from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.layouts.auto_layout import AutoLayout
+from penstock.handlers.layouts.item_parts import HANDLERS, Parts, TreePart
+from penstock.handlers.layouts.item_types import Json, NumpyRandomKey, Proto, PyTree, RandomKey
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION

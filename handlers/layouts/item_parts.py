@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ("HANDLERS", "Parts", "TreePart", "take_apart")
+__all__ = ("HANDLERS", "Parts", "TreePart", "message_target", "take_apart")
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast, final
 
 import jax
 import numpy as np
 
-from penstock.handlers.formats.items.item_types import (
+from penstock.handlers.layouts.item_types import (
     Array,
     Composite,
     Json,
@@ -22,7 +23,7 @@ from penstock.handlers.formats.items.item_types import (
     RandomKey,
 )
 from penstock.handlers.leaves.prng_keys import is_key, key_data_of, key_impl_of
-from penstock.kernel.errors import InvalidLeafError, SpecError
+from penstock.kernel.errors import CorruptCheckpointError, InvalidLeafError, SpecError
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
 from penstock.kernel.protocols.written import Document
 
@@ -170,3 +171,32 @@ def _check_name(name: object) -> None:
         raise SpecError(f"an item cannot be called {name!r}: that is longer than a file's name may be")
     if name in {"commit_success.txt", "orbax.checkpoint", "manifest.ocdbt", "checkpoint", "descriptor"}:
         raise SpecError(f"an item cannot be called {name!r}: the name is reserved")
+
+
+def message_target(like: Any, path: str) -> tuple[Any, Callable[[Any], Any]]:
+    """Return the target to restore to, and a function from the restored value to the result.
+
+    Args:
+        like: A target. A message, or a class of messages, stands for a message of that class. Any other
+            target is returned as it is.
+        path: What is restored, for the error.
+    """
+    protobuf = sys.modules.get("google.protobuf.message")  # a caller that has a message has imported protobuf
+    cls: type = like if isinstance(like, type) else type(like)
+    if protobuf is None or not issubclass(cls, protobuf.Message):
+        return like, _same
+
+    return str, lambda text: _parse(text, cls, path)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _parse(text: str, cls: type, path: str) -> Any:
+    from google.protobuf import text_format
+
+    try:
+        return text_format.Parse(text, cls())
+    except text_format.ParseError as error:
+        raise CorruptCheckpointError(path, f"holds no text of a {cls.__name__}: {error}") from error
