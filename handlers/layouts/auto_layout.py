@@ -6,13 +6,11 @@ __all__ = ("AutoLayout",)
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, final
 
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.formats.safetensors.file_set import bytes_to_decode
-from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
+from penstock.handlers.layouts.discovery import tensors_at
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.memory.bounded_cache import BoundedCache, Caching
@@ -113,10 +111,7 @@ class AutoLayout:
 
     def find(self, store: Store, path: str, item: str | None = None) -> Opening:
         """Find what `open` opens, and tell what its documents take."""
-        if is_safetensors(store, path):
-            return Opening(bytes_to_decode(store, path), partial(open_checkpoint, store, path, item))
-
-        return self.written.find(store, path, item)
+        return tensors_at(store, path, item) or self.written.find(store, path, item)
 
     def open(self, store: Store, path: str, item: str | None = None) -> StoredCheckpoint:
         """Find the checkpoint at `path`, or an item of it, and read its documents.
@@ -124,7 +119,4 @@ class AutoLayout:
         Raises:
             PenstockError: Whatever the layout that recognises it raises.
         """
-        if is_safetensors(store, path):
-            return open_checkpoint(store, path, item)
-
-        return self.written.find(store, path, item).open()
+        return self.find(store, path, item).open()

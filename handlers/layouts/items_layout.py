@@ -2,13 +2,13 @@
 
 A `CompositeLayout` writes any items; a `SingleItemLayout` one tree beside documents, under its own key paths.
 Both leave the storage of arrays and opening to the layout that they are built on, and append the documents of
-the checkpoint as a whole. A save of items sees one tree: `_written_in` shows each item its part of what was
+the checkpoint as a whole. A save of items sees one tree: `written_in` shows each item its part of what was
 written, and a `JoinedCheckpoint` opens the items of a base as that one tree.
 """
 
 from __future__ import annotations
 
-__all__ = ("CompositeLayout", "SingleItemLayout")
+__all__ = ("CompositeLayout", "SingleItemLayout", "written_in")
 
 import os
 import time
@@ -210,7 +210,7 @@ class SingleItemLayout(_ItemsLayoutBase):
         committed_ns = time.time_ns()
         made = self._item.item_documents(
             leaves,
-            _written_in(self.only_folder, batches),
+            written_in(self.only_folder, batches),
             committed_ns=committed_ns,
             custom_metadata=self._parts.tree_parts[0].custom_metadata,
             digests=digests or {},
@@ -325,7 +325,7 @@ class CompositeLayout(_ItemsLayoutBase):
             for part, found in self._by_part(leaves):
                 tree = EncodedTree(TreeColumns.of(found), self.save_format, part.custom_metadata)
                 of_part = by_folder.get(part.directory, {})
-                made = tree.item_documents(_written_in(part.directory, batches), committed_ns, of_part)
+                made = tree.item_documents(written_in(part.directory, batches), committed_ns, of_part)
                 yield from _below(part.directory, made)
 
         return self._with_checkpoint(
@@ -454,7 +454,7 @@ def _below(directory: str, documents: Iterable[Document]) -> Iterator[Document]:
         del document  # while the next one is made
 
 
-def _written_in(directory: str, batches: Sequence[WrittenLeaves]) -> list[WrittenLeaves]:
+def written_in(directory: str, batches: Sequence[WrittenLeaves]) -> list[WrittenLeaves]:
     """Return what was written into an item's directory, with file names relative to it."""
     prefix = f"{directory}/"
     n = len(prefix)

@@ -18,9 +18,11 @@ __all__ = (
     "USUAL_ITEMS",
     "ItemKind",
     "ItemPlace",
+    "arrays_in",
     "check_not_deleted",
     "check_there",
     "checkpoint_at",
+    "contents_of",
     "deleted_item",
     "disk_mark",
     "holds_arrays",
@@ -106,6 +108,15 @@ class ItemKind(Enum):
     PROTO = auto()  #: a protobuf message as text
     JAX_KEY = auto()
     NUMPY_KEY = auto()
+
+
+RANDOM_KEYS: Final = {ItemKind.JAX_KEY: "jax_random_key", ItemKind.NUMPY_KEY: "np_random_key"}
+"""What holds the array or tree; the directory beside it has `_metadata` appended."""
+
+KINDS_OF_TREES: Final = frozenset({ItemKind.TREE, ItemKind.PACKED})
+
+KINDS_WITHOUT_ITEMS: Final = KINDS_OF_TREES | frozenset(RANDOM_KEYS)
+"""Directories of these kinds have no items, although their entries may look like items."""
 
 
 @final
@@ -224,19 +235,18 @@ def list_items(store: Store, path: str) -> FoundItems:
         raise IncompleteCheckpointError(
             at.path, f"a save was interrupted here; {CHECKPOINT_METADATA} says so"
         )
-    if kind_of_item(store, at.path, at.names) is not None:
+    contents = contents_of(store, at.path, at.names)
+    if contents.whole not in (None, ItemKind.NAMED):
         raise UnsupportedFormatError(at.path, "is one item, and has none; restore it as a whole")
 
-    gone = {deleted_item(store, at.path, at.names)}
-    forms = items_of(store, at.path, at.names - gone)
-    listed = set(recorded.items) - gone
+    listed = set(recorded.items) - {contents.gone}
     lost = sorted(listed - at.names)
     if lost:
         raise CorruptCheckpointError(
             os.path.join(at.path, lost[0]), f"is missing, and {CHECKPOINT_METADATA} lists it"
         )
 
-    names = sorted({*forms, *listed})
+    names = sorted({*contents.items, *listed})
     if not names:
         raise NotACheckpointError(at.path, "has no items")
 
@@ -307,11 +317,10 @@ def _choose(
     store: Store, path: str, names: frozenset[str], found: CheckpointMetadata, gone: str | None
 ) -> tuple[str, ItemKind]:
     """Return the name and kind of the item to read; the name is empty if it is all of `path`."""
-    kind = kind_of_item(store, path, names)
+    kind, items = _contents(store, path, names)
     if kind in KINDS_WITHOUT_ITEMS:
         return "", kind
 
-    items = items_of(store, path, names)
     trees = [name for name, kind in items.items() if kind in KINDS_OF_TREES]
     usual = [name for name in USUAL_ITEMS if name in items][:1]
     if not usual:  # a lost one may have been meant
@@ -324,12 +333,10 @@ def _choose(
         raise UnsupportedFormatError(
             path, f"holds {len(trees)} trees ({listed}); name one, as in item={trees[0]!r}"
         )
+    if kind is ItemKind.NAMED and LEGACY_MSGPACK in names and not is_array(store, path, LEGACY_MSGPACK):
+        raise CorruptCheckpointError(os.path.join(path, LEGACY_MSGPACK), "is a directory, not a file")
     if kind is not None:
         return "", kind
-    if not items and holds_arrays(store, path, names):
-        if LEGACY_MSGPACK in names and not is_array(store, path, LEGACY_MSGPACK):
-            raise CorruptCheckpointError(os.path.join(path, LEGACY_MSGPACK), "is a directory, not a file")
-        return "", ItemKind.NAMED
 
     raise _nothing_to_open(path, names, items)
 
@@ -366,19 +373,55 @@ def _nothing_to_open(
     )
 
 
-RANDOM_KEYS: Final = {ItemKind.JAX_KEY: "jax_random_key", ItemKind.NUMPY_KEY: "np_random_key"}
+@final
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The items in the directory of a checkpoint: one as a whole, or several by name."""
+
+    names: frozenset[str]  #: of what is in it, but for an item that is being deleted
+    gone: str | None  #: that item
+    whole: ItemKind | None  #: of a checkpoint that is one item; None if it has items, or nothing known
+    items: Mapping[str, ItemKind]  #: by name; without those that are only arrays, see `arrays_in`
 
 
-"""What holds the array or tree; the directory beside it has `_metadata` appended."""
+def contents_of(store: Store, path: str, names: frozenset[str] | None = None) -> Contents:
+    """Find the items of the checkpoint at `path`. Blocking.
+
+    A checkpoint with items may have a document beside them; it is not one item for that.
+
+    Args:
+        store: Where it is.
+        path: Of the checkpoint: no directory of steps.
+        names: What is in it, if that was listed before.
+
+    Raises:
+        CorruptCheckpointError: If the mark of a deletion does not say of which item.
+    """
+    names = frozenset(store.list_directory(path)) if names is None else names
+    gone = deleted_item(store, path, names)
+    names -= {gone}
+    whole, items = _contents(store, path, names)
+    return Contents(names, gone, whole, items)
 
 
-KINDS_OF_TREES: Final = frozenset({ItemKind.TREE, ItemKind.PACKED})
+def _contents(store: Store, path: str, names: frozenset[str]) -> tuple[ItemKind | None, dict[str, ItemKind]]:
+    kind = kind_of_item(store, path, names)
+    items = {} if kind in KINDS_WITHOUT_ITEMS else items_of(store, path, names)
+    if items:
+        return None, items
+    if kind is None and holds_arrays(store, path, names):
+        kind = ItemKind.NAMED
+
+    return kind, {}
 
 
-KINDS_WITHOUT_ITEMS: Final = KINDS_OF_TREES | frozenset(RANDOM_KEYS)
+def arrays_in(store: Store, path: str, name: str) -> bool | None:
+    """Whether an entry that is none of the `items` of a checkpoint holds arrays; None: it is no directory."""
+    directory = os.path.join(path, name)
+    if store.kind(directory) != "directory":
+        return None
 
-
-"""Directories of these kinds have no items, although their entries may look like items."""
+    return holds_arrays(store, directory, store.list_directory(directory))
 
 
 def kind_of_item(store: Store, directory: str, names: Collection[str]) -> ItemKind | None:

@@ -25,8 +25,8 @@ from penstock.handlers.formats.orbax.discovery import is_finished_step, names_a_
 from penstock.handlers.formats.orbax.file_names import PARTIAL_SUFFIX, TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
+from penstock.handlers.layouts.discovery import Place
 from penstock.inspection.file_sizes import FileSizes, sizes_below
-from penstock.inspection.places import Place
 from penstock.kernel.errors import PenstockError, StorageError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import hold_with_readers

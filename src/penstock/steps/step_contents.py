@@ -13,7 +13,7 @@ from penstock.checkpointer.description import CheckpointMetadata, describe_check
 from penstock.checkpointer.engine import Engine
 from penstock.checkpointer.restore_items import restore_items
 from penstock.checkpointer.restore_keywords import result_check
-from penstock.handlers.formats.orbax.discovery import KINDS_WITHOUT_ITEMS, items_of, kind_of_item
+from penstock.handlers.formats.orbax.discovery import contents_of
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.layouts.item_types import Composite, Json
 from penstock.kernel.concurrency.threads import Threads
@@ -77,11 +77,7 @@ def item_names(store: Store, path: str) -> list[str]:
     if store.kind(path) != "directory":
         raise NotACheckpointError(path, "there is no such step")
 
-    names = frozenset(store.list_directory(path))
-    if kind_of_item(store, path, names) in KINDS_WITHOUT_ITEMS:
-        return []
-
-    return [name for name in items_of(store, path, names) if name != METRICS]
+    return [name for name in contents_of(store, path).items if name != METRICS]
 
 
 async def describe_step(run: RestoreRun, path: str, step: int) -> StepMetadata:

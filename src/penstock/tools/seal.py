@@ -18,9 +18,8 @@ from penstock.handlers.formats.orbax.discovery import (
     ROOT_FOLDER,
     ItemKind,
     check_there,
+    contents_of,
     is_finished_step,
-    items_of,
-    kind_of_item,
     latest_step,
 )
 from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
@@ -140,11 +139,11 @@ def _checkpoints(store: Store, path: str) -> list[str]:
 
 def _directories(store: Store, path: str) -> Sequence[tuple[str, OrbaxCheckpoint | None]]:
     """Return the directories of a checkpoint that get a record: of trees, then the checkpoint itself."""
-    names = frozenset(store.list_directory(path))
-    if kind_of_item(store, path, names) in (ItemKind.TREE, ItemKind.PACKED, ItemKind.NAMED):
+    contents = contents_of(store, path)
+    if contents.whole in (ItemKind.TREE, ItemKind.PACKED, ItemKind.NAMED):
         return [(path, open_checkpoint(store, path))]
 
-    items = items_of(store, path, names)
+    names, items = contents.names, contents.items
     trees = [open_checkpoint(store, path, name) for name, kind in items.items() if kind not in _WITHOUT_TREE]
     if not items and CHECKPOINT_METADATA not in names:
         only = open_checkpoint(store, path)  # raises unless it is arrays alone, or one document

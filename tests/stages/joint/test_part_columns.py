@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.handlers.formats import integrity
 from penstock.handlers.formats.orbax.chunk_index import ChunkIndex
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns
-from penstock.handlers.layouts.items_layout import _written_in
+from penstock.handlers.layouts.items_layout import written_in
 from penstock.kernel.errors import CoordinationError
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.messages.save import SavePlan, WrittenBatch
@@ -135,8 +135,8 @@ def test_an_item_has_what_was_written_into_its_folder(tree: Tree) -> None:
     specs, written = tree
     part = decoded(specs, encoded_part(specs, [WrittenBatch((), tuple(written))]))
 
-    assert [list(each.parts()) for each in _written_in("other", [part])] in ([], [[]])
-    (inside,) = _written_in(FOLDER[:-1], [part])
+    assert [list(each.parts()) for each in written_in("other", [part])] in ([], [[]])
+    (inside,) = written_in(FOLDER[:-1], [part])
     assert [as_row(one)[4:] for one in inside.parts()] == [as_row(one)[4:] for one in part.parts()]
     assert all(not one.file.startswith(FOLDER) for one in inside.parts())
 

@@ -7,7 +7,8 @@ __all__ = ("add_choice", "chosen_at", "chosen_items", "fitting")
 import argparse
 from collections.abc import Sequence
 
-from penstock.inspection.places import checkpoint_path, store_of
+from penstock.handlers.layouts.discovery import checkpoint_path
+from penstock.inspection.places import store_of
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts, read_items
 from penstock.stages.planning.key_patterns import pattern_fits
 

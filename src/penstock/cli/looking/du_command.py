@@ -13,9 +13,10 @@ from typing import Any
 from penstock.cli.looking.chosen_items import add_choice
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Output, Table
+from penstock.handlers.layouts.discovery import checkpoint_path
 from penstock.inspection.file_sizes import sizes_below
 from penstock.inspection.layer_sizes import Layer, layers_of
-from penstock.inspection.places import checkpoint_path, store_of
+from penstock.inspection.places import store_of
 from penstock.inspection.stored_leaves import ItemFacts, read_items
 
 
