@@ -1,7 +1,7 @@
 """What is at a path, of any format: a directory of steps, a checkpoint, safetensors, or a folder of these.
 
 `find_place` says what it is, and `checkpoint_path` which checkpoint is meant. `tensors_at` finds safetensors
-for reading; anything else is a checkpoint in Orbax's layout, and `penstock.handlers.formats.orbax.discovery` goes
+for reading. Anything else is in Orbax's layout: `penstock.handlers.formats.orbax.discovery` goes
 on inside it. All of it blocks, and reads names and few documents.
 """
 
