@@ -33,7 +33,7 @@ class Codec(Protocol):
 
     @property
     def in_tensorstore(self) -> bool:
-        """Whether TensorStore decodes it. Then it does, straight into the destination, and so can Orbax."""
+        """True if TensorStore decodes it. Then it does, straight into the destination, and so can Orbax."""
         ...
 
     def zarr2(self, itemsize: int) -> Mapping[str, Any]:
@@ -69,7 +69,7 @@ class CodecType(Protocol):
 
     @property
     def usage(self) -> str:
-        """What `SaveFormat.codec` may say, for messages: `zstd:<1 to 22>`."""
+        """The form of `SaveFormat.codec`, for messages: `zstd:<1 to 22>`."""
         ...
 
     def parse(self, options: str) -> Codec:

@@ -92,7 +92,7 @@ def cut_at_pieces(chunk: StoredChunk, bounds: Bounds, recorded: Checksums) -> It
 
 
 def covers_others(recorded: Checksums, offset: int, nbytes: int) -> bool:
-    """Whether a piece has bytes of a range and others, too.
+    """Return whether a piece has bytes of a range and others, too.
 
     penstock writes no such piece. To compare it, all of it would be read again for each chunk in it.
     """

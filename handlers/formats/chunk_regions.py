@@ -138,7 +138,7 @@ def merge_direct(reads: Iterable[Read]) -> Iterator[Read]:
 
 
 def overlaps(bounds: Bounds, start: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether a box has elements within `bounds`."""
+    """Return whether a box has elements within `bounds`."""
     boxes = zip(bounds, start, shape, strict=True)
     return all(lo < at + n and at < hi for (lo, hi), at, n in boxes)
 
@@ -246,5 +246,5 @@ def _dot(index: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def is_beyond_memory(shape: Sequence[int], itemsize: int) -> bool:
-    """Whether no array can have this shape, even if an axis of 0 makes it take no bytes."""
+    """Return whether no array can have this shape, even if an axis of 0 makes it take no bytes."""
     return math.prod([n or 1 for n in shape]) * itemsize > MOST_BYTES

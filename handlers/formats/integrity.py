@@ -77,7 +77,7 @@ _NONE: Final = np.zeros(0, np.uint32)
 
 @final
 class Checksum(NamedTuple):
-    """What a range of a data file holds."""
+    """The checksum of a range of a data file."""
 
     offset: int  #: bytes from the start of the file
     nbytes: int
@@ -122,7 +122,7 @@ class Checksums(Sequence[Checksum]):
         return map(Checksum._make, zip(*columns, strict=True))
 
     def running_of(self, at: int) -> RunningChecksums | None:
-        """What is known of the blocks of piece `at`."""
+        """Return what is known of the blocks of piece `at`."""
         found = self._running_of(at)
         return None if found is None else RunningChecksums(found[0], cast("Sequence[int]", found[1]))
 
@@ -140,7 +140,7 @@ class Checksums(Sequence[Checksum]):
 
     @cached_property
     def _ends(self) -> Column:
-        """Where the blocks of each piece end in `running`."""
+        """Return the end in `running` of the blocks of each piece."""
         assert self.block_bytes is not None
         return np.cumsum(n_running(self.nbytes, self.block_bytes))
 
@@ -159,7 +159,7 @@ class Checksums(Sequence[Checksum]):
         return np.where(same, self.crc32c[at].astype(np.int64), -1)
 
     def have_blocks(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Whether anything is known of the blocks of the pieces that begin at many offsets."""
+        """Return whether anything is known of the blocks of the pieces that begin at many offsets."""
         if self.block_bytes is None:
             return np.zeros(len(offsets), np.bool_)
 
@@ -282,7 +282,7 @@ _LONG_BYTES: Final = b"\xc6"  # msgpack's mark of bytes of which the length take
 
 @final
 class Digest(NamedTuple):
-    """What a document holds."""
+    """The length and the checksum of a document."""
 
     nbytes: int
     crc32c: int

@@ -36,7 +36,7 @@ MOST_CHUNKS: Final = 4096
 @final
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """What Orbax's layout keeps in `StoredLeaf.detail` of a leaf with array bytes."""
+    """An array in zarr chunks: `StoredLeaf.detail` of a leaf of Orbax's layout."""
 
     format: ArrayFormat
     prefix: str  #: of the array's keys in the index: the stored name and a slash, or nothing
@@ -61,7 +61,7 @@ class ChunkRows:
 @final
 @dataclass(frozen=True, eq=False)
 class LeafTable:
-    """What is stored of every leaf, in columns. Checkpoints of one tree share it. Immutable."""
+    """Everything that is stored of the leaves, in columns. Checkpoints of one tree share it. Immutable."""
 
     keys: Sequence[KeyPath]
     kinds: Sequence[tuple[KeyKind, ...]]
@@ -176,7 +176,7 @@ class StoredLeaves(Sequence[StoredLeaf]):
         return map(self._leaf, range(len(self)))
 
     def info(self, at: int) -> ParamInfo:
-        """Where one leaf stands."""
+        """Return the place of one leaf in the tree."""
         keys, kinds = self.keys[at], self.kinds[at]
         return ParamInfo(keys, kinds, show_key_path(keys, kinds), self.directory)
 

@@ -88,7 +88,7 @@ class Member:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the array lies in the archive as it lies in memory."""
+        """True if the array lies in the archive as it lies in memory."""
         ordered = not self.in_fortran_order or len(self.shape) < 2
         return ordered and not self.is_deflated and self.dtype.isnative
 
@@ -368,7 +368,7 @@ class NpzCheckpoint:
 
     @property
     def directory(self) -> str:
-        """Where the archive lies."""
+        """The directory of the archive."""
         return os.path.dirname(self.path)
 
     @property
@@ -469,5 +469,5 @@ SUFFIX: Final = ".npz"
 
 
 def is_npz(store: Store, path: str) -> bool:
-    """Whether there is a file at `path` that is named like a NumPy archive. Blocking."""
+    """Return whether there is a file at `path` that is named like a NumPy archive. Blocking."""
     return path.endswith(SUFFIX) and store.kind(path) == "file"

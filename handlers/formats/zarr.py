@@ -73,7 +73,7 @@ _V2_NAMES: Final = {code[1:]: name for name, code in _V2_CODES.items()}
 @final
 @dataclass(frozen=True, slots=True)
 class ArrayFormat:
-    """How one array is stored: everything but where its bytes lie."""
+    """The form that one array is stored in: everything but the place of its bytes."""
 
     shape: tuple[int, ...]
     dtype: str  #: by name: `float32`, `bfloat16`
@@ -321,7 +321,7 @@ def _decode_v3(path: str, document: dict[str, object]) -> ArrayFormat:
 
 
 def _is_plain_v3(path: str, codecs: list[object], dtype: str) -> bool:
-    """Whether the one codec is `bytes`, in little-endian order where there is an order."""
+    """Return whether the one codec is `bytes`, in little-endian order where there is an order."""
     if not codecs:
         raise CorruptCheckpointError(path, "codecs is an empty list; one of them makes bytes of elements")
     if len(codecs) != 1:

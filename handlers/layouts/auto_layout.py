@@ -95,7 +95,7 @@ class AutoLayout:
         )
 
     def recognises(self, store: Store, path: str) -> bool:
-        """Whether `path` may be overwritten: only a checkpoint of the written format may."""
+        """Return whether `path` may be overwritten: only a checkpoint of the written format may."""
         return self.written.recognises(store, path)
 
     def items(self, store: Store, path: str) -> FoundItems:

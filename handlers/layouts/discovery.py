@@ -1,4 +1,4 @@
-"""What is at a path, of any format: a directory of steps, a checkpoint, safetensors, or a folder of these.
+"""Finds out what is at a path, of any format: steps, a checkpoint, safetensors, or a folder of these.
 
 `find_place` says what it is, and `checkpoint_path` which checkpoint is meant. `tensors_at` finds safetensors
 for reading. Anything else is in Orbax's layout: `penstock.handlers.formats.orbax.discovery` goes
@@ -39,7 +39,7 @@ PlaceKind: TypeAlias = Literal["root", "checkpoint", "tensors", "folder"]
 @final
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What lies at a path."""
+    """The kind of thing that is at a path."""
 
     path: str  #: absolute, or a URL
     kind: PlaceKind  #: "folder" is a directory that is none of the others, such as one of several runs
@@ -74,7 +74,7 @@ def find_place(store: Store, path: str) -> Place:
 
 
 def _are_checkpoints(store: Store, path: str, items: Iterable[str]) -> bool:
-    """Whether what look like items of a checkpoint are checkpoints that lie in one folder.
+    """Return whether what look like items of a checkpoint are checkpoints that lie in one folder.
 
     Items of a step have documents of their own where an early Orbax wrote them.
     """

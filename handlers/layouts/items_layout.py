@@ -163,7 +163,7 @@ class SingleItemLayout(_ItemsLayoutBase):
 
     @staticmethod
     def fits(base: Layout, parts: Parts) -> bool:
-        """Whether there is one tree, which is an item as a whole, and `base` can write it."""
+        """Return whether there is one tree, which is an item as a whole, and `base` can write it."""
         written = base.written if isinstance(base, AutoLayout) else base
         whole = len(parts.tree_parts) == 1 and not parts.tree_parts[0].single
         return whole and len(parts.tree_parts[0].keys) == 1 and isinstance(written, OrbaxLayout)
@@ -521,7 +521,7 @@ class JoinedCheckpoint:
 
     @property
     def directory(self) -> str:
-        """Where data files are named from."""
+        """The directory that data files are named from."""
         return self.path
 
     @property

@@ -190,7 +190,7 @@ class ArrayHandler:
         return buffers
 
     def _lies_as_stored(self, array: jax.Array, spec: LeafSpec) -> bool:
-        """Whether its elements lie in the memory of CPU devices as they are stored."""
+        """Return whether its elements lie in the memory of CPU devices as they are stored."""
         return (
             self.alias_host
             and spec.random_key_impl is None
@@ -248,7 +248,7 @@ class ArrayHandler:
 
 
 def _n_replicas(n_devices: int, shape: tuple[int, ...], shard_shape: tuple[int, ...]) -> int:
-    """How many devices hold each shard; 1 for an array without elements."""
+    """Count the devices that hold each shard; 1 for an array without elements."""
     if n_devices == 1 or 0 in shape:
         return 1
 

@@ -87,7 +87,7 @@ def flat_index(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
 
 
 def is_contiguous(box: Box, shape: tuple[int, ...]) -> bool:
-    """Whether the elements of a box are contiguous in an array of `shape`, in C order."""
+    """Return whether the elements of a box are contiguous in an array of `shape`, in C order."""
     axis = len(shape)
     while axis and box.sizes[axis - 1] == shape[axis - 1]:
         axis -= 1

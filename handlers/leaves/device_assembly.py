@@ -148,7 +148,7 @@ def _chunk_rows(shape: tuple[int, ...], chunk_shape: tuple[int, ...], most: int)
 
 
 def _in_main_memory(sharding: Sharding | None) -> bool:
-    """Whether arrays of this sharding are in their devices' default memory."""
+    """Return whether arrays of this sharding are in their devices' default memory."""
     kind = None if sharding is None else sharding.memory_kind
     if sharding is None or kind is None:
         return True

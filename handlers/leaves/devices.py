@@ -56,12 +56,12 @@ def devices_of(sharding: Sharding) -> Iterable[Device]:
 
 @lru_cache(maxsize=1024)
 def on_host(sharding: Sharding) -> bool:
-    """Whether arrays of this sharding are in the memory of CPU devices."""
+    """Return whether arrays of this sharding are in the memory of CPU devices."""
     return all(device.platform == "cpu" for device in devices_of(sharding))
 
 
 def device_indices(sharding: Sharding, shape: tuple[int, ...]) -> Mapping[Device, Slices]:
-    """Which part of an array of `shape` each device of this process holds."""
+    """Return the part of an array of `shape` that each device of this process holds."""
     indices: Mapping[Device, Slices] = cast("Any", sharding).addressable_devices_indices_map(shape)
     return indices
 

@@ -19,7 +19,7 @@ _IMPLS: Final = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 def is_key(dtype: object) -> bool:
-    """Whether this is a dtype of typed PRNG keys (`key<fry>`) rather than of numbers."""
+    """Return whether this is a dtype of typed PRNG keys (`key<fry>`) rather than of numbers."""
     return not isinstance(dtype, np.dtype) and is_subtype(dtype, jax.dtypes.prng_key)
 
 

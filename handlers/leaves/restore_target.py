@@ -1,4 +1,4 @@
-"""What a restore target asks for where a jax.Array is wanted, and where its values go.
+"""Restore targets for jax.Arrays: the check that a stored leaf fits one, and the memory its values go to.
 
 `array_target` checks that the stored leaf satisfies it. `split` makes a host region for each shard that this
 process needs, and `make_arrays` the jax.Array once they are filled.
@@ -176,7 +176,7 @@ Bounds: TypeAlias = tuple[tuple[int, int], ...]
 @final
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How to make the value of one leaf from its regions. The array handler's `Target.detail`."""
+    """The way from its regions to the value of one leaf: the array handler's `Target.detail`."""
 
     sharding: Sharding | None = None  #: of the data or key data; None for jax's default device, uncommitted
     as_numpy: bool = False  #: make an np.ndarray, because jax here cannot hold the array as it was saved
@@ -186,7 +186,7 @@ class Placement:
 
     @property
     def keeps_regions(self) -> bool:
-        """Whether the value keeps using the regions' memory."""
+        """True if the value keeps using the regions' memory."""
         if self.as_numpy:
             return True
 

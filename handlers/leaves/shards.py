@@ -131,7 +131,7 @@ def _sum(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
 @final
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What one device writes: a shard, or a part of a shard that several devices hold."""
+    """The part that one device writes: a shard, or a part of one that several devices hold."""
 
     shard: tuple[int, ...]  #: grid index of the shard
     corner: tuple[int, ...]  #: where the part begins in the shard
@@ -311,7 +311,7 @@ def _reason(error: RuntimeError, value: jax.Array, key_path: str) -> RuntimeErro
 @final
 @dataclass(frozen=True, slots=True)
 class WrittenPart:
-    """What one device of this process writes of an array."""
+    """The part of an array that one device of this process writes."""
 
     device: Device
     shard: tuple[int, ...]  #: grid index of the shard
@@ -368,7 +368,7 @@ def processes_of(sharding: Sharding) -> AbstractSet[int]:
 
 
 def _all_indices(sharding: Sharding, shape: tuple[int, ...]) -> Mapping[Device, Slices]:
-    """Which part of an array of `shape` each device holds, those of other processes included."""
+    """Return the part of an array of `shape` that each device holds, those of other processes included."""
     indices: Mapping[Device, Slices] = cast("Any", sharding).devices_indices_map(shape)
     return indices
 

@@ -83,7 +83,7 @@ class Turns:
 @final
 @dataclass(frozen=True, slots=True)
 class SingleReplica:
-    """What one restore reads in one replica alone.
+    """The leaves that one restore reads in one replica alone.
 
     Args:
         like: What is read: of leaves with replicas, over the devices of the one that is read.
@@ -372,7 +372,7 @@ class SharedArray:
 @final
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What is sent at once: boxes of shards, the same of every device, one behind the other."""
+    """The boxes of shards that are sent at once, the same of every device, one behind the other."""
 
     mesh: Mesh
     boxes: tuple[tuple[int, Box, int], ...]  #: number of the array, box of its shard, and where it begins
@@ -380,12 +380,12 @@ class Round:
 
     @property
     def n_local(self) -> int:
-        """How many devices of this process take part."""
+        """The number of devices of this process that take part."""
         return len(_local_devices(self.mesh))
 
     @property
     def words(self) -> int:
-        """How many words each device sends or receives."""
+        """The number of words that each device sends or receives."""
         return words_for(self.nbytes)
 
 

@@ -50,7 +50,7 @@ def pack_placements(specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> l
 
 
 def _kind(like: Any) -> object:
-    """What `array_target` depends on. The objects identified by their ids live as long as `like`."""
+    """Return what `array_target` depends on. Objects that are named by their ids live as long as `like`."""
     if isinstance(like, jax.Array):
         return like.shape, id(like.dtype), id(like.sharding), like.committed, id(type(like))
     if type(like) is jax.ShapeDtypeStruct:
@@ -180,7 +180,7 @@ class _Probe:
         self.array = np.ndarray(shape, dtype, self._bytes.data, 1)  # not aligned, as in a pack
 
     def gives_the_same(self, put: _Put, public: jax.Array) -> bool:
-        """Whether `put` gives what the public call gave, and keeps nothing of the memory it was given."""
+        """Return whether `put` gives what the public call gave, and keeps none of the memory it got."""
         expected = self.array.tobytes()
         found = put(self.array)
         cast("Any", jax).block_until_ready(found)

@@ -314,7 +314,7 @@ _LENGTH: Final = slice(4, 12)
 @final
 @dataclass(frozen=True, slots=True)
 class SalvagedIndex:
-    """What could be read of an index."""
+    """The part of an index that could be read."""
 
     entries: Mapping[bytes, Value]
     problems: Sequence[str]  #: of the nodes that are lost, and all below them

@@ -240,7 +240,7 @@ _TABLE_BYTES = 40  # a table of one data file with a name of the usual length
 @final
 @dataclass(frozen=True, slots=True)
 class NodeSummary:
-    """What a parent records about an encoded node."""
+    """The record of an encoded node in its parent."""
 
     first_key: bytes
     last_key: bytes
@@ -254,7 +254,7 @@ class NodeSummary:
 @final
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where values lie, in columns: value `i` is in `files[file_ids[i]]` at byte `offsets[i]`."""
+    """The places of values, in columns: value `i` is in `files[file_ids[i]]` at byte `offsets[i]`."""
 
     files: Sequence[str]  #: distinct paths, relative to the database's directory
     file_ids: npt.NDArray[np.int64]

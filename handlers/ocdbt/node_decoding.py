@@ -64,7 +64,7 @@ _MANIFEST_KINDS = (0, 1)  # single, numbered
 @final
 @dataclass(frozen=True, slots=True)
 class NodeReference:
-    """Where a B+tree node lies, and what its parent records about it."""
+    """The place of a B+tree node, and what its parent records about it."""
 
     file: DataFile
     offset: int  #: bytes from the start of the file
@@ -77,7 +77,7 @@ class NodeReference:
 @final
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a manifest records about the newest version."""
+    """The record of the newest version in a manifest."""
 
     numbered: bool  #: True if the versions are in `manifest.<16 hex>` files and not in this one
     root: NodeReference | None = None  #: None if there are no keys
@@ -259,7 +259,7 @@ Column: TypeAlias = npt.NDArray[np.int64]
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Values:
-    """Where the values of some keys lie, in the order of the keys."""
+    """The places of the values of some keys, in the order of the keys."""
 
     files: list[str]  #: data files, relative to the database's directory
     inline: bytes  #: the values that are stored in the index itself, concatenated

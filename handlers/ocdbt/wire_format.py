@@ -127,7 +127,7 @@ def seal(magic: bytes, body: bytes) -> bytes:
 @final
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where bytes came from, for error messages."""
+    """The file and the part of it that bytes came from, for error messages."""
 
     path: str  #: the file
     part: str  #: the part of the file, like `B+tree node at byte 0`

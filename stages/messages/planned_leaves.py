@@ -71,7 +71,7 @@ def check_planned_together(leaves: Leaves, plan: SavePlan) -> None:
 
 
 def same_spec(spec: LeafSpec, planned: LeafSpec) -> bool:
-    """Whether a leaf is stored as planned; a codec that was `auto` is decided on the way."""
+    """Return whether a leaf is stored as planned; a codec that was `auto` is decided on the way."""
     if planned.codec == AUTO and spec.codec != AUTO:
         spec = replace(spec, codec=AUTO)
 

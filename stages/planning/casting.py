@@ -135,7 +135,7 @@ def refit_spec(
 
 @dataclass(frozen=True, slots=True)
 class Refitted:
-    """What `Refit` keeps in `Target.detail`: the handler's own target, and the sources of its regions."""
+    """The `Target.detail` of a `Refit`: the handler's own target, and the sources of its regions."""
 
     stored: StoredLeaf  #: the leaf, with the wanted spec instead of the stored one
     target: Target
@@ -408,7 +408,7 @@ def maker(
 
 
 def _is_part(made: Any, values: Sequence[Any]) -> bool:
-    """Whether a NumPy array may share memory with one of `values`."""
+    """Return whether a NumPy array may share memory with one of `values`."""
     if not isinstance(made, np.ndarray):
         return False
 

@@ -94,7 +94,7 @@ def scratch_bytes(reads: Sequence[Read]) -> int:
 
 
 def _is_whole(read: Read) -> bool:
-    """Whether it reads a whole chunk, since a codec or a stage makes chunks indivisible."""
+    """Return whether it reads a whole chunk, since a codec or a stage makes chunks indivisible."""
     encoded = isinstance(read, ScatterRead) and (read.opaque is not None or bool(read.decoded_nbytes))
     return encoded or isinstance(read, DriverRead)
 
@@ -235,7 +235,7 @@ def _scatter(group: Sequence[ScatterRead], data: memoryview) -> None:
 
 
 def _is_joined(read: Read) -> TypeGuard[ScatterRead]:
-    """Whether a read may be joined: it is a scattered read, not empty, and its bytes are not opaque."""
+    """Return whether a read may be joined: a scattered read, not empty, whose bytes are not opaque."""
     return isinstance(read, ScatterRead) and bool(read.nbytes) and read.opaque is None
 
 

@@ -66,7 +66,7 @@ class Function:
 
 @dataclass(slots=True)
 class Matching:
-    """Where each leaf of a result comes from, with the differences and changes to report.
+    """The source of each leaf of a result, with the differences and changes to report.
 
     A leaf is read if it has a row, made if it has a function, and else keeps the target's own value.
     """

@@ -103,7 +103,7 @@ def _compare(leaf: ReadLeaf, files: dict[str, memoryview], mapped: set[int]) -> 
 
 
 def _is_one_range(reads: Sequence[DirectRead], nbytes: int) -> bool:
-    """Whether reads fill a region, in order, from one range of one file."""
+    """Return whether reads fill a region, in order, from one range of one file."""
     end = 0
     for read in reads:
         first = reads[0]

@@ -1,4 +1,4 @@
-"""What a restore target has of its own process: which stored leaves it means, and how it is divided anew.
+"""The values that a restore target has for its own process: the stored leaves that it means.
 
 Pure, but for the functions that it returns.
 """
@@ -29,7 +29,7 @@ _Saved: TypeAlias = Mapping[int, Sequence[int]]
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnValues:
-    """What a target's values of this process mean in a checkpoint."""
+    """The stored leaves that a target's values of this process mean."""
 
     hidden: AbstractSet[int] = frozenset()  #: rows of leaves that are of other processes
     functions: Mapping[KeyPath, Function] = field(default_factory=dict[KeyPath, Function])
@@ -101,7 +101,7 @@ def find_own(
 
 
 def _is_whole_value(info: ParamInfo, count: int) -> bool:
-    """Whether a leaf of the target is all that it has of its process."""
+    """Return whether a leaf of the target is all that it has of its process."""
     return info.own_from is not None and len(info.keys) == info.own_from + (count > 1)
 
 

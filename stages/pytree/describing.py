@@ -135,7 +135,7 @@ class _Identity:
 @final
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What is known about all values of one type."""
+    """The facts about all values of one type."""
 
     handler: LeafHandler
     sign: Callable[[Any], object] | None  #: the handler's `signature`, if it has one

@@ -194,7 +194,7 @@ def _children(mark: _Mark) -> Children:
 
 
 def _is_distinct(mark: _Mark, keys: Sequence[str]) -> bool:
-    """Whether distinct children of a container have distinct names that a name can be cut into again."""
+    """Return whether distinct children have distinct names, into which a joined name can be cut again."""
     _, _, children, types = mark
     if isinstance(children, int):
         return True

@@ -36,7 +36,7 @@ PYTREE_HANDLER: Final = "orbax.checkpoint._src.handlers.pytree_checkpoint_handle
 @final
 @dataclass(frozen=True, slots=True)
 class CheckpointMetadata:
-    """What a reader needs of the document."""
+    """The members of the document that a reader needs."""
 
     item_handlers: Mapping[str, str] | str | None = None  #: by item; one string for a flat checkpoint
     started_at_ns: int | None = None
@@ -125,7 +125,7 @@ def content_of(path: str, data: bytes) -> Mapping[str, object]:
 
 
 def is_left_of(recorded: Mapping[str, object], path: str, data: bytes) -> bool:
-    """Whether the document says what was recorded, except for items that were deleted since."""
+    """Return whether the document says what was recorded, except for items that were deleted since."""
     found, before = content_of(path, data), recorded.get("handlers")
     if found["rest"] != recorded.get("rest"):
         return False

@@ -278,7 +278,7 @@ class _Entries:
 
 @final
 class _Located:
-    """Where the value of each slot lies, in columns; -1 while unknown.
+    """The place of the value of each slot, in columns; -1 while unknown.
 
     Args:
         lengths: Of each slot's value, until another one is found.

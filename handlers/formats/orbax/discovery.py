@@ -1,4 +1,4 @@
-"""What is at a path, in Orbax's layout: a directory of steps, a checkpoint, an item of one, or its remains.
+"""Finds out what is at a path, in Orbax's layout: steps, a checkpoint, an item of one, or its remains.
 
 `locate` finds the tree that a restore means, `list_items` the items of a checkpoint. Below them are the rules
 that both share, and that managers and tools ask for by themselves: the kind of an item by the names in its
@@ -99,7 +99,7 @@ _BESIDE_TREES: Final = frozenset(
 
 
 class ItemKind(Enum):
-    """How an item is stored."""
+    """The form that an item is stored in."""
 
     TREE = auto()  #: with `_METADATA`, or with files that occur only beside it
     PACKED = auto()  #: the structure, perhaps all of it, is in a msgpack file
@@ -122,7 +122,7 @@ KINDS_WITHOUT_ITEMS: Final = KINDS_OF_TREES | frozenset(RANDOM_KEYS)
 @final
 @dataclass(frozen=True, slots=True)
 class ItemPlace:
-    """Where a tree, or another item, lies."""
+    """The place of a tree, or of another item."""
 
     directory: str  #: holds `_METADATA` and the arrays, or the item's other files
     names: frozenset[str]  #: of what is in it
@@ -155,7 +155,7 @@ def locate(store: Store, path: str, item: str | None = None) -> ItemPlace:
 @final
 @dataclass(frozen=True, slots=True)
 class CheckpointPlace:
-    """Where a checkpoint lies."""
+    """The place of a checkpoint."""
 
     path: str  #: as it was asked for, or that of the latest step there
     names: frozenset[str]  #: of what is in it
@@ -416,7 +416,7 @@ def _contents(store: Store, path: str, names: frozenset[str]) -> tuple[ItemKind 
 
 
 def arrays_in(store: Store, path: str, name: str) -> bool | None:
-    """Whether an entry that is none of the `items` of a checkpoint holds arrays; None: it is no directory."""
+    """Return whether an entry that is none of the `items` holds arrays; None if it is no directory."""
     directory = os.path.join(path, name)
     if store.kind(directory) != "directory":
         return None
@@ -447,7 +447,7 @@ def kind_of_item(store: Store, directory: str, names: Collection[str]) -> ItemKi
 
 
 def _is_single_array(store: Store, directory: str, names: Collection[str]) -> bool:
-    """Whether it is an item of one array as Orbax wrote it before 0.11: with no `_METADATA`."""
+    """Return whether it is an item of one array as Orbax wrote it before 0.11: with no `_METADATA`."""
     others = set(names) - _BESIDE_METADATA - _BESIDE_TREES - {LEGACY_MSGPACK}
     return LEGACY_MSGPACK in names and not others and is_array(store, directory, LEGACY_MSGPACK)
 
@@ -495,7 +495,7 @@ def proto_file(names: Collection[str]) -> str | None:
 
 
 def holds_arrays(store: Store, directory: str, names: Collection[str]) -> bool:
-    """Whether `directory` holds arrays in directories of their own, and no document of their structure.
+    """Return whether `directory` holds arrays in directories of their own, and no document of their structure.
 
     If there are other documents, the one with the structure is lost, and nothing is guessed.
     """
@@ -503,7 +503,7 @@ def holds_arrays(store: Store, directory: str, names: Collection[str]) -> bool:
 
 
 def is_array(store: Store, directory: str, name: str = "") -> bool:
-    """Whether the directory `name` in `directory` is that of an array."""
+    """Return whether the directory `name` in `directory` is that of an array."""
     return any(store.kind(os.path.join(directory, name, key)) == "file" for key in METADATA_KEYS)
 
 
@@ -560,7 +560,7 @@ class _Step:
 
 
 def is_checkpoint(store: Store, path: str) -> bool:
-    """Whether the directory at `path` is itself a checkpoint, and so no directory of steps."""
+    """Return whether the directory at `path` is itself a checkpoint, and so no directory of steps."""
     return any(store.kind(os.path.join(path, mark)) is not None for mark in _MARKS)
 
 
@@ -610,12 +610,12 @@ def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
 
 
 def names_a_step(name: str) -> bool:
-    """Whether a manager could have given this name to a step: `7`, `0007`, `step_7`."""
+    """Return whether a manager could have given this name to a step: `7`, `0007`, `step_7`."""
     return TEMPORARY_SUFFIX not in name and _STEP.fullmatch(name) is not None
 
 
 def is_unfinished(names: Collection[str], found: CheckpointMetadata) -> bool:
-    """Whether a directory under its final name is still being written, or its writer died.
+    """Return whether a directory under its final name is still being written, or its writer died.
 
     Orbax writes this way on request, for example on object stores: the document then has the start of the
     save but not its end, and there is no commit mark. Finished checkpoints before 0.12.3 have no mark
@@ -660,7 +660,7 @@ def read_root_metadata(store: Store, root: str) -> Mapping[str, Any] | None:
 
 
 def is_finished_step(store: Store, directory: str) -> bool | None:
-    """Whether the step at `directory` is finished; None if nothing that penstock knows lies there."""
+    """Return whether the step at `directory` is finished; None if nothing that penstock knows lies there."""
     if store.kind(directory) != "directory":
         return None
 
@@ -676,7 +676,7 @@ def is_finished_step(store: Store, directory: str) -> bool | None:
 
 
 def may_be_finished_step(store: Store, directory: str) -> bool:
-    """Whether `directory`, which is named like a step, is one that is not known to be unfinished.
+    """Return whether `directory`, named like a step, is one that is not known to be unfinished.
 
     Only a step's own handler may know what lies in it, and Orbax counts every directory of the right name.
     """
@@ -691,12 +691,12 @@ def may_be_finished_step(store: Store, directory: str) -> bool:
 
 
 def _is_step_of_others(store: Store, path: str, name: str) -> bool:
-    """Whether the directory `name`, in which nothing is known, is likely a step all the same."""
+    """Return whether the directory `name`, in which nothing is known, is likely a step all the same."""
     return not is_array(store, path, name) and may_be_finished_step(store, os.path.join(path, name))
 
 
 def _is_built_in(store: Store, folder: str) -> bool:
-    """Whether somebody still writes an item in `folder`, under its final name, as Orbax can."""
+    """Return whether somebody still writes an item in `folder`, under its final name, as Orbax can."""
     names = store.list_directory(folder)
     return any(TEMPORARY_SUFFIX in name or name.startswith(OF_A_PROCESS) for name in names)
 

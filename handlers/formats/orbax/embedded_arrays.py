@@ -32,7 +32,7 @@ class Run:
 @final
 @dataclass(frozen=True, slots=True)
 class PackedArray:
-    """What Orbax's layout keeps in `StoredLeaf.detail` of an array within a document."""
+    """An array within a document: `StoredLeaf.detail` of a leaf of Orbax's layout."""
 
     file: str  #: the document, absolute
     shape: tuple[int, ...]

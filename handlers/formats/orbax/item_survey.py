@@ -257,7 +257,7 @@ def _runs(recorded: Checksums) -> list[tuple[int, int]]:
 
 
 def _covered(runs: Sequence[tuple[int, int]], start: int, stop: int) -> bool:
-    """Whether all bytes between two offsets have a checksum."""
+    """Return whether all bytes between two offsets have a checksum."""
     at = bisect_right(runs, (start, math.inf)) - 1
     return start >= stop or (at >= 0 and runs[at][1] >= stop)
 
@@ -265,7 +265,7 @@ def _covered(runs: Sequence[tuple[int, int]], start: int, stop: int) -> bool:
 def holds_recorded_bytes(
     damaged: OrbaxCheckpoint, leaf: StoredLeaf, other: OrbaxCheckpoint, other_leaf: StoredLeaf
 ) -> bool:
-    """Whether each stored chunk of `other_leaf` has the checksums recorded of the same chunk of `leaf`.
+    """Return whether each chunk of `other_leaf` has the checksums recorded of the same chunk of `leaf`.
 
     Reads `other_leaf` whole, block by block. False if a chunk of `leaf` has no complete record, lies in
     the index itself, or is stored in another form. Blocking.
@@ -298,7 +298,7 @@ def holds_recorded_bytes(
 
 
 def _described(leaf: StoredLeaf) -> object:
-    """What of a leaf's spec its bytes depend on. Its sharding may have changed."""
+    """Return the part of a leaf's spec that its bytes depend on. Its sharding may have changed."""
     return replace(leaf.spec, sharding=None, write_shape=None)
 
 
@@ -328,7 +328,7 @@ class _Files:
         self._file: ReadableFile | None = None
 
     def agrees(self, chunk: Indirect, recorded: Checksum) -> bool:
-        """Whether a part of a chunk has the recorded checksum."""
+        """Return whether a part of a chunk has the recorded checksum."""
         file = self._opened(chunk.file)
         block = memoryview(bytearray(min(BLOCK_BYTES, recorded.nbytes)))
         start, sum_ = chunk.offset + recorded.offset, 0

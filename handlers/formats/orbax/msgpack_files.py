@@ -36,7 +36,7 @@ _MOST_TEXT_BYTES: Final = 64 * 2**20  # it is held in memory; a file may be a ho
 
 
 class Kind(Enum):
-    """What a token is."""
+    """The kinds of a token."""
 
     NIL = auto()
     NUMBER = auto()
@@ -113,7 +113,7 @@ class Cursor:
 
     @property
     def done(self) -> bool:
-        """Whether everything was taken."""
+        """True if everything was taken."""
         return self.at == self._end
 
     def token(self) -> Token:
@@ -161,7 +161,7 @@ class Cursor:
         return self._window[offset : offset + nbytes]
 
     def holds(self, nbytes: int) -> bool:
-        """Whether this many bytes can follow."""
+        """Return whether this many bytes can follow."""
         return self.at + nbytes <= self._end
 
     def since(self, at: int) -> bytes:

@@ -89,7 +89,7 @@ class OrbaxLayout:
 
     @property
     def save_format(self) -> SaveFormat:
-        """How arrays are written."""
+        """The options by which arrays are written."""
         return self._form
 
     def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
@@ -159,7 +159,7 @@ class OrbaxLayout:
         return tree.item_documents(batches, committed_ns, digests)
 
     def recognises(self, store: Store, path: str) -> bool:
-        """Whether `path` holds a file that a checkpoint of some version has, finished or not, or nothing."""
+        """Return whether `path` is empty or holds a file that a checkpoint of some version has."""
         names = set(store.list_directory(path))
         return not names or bool(names & MARKS)
 
@@ -224,12 +224,12 @@ class TreeLayout:
 
     @property
     def single(self) -> bool:
-        """Whether the tree is one array."""
+        """True if the tree is one array."""
         return self._single
 
     @property
     def save_format(self) -> SaveFormat:
-        """How arrays are written."""
+        """The options by which arrays are written."""
         return self._form
 
     def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:

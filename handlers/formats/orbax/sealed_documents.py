@@ -372,6 +372,6 @@ def renew_record(store: Store, directory: str) -> None:
 
 
 def _is_database_file(name: str) -> bool:
-    """Whether a file, named from the directory of its tree, holds values of a database."""
+    """Return whether a file, named from the directory of its tree, holds values of a database."""
     steps = name.split("/")
     return steps[0] == DATA_FOLDER or steps[0].startswith(OF_A_PROCESS)

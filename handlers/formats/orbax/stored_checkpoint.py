@@ -92,7 +92,7 @@ class OrbaxCheckpoint:
 
     @property
     def has_checksums(self) -> bool:
-        """Whether penstock wrote it, and so recorded checksums."""
+        """True if penstock wrote it, and so recorded checksums."""
         return bool(self.checksums)
 
     def without_checksums(self) -> OrbaxCheckpoint:
@@ -690,7 +690,7 @@ def _chunk_nbytes(leaves: StoredLeaves, numbers: _Column) -> _Column:
 
 
 def _follow_each_other(index: Index, rows: _Column, sizes: _Column, counts: _Column) -> npt.NDArray[np.bool_]:
-    """Whether all chunks of a leaf have their sizes, and lie one after another in one data file."""
+    """Return whether all chunks of a leaf have their sizes, and lie one after another in one data file."""
     starts = np.cumsum(counts) - counts
     firsts, before = rows[starts], np.cumsum(sizes) - sizes
     expected = np.repeat(index.offsets[firsts] - before[starts], counts) + before

@@ -72,7 +72,7 @@ NONE: Final[dict[str, Any]] = {}
 @final
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What documents are read from, and how."""
+    """The store and the directory that documents are read from, and the caches."""
 
     store: Store
     remembered: RememberedDocuments  #: documents decoded before; those decoded now are added
@@ -223,7 +223,7 @@ _SLICE: Final = 8192
 
 
 def has_value(typestr: str, skip: bool, /) -> bool:
-    """Whether the index may have a value under the leaf's name."""
+    """Return whether the index may have a value under the leaf's name."""
     return not skip and typestr not in EMPTY_MARKERS and typestr != "string"
 
 
@@ -503,7 +503,7 @@ def _packed(leaves: Sequence[PackedLeaf]) -> Structure:
 
 
 def _is_single_array(store: Store, place: ItemPlace) -> bool:
-    """Whether a database is an item of one array as Orbax 0.4 wrote it, which needs no other document."""
+    """Return whether a database is an item of one array of Orbax 0.4, which needs no other document."""
     if MANIFEST not in place.names:
         return False
 

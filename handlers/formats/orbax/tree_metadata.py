@@ -78,7 +78,7 @@ class TreeMetadata:
     value_metadata_tree: object = None  #: as recorded; see `rich_types`
 
     def in_msgpack(self, at: int) -> bool:
-        """Whether the value of a leaf lies in the file beside `_METADATA` that early Orbax wrote."""
+        """Return whether the value of a leaf lies in the file beside `_METADATA` that early Orbax wrote."""
         return self.skips[at] and self.typestrs[at] not in EMPTY_MARKERS
 
 
@@ -261,7 +261,7 @@ _KINDS: Final = {1: KeyKind.SEQUENCE, 2: KeyKind.MAPPING}
 
 @final
 class Columns(NamedTuple):
-    """What the document says about each leaf, one list per attribute."""
+    """The entries of the document, one list per attribute."""
 
     keys: list[KeyPath]
     kinds: list[tuple[KeyKind, ...]]
