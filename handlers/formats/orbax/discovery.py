@@ -495,7 +495,7 @@ def proto_file(names: Collection[str]) -> str | None:
 
 
 def holds_arrays(store: Store, directory: str, names: Collection[str]) -> bool:
-    """Return whether `directory` holds arrays in directories of their own, and no document of their structure.
+    """Return whether `directory` holds arrays in directories of their own, and none of their structure.
 
     If there are other documents, the one with the structure is lost, and nothing is guessed.
     """
