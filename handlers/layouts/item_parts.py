@@ -1,4 +1,8 @@
-"""The contents of each item: a part of one tree, and documents. Pure."""
+"""The parts of a `Composite`: for each item the leaves of one tree and documents, and targets for messages.
+
+`take_apart` is what a save of items begins with. `message_target` restores a protobuf message,
+stored as text that does not name its class.
+"""
 
 from __future__ import annotations
 

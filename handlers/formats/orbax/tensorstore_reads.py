@@ -161,7 +161,6 @@ def part_of_region(array: ArrayFormat, region: Destination, box: Bounds) -> np.n
     return whole[tuple([slice(lo - at, hi - at) for (lo, hi), at in zip(box, offsets, strict=True)]) or ...]
 
 
-# TensorStore decodes them, from memory, so every codec that it can read works here.
 _NO_CACHE: Final = {"cache_pool": {"total_bytes_limit": 0}}
 
 
