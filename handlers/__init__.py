@@ -25,12 +25,16 @@ __all__ = (
     "ScalarHandler",
     "StringHandler",
     "default_handlers",
+    "encode_with_tensorstore",
     "fsspec_store",
 )
 
 if TYPE_CHECKING:
-    from penstock.handlers.formats.auto_layout import AutoLayout
-    from penstock.handlers.formats.items.item_types import (
+    from penstock.handlers.formats.codecs.tensorstore_codecs import encode_with_tensorstore
+    from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+    from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
+    from penstock.handlers.layouts.auto_layout import AutoLayout
+    from penstock.handlers.layouts.item_types import (
         Array,
         Composite,
         Json,
@@ -39,8 +43,6 @@ if TYPE_CHECKING:
         PyTree,
         RandomKey,
     )
-    from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-    from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
     from penstock.handlers.leaves.array import ArrayHandler
     from penstock.handlers.leaves.default_handlers import default_handlers
     from penstock.handlers.leaves.empty import EmptyHandler
@@ -55,8 +57,9 @@ else:
     __getattr__, __dir__ = _lazy_names(
         __name__,
         {
-            "penstock.handlers.formats.auto_layout": ("AutoLayout",),
-            "penstock.handlers.formats.items.item_types": (
+            "penstock.handlers.formats.codecs.tensorstore_codecs": ("encode_with_tensorstore",),
+            "penstock.handlers.layouts.auto_layout": ("AutoLayout",),
+            "penstock.handlers.layouts.item_types": (
                 "Array",
                 "Composite",
                 "Json",

@@ -74,7 +74,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def storable(name: str) -> bool:
-    """Whether an array of the dtype called `name` can be stored.
+    """Return whether an array of the dtype called `name` can be stored.
 
     `uint4`, `uint2` and `float8_e4m3` cannot (TensorStore has no such types), nor can anything that
     is not a plain number: objects, strings, dates, records.

@@ -27,6 +27,8 @@ __all__ = (
     "CheckedRead",
     "ChunkBuffersHandler",
     "ChunkingHandler",
+    "Codec",
+    "CodecType",
     "Committed",
     "Concurrent",
     "Config",
@@ -53,11 +55,9 @@ __all__ = (
     "HostBatch",
     "HostPack",
     "HostPart",
-    "ItemLayout",
     "ItemsLayout",
     "JobLimits",
     "JobOptions",
-    "JointLayout",
     "KeyKind",
     "KeyPath",
     "KvStoreSpecs",
@@ -74,7 +74,6 @@ __all__ = (
     "LoopOptions",
     "ManyFiles",
     "MappedFiles",
-    "MeasuringLayout",
     "MemoryOptions",
     "MemoryRegulator",
     "Messages",
@@ -163,6 +162,7 @@ __all__ = (
 )
 
 if TYPE_CHECKING:
+    from penstock.kernel.codecs import Codec, CodecType
     from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.config.config import Config, FlowOptions, LoopOptions, MemoryOptions, StoreOptions
     from penstock.kernel.config.job_limits import JobLimits
@@ -237,11 +237,8 @@ if TYPE_CHECKING:
         ArrangedLayout,
         Arrangement,
         FormattedLayout,
-        ItemLayout,
         ItemsLayout,
-        JointLayout,
         Layout,
-        MeasuringLayout,
         Opening,
         Place,
     )
@@ -302,6 +299,7 @@ else:
     __getattr__, __dir__ = _lazy_names(
         __name__,
         {
+            "penstock.kernel.codecs": ("Codec", "CodecType"),
             "penstock.kernel.concurrency.threads": ("Threads",),
             "penstock.kernel.config.config": (
                 "Config", "FlowOptions", "LoopOptions", "MemoryOptions", "StoreOptions",
@@ -346,8 +344,8 @@ else:
             "penstock.kernel.protocols.coordinator": ("Coordinator", "Operation", "SingleProcessCoordinator"),
             "penstock.kernel.protocols.files_handler": ("Background", "FilesHandler"),
             "penstock.kernel.protocols.layouts": (
-                "ArrangedLayout", "Arrangement", "FormattedLayout", "ItemLayout", "ItemsLayout",
-                "JointLayout", "Layout", "MeasuringLayout", "Opening", "Place",
+                "ArrangedLayout", "Arrangement", "FormattedLayout", "ItemsLayout",
+                "Layout", "Opening", "Place",
             ),
             "penstock.kernel.protocols.leaf": ("KeyKind", "KeyPath", "LeafSpec", "ParamInfo", "StoredLeaf"),
             "penstock.kernel.protocols.leaf_handlers": (

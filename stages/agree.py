@@ -14,8 +14,8 @@ from penstock.kernel.messages.save import SavePlan, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.reports.statistics import Advice
-from penstock.stages.common.planned_leaves import plan_of
 from penstock.stages.joint.codec_votes import with_codecs
+from penstock.stages.messages.planned_leaves import plan_of
 
 
 @final

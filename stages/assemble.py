@@ -16,7 +16,7 @@ from penstock.kernel.messages.save import References
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.reports.statistics import Advice
-from penstock.stages.common.arrived_plan import require_plan
+from penstock.stages.messages.batching import require_plan
 from penstock.stages.reuse.value_cache import references_to
 
 REMEMBERED_FROM = 64 * 1024  # bytes; only leaves this large, and in no pack, are worth remembering

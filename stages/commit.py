@@ -14,10 +14,9 @@ from penstock.kernel.messages.save import Committed, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.reports.statistics import Advice
-from penstock.stages.common.arrived_leaves import arrived_leaves
-from penstock.stages.common.document_writing import write_documents
-from penstock.stages.common.files_handlers import finalize_handlers
-from penstock.stages.common.planned_leaves import plan_of
+from penstock.stages.files.document_writing import write_documents
+from penstock.stages.files.files_handlers import finalize_handlers
+from penstock.stages.messages.planned_leaves import arrived_leaves, plan_of
 
 
 @final

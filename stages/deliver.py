@@ -16,7 +16,7 @@ from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.reports.statistics import Advice
-from penstock.stages.common.arrived_plan import require_plan
+from penstock.stages.messages.batching import require_plan
 from penstock.stages.reorder import ranks_of
 
 

@@ -12,14 +12,14 @@ from typing import ClassVar, Final, final
 
 from anyio import Lock
 
-from penstock.kernel.config.save_format import check_codec
+from penstock.kernel.codecs import AUTO, check_codec
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.messages.save import Leaf, Piece, SavePlan, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.reports.statistics import Advice
-from penstock.stages.common.codec_rules import AUTO, encoding_room
+from penstock.stages.messages.planned_leaves import encoding_room
 
 SAMPLES: Final = 8
 SAMPLE_BYTES: Final = 32 * 1024
@@ -51,16 +51,21 @@ class Encode:
     auto_saves: float = 0.1
 
     def __post_init__(self) -> None:
-        check_codec("encode.auto_codec", self.auto_codec)
+        if check_codec("encode.auto_codec", self.auto_codec) != self.auto_codec:
+            raise ConfigError("encode.auto_codec", f"must name the options, too, not {self.auto_codec!r}")
         if not 0 <= self.auto_saves < 1:
             raise ConfigError("encode.auto_saves", f"must be between 0 and 1, not {self.auto_saves!r}")
 
     def is_worth_it(
-        self, data: memoryview, encode: Callable[[str, Sequence[memoryview]], Sequence[bytes]], /
+        self,
+        data: memoryview,
+        itemsize: int,
+        encode: Callable[[str, Sequence[memoryview], int], Sequence[bytes]],
+        /,
     ) -> bool:
         """Return whether encoding a sample of `data` saves enough. Blocking."""
-        sample = _sample(data)
-        (encoded,) = encode(self.auto_codec, [sample])
+        sample = _sample(data, itemsize)
+        (encoded,) = encode(self.auto_codec, [sample], itemsize)
         return len(encoded) <= (1 - self.auto_saves) * len(sample)
 
     @asynccontextmanager
@@ -112,7 +117,10 @@ class _Encoder:
 
             codec = AUTO if plan is None else plan.specs[leaf.index].codec
             if codec == AUTO:
-                worth = await self._run.threads.run(self._options.is_worth_it, piece.data, self._encode)
+                itemsize = leaf.spec.itemsize
+                worth = await self._run.threads.run(
+                    self._options.is_worth_it, piece.data, itemsize, self._encode
+                )
                 codec = self._options.auto_codec if worth else None
 
             self._decided[leaf.index] = replace(leaf, spec=replace(leaf.spec, codec=codec))
@@ -125,22 +133,23 @@ class _Encoder:
         return replace(batch, leaves=tuple([self._decided.get(leaf.index, leaf) for leaf in batch.leaves]))
 
 
-def _sample(data: memoryview) -> memoryview:
-    """A few evenly spread parts of the data; all of it if it is no larger."""
+def _sample(data: memoryview, itemsize: int) -> memoryview:
+    """A few evenly spread parts of the data, of whole elements; all of it if it is no larger."""
     if len(data) <= SAMPLES * SAMPLE_BYTES:
         return data
 
     step = (len(data) - SAMPLE_BYTES) // (SAMPLES - 1)
+    step -= step % itemsize
     return memoryview(b"".join([data[at * step : at * step + SAMPLE_BYTES] for at in range(SAMPLES)]))
 
 
 def _encoded(
-    encode: Callable[[str, Sequence[memoryview]], Sequence[bytes]],
+    encode: Callable[[str, Sequence[memoryview], int], Sequence[bytes]],
     pieces: Sequence[Piece],
     leaves: Sequence[Leaf],
 ) -> tuple[Piece, ...]:
     """Encode the pieces, in a worker thread; `leaves` have their codecs decided."""
-    by_codec: dict[str, list[int]] = {}
+    alike: dict[tuple[str, int], list[int]] = {}  # by codec, and by bytes of an element
     found: list[Piece] = []
     for at, (piece, leaf) in enumerate(zip(pieces, leaves, strict=True)):
         found.append(piece)
@@ -154,10 +163,10 @@ def _encoded(
         if leaf.spec.codec is None:  # it is stored as it is, so the lease for its output is not needed
             found[at] = replace(piece, leaf=leaf, cost=piece.cost - encoding_room(piece.nbytes))
         else:
-            by_codec.setdefault(leaf.spec.codec, []).append(at)
+            alike.setdefault((leaf.spec.codec, leaf.spec.itemsize), []).append(at)
 
-    for codec, places in by_codec.items():
-        made = encode(codec, [pieces[at].data for at in places])
+    for (codec, itemsize), places in alike.items():
+        made = encode(codec, [pieces[at].data for at in places], itemsize)
         for at, data in zip(places, made, strict=True):
             found[at] = Piece(
                 leaves[at], pieces[at].chunk, 0, memoryview(data), cost=len(data), coded=len(data)

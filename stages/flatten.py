@@ -17,14 +17,12 @@ from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.reports.statistics import Advice
-from penstock.stages.common.batching import batched_columns
-from penstock.stages.common.free_space import check_room
-from penstock.stages.common.planned_leaves import refuse_global
-from penstock.stages.pytree.describing import Describer
-from penstock.stages.pytree.description_cache import SavedTrees
-from penstock.stages.pytree.node_types import NodeTypes
+from penstock.stages.files.free_space import check_room
+from penstock.stages.messages.batching import batched_columns
+from penstock.stages.messages.planned_leaves import refuse_global
+from penstock.stages.pytree.describing import Describer, SavedTrees
 from penstock.stages.pytree.save_args import each_leaf
-from penstock.stages.pytree.structure_cache import StructureCache
+from penstock.stages.pytree.structure_cache import NodeTypes, StructureCache
 from penstock.stages.reuse.incremental import set_aside
 from penstock.stages.reuse.leaf_digests import take_digests
 from penstock.stages.reuse.value_cache import references_to

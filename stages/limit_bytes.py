@@ -19,7 +19,7 @@ from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.reads import Read
 from penstock.kernel.reports.statistics import Advice
-from penstock.stages.common.batching import cuts, grouped
+from penstock.stages.messages.batching import cuts, grouped
 from penstock.stages.planning.leaf_reads import scratch_bytes
 
 

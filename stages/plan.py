@@ -16,7 +16,7 @@ from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.reports.statistics import Advice
-from penstock.stages.common.batching import batched
+from penstock.stages.messages.batching import batched
 from penstock.stages.planning.mmap import map_leaves
 from penstock.stages.planning.restore_planner import plan_restore
 

@@ -15,8 +15,8 @@ from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
 from penstock.kernel.reports.statistics import Advice
-from penstock.stages.common.batching import batched
-from penstock.stages.common.key_patterns import pattern_fits
+from penstock.stages.messages.batching import batched
+from penstock.stages.planning.key_patterns import pattern_fits
 
 
 @final

@@ -35,9 +35,9 @@ from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead,
 from penstock.kernel.protocols.store_capabilities import OverNetwork
 from penstock.kernel.protocols.stores import ReadableFile, Store, SummedReads
 from penstock.kernel.reports.statistics import Advice
-from penstock.stages.common.batching import adjacent
-from penstock.stages.common.opaque_leaves import check_plain
-from penstock.stages.stage_files import closing, log_transfers
+from penstock.stages.files.stage_files import closing, log_transfers
+from penstock.stages.messages.batching import adjacent
+from penstock.stages.planning.leaf_reads import check_plain
 
 FileRead: TypeAlias = DirectRead | ScatterRead | CheckedRead
 

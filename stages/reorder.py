@@ -17,8 +17,8 @@ from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.leaf import ParamInfo
-from penstock.stages.common.batching import batched
-from penstock.stages.common.key_patterns import pattern_fits
+from penstock.stages.messages.batching import batched
+from penstock.stages.planning.key_patterns import pattern_fits
 
 
 @final

@@ -31,7 +31,6 @@ from penstock.kernel.protocols.layouts import (
     Arrangement,
     FormattedLayout,
     ItemsLayout,
-    JointLayout,
     WrittenRange,
 )
 from penstock.kernel.protocols.leaf import LeafSpec
@@ -40,11 +39,10 @@ from penstock.kernel.protocols.stores import DataFile, WholeWrites
 from penstock.kernel.protocols.written import RunningSums, Written
 from penstock.kernel.reports.statistics import Advice
 from penstock.kernel.storage.byte_placement import placement_of
-from penstock.stages.common.batching import adjacent
-from penstock.stages.common.codec_rules import check_encoded, saved_by_encoding
-from penstock.stages.common.free_space import naming_leaf
-from penstock.stages.common.planned_leaves import check_planned, plan_of
-from penstock.stages.stage_files import closing, log_transfers
+from penstock.stages.files.free_space import naming_leaf
+from penstock.stages.files.stage_files import closing, log_transfers
+from penstock.stages.messages.batching import adjacent
+from penstock.stages.messages.planned_leaves import check_encoded, check_planned, plan_of, saved_by_encoding
 
 
 @final
@@ -199,7 +197,7 @@ class _DataFiles:
         self._folder = run.layout.folder if isinstance(run.layout, ItemsLayout) else _no_folder
         self._only_folder = run.layout.only_folder if isinstance(run.layout, ItemsLayout) else ""
         self._own_folder = ""
-        if run.operation is not None and isinstance(run.layout, JointLayout):
+        if run.operation is not None and isinstance(run.layout, FormattedLayout):
             self._own_folder = run.layout.process_folder(run.operation.process_index)
 
         self._chunks: dict[tuple[int, tuple[int, ...]], tuple[_DataFile, int]] = {}

@@ -16,16 +16,21 @@ from jax.core import Tracer
 from jax.sharding import Sharding
 
 from penstock.handlers.dtypes import dtype_name, storable
-from penstock.handlers.leaves.common.mismatches import type_name
-from penstock.handlers.leaves.jax_arrays.device_assembly import canvas_parts, join_parts, place_part
-from penstock.handlers.leaves.jax_arrays.devices import on_host
-from penstock.handlers.leaves.jax_arrays.placement import make_arrays
-from penstock.handlers.leaves.jax_arrays.prng_keys import is_key, key_data_of, key_impl_of
-from penstock.handlers.leaves.jax_arrays.restore_target import array_target
-from penstock.handlers.leaves.jax_arrays.shard_grids import ShardGrid, shard_grid
-from penstock.handlers.leaves.jax_arrays.sharding import encode
-from penstock.handlers.leaves.jax_arrays.shards import PACKED, shard_pieces
-from penstock.handlers.leaves.jax_arrays.small_arrays import make_pack, pack_placements
+from penstock.handlers.leaves.device_assembly import canvas_parts, join_parts, place_part
+from penstock.handlers.leaves.devices import on_host
+from penstock.handlers.leaves.mismatches import type_name
+from penstock.handlers.leaves.prng_keys import is_key, key_data_of, key_impl_of
+from penstock.handlers.leaves.restore_target import array_target, make_arrays
+from penstock.handlers.leaves.sharding import encode
+from penstock.handlers.leaves.shards import (
+    PACKED,
+    ShardGrid,
+    parts_here,
+    processes_of,
+    shard_grid,
+    shard_pieces,
+)
+from penstock.handlers.leaves.small_arrays import make_pack, pack_placements
 from penstock.kernel.errors import DeletedLeafError, InvalidLeafError, TreeDifference
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Target
@@ -113,10 +118,6 @@ class ArrayHandler:
 
     def nbytes_here(self, value: Any, spec: LeafSpec) -> int:
         """Return how many bytes of an array that is spread over processes this one writes."""
-        from penstock.handlers.leaves.jax_arrays.process_shards import (
-            parts_here,  # one process needs none of it
-        )
-
         array = cast("jax.Array", value if spec.random_key_impl is None else key_data_of(value))
         part = spec.write_shape or spec.chunk_shape
         return (
@@ -125,8 +126,6 @@ class ArrayHandler:
 
     def processes_of(self, value: Any) -> AbstractSet[int]:
         """Return the processes whose devices hold parts of the array."""
-        from penstock.handlers.leaves.jax_arrays.process_shards import processes_of
-
         return processes_of(cast("jax.Array", value).sharding)
 
     def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
@@ -191,7 +190,7 @@ class ArrayHandler:
         return buffers
 
     def _lies_as_stored(self, array: jax.Array, spec: LeafSpec) -> bool:
-        """Whether its elements lie in the memory of CPU devices as they are stored."""
+        """Return whether its elements lie in the memory of CPU devices as they are stored."""
         return (
             self.alias_host
             and spec.random_key_impl is None
@@ -249,7 +248,7 @@ class ArrayHandler:
 
 
 def _n_replicas(n_devices: int, shape: tuple[int, ...], shard_shape: tuple[int, ...]) -> int:
-    """How many devices hold each shard; 1 for an array without elements."""
+    """Count the devices that hold each shard; 1 for an array without elements."""
     if n_devices == 1 or 0 in shape:
         return 1
 

@@ -13,11 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.handlers.dtypes import dtype_name, numpy_dtype, storable
-from penstock.handlers.leaves.common.chunk_blocks import cast_to, chunk_boxes, stored_as
-from penstock.handlers.leaves.common.contiguous_blocks import Box
-from penstock.handlers.leaves.common.host_buffers import HostRegion
-from penstock.handlers.leaves.common.mismatches import different, different_array, stored_dtype, type_name
-from penstock.handlers.leaves.common.pack_views import pack_views
+from penstock.handlers.leaves.blocks import Box, HostRegion, cast_to, chunk_boxes, pack_views, stored_as
+from penstock.handlers.leaves.mismatches import different, different_array, stored_dtype, type_name
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Target

@@ -11,10 +11,9 @@ from typing import Any, Final, cast, final
 import numpy as np
 
 from penstock.handlers.dtypes import dtype_name, storable
-from penstock.handlers.leaves.common.chunk_blocks import cast_to
-from penstock.handlers.leaves.common.host_buffers import HostRegion
-from penstock.handlers.leaves.common.mismatches import different, stored_dtype, type_name, type_of
-from penstock.handlers.leaves.jax_arrays.devices import is_subtype
+from penstock.handlers.leaves.blocks import HostRegion, cast_to
+from penstock.handlers.leaves.devices import is_subtype
+from penstock.handlers.leaves.mismatches import different, stored_dtype, type_name, type_of
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Target

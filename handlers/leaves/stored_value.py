@@ -21,8 +21,8 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.leaves.common.host_buffers import HostRegion
-from penstock.handlers.leaves.common.mismatches import different, stored_dtype
+from penstock.handlers.leaves.blocks import HostRegion
+from penstock.handlers.leaves.mismatches import different, stored_dtype
 from penstock.kernel.errors import (
     ChecksumError,
     InvalidLeafError,

@@ -10,7 +10,7 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.handlers.leaves.common.mismatches import different, type_name, type_of
+from penstock.handlers.leaves.mismatches import different, type_name, type_of
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Target

@@ -1,26 +1,41 @@
-"""Reads an OCDBT index: every key of the newest version, and where its value lies."""
+"""Reads an OCDBT index: every key of the newest version, and the place of its value.
+
+`read_index` reads a whole index or raises. `salvage_index` reads what is left of a damaged one, and finds the
+root again if the manifest is lost. Both go through a `Database`, which reads manifests and nodes and compares
+each with its checksum.
+"""
 
 from __future__ import annotations
 
-__all__ = ("Database", "index_bytes", "read_index", "read_leaves")
+__all__ = ("Database", "index_bytes", "read_index", "read_leaves", "salvage_index")
 
 import errno
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Final, NoReturn, final
+from dataclasses import dataclass
+from typing import Final, NoReturn, final
 
-from penstock.handlers.ocdbt.index_entries import Index, Values
-from penstock.handlers.ocdbt.key_cache import KeyTable, RememberedKeys
-from penstock.handlers.ocdbt.key_tables import MOST_BYTES_OF_KEYS
-from penstock.handlers.ocdbt.node_decoding import Manifest, Node, NodeReference, decode_manifest, decode_node
+from penstock.handlers.ocdbt.key_tables import MOST_BYTES_OF_KEYS, DataFile, KeyTable, RememberedKeys
+from penstock.handlers.ocdbt.node_decoding import (
+    DumpedDatabase,
+    Index,
+    Manifest,
+    Node,
+    NodeReference,
+    Values,
+    decode_manifest,
+    decode_node,
+)
 from penstock.handlers.ocdbt.wire_format import (
     ENVELOPE_BYTES,
     MANIFEST_MAGIC,
+    MAX_OFFSET,
     NODE_MAGIC,
     UNCOMPRESSED,
     Origin,
+    Value,
     unseal,
 )
 from penstock.kernel.errors import (
@@ -31,9 +46,6 @@ from penstock.kernel.errors import (
     TruncatedDataError,
 )
 from penstock.kernel.protocols.stores import ReadableFile, Store
-
-if TYPE_CHECKING:
-    from penstock.handlers.ocdbt.compressed_nodes import DumpedDatabase
 
 _MANIFEST: Final = "manifest.ocdbt"
 _NUMBERED_MANIFEST: Final = re.compile(r"manifest\.[0-9a-f]{16}")
@@ -227,9 +239,6 @@ class Database:
 
     def _dump(self) -> DumpedDatabase:
         if self._dumped is None:
-            # Imported here because it imports tensorstore, which a database written by penstock never needs.
-            from penstock.handlers.ocdbt.compressed_nodes import DumpedDatabase
-
             self._dumped = DumpedDatabase(self._store, self._directory)
 
         return self._dumped
@@ -288,3 +297,106 @@ def _translated(origin: Origin, error: StorageError) -> Exception:
         return CorruptCheckpointError(origin.path, f"{origin.part}: {os.strerror(error.errno or 0)}")
 
     return error
+
+
+# A lost manifest is found again by the node that it points to, which ends the file of nodes. penstock writes
+# one file that holds nothing behind its first node but nodes; where there are several, nothing is guessed.
+_MOST_FILE_BYTES: Final = 256 * 2**20
+"""A longer file is not searched for nodes: those of a million arrays take half as much."""
+
+_LOOK_BYTES: Final = 64 * 1024
+"""Where the first node begins: only metadata of arrays with some sixty axes may lie before it."""
+
+_HEIGHT_AT: Final = 14  # of a node, in its sealed form
+_LENGTH: Final = slice(4, 12)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SalvagedIndex:
+    """The part of an index that could be read."""
+
+    entries: Mapping[bytes, Value]
+    problems: Sequence[str]  #: of the nodes that are lost, and all below them
+
+
+def salvage_index(store: Store, directory: str, data_folder: str) -> SalvagedIndex | None:
+    """Read what is left of the index in `directory`. Blocking.
+
+    Args:
+        store: Where.
+        directory: Of the database.
+        data_folder: The name of the folder in it where a lost root is looked for.
+
+    Returns:
+        None if nobody knows where its root is. Compressed nodes are found only from an intact manifest.
+    """
+    problems: list[str] = []
+
+    def note(error: PenstockError) -> None:
+        problems.append(str(error))
+
+    with closing(Database(store, directory, RememberedKeys())) as database:
+        root = _recorded_root(database) or _lost_root(store, directory, data_folder)
+        if root is None:
+            return None
+
+        nodes, values = read_leaves(database, root, note)
+
+    return SalvagedIndex(Index(KeyTable.of([key for keys in nodes for key in keys]), values), problems)
+
+
+def _recorded_root(database: Database) -> NodeReference | None:
+    try:
+        return database.manifest()[0].root
+    except PenstockError:
+        return None
+
+
+def _lost_root(store: Store, directory: str, data_folder: str) -> NodeReference | None:
+    """Return the node at the end of the only file of nodes; None if there is no such file, or several."""
+    folder = os.path.join(directory, data_folder)
+    found: list[NodeReference] = []
+    try:
+        for name in store.list_directory(folder):
+            root = _last_node(store, os.path.join(folder, name), f"{data_folder}/{name}")
+            if root is not None:
+                found.append(root)
+    except PenstockError:
+        return None
+
+    return found[0] if len(found) == 1 else None
+
+
+def _last_node(store: Store, path: str, name: str) -> NodeReference | None:
+    """Return the last node of a file that holds nothing but nodes behind the first one, by their lengths."""
+    if store.kind(path) != "file" or not ENVELOPE_BYTES <= store.size(path) <= _MOST_FILE_BYTES:
+        return None
+
+    if NODE_MAGIC not in _beginning(store, path):
+        return None
+
+    data = store.read_file(path)
+    at = last = data.find(NODE_MAGIC)
+    while at < len(data):
+        node = data[at : at + ENVELOPE_BYTES]
+        length = int.from_bytes(node[_LENGTH], "little")
+        if node[:4] != NODE_MAGIC or not ENVELOPE_BYTES < length <= len(data) - at:
+            return None
+
+        last, at = at, at + length
+
+    height = data[last + _HEIGHT_AT]
+    n_keys = MAX_OFFSET if height else 0  # how many there are is recorded in the manifest alone
+    return NodeReference(DataFile("", name), last, at - last, height, n_keys)
+
+
+def _beginning(store: Store, path: str) -> bytes:
+    data = bytearray(min(_LOOK_BYTES, store.size(path)))
+    file = store.open_data_file(path)
+    try:
+        file.read_at(0, [memoryview(data)])
+    finally:
+        file.close()
+
+    return bytes(data)

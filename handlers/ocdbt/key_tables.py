@@ -1,4 +1,7 @@
-"""Encodes and decodes OCDBT's two prefix-compressed tables: sorted keys, and the data files of a node.
+"""The columns that an OCDBT node begins with: sorted keys without what they share, and its data files.
+
+`encode_keys` and `encode_files` write them, `decode_keys` and `decode_files` read them. `RememberedKeys`
+keeps the keys of recent trees, because a checkpoint of the next step has the same ones.
 
 Source:
     TensorStore's OCDBT page, sections "Data file table format" and "B+tree node format".
@@ -9,6 +12,8 @@ from __future__ import annotations
 __all__ = (
     "MOST_BYTES_OF_KEYS",
     "DataFile",
+    "KeyTable",
+    "RememberedKeys",
     "common_prefix",
     "decode_files",
     "decode_keys",
@@ -18,16 +23,15 @@ __all__ = (
     "shared_prefixes",
 )
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from operator import add, gt, lt
-from typing import Final, final
+from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.handlers.ocdbt.key_cache import RememberedKeys
 from penstock.handlers.ocdbt.wire_format import (
     MAX_KEY_BYTES,
     MAX_PATH_BYTES,
@@ -38,6 +42,7 @@ from penstock.handlers.ocdbt.wire_format import (
 )
 from penstock.kernel.concurrency.brief_steps import STEP, lengths_of
 from penstock.kernel.errors import SpecError
+from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 
 MOST_BYTES_OF_KEYS: Final = 2**28
 """Of all keys of an index. Those of a tree of a million leaves have about half of it."""
@@ -243,3 +248,63 @@ def _data_file(cursor: Cursor, transitive: str, base: bytes, path: bytes) -> Dat
         raise cursor.origin.corrupt(problem)
 
     return file
+
+
+Columns: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], bytes, bytes]
+"""Keys in their stored form: lengths of prefixes and suffixes, all suffixes, and what is before each key."""
+
+_SLICE: Final = 8192  # keys: a millisecond or less
+_BYTES_OF_A_KEY: Final = 100  # overhead of a key and its row, without the key's text
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyTable:
+    """The keys of a database, in ascending order. It is shared, so it must not be changed."""
+
+    keys: list[bytes]
+    rows: Mapping[bytes, int]  #: position of each key in `keys`
+
+    @classmethod
+    def of(cls, keys: list[bytes]) -> KeyTable:
+        """Make the table of some keys, which must be in ascending order."""
+        rows: dict[bytes, int] = {}
+        for start in range(0, len(keys), _SLICE):  # one long call would hold the interpreter
+            part = keys[start : start + _SLICE]
+            rows.update(zip(part, range(start, start + len(part)), strict=True))
+
+        return cls(keys, rows)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class RememberedKeys:
+    """Remembers the keys of the last few nodes and databases. Thread-safe.
+
+    A node is recognised by all bytes of its stored keys. Nodes with equal keys share one list, and databases
+    with the same lists share one table.
+    """
+
+    _nodes: BoundedCache[Columns, list[bytes]] = field(default_factory=lambda: BoundedCache(16), init=False)
+    _tables: BoundedCache[ByIdentity, KeyTable] = field(default_factory=lambda: BoundedCache(2), init=False)
+
+    @property
+    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
+        """See `Caching`."""
+        return (self._tables, self._nodes)
+
+    def keys(self, stored: Columns, decode: Callable[[], list[bytes]]) -> list[bytes]:
+        """Return the keys of a node; `decode` is called only if they are not cached."""
+        return self._nodes.get_or_make(stored, decode, _nbytes)
+
+    def table(self, nodes: list[list[bytes]]) -> KeyTable:
+        """Return the table of a database, given the keys of each of its nodes in order."""
+
+        def make() -> KeyTable:
+            return KeyTable.of([key for keys in nodes for key in keys])
+
+        return self._tables.get_or_make(ByIdentity(*nodes), make, lambda table: _nbytes(table.keys))
+
+
+def _nbytes(keys: list[bytes]) -> int:
+    return sum(map(len, keys)) + _BYTES_OF_A_KEY * len(keys)

@@ -1,4 +1,8 @@
-"""Decodes uncompressed OCDBT manifests and B+tree nodes.
+"""Decodes OCDBT manifests and B+tree nodes, and holds the entries of an index in columns.
+
+`decode_manifest` and `decode_node` decode what is not compressed, such as all that penstock writes.
+A `DumpedDatabase` has TensorStore decode the rest. An `Index` joins the leaves: a mapping from key to value
+whose values stay in columns.
 
 Source:
     TensorStore's OCDBT page, sections "Manifest format" and "B+tree node format".
@@ -6,18 +10,36 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("Child", "Manifest", "Node", "NodeReference", "decode_manifest", "decode_node")
+__all__ = (
+    "Child",
+    "DumpedDatabase",
+    "Index",
+    "Manifest",
+    "Node",
+    "NodeReference",
+    "Values",
+    "decode_manifest",
+    "decode_node",
+)
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import final
+from typing import Any, TypeAlias, final
+from urllib.parse import quote, unquote
 
 import numpy as np
+import numpy.typing as npt
 
-from penstock.handlers.ocdbt.index_entries import Values
-from penstock.handlers.ocdbt.key_cache import RememberedKeys
-from penstock.handlers.ocdbt.key_tables import DataFile, decode_files, decode_keys
+from penstock.handlers.ocdbt.key_tables import (
+    MOST_BYTES_OF_KEYS,
+    DataFile,
+    KeyTable,
+    RememberedKeys,
+    decode_files,
+    decode_keys,
+)
 from penstock.handlers.ocdbt.wire_format import (
     MAX_NODE_ENTRIES,
     MAX_OFFSET,
@@ -25,7 +47,16 @@ from penstock.handlers.ocdbt.wire_format import (
     UNCOMPRESSED,
     ZSTD,
     Cursor,
+    Indirect,
+    Inline,
+    Origin,
+    Value,
+    path_problem,
 )
+from penstock.kernel.errors import UnsupportedByStoreError
+from penstock.kernel.memory.bounded_cache import ByIdentity
+from penstock.kernel.protocols.store_capabilities import KvStoreSpecs
+from penstock.kernel.protocols.stores import Store
 
 _MANIFEST_KINDS = (0, 1)  # single, numbered
 
@@ -33,7 +64,7 @@ _MANIFEST_KINDS = (0, 1)  # single, numbered
 @final
 @dataclass(frozen=True, slots=True)
 class NodeReference:
-    """Where a B+tree node lies, and what its parent records about it."""
+    """The place of a B+tree node, and what its parent records about it."""
 
     file: DataFile
     offset: int  #: bytes from the start of the file
@@ -46,7 +77,7 @@ class NodeReference:
 @final
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a manifest records about the newest version."""
+    """The record of the newest version in a manifest."""
 
     numbered: bool  #: True if the versions are in `manifest.<16 hex>` files and not in this one
     root: NodeReference | None = None  #: None if there are no keys
@@ -218,3 +249,261 @@ def _in_columns(
     numbers = np.full(len(sizes), -1, np.int64)
     numbers[indirect] = np.fromiter(ids, np.int64, len(ids))
     return Values(files, inline, numbers, places, sizes)
+
+
+# A tree of 100,000 leaves has 200,000 keys. One object per key would take longer to make than the index takes
+# to read, and the garbage collector would take longer than both.
+Column: TypeAlias = npt.NDArray[np.int64]
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Values:
+    """The places of the values of some keys, in the order of the keys."""
+
+    files: list[str]  #: data files, relative to the database's directory
+    inline: bytes  #: the values that are stored in the index itself, concatenated
+    ids: Column  #: index into `files`, or -1 for a value in `inline`
+    offsets: Column  #: bytes from the start of the file, or of `inline`
+    lengths: Column  #: bytes
+
+    @classmethod
+    def of(cls, values: Iterable[Value]) -> Values:
+        """Make columns from single values."""
+        files: dict[str, int] = {}
+        inline = bytearray()
+        rows: list[tuple[int, int, int]] = []
+        for value in values:
+            if isinstance(value, Inline):
+                rows.append((-1, len(inline), len(value.value)))
+                inline += value.value
+            else:
+                rows.append((files.setdefault(value.file, len(files)), value.offset, value.length))
+
+        columns = np.array(rows, np.int64).reshape(-1, 3)
+        return cls(list(files), bytes(inline), columns[:, 0], columns[:, 1], columns[:, 2])
+
+
+@final
+class Index(Mapping[bytes, Value]):
+    """All keys of a database, each with its `Value`. Immutable.
+
+    Args:
+        table: The keys.
+        parts: Their values, in the order of the keys; each part covers the next few keys.
+    """
+
+    __slots__ = ("_inline", "_keys", "files", "ids", "lengths", "offsets", "rows")
+
+    def __init__(self, table: KeyTable, parts: Iterable[Values]) -> None:
+        files: dict[str, int] = {}
+        inline = _Inline()
+        columns: list[tuple[Column, Column, Column]] = []
+        for part in parts:
+            numbers = np.array([*[files.setdefault(file, len(files)) for file in part.files], -1], np.int64)
+            columns.append((numbers[part.ids], inline.places(part), part.lengths))
+
+        self._keys = table.keys
+        self.rows = table.rows  #: the row of each key
+        self.files = list(files)  #: data files, relative to the database's directory
+        self.ids = _joined([ids for ids, _, _ in columns])  #: index into `files`; -1 if inline
+        self.offsets = _joined([offsets for _, offsets, _ in columns])
+        self.lengths = _joined([lengths for _, _, lengths in columns])
+        self._inline = bytes(inline.data)
+
+    @classmethod
+    def of(cls, values: Mapping[bytes, Value]) -> Index:
+        """Make an index from a mapping of a few keys."""
+        ordered = sorted(values)
+        return cls(KeyTable.of(ordered), [Values.of([values[key] for key in ordered])])
+
+    def __getitem__(self, key: bytes) -> Value:
+        return self.value(self.rows[key])
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def keys_in_order(self) -> Sequence[bytes]:
+        """All keys, in ascending order: that of their rows."""
+        return self._keys
+
+    def rows_below(self, prefix: bytes) -> range:
+        """Return the rows of the keys that begin with `prefix`, which is empty or ends with a slash."""
+        if not prefix:
+            return range(len(self._keys))
+
+        behind = prefix[:-1] + bytes([prefix[-1] + 1])
+        return range(bisect_left(self._keys, prefix), bisect_left(self._keys, behind))
+
+    def value(self, row: int) -> Value:
+        """Return the value of one row."""
+        file, offset, length = int(self.ids[row]), int(self.offsets[row]), int(self.lengths[row])
+        if file < 0:
+            return Inline(self._inline[offset : offset + length])
+
+        return Indirect(self.files[file], offset, length)
+
+    def inline_values(self, rows: list[int]) -> list[bytes | None]:
+        """Return the inline values of many rows; None for a value in a data file."""
+        ids, offsets = self.ids[rows], self.offsets[rows]
+        ends = offsets + self.lengths[rows]
+        inline = self._inline
+        return [
+            inline[start:end] if file < 0 else None
+            for file, start, end in zip(ids.tolist(), offsets.tolist(), ends.tolist(), strict=True)
+        ]
+
+    @property
+    def inline_nbytes(self) -> int:
+        """Bytes of all values that are stored in the index itself."""
+        return int(self.lengths[self.ids < 0].sum())
+
+    def what_it_says(self) -> Hashable:
+        """Return a value that is equal for two indices with the same keys and the same inline values.
+
+        Keys are the same if their table is the same object. Places in data files are not compared.
+        """
+        inline = self.ids < 0
+        places = self.offsets[inline].tobytes(), self.lengths[inline].tobytes()
+        return ByIdentity(self.rows), self._inline, inline.tobytes(), places
+
+    def needed(self) -> dict[str, int]:
+        """Return the least length of each data file, in bytes."""
+        there = self.ids >= 0
+        ends = np.zeros(len(self.files), np.int64)
+        np.maximum.at(ends, self.ids[there], (self.offsets + self.lengths)[there])
+        return dict(zip(self.files, ends.tolist(), strict=True))
+
+
+@final
+class DumpedDatabase:
+    """Reads the manifests and nodes of one database with `tensorstore.ocdbt.dump`.
+
+    TensorStore exposes no decompressor, but it can dump what it decoded.
+
+    Every method blocks, and raises `CorruptCheckpointError` if TensorStore cannot decode the bytes.
+
+    Raises:
+        UnsupportedByStoreError: If TensorStore cannot read the store.
+    """
+
+    def __init__(self, store: Store, directory: str) -> None:
+        if not isinstance(store, KvStoreSpecs):
+            raise UnsupportedByStoreError("read with TensorStore", directory, store, KvStoreSpecs)
+
+        self._spec = store.kvstore_spec(directory)
+
+    def manifest(self, origin: Origin) -> Manifest:
+        """Read the newest manifest. TensorStore itself finds the newest of numbered ones."""
+        versions = self._dump(origin, None).get("versions")
+        if not versions:
+            raise origin.corrupt("a manifest without versions")
+
+        newest = versions[-1]
+        if "location" not in newest["root"]:
+            return Manifest(numbered=False, root=None)
+
+        return Manifest(numbered=False, root=_reference(origin, newest["root"], newest["root_height"]))
+
+    def node(self, origin: Origin, reference: NodeReference, prefix: bytes) -> Node:
+        """Read a B+tree node; `prefix` is what the nodes above hold of each key."""
+        base, path = reference.file.base, reference.file.path
+        where = f"{quote(base)}:{quote(path[len(base) :])}:{reference.offset}:{reference.length}"
+        dumped = self._dump(origin, f"btreenode:{where}")
+        height, entries = dumped["height"], dumped["entries"]
+        keys = [entry["key"] for entry in entries]
+        if not height:
+            if sum(map(len, keys)) + len(prefix) * len(keys) > MOST_BYTES_OF_KEYS:
+                raise origin.corrupt(f"keys of more than {MOST_BYTES_OF_KEYS} bytes")
+
+            keys = [prefix + key for key in keys] if prefix else keys
+            return Node(0, keys, Values.of([_value(origin, entry) for entry in entries]), [])
+
+        children = [
+            Child(
+                entry["key"],
+                len(entry["subtree_common_prefix"]),
+                _reference(origin, entry, height - 1),
+            )
+            for entry in entries
+        ]
+        return Node(height, keys, None, children)
+
+    def _dump(self, origin: Origin, node: str | None) -> dict[str, Any]:
+        # Here, because a database that penstock wrote never needs it.
+        import tensorstore as ts
+
+        try:
+            base = ts.KvStore.open(self._spec).result()
+            dumped: dict[str, Any] = ts.ocdbt.dump(base, node).result()
+        except (ValueError, KeyError, OSError, RuntimeError) as error:
+            raise origin.corrupt(f"TensorStore cannot decode it: {error}") from error
+
+        return dumped
+
+
+def _value(origin: Origin, entry: dict[str, Any]) -> Value:
+    if "inline_value" in entry:
+        return Inline(entry["inline_value"])
+
+    file, offset, length = _location(origin, entry["indirect_value"])
+    return Indirect(file.path, offset, length)
+
+
+def _reference(origin: Origin, entry: dict[str, Any], height: int) -> NodeReference:
+    file, offset, length = _location(origin, entry["location"])
+    about = entry["statistics"]
+    return NodeReference(file, offset, length, height, about["num_keys"], about["num_tree_bytes"])
+
+
+def _location(origin: Origin, location: str) -> tuple[DataFile, int, int]:
+    """Parse `kind:base:path:offset:length`, where base and path are percent-encoded."""
+    _, base, relative, offset, length = location.split(":")
+    try:
+        # Unlike in the encoded form, the base is complete here: it includes the transitive part.
+        base, relative = unquote(base, errors="strict"), unquote(relative, errors="strict")
+    except UnicodeDecodeError as error:
+        raise origin.corrupt(f"data file path of {location!r} is not UTF-8") from error
+
+    file = DataFile(base, base + relative)
+    if problem := path_problem(file.path):
+        raise origin.corrupt(problem)
+
+    return file, int(offset), int(length)
+
+
+@final
+class _Inline:
+    """Values that are stored in the index itself, each distinct one once: arrays are of few kinds."""
+
+    __slots__ = ("_known", "data")
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self._known: dict[bytes, int] = {}
+
+    def places(self, part: Values) -> Column:
+        """Return the offsets of a part's values; of those that it holds itself, in `data`."""
+        there = np.flatnonzero(part.ids < 0)
+        starts, lengths = part.offsets[there].tolist(), part.lengths[there].tolist()
+        found: list[int] = []
+        for start, length in zip(starts, lengths, strict=True):
+            value = part.inline[start : start + length]
+            at = self._known.get(value)
+            if at is None:
+                at = self._known[value] = len(self.data)
+                self.data += value
+
+            found.append(at)
+
+        offsets = part.offsets.copy()
+        offsets[there] = found
+        return offsets
+
+
+def _joined(columns: list[Column]) -> Column:
+    return np.concatenate(columns) if columns else np.zeros(0, np.int64)

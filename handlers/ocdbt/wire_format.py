@@ -1,4 +1,4 @@
-"""The building blocks of OCDBT manifests and nodes: varints, and the envelope with its checksum.
+"""The parts that OCDBT manifests and nodes are made of: varints, checksums around a body, and values.
 
 Source:
     TensorStore's OCDBT page, section "Storage format".
@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = (
     "ENVELOPE_BYTES",
     "MANIFEST_MAGIC",
+    "MAX_INLINE_BYTES",
     "MAX_KEY_BYTES",
     "MAX_NODE_ENTRIES",
     "MAX_OFFSET",
@@ -18,7 +19,10 @@ __all__ = (
     "UNCOMPRESSED",
     "ZSTD",
     "Cursor",
+    "Indirect",
+    "Inline",
     "Origin",
+    "Value",
     "path_problem",
     "seal",
     "unseal",
@@ -29,7 +33,7 @@ __all__ = (
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -123,7 +127,7 @@ def seal(magic: bytes, body: bytes) -> bytes:
 @final
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where bytes came from, for error messages."""
+    """The file and the part of it that bytes came from, for error messages."""
 
     path: str  #: the file
     part: str  #: the part of the file, like `B+tree node at byte 0`
@@ -265,3 +269,28 @@ class Cursor:
         """Check that no bytes are left over."""
         if self._position != self._end:
             raise self.origin.corrupt(f"{self._end - self._position} bytes left over")
+
+
+#: The longest value stored in the index itself, in bytes, as Orbax configures it.
+MAX_INLINE_BYTES = 1024
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """A value that is stored in the index itself."""
+
+    value: bytes
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Indirect:
+    """A value that is stored in a data file."""
+
+    file: str  #: relative to the database's directory, like `d/<32 hex>` or `ocdbt.process_0/d/<32 hex>`
+    offset: int  #: bytes from the start of the file
+    length: int  #: bytes
+
+
+Value: TypeAlias = Inline | Indirect

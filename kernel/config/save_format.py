@@ -5,19 +5,16 @@ from __future__ import annotations
 __all__ = (
     "SaveArgs",
     "SaveFormat",
-    "check_codec",
 )
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeGuard, cast, final
 
+from penstock.kernel.codecs import AUTO, check_codec
 from penstock.kernel.errors import ConfigError, SpecError
 
-_ZSTD: Final = re.compile(r"zstd:([1-9][0-9]?)")
-_LEVELS: Final = range(1, 23)
-_DEFAULT_LEVEL: Final = 1  # of noise, more levels save nothing; see docs/howto/choose-a-format.md
+_WORDS: Final = ("none", AUTO)  # beside the codecs that there are
 _LEAST: Final[Mapping[str, int]] = {
     "chunk_byte_size": 1,
     "ocdbt_target_data_file_size": 0,
@@ -35,8 +32,9 @@ class SaveFormat:
     Attributes:
         ocdbt: Whether all arrays lie in one OCDBT database, instead of a directory for each array.
         zarr: The version of the zarr format.
-        codec: `"none"`, `"zstd"`, `"zstd:<level>"` with a level from 1 to 22, or `"auto"`: zstd for each
-            leaf whose bytes are found to compress well. Shards below 16 KiB are stored as they are.
+        codec: `"none"`, `"zstd"`, `"zstd:<level>"` with a level from 1 to 22, the codec of a plug-in, or
+            `"auto"`: zstd for each leaf whose bytes are found to compress well. Shards below 16 KiB are
+            stored as they are.
         chunk_byte_size: Cut shards into equal chunks of at most this many bytes, as Orbax does. By default
             a shard is one chunk, or with a codec several of about 16 MiB.
         ocdbt_target_data_file_size: Begin a new data file after this many bytes; 0: never. By default
@@ -70,7 +68,7 @@ class SaveFormat:
         if not _is_int(self.zarr) or self.zarr not in (2, 3):
             raise ConfigError("format.zarr", f"must be 2 or 3, not {self.zarr!r}")
 
-        check_codec("format.codec", self.codec, others=("none", "auto", "zstd"))
+        check_codec("format.codec", self.codec, others=_WORDS)
         for name, least in _LEAST.items():
             number = getattr(self, name)
             if number is not None and (not _is_int(number) or number < least):
@@ -80,14 +78,11 @@ class SaveFormat:
 
     @property
     def leaf_codec(self) -> str | None:
-        """The value for `LeafSpec.codec`: None, `"auto"`, or `"zstd:<level>"`."""
-        match self.codec:
-            case "none":
-                return None
-            case "zstd":
-                return f"zstd:{_DEFAULT_LEVEL}"
-            case codec:
-                return codec
+        """The value for `LeafSpec.codec`: None, `"auto"`, or a codec with all of its options."""
+        if self.codec == "none":
+            return None
+
+        return check_codec("format.codec", self.codec, others=_WORDS)
 
 
 @final
@@ -119,18 +114,6 @@ class SaveArgs:
             raise SpecError(f"shard_axes must be axes counted from 0, as in (0, 2), not {axes!r}")
 
         object.__setattr__(self, "shard_axes", listed)
-
-
-def check_codec(key: str, codec: object, *, others: Sequence[str] = ()) -> None:
-    """Check that `codec` is zstd with its level, or one of `others`.
-
-    Raises:
-        ConfigError: About the option `key`.
-    """
-    found = _ZSTD.fullmatch(codec) if isinstance(codec, str) else None
-    if codec not in others and (found is None or int(found[1]) not in _LEVELS):
-        words = " or ".join([*map(repr, others), "'zstd:<1 to 22>'"])
-        raise ConfigError(key, f"must be {words}, not {codec!r}")
 
 
 def _is_int(value: object) -> TypeGuard[int]:

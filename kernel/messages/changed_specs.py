@@ -26,12 +26,17 @@ class CodecChoice(Capability, Protocol):
         ...
 
     def is_worth_it(
-        self, data: memoryview, encode: Callable[[str, Sequence[memoryview]], Sequence[bytes]], /
+        self,
+        data: memoryview,
+        itemsize: int,
+        encode: Callable[[str, Sequence[memoryview], int], Sequence[bytes]],
+        /,
     ) -> bool:
         """Return whether a leaf with such bytes gets it. Blocking.
 
         Args:
-            data: A part of the leaf, of any length.
+            data: A part of the leaf: any number of its elements.
+            itemsize: Bytes of one element.
             encode: As `FormattedLayout.encode`.
         """
         ...

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar, final
 
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
-from penstock.kernel.protocols.layouts import Opening, opening_of
+from penstock.kernel.protocols.layouts import Opening
 
 T = TypeVar("T")
 
@@ -36,8 +36,8 @@ async def open_leased(
 
     Args:
         run: Whose layout, store, threads and budget are used.
-        path: As for `Layout.open`.
-        item: As for `Layout.open`.
+        path: As for `Layout.find`.
+        item: As for `Layout.find`.
         make: Called in a worker thread, as long as the lease lasts.
 
     Raises:
@@ -58,7 +58,7 @@ def _open_small(
     run: RestoreRun, path: str, item: str | None, make: Callable[[StoredCheckpoint], T]
 ) -> _Opened[T] | Opening:
     """Open the checkpoint at once if that takes no bytes that count. Else only find it."""
-    found = opening_of(run.layout, run.store, path, item)
+    found = run.layout.find(run.store, path, item)
     return found if found.nbytes else _Opened(make(found.open()))
 
 

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast, final, runtime_checkable
 
+from penstock.kernel.entry_points import Plugin
 from penstock.kernel.errors import HandlerError
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
-from penstock.kernel.plugins.entry_points import Plugin
 from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, TypeHandler
 

@@ -11,8 +11,8 @@ from threading import RLock
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import final
 
+from penstock.kernel.entry_points import find_plugins
 from penstock.kernel.errors import AmbiguousHandlerError, HandlerError, NoHandlerError
-from penstock.kernel.plugins.entry_points import find_plugins
 from penstock.kernel.plugins.handler_entries import (
     Entry,
     MakesWorker,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, Generic, TypeVar, cast, final
 
+from penstock.kernel.entry_points import Plugin, find_plugins
 from penstock.kernel.errors import ConfigError, PipelineError
-from penstock.kernel.plugins.entry_points import Plugin, find_plugins
 
 StageT = TypeVar("StageT")
 

@@ -1,4 +1,8 @@
-"""On-disk formats: the required protocol and the optional capabilities."""
+"""On-disk formats: `Layout`, and what some of them offer beyond it.
+
+A `FormattedLayout` stores arrays as its options say, an `ArrangedLayout` decides every place before anything
+is written, and in an `ItemsLayout` the leaves are in several directories.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,16 @@ __all__ = (
     "ArrangedLayout",
     "Arrangement",
     "FormattedLayout",
-    "ItemLayout",
     "ItemsLayout",
-    "JointLayout",
     "Layout",
-    "MeasuringLayout",
     "Opening",
     "Place",
     "WrittenRange",
-    "opening_of",
     "process_folder_of",
 )
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, final, runtime_checkable
 
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
@@ -34,6 +33,18 @@ from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.views import StagedLeaf, WrittenLeaves
 from penstock.kernel.protocols.written import Document
+
+SMALL_DOCUMENT: Final = 2**20
+"""Documents of at most so many bytes do not count against the memory budget."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A checkpoint that was found, and whose documents are still to be read."""
+
+    nbytes: int  #: host bytes that reading and decoding them takes, about; 0 if all of them are small
+    open: Callable[[], StoredCheckpoint]  #: blocking; raises as `Layout.find`, of the documents
 
 
 class Layout(Protocol):
@@ -80,54 +91,20 @@ class Layout(Protocol):
         """Whether the directory at `path` is of this layout or empty, and so may be overwritten."""
         ...
 
-    def open(self, store: Store, path: str, item: str | None = None) -> StoredCheckpoint:
-        """Find the checkpoint at `path`, or the latest of several there, and read its documents.
+    def find(self, store: Store, path: str, item: str | None = None) -> Opening:
+        """Find the checkpoint at `path`, or the latest of several there, without reading its documents.
 
         Args:
-            store: Where it lies.
+            store: Where it is.
             path: Absolute.
             item: Which of its items is meant; by default the one that holds the tree.
 
         Raises:
-            NotACheckpointError: If nothing of this layout lies there, or no such item.
+            NotACheckpointError: If nothing of this layout is there, or no such item.
             IncompleteCheckpointError: If a save was interrupted there.
             CorruptCheckpointError: If a document is damaged; the message names it.
         """
         ...
-
-
-SMALL_DOCUMENT: Final = 2**20
-"""Documents of at most so many bytes do not count against the memory budget."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """A checkpoint that was found, and whose documents are still to be read."""
-
-    nbytes: int  #: host bytes that reading and decoding them takes, about; 0 if all of them are small
-    open: Callable[[], StoredCheckpoint]  #: blocking; what it raises is what `Layout.open` does
-
-
-@runtime_checkable
-class MeasuringLayout(Capability, Protocol):
-    """A `Layout` that can tell what opening a checkpoint takes before it does."""
-
-    def find(self, store: Store, path: str, item: str | None = None) -> Opening:
-        """Find the checkpoint that `open` would open. Blocking.
-
-        Raises:
-            PenstockError: As `open`, for what can be seen without reading its documents.
-        """
-        ...
-
-
-def opening_of(layout: Layout, store: Store, path: str, item: str | None = None) -> Opening:
-    """Find a checkpoint; where the layout cannot tell what opening it takes, that counts as nothing."""
-    if isinstance(layout, MeasuringLayout):
-        return layout.find(store, path, item)
-
-    return Opening(0, partial(layout.open, store, path, item))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +195,7 @@ class ArrangedLayout(Capability, Protocol):
 
 @runtime_checkable
 class FormattedLayout(Capability, Protocol):
-    """A `Layout` that offers a choice of how arrays are stored."""
+    """A `Layout` that offers a choice of how arrays are stored, and that several processes can write."""
 
     @property
     def save_format(self) -> SaveFormat:
@@ -233,8 +210,14 @@ class FormattedLayout(Capability, Protocol):
         """
         ...
 
-    def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
-        """Encode whole chunks, each by itself. Blocking. `codec` is one that `fit` chose, never `auto`."""
+    def encode(self, codec: str, chunks: Sequence[memoryview], itemsize: int) -> Sequence[bytes]:
+        """Encode whole chunks, each by itself. Blocking.
+
+        Args:
+            codec: One that `fit` chose, never `auto`.
+            chunks: Bytes; none of them empty.
+            itemsize: Bytes of one element.
+        """
         ...
 
     def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
@@ -244,13 +227,8 @@ class FormattedLayout(Capability, Protocol):
         """
         ...
 
-
-@runtime_checkable
-class JointLayout(Capability, Protocol):
-    """A `Layout` that several processes can write together, each into data files of its own."""
-
     def process_folder(self, process_index: int) -> str:
-        """Return the folder for the data files of a process, relative to the directory of a tree."""
+        """The folder for the data files of one process of several, relative to the directory of a tree."""
         ...
 
 
@@ -260,30 +238,10 @@ def process_folder_of(layout: Layout, process_index: int) -> str:
     Raises:
         SpecError: If it gives none.
     """
-    if not isinstance(layout, JointLayout):
+    if not isinstance(layout, FormattedLayout):
         raise SpecError(f"a {type(layout).__name__} cannot be written by several processes together")
 
     return layout.process_folder(process_index)
-
-
-@runtime_checkable
-class ItemLayout(Capability, Protocol):
-    """A `Layout` that can write a tree as an item of a checkpoint."""
-
-    def item_documents(
-        self,
-        leaves: Sequence[StagedLeaf],
-        batches: Sequence[WrittenLeaves],
-        *,
-        committed_ns: int,
-        custom_metadata: Mapping[str, Any] | None,
-        digests: Mapping[str, bytes],
-    ) -> Iterable[Document]:
-        """Make the documents of the tree; all files are named from the item's directory.
-
-        Whoever takes them lets go of each before the next is asked for, as of those of `Layout.documents`.
-        """
-        ...
 
 
 @runtime_checkable
@@ -317,9 +275,6 @@ class ItemsLayout(Capability, Protocol):
         Data files are named from `path`.
 
         Raises:
-            CorruptCheckpointError: As `Layout.open`.
+            CorruptCheckpointError: As `Layout.find` and what it found.
         """
         ...
-
-
-"""How an item's value is made when it is not simply the restored tree."""

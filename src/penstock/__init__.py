@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from penstock.checkpointer.checkpointer import Checkpointer
     from penstock.checkpointer.description import CheckpointMetadata, LeafMetadata
     from penstock.checkpointer.streaming import LeafStream
-    from penstock.handlers.formats.items.item_types import Composite
+    from penstock.handlers.layouts.item_types import Composite
     from penstock.kernel.config.config import Config
     from penstock.kernel.config.job_options import JobOptions
     from penstock.kernel.config.save_format import SaveArgs, SaveFormat
@@ -117,7 +117,7 @@ else:
             "penstock.checkpointer.description": ("CheckpointMetadata", "LeafMetadata"),
             "penstock.checkpointer.streaming": ("LeafStream",),
             "penstock.verification.verify_report": ("VerifyReport",),
-            "penstock.handlers.formats.items.item_types": ("Composite",),
+            "penstock.handlers.layouts.item_types": ("Composite",),
             "penstock.kernel.config.config": ("Config",),
             "penstock.kernel.config.job_options": ("JobOptions",),
             "penstock.kernel.config.save_format": ("SaveArgs", "SaveFormat"),

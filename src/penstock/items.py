@@ -15,7 +15,7 @@ __all__ = (
     "for_items",
 )
 
-from penstock.handlers.formats.items.item_types import (
+from penstock.handlers.layouts.item_types import (
     Array,
     Composite,
     Json,

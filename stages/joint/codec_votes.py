@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from penstock.kernel.codecs import AUTO
 from penstock.kernel.errors import CoordinationError
 from penstock.kernel.messages.changed_specs import CodecChoice
 from penstock.kernel.messages.leaves import Leaf, Leaves
@@ -23,9 +24,8 @@ from penstock.kernel.messages.save import SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.stages.common.batching import grouped
-from penstock.stages.common.codec_rules import AUTO
 from penstock.stages.joint.own_leaves import places_of_own
+from penstock.stages.messages.batching import grouped
 
 NO_VOTE: Final = 0  # this process writes nothing of the leaf
 PLAIN: Final = 1
@@ -84,12 +84,12 @@ def _votes(
     leaves: Sequence[Leaf],
     most: int,
     choice: CodecChoice,
-    encode: Callable[[str, Sequence[memoryview]], Sequence[bytes]],
+    encode: Callable[[str, Sequence[memoryview], int], Sequence[bytes]],
 ) -> dict[int, int]:
     found: dict[int, int] = {}
     for leaf in leaves:
         first = next(iter(leaf.handler.pieces(leaf, most)))
-        found[leaf.index] = ENCODED if choice.is_worth_it(first.take(), encode) else PLAIN
+        found[leaf.index] = ENCODED if choice.is_worth_it(first.take(), leaf.spec.itemsize, encode) else PLAIN
 
     return found
 

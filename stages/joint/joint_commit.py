@@ -23,13 +23,12 @@ from penstock.kernel.protocols.coordinator import Operation
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.written import DISK_MARK, DiskMark, Document
-from penstock.stages.common.arrived_leaves import arrived_leaves, check_all_there
-from penstock.stages.common.document_writing import write_documents
-from penstock.stages.common.files_handlers import by_folder, finalize_handlers
-from penstock.stages.common.planned_leaves import plan_of
+from penstock.stages.files.document_writing import write_documents
+from penstock.stages.files.files_handlers import by_folder, finalize_handlers
 from penstock.stages.joint.arranged_files import complete_files
 from penstock.stages.joint.own_leaves import JoinedTrees, encoded_own, numbers_told
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, reading_part, written_by
+from penstock.stages.messages.planned_leaves import arrived_leaves, check_all_there, plan_of
 from penstock.stages.reuse.leaf_digests import digest_name
 
 MOST_INLINE: Final = 16 * 1024

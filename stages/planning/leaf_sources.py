@@ -7,6 +7,7 @@ __all__ = (
     "Function",
     "Input",
     "Matching",
+    "StoredInfos",
     "TargetLeaves",
     "call_foreign",
     "computed",
@@ -14,19 +15,22 @@ __all__ = (
     "describe_target",
     "described",
     "keep",
+    "key_columns",
     "rule_difference",
+    "spec_column",
 )
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, final, overload
 
 import jax
 from jax.core import Tracer
 
 from penstock.kernel.errors import HandlerFailedError, PenstockError, TreeDifference
 from penstock.kernel.messages.restore import Change
-from penstock.kernel.protocols.leaf import ParamInfo, StoredLeaf
+from penstock.kernel.protocols.checkpoints import LeafColumns
+from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
 
 ABSENT: Final = -1
 """A row with this value means that no stored leaf is read for this leaf of the result."""
@@ -62,7 +66,7 @@ class Function:
 
 @dataclass(slots=True)
 class Matching:
-    """Where each leaf of a result comes from, with the differences and changes to report.
+    """The source of each leaf of a result, with the differences and changes to report.
 
     A leaf is read if it has a row, made if it has a function, and else keeps the target's own value.
     """
@@ -143,3 +147,53 @@ def call_foreign(function: Callable[..., Any], name: str, key_path: str, *argume
         raise
     except Exception as error:
         raise HandlerFailedError(key_path, name, f"{type(error).__name__}: {error}") from error
+
+
+def key_columns(stored: Sequence[StoredLeaf]) -> tuple[Sequence[KeyPath], Sequence[tuple[KeyKind, ...]]]:
+    """Return the keys of each leaf, and the kinds of these keys."""
+    if isinstance(stored, LeafColumns):
+        return stored.keys, stored.kinds
+
+    return [leaf.info.keys for leaf in stored], [leaf.info.kinds for leaf in stored]
+
+
+def spec_column(stored: Sequence[StoredLeaf]) -> Sequence[LeafSpec]:
+    """Return the spec of each leaf."""
+    return stored.specs if isinstance(stored, LeafColumns) else [leaf.spec for leaf in stored]
+
+
+@final
+class StoredInfos(Sequence[ParamInfo]):
+    """The infos of some stored leaves. Each `ParamInfo` is made on access.
+
+    Args:
+        stored: All leaves of the checkpoint.
+        rows: Places of the chosen leaves.
+    """
+
+    __slots__ = ("_rows", "_stored")
+
+    def __init__(self, stored: Sequence[StoredLeaf], rows: Sequence[int]) -> None:
+        self._stored = stored
+        self._rows = rows
+
+    def key_columns(self) -> tuple[Sequence[KeyPath], Sequence[tuple[KeyKind, ...]]]:
+        """Return the keys of each chosen leaf, and the kinds of these keys."""
+        keys, kinds = key_columns(self._stored)
+        if len(self._rows) == len(keys):
+            return keys, kinds
+
+        return [keys[row] for row in self._rows], [kinds[row] for row in self._rows]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, at: int, /) -> ParamInfo: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> tuple[ParamInfo, ...]: ...
+    def __getitem__(self, at: int | slice, /) -> ParamInfo | tuple[ParamInfo, ...]:
+        if isinstance(at, slice):
+            return tuple([self._stored[row].info for row in self._rows[at]])
+
+        return self._stored[self._rows[at]].info

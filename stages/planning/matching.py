@@ -17,19 +17,21 @@ from penstock.kernel.errors import SpecError, TreeDifference
 from penstock.kernel.messages.restore import Change, RestoreOptions
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_infos import keys_of
-from penstock.stages.common.stored_columns import StoredInfos, key_columns, spec_column
+from penstock.stages.planning.key_patterns import select_rows
 from penstock.stages.planning.leaf_sources import (
     ABSENT,
     Matching,
+    StoredInfos,
     TargetLeaves,
     computed,
     describe_stored,
     describe_target,
     keep,
+    key_columns,
+    spec_column,
 )
 from penstock.stages.planning.own_values import NOTHING_OWN, OwnValues
 from penstock.stages.planning.renaming import leaves_within_leaves, rename_leaves
-from penstock.stages.planning.selection import select_rows
 from penstock.stages.planning.transforms import match_transforms
 
 MOST_SUGGESTIONS: Final = 40  # a search for a similar name compares with every other name,

@@ -14,7 +14,7 @@ from penstock.kernel.messages.packs import ReadLeaf
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.reads import Adopting, CheckedRead, DirectRead, Read, ScatterRead
 from penstock.kernel.protocols.store_capabilities import MappedFiles
-from penstock.stages.common.opaque_leaves import check_plain
+from penstock.stages.planning.leaf_reads import check_plain
 
 
 def map_leaves(run: RestoreRun, leaves: Sequence[ReadLeaf], verify: bool = False) -> list[ReadLeaf]:
@@ -103,7 +103,7 @@ def _compare(leaf: ReadLeaf, files: dict[str, memoryview], mapped: set[int]) -> 
 
 
 def _is_one_range(reads: Sequence[DirectRead], nbytes: int) -> bool:
-    """Whether reads fill a region, in order, from one range of one file."""
+    """Return whether reads fill a region, in order, from one range of one file."""
     end = 0
     for read in reads:
         first = reads[0]

@@ -1,4 +1,4 @@
-"""What a restore target has of its own process: which stored leaves it means, and how it is divided anew.
+"""The values that a restore target has for its own process: the stored leaves that it means.
 
 Pure, but for the functions that it returns.
 """
@@ -17,8 +17,7 @@ from jax import tree_util
 from penstock.kernel.errors import TreeDifference
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_infos import LeafInfos
-from penstock.stages.common.stored_columns import key_columns
-from penstock.stages.planning.leaf_sources import Function, Input, described, rule_difference
+from penstock.stages.planning.leaf_sources import Function, Input, described, key_columns, rule_difference
 from penstock.stages.pytree.flattening import nest, step
 from penstock.stages.pytree.per_process import PROCESS_KEY, Divide, PerProcess
 
@@ -30,7 +29,7 @@ _Saved: TypeAlias = Mapping[int, Sequence[int]]
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnValues:
-    """What a target's values of this process mean in a checkpoint."""
+    """The stored leaves that a target's values of this process mean."""
 
     hidden: AbstractSet[int] = frozenset()  #: rows of leaves that are of other processes
     functions: Mapping[KeyPath, Function] = field(default_factory=dict[KeyPath, Function])
@@ -102,7 +101,7 @@ def find_own(
 
 
 def _is_whole_value(info: ParamInfo, count: int) -> bool:
-    """Whether a leaf of the target is all that it has of its process."""
+    """Return whether a leaf of the target is all that it has of its process."""
     return info.own_from is not None and len(info.keys) == info.own_from + (count > 1)
 
 

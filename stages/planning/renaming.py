@@ -12,7 +12,7 @@ from typing import Final, cast
 from penstock.kernel.errors import SpecError, TreeDifference
 from penstock.kernel.messages.restore import Change, Rename
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo, StoredLeaf
-from penstock.stages.common.key_patterns import keys_in
+from penstock.stages.planning.key_patterns import keys_in
 from penstock.stages.planning.leaf_sources import call_foreign, described, rule_difference
 
 MOST_CANDIDATES: Final = 2_000  # a search for a similar name compares with every other name

@@ -15,7 +15,7 @@ from penstock.kernel.messages.packs import ReadLeaf
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint, StoredSize
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.stores import Store
-from penstock.stages.common.stored_columns import spec_column
+from penstock.stages.planning.leaf_sources import spec_column
 
 
 def check_expansion(store: Store, checkpoint: StoredCheckpoint, rows: Sequence[int], most: int) -> None:

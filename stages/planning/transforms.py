@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, cast, final
 from penstock.kernel.errors import SpecError
 from penstock.kernel.messages.restore import Change, RestoreOptions, Transform
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo, StoredLeaf
+from penstock.stages.planning.casting import source_like
 from penstock.stages.planning.leaf_sources import (
     ABSENT,
     Function,
@@ -28,7 +29,6 @@ from penstock.stages.planning.leaf_sources import (
     keep,
     rule_difference,
 )
-from penstock.stages.planning.value_conversion import source_like
 from penstock.stages.pytree.flattening import FlatLeaf, is_empty, nest
 
 Source: TypeAlias = int | Function | None

@@ -1,6 +1,6 @@
 """From pytrees to leaves.
 
-`flattening` names the leaves of a tree; `structure_cache` does so once for each structure. `node_types`
-records the classes of tuples. `save_args` finds the options of each leaf. `description_cache` keeps the
-descriptions of trees that were saved before.
+`flattening` names the leaves of a tree; `structure_cache` does so once for each structure, and records the
+classes of tuples. `save_args` finds the options of each leaf. `describing` describes all leaves, and keeps
+the descriptions of trees that were saved before.
 """

@@ -1,21 +1,21 @@
-"""Describes the leaves of a tree in columns, and a tree that was saved before mostly by comparing."""
+"""Describes the leaves of a tree in columns. A tree that was saved before is mostly only compared."""
 
 from __future__ import annotations
 
-__all__ = ("Describer",)
+__all__ = ("Describer", "SavedTrees")
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
-from typing import Any, final
+from typing import Any, Final, TypeAlias, final
 
 from penstock.kernel.config.save_format import SaveArgs
 from penstock.kernel.errors import InvalidLeafError
+from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import ChunkingHandler, LeafHandler, SigningHandler
-from penstock.stages.pytree.description_cache import SavedTree, Signed
 
 
 @final
@@ -135,10 +135,58 @@ class _Identity:
 @final
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What is known about all values of one type."""
+    """The facts about all values of one type."""
 
     handler: LeafHandler
     sign: Callable[[Any], object] | None  #: the handler's `signature`, if it has one
     follows_spec: bool  #: whether it honours the layout's chunks and dtype
     before: Mapping[object, LeafSpec]  #: the spec of each signature in the tree that was saved before
     signed: dict[object, LeafSpec] = field(default_factory=dict[object, LeafSpec])  #: and in this one
+
+
+_BYTES_OF_A_LEAF: Final = 32  # two references, and a part in specs that are shared
+
+
+Signed: TypeAlias = Mapping[int, Mapping[object, LeafSpec]]
+"""The spec of each signature, by the identity of the handler that gave it."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedTree:
+    """The leaves of one tree, without their values."""
+
+    infos: Sequence[ParamInfo]  #: the same object that the structure cache returns for this structure
+    specs: Sequence[LeafSpec]
+    handlers: Sequence[LeafHandler]
+    save_args: Sequence[object] = ()  #: one for each leaf; empty if there were none
+    coded: bool = False  #: whether any leaf has a codec
+    signed: Signed = field(default_factory=dict[int, Mapping[object, LeafSpec]])
+    is_local: bool = False  #: whether each process writes all that it holds, on a disk of its own
+
+
+@final
+class SavedTrees:
+    """Remembers the last few trees that were saved. Thread-safe.
+
+    Args:
+        most: Trees to remember.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self, most: int = 4) -> None:
+        self._known: BoundedCache[ByIdentity, SavedTree] = BoundedCache(most)
+
+    @property
+    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
+        """See `Caching`."""
+        return (self._known,)
+
+    def find(self, infos: Sequence[ParamInfo]) -> SavedTree | None:
+        """Return the tree that was saved last with this `infos` object; None if it is not known."""
+        return self._known.get(ByIdentity(infos))
+
+    def keep(self, tree: SavedTree) -> None:
+        """Remember `tree`; it replaces an earlier tree of the same structure."""
+        self._known.put(ByIdentity(tree.infos), tree, _BYTES_OF_A_LEAF * len(tree.specs))

@@ -168,7 +168,7 @@ class _Node:
 
 
 def is_empty(node: object) -> bool:
-    """Whether a node is None or an empty dict, list or tuple."""
+    """Return whether a node is None or an empty dict, list or tuple."""
     return node is None or (isinstance(node, dict | list | tuple) and not node)
 
 

@@ -1,4 +1,4 @@
-"""What each process of a job has for itself, as a node of a tree."""
+"""Values that each process of a job has for itself, as a node of a tree."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+from penstock.kernel.codecs import AUTO
 from penstock.kernel.messages.leaves import Leaf, Leaves
 from penstock.kernel.messages.save import References, SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
@@ -17,8 +18,7 @@ from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout, proc
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.leaf_infos import keys_of, names_of
 from penstock.kernel.protocols.written import DISK_MARK, Written
-from penstock.stages.common.codec_rules import AUTO
-from penstock.stages.common.stored_columns import key_columns, spec_column
+from penstock.stages.planning.leaf_sources import key_columns, spec_column
 from penstock.stages.reuse.leaf_digests import digest_name
 from penstock.stages.reuse.value_cache import KnownValues
 
@@ -187,7 +187,7 @@ def _open(run: SaveRun, base: str) -> tuple[StoredCheckpoint, str]:
     if isinstance(run.layout, ItemsLayout):
         return run.layout.open_all(run.store, base), ""
 
-    checkpoint = run.layout.open(run.store, base)
+    checkpoint = run.layout.find(run.store, base).open()
     return checkpoint, checkpoint.directory
 
 

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from penstock.kernel.messages.leaves import Leaf
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.stages.common.batching import grouped
+from penstock.stages.messages.batching import grouped
 
 
 def digest_name(run: SaveRun, name: str) -> str:

@@ -19,9 +19,9 @@ from tests.bench.results import Note, Operation, Results, Sample, Size
 from tests.bench.workloads import Workload
 
 import penstock
-from penstock.handlers.formats.common.integrity import digest_of
-from penstock.handlers.formats.orbax.documents import commit_mark_text
-from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK, INTEGRITY
+from penstock.handlers.formats.integrity import digest_of
+from penstock.handlers.formats.orbax.file_names import COMMIT_MARK, INTEGRITY
+from penstock.handlers.formats.orbax.sealed_documents import encode_mark
 
 N_FEW: Final = 4
 EVERY: Final = 10  # the numbers of the steps are apart by this
@@ -152,7 +152,7 @@ def _write_metrics(template: Path, step: str, name: str, data: bytes) -> None:
     record = msgpack.packb(members)
     Path(step, name).write_bytes(data)
     Path(step, INTEGRITY).write_bytes(record)
-    Path(step, COMMIT_MARK).write_bytes(commit_mark_text.encode(record))
+    Path(step, COMMIT_MARK).write_bytes(encode_mark(record))
 
 
 def _contents(step: Path) -> tuple[list[str], list[tuple[str, str]]]:

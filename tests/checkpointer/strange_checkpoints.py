@@ -18,12 +18,20 @@ import msgpack
 import numpy as np
 from crc32c import crc32c
 
-from penstock.handlers.formats.common import integrity
-from penstock.handlers.formats.common.integrity import Digest, digest_of
+from penstock.handlers.formats import integrity
+from penstock.handlers.formats.integrity import Digest, digest_of
 from penstock.handlers.ocdbt.database_writer import encode_index
 from penstock.handlers.ocdbt.key_tables import encode_files, encode_keys, shared_prefixes
-from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
-from penstock.handlers.ocdbt.wire_format import MANIFEST_MAGIC, NODE_MAGIC, seal, varint, varints
+from penstock.handlers.ocdbt.wire_format import (
+    MANIFEST_MAGIC,
+    NODE_MAGIC,
+    Indirect,
+    Inline,
+    Value,
+    seal,
+    varint,
+    varints,
+)
 
 Write: TypeAlias = Callable[[Path], object]
 

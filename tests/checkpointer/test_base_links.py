@@ -18,8 +18,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.formats.items.item_types import Composite
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+from penstock.handlers.layouts.item_types import Composite
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat

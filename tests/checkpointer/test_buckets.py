@@ -13,7 +13,7 @@ import pytest
 from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, Interposed
 
 from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.formats.orbax.documents import commit_mark_text
+from penstock.handlers.formats.orbax.sealed_documents import digest_in_mark
 from penstock.handlers.stores.buckets.bucket_builds import MARK
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.local import LocalStore
@@ -57,7 +57,7 @@ async def test_a_tree_is_saved_described_verified_and_restored(
         assert len((await checkpointer.metadata(PATH)).leaves) == 4
         assert (await checkpointer.verify(PATH)).intact
         mark = bucket.store().read_file(f"{PATH}/{MARK}")
-        assert commit_mark_text.decode(mark) is not None, "the digest of the record is still in it"
+        assert digest_in_mark(mark) is not None, "the digest of the record is still in it"
         with pytest.raises(DestinationExistsError, match='exists; overwrite="delete-first" deletes'):
             await (await checkpointer.save(PATH, state(2)))
         with pytest.raises(UnsupportedByStoreError, match='Exchanges; overwrite="delete-first" deletes'):

@@ -16,8 +16,8 @@ from tests.byte_counting import CountingStore
 from tests.corpus.corpora import DOCUMENTS, unpack
 
 import penstock
-from penstock.handlers.formats.auto_layout import AutoLayout
-from penstock.handlers.leaves.common.host_buffers import HostRegion
+from penstock.handlers.layouts.auto_layout import AutoLayout
+from penstock.handlers.leaves.blocks import HostRegion
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.protocols.checkpoints import ChecksummedCheckpoint
 from penstock.kernel.protocols.reads import DirectRead, ScatterRead

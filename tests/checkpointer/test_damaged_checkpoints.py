@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from tests.corpus.corpora import unpack
 
 import penstock
-from penstock.handlers.formats.items.item_types import Composite
+from penstock.handlers.layouts.item_types import Composite
 from penstock.items import Array, Json, NumpyRandomKey, PyTree, RandomKey
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import PenstockError

@@ -15,9 +15,9 @@ import tensorstore as ts
 from tests.unsealed import unseal
 
 import penstock
-from penstock.handlers.formats.common.zarr_metadata import decode, encode_v2, encode_v3
-from penstock.handlers.formats.items.item_types import Composite
-from penstock.handlers.formats.orbax.reading.storage_details import codec_of
+from penstock.handlers.formats.orbax.stored_checkpoint import codec_of
+from penstock.handlers.formats.zarr import decode, encode_v2, encode_v3
+from penstock.handlers.layouts.item_types import Composite
 from penstock.items import Array, Json, RandomKey
 from penstock.kernel.config.save_format import SaveFormat
 

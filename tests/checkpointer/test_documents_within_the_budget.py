@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.handlers.formats.auto_layout import AutoLayout
+from penstock.handlers.layouts.auto_layout import AutoLayout
 from penstock.handlers.ocdbt.database_reader import index_bytes
 from penstock.handlers.stores.local import LocalStore
 from penstock.items import Composite, Json

@@ -14,7 +14,7 @@ from typing import Any, final
 import pytest
 
 from penstock import Checkpointer
-from penstock.handlers.formats.items.item_types import Composite
+from penstock.handlers.layouts.item_types import Composite
 from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.protocols.leaf import ParamInfo

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from tests.checkpointer.strange_checkpoints import STRANGE, gzip_of_zeros
 
 import penstock
-from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config.config import Config

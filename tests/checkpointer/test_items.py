@@ -14,7 +14,7 @@ import pytest
 from tests.unsealed import unseal
 
 import penstock
-from penstock.handlers.formats.items.item_types import Composite
+from penstock.handlers.layouts.item_types import Composite
 from penstock.handlers.stores.local import LocalStore
 from penstock.items import Array, Json, NumpyRandomKey, Proto, PyTree, RandomKey
 from penstock.kernel.config.save_format import SaveFormat

@@ -12,7 +12,7 @@ import pytest
 from tests.stages.stage_rig import Parcel, ParcelHandler, files_in, with_parcels
 
 import penstock
-from penstock.handlers.formats.items.item_types import Composite
+from penstock.handlers.layouts.item_types import Composite
 from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.items import Json, PyTree
 from penstock.kernel.config.save_format import SaveFormat

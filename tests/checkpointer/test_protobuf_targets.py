@@ -11,7 +11,7 @@ from google.protobuf.struct_pb2 import Struct, Value
 from tests.unsealed import unseal
 
 import penstock
-from penstock.handlers.formats.items.item_types import Composite
+from penstock.handlers.layouts.item_types import Composite
 from penstock.items import Proto
 from penstock.kernel.errors import CorruptCheckpointError
 

@@ -25,7 +25,7 @@ from tests.xla_settings import xla_flags
 import penstock
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.leaves.common.host_buffers import HostRegion
+from penstock.handlers.leaves.blocks import HostRegion
 from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.kernel.errors import HandlerFailedError, SpecError, StructureMismatchError
 from penstock.kernel.messages.restore import RestoreReport, Transform

@@ -65,7 +65,7 @@ except SystemExit as end:
     [
         (["--help"], ["penstock.kernel.config", "penstock.checkpointer", "numpy"]),
         (["config", "show"], ["penstock.checkpointer", "numpy"]),
-        (["ls", "{}"], ["penstock.checkpointer", "penstock.handlers.formats.auto_layout", "tensorstore"]),
+        (["ls", "{}"], ["penstock.checkpointer", "penstock.handlers.layouts.auto_layout", "tensorstore"]),
         (["show", "{}"], ["penstock.checkpointer", "penstock.stages.reading", "tensorstore"]),
     ],
 )

@@ -21,8 +21,8 @@ from tests.open_files import open_below
 from tests.stages.stage_rig import Parcel, ParcelHandler, with_parcels
 
 from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.formats.items.item_types import Array, Composite, Json, PyTree
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
+from penstock.handlers.layouts.item_types import Array, Composite, Json, PyTree
 from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config.save_format import SaveFormat

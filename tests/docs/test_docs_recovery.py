@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.handlers.formats.orbax.reading.item_survey import survey_item
+from penstock.handlers.formats.orbax.item_survey import survey_item
 from penstock.handlers.stores.local import LocalStore
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "recover-a-damaged-checkpoint.md"

@@ -16,7 +16,7 @@ import penstock
 import penstock.orbax as ocp
 import penstock.orbax.v1 as v1
 from penstock.errors import ChecksumError, CorruptCheckpointError, InUseError
-from penstock.handlers.formats.common.temporary_names import temporary_path
+from penstock.handlers.formats.orbax.file_names import temporary_path
 from penstock.handlers.stores.local import LocalStore
 from penstock.orbax.type_handlers import ArrayHandler, NumpyHandler, StringHandler
 

@@ -23,7 +23,7 @@ print(json.dumps([name for name in sys.modules if name.startswith("penstock.")])
 """
 TOGETHER = (
     "penstock.handlers.coordinators.jax_key_values",
-    "penstock.handlers.leaves.jax_arrays.process_shards",
+    "penstock.handlers.leaves.shards",
     "penstock.kernel.coordination",
     "penstock.kernel.messages.joint_plan",
     "penstock.kernel.messages.save",

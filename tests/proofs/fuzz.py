@@ -38,9 +38,9 @@ import penstock
 LOADED: Final = (
     "jax",
     "penstock.checkpointer.checkpointer",
-    "penstock.handlers.formats.orbax.chunks.decoded_chunks",
+    "penstock.handlers.formats.orbax.tensorstore_reads",
     "penstock.handlers.leaves.default_handlers",
-    "penstock.handlers.ocdbt.compressed_nodes",
+    "penstock.handlers.ocdbt.node_decoding",
     "penstock.stages.derive",
 )
 """Imported by the parent, so that no child has to."""

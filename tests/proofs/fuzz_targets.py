@@ -29,27 +29,34 @@ import numpy as np
 from tests.corpus.corpora import unpack, unpack_earlier
 
 import penstock
-from penstock.handlers.formats.common import integrity, zarr_metadata
-from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
-from penstock.handlers.formats.orbax.documents import (
-    array_metadatas,
-    checkpoint_metadata,
-    sharding_document,
-    strings_document,
-    tree_metadata,
+from penstock.handlers.formats import integrity
+from penstock.handlers.formats import zarr as zarr_metadata
+from penstock.handlers.formats.orbax.checkpoint_metadata import decode_checkpoint_metadata
+from penstock.handlers.formats.orbax.discovery import deleted_item
+from penstock.handlers.formats.orbax.file_names import DELETION
+from penstock.handlers.formats.orbax.leaf_documents import (
+    decode_random_keys,
+    decode_shardings,
+    decode_strings,
 )
-from penstock.handlers.formats.orbax.documents.file_names import DELETION
-from penstock.handlers.formats.orbax.documents.tuple_types import tuple_paths
-from penstock.handlers.formats.orbax.msgpack.msgpack_tree import read_tree
-from penstock.handlers.formats.orbax.reading.json_leaves import json_leaves
+from penstock.handlers.formats.orbax.msgpack_files import read_tree
+from penstock.handlers.formats.orbax.open_checkpoint import json_leaves
+from penstock.handlers.formats.orbax.tree_metadata import decode_tree_metadata, tuple_paths
 from penstock.handlers.formats.safetensors import penstock_metadata
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.ocdbt.database_reader import read_index
 from penstock.handlers.ocdbt.database_writer import EncodedIndex, encode_index
 from penstock.handlers.ocdbt.key_tables import encode_files
-from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
-from penstock.handlers.ocdbt.wire_format import MANIFEST_MAGIC, NODE_MAGIC, seal, varints
+from penstock.handlers.ocdbt.wire_format import (
+    MANIFEST_MAGIC,
+    NODE_MAGIC,
+    Indirect,
+    Inline,
+    Value,
+    seal,
+    varints,
+)
 from penstock.handlers.stores.local import LocalStore
 from penstock.items import Composite, Json
 from penstock.kernel.config.save_format import SaveFormat
@@ -142,7 +149,7 @@ def _weights(data: bytes, folder: Path) -> object:
 
 
 def _tree(data: bytes, _: Path) -> object:
-    tree = tree_metadata.decode("x", data)
+    tree = decode_tree_metadata("x", data)
     return tuple_paths("x", tree.value_metadata_tree)
 
 
@@ -153,10 +160,10 @@ def _deletion(data: bytes, folder: Path) -> object:
 
 TARGETS: Final[Mapping[str, Target]] = {
     "tree_metadata": _tree,
-    "checkpoint_metadata": lambda data, _: checkpoint_metadata.decode("x", data),
-    "sharding": lambda data, _: sharding_document.decode("x", data),
-    "strings": lambda data, _: strings_document.decode("x", data),
-    "array_metadatas": lambda data, _: array_metadatas.decode_random_keys("x", data),
+    "checkpoint_metadata": lambda data, _: decode_checkpoint_metadata("x", data),
+    "sharding": lambda data, _: decode_shardings("x", data),
+    "strings": lambda data, _: decode_strings("x", data),
+    "array_metadatas": lambda data, _: decode_random_keys("x", data),
     "zarr": lambda data, _: zarr_metadata.decode("x", data),
     "integrity": lambda data, _: integrity.decode("x", data),
     "json_item": lambda data, _: json_leaves("x", data, "d"),

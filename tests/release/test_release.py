@@ -16,7 +16,7 @@ from tests.release.installing import oldest
 from tests.release.places import ROOT, project, ten_lines
 
 import penstock
-from penstock.handlers.formats.common import integrity
+from penstock.handlers.formats import integrity
 from penstock.handlers.formats.safetensors import penstock_metadata
 
 SUPPORTED = ROOT / "docs" / "reference" / "supported.md"

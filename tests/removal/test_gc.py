@@ -10,7 +10,7 @@ import pytest
 from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, Interposed
 
 import penstock
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
 from penstock.handlers.stores.buckets.bucket_builds import MARK, Builds
 from penstock.kernel.errors import NotACheckpointError, ThrottledError
 from penstock.testing import FaultyStore

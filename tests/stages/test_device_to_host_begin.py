@@ -15,7 +15,7 @@ from anyio import create_task_group
 from tests.stages.stage_rig import Rig, Scripted, cancel_in, save_stages
 
 from penstock.handlers.leaves.array import ArrayHandler
-from penstock.handlers.leaves.jax_arrays.shards import BoxCopy
+from penstock.handlers.leaves.shards import BoxCopy
 from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.kernel.protocols.views import StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan

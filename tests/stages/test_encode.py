@@ -22,11 +22,11 @@ from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.messages.save import Leaf, Piece, StagedBatch, TreeToSave
 from penstock.kernel.pipeline.pipeline import Pipeline, Slot
 from penstock.kernel.pipeline.stage import FunctionStage
-from penstock.stages.common.codec_rules import encoding_room
 from penstock.stages.device_to_host import DeviceToHost
 from penstock.stages.encode import SAMPLE_BYTES, SAMPLES, Encode
 from penstock.stages.flatten import Flatten
 from penstock.stages.limit_bytes import LimitBytes
+from penstock.stages.messages.planned_leaves import encoding_room
 from penstock.testing.faulty_store import Hang, Operation
 
 pytestmark = pytest.mark.anyio
@@ -58,7 +58,7 @@ class ScriptedLayout:
     def chunk_file(self, *args: Any) -> Any:
         return self._inner.chunk_file(*args)
 
-    def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
+    def encode(self, codec: str, chunks: Sequence[memoryview], itemsize: int) -> Sequence[bytes]:
         self.calls.append((codec, sum(map(len, chunks))))
         if len(self.calls) == self.fault_at:
             if isinstance(self.fault, Hang):
@@ -66,7 +66,7 @@ class ScriptedLayout:
             elif self.fault is not None:
                 raise self.fault
 
-        return [data + bytes(self.grow) for data in self._inner.encode(codec, chunks)]
+        return [data + bytes(self.grow) for data in self._inner.encode(codec, chunks, itemsize)]
 
 
 def use(rig: Rig, form: SaveFormat, coded_chunk: int = 1 << 20) -> ScriptedLayout:

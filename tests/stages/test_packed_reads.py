@@ -28,7 +28,7 @@ from penstock.stages.host_to_device import HostToDevice
 from penstock.stages.limit_bytes import LimitBytes
 from penstock.stages.locate import Locate
 from penstock.stages.plan import Plan
-from penstock.stages.planning.pack_selection import SMALL
+from penstock.stages.planning.restore_planner import SMALL
 from penstock.stages.prioritise import Prioritise
 from penstock.stages.read import GAP, Read, read_pack
 

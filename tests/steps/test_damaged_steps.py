@@ -14,7 +14,7 @@ import pytest
 
 import penstock.orbax as ocp
 import penstock.orbax.v1 as v1
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
+from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, MissingFileError
 from penstock.steps.keep_policies import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
+from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, MissingFileError
 from penstock.steps.step_directory import StepReader

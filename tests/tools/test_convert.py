@@ -22,8 +22,8 @@ from tests.every_item import every_item
 
 import penstock
 from penstock.cli import main
-from penstock.handlers.formats.auto_layout import AutoLayout
-from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
+from penstock.handlers.layouts.auto_layout import AutoLayout
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import (

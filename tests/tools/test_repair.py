@@ -17,7 +17,7 @@ from tests.unsealed import unseal
 
 import penstock
 from penstock.cli import main
-from penstock.handlers.formats.orbax.reading.item_survey import survey_item
+from penstock.handlers.formats.orbax.item_survey import survey_item
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import CorruptCheckpointError, PathError, SpecError
 from penstock.testing.faulty_store import FaultyStore

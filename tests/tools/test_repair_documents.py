@@ -17,7 +17,7 @@ from tests.unsealed import unseal
 import penstock
 from penstock.handlers.ocdbt.database_reader import read_index
 from penstock.handlers.ocdbt.database_writer import encode_index
-from penstock.handlers.ocdbt.value_refs import Indirect, Inline
+from penstock.handlers.ocdbt.wire_format import Indirect, Inline
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.tools.repair_report import RepairReport

@@ -19,9 +19,9 @@ from tests.every_item import every_item
 from tests.unsealed import unseal
 
 import penstock
-from penstock.handlers.formats.common.integrity import decode
-from penstock.handlers.formats.orbax.reading.item_survey import survey_item
-from penstock.handlers.formats.orbax.reading.verification import BLOCK_BYTES, check_ranges
+from penstock.handlers.formats.integrity import decode
+from penstock.handlers.formats.orbax.item_survey import survey_item
+from penstock.handlers.formats.verification import BLOCK_BYTES, check_ranges
 from penstock.handlers.stores.local import LocalStore
 from penstock.testing.faulty_store import FaultyStore
 from penstock.verification.verify_report import VerifyReport

@@ -4,10 +4,9 @@ A checkpoint is a directory with documents in JSON, the arrays in an OCDBT datab
 (`penstock.handlers.ocdbt`) or in a directory each, and files that mark it as finished. Trees may also be
 items in it, and steps of a run.
 
-How a save uses the rooms: `writing` chooses how each leaf is stored and makes all documents, with the
-encoders of `documents` and with the index of chunks from `chunks`.
-
-How a restore uses them: `discovery` finds the tree, the item or the latest step below a path; `reading` reads
-its documents with the decoders of `documents` (and of `msgpack`, for early Orbax) into a table of leaves; the
-`OrbaxCheckpoint` it returns plans reads with `chunks`.
+A save asks `storage_choice` how each leaf is stored, and `encoded_tree` for all documents and for the index
+of chunks (`chunk_index`). A restore asks `discovery` for the tree, the item or the latest step below a path;
+`open_checkpoint` reads its documents into a table of leaves (`tree_documents`); the `OrbaxCheckpoint` that it
+returns plans reads (`stored_checkpoint`). The documents are in `tree_metadata`, `leaf_documents`,
+`checkpoint_metadata` and `sealed_documents`.
 """

@@ -1,23 +1,25 @@
-"""The flat Orbax layout, behind the kernel's `Layout` protocol."""
+"""Orbax's layout: a whole checkpoint (`OrbaxLayout`), or a tree in a directory that its caller makes."""
 
 from __future__ import annotations
 
-__all__ = ("OrbaxLayout",)
+__all__ = ("OrbaxLayout", "TreeLayout")
 
+import copy
+import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, Final, final
 
-from penstock.handlers.formats.common.chunk_keys import chunk_key, prefix_of
-from penstock.handlers.formats.common.temporary_names import temporary_path
-from penstock.handlers.formats.common.tree_columns import TreeColumns
-from penstock.handlers.formats.orbax.discovery.item_listing import list_items
-from penstock.handlers.formats.orbax.documents.file_names import DATA_FOLDER, MARKS, OF_A_PROCESS
-from penstock.handlers.formats.orbax.reading.document_cache import RememberedDocuments
-from penstock.handlers.formats.orbax.reading.open_checkpoint import find_checkpoint, open_checkpoint
-from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
-from penstock.handlers.formats.orbax.writing.documents import EncodedTree, EncodedTrees, check_names
-from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK, fitted
+from penstock.handlers.formats.orbax.discovery import list_items
+from penstock.handlers.formats.orbax.encoded_tree import EncodedTree, EncodedTrees, check_names
+from penstock.handlers.formats.orbax.file_names import DATA_FOLDER, MARKS, OF_A_PROCESS, temporary_path
+from penstock.handlers.formats.orbax.open_checkpoint import find_checkpoint, open_checkpoint
+from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK, fitted, split_among_replicas
+from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.orbax.tree_columns import TreeColumns
+from penstock.handlers.formats.orbax.tree_documents import RememberedDocuments
+from penstock.handlers.formats.zarr import chunk_key, prefix_of
+from penstock.kernel.codecs import codec_of
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.memory.bounded_cache import BoundedCache
 from penstock.kernel.protocols.checkpoints import FoundItems
@@ -87,7 +89,7 @@ class OrbaxLayout:
 
     @property
     def save_format(self) -> SaveFormat:
-        """How arrays are written."""
+        """The options by which arrays are written."""
         return self._form
 
     def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
@@ -104,11 +106,10 @@ class OrbaxLayout:
 
         return fitted(spec, info.key_path, self._form, args, self._coded_chunk, self._plain_chunk)
 
-    def encode(self, codec: str, chunks: Sequence[memoryview]) -> Sequence[bytes]:
-        # Here, because it imports tensorstore, which plain chunks never need.
-        from penstock.handlers.formats.orbax.writing.codecs import encode
-
-        return encode(codec, chunks)
+    def encode(self, codec: str, chunks: Sequence[memoryview], itemsize: int) -> Sequence[bytes]:
+        found = codec_of(codec)
+        assert found is not None, "a stage encodes its own"
+        return found.encode(chunks, itemsize)
 
     def check(self, leaves: Sequence[StagedLeaf]) -> None:
         """Check only the names; see `check_names` for the errors."""
@@ -158,7 +159,7 @@ class OrbaxLayout:
         return tree.item_documents(batches, committed_ns, digests)
 
     def recognises(self, store: Store, path: str) -> bool:
-        """Whether `path` holds a file that a checkpoint of some version has, finished or not, or nothing."""
+        """Return whether `path` is empty or holds a file that a checkpoint of some version has."""
         names = set(store.list_directory(path))
         return not names or bool(names & MARKS)
 
@@ -177,3 +178,101 @@ class OrbaxLayout:
     ) -> OrbaxCheckpoint:
         """Read the documents of a checkpoint or of an item of it; see `open_checkpoint`."""
         return open_checkpoint(store, path, item, remembered=self._remembered, foreign=foreign)
+
+
+CUSTOM: Final = "custom_metadata"
+"""The one member of the custom metadata of a save; its value, any JSON, is kept with the tree."""
+
+
+@final
+class TreeLayout:
+    """Writes a tree into a directory that exists, without a commit mark. Thread-safe.
+
+    Args:
+        form: How arrays are written.
+        coded_chunk: Bytes of a chunk with a codec, about.
+        single: Whether the tree is one array, under a name that is otherwise reserved by Orbax.
+    """
+
+    __slots__ = ("_foreign", "_form", "_layout", "_single", "_trees")
+
+    def __init__(
+        self, form: SaveFormat | None = None, coded_chunk: int = CODED_CHUNK, *, single: bool = False
+    ) -> None:
+        self._form = SaveFormat() if form is None else form
+        self._layout = OrbaxLayout(self._form, coded_chunk)
+        self._trees = EncodedTrees(form=self._form)
+        self._single = single
+        self._foreign = frozenset[str]()
+
+    def with_foreign(self, typestrs: frozenset[str]) -> TreeLayout:
+        """Return this layout for trees in which a handler may keep leaves of these types in its own files."""
+        other = copy.copy(self)
+        other._foreign = typestrs
+        return other
+
+    def temporary_name(self, path: str) -> str:
+        """The path itself: the tree is built in place."""
+        return path
+
+    def data_file(self) -> str:
+        return self._layout.data_file()
+
+    def process_folder(self, process_index: int) -> str:
+        """See `OrbaxLayout.process_folder`."""
+        return self._layout.process_folder(process_index)
+
+    @property
+    def single(self) -> bool:
+        """True if the tree is one array."""
+        return self._single
+
+    @property
+    def save_format(self) -> SaveFormat:
+        """The options by which arrays are written."""
+        return self._form
+
+    def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
+        return self._layout.chunk_file(leaf, chunk)
+
+    def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
+        if not self._form.replica_parallel:  # then the inner layout gives each replica its part
+            spec = split_among_replicas(spec)
+
+        return self._layout.fit(spec, info, args)
+
+    def encode(self, codec: str, chunks: Sequence[memoryview], itemsize: int) -> Sequence[bytes]:
+        return self._layout.encode(codec, chunks, itemsize)
+
+    def check(self, leaves: Sequence[StagedLeaf]) -> None:
+        """Check only the names; see `check_names` for the errors."""
+        check_names(TreeColumns.of(leaves), self._form, single=self._single)
+
+    def documents(
+        self,
+        leaves: Sequence[StagedLeaf],
+        batches: Sequence[WrittenLeaves],
+        *,
+        started_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes] | None = None,
+        beside: Sequence[Document] = (),
+    ) -> Iterable[Document]:
+        """Make the documents of the tree; see `EncodedTree` for what it raises."""
+        columns = TreeColumns.of(leaves)
+        if custom_metadata is None:
+            tree = self._trees.of(columns)
+        else:
+            tree = EncodedTree(columns, self._form, custom_metadata[CUSTOM])
+
+        return tree.item_documents(batches, time.time_ns(), digests or {}, beside)
+
+    def recognises(self, store: Store, path: str) -> bool:
+        """True: the caller made the directory and allows it."""
+        return True
+
+    def find(self, store: Store, path: str, item: str | None = None) -> Opening:
+        return self._layout.find(store, path, item, foreign=self._foreign)
+
+    def open(self, store: Store, path: str, item: str | None = None) -> OrbaxCheckpoint:
+        return self._layout.open(store, path, item, foreign=self._foreign)

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
-from penstock.handlers.formats.common.key_paths import show_key_path
-from penstock.handlers.formats.orbax.reading.verification import Finding, RecordedRange, finding_of
+from penstock.handlers.formats.leaf_table import show_key_path
 from penstock.handlers.formats.safetensors import penstock_metadata as notes
 from penstock.handlers.formats.safetensors.file_set import (
     FileSet,
@@ -27,6 +26,7 @@ from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
     checkpoint_of,
 )
 from penstock.handlers.formats.safetensors.tensor_survey import ranges_of
+from penstock.handlers.formats.verification import Finding, RecordedRange, finding_of
 from penstock.kernel.errors import (
     ChecksumError,
     CorruptCheckpointError,

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from penstock.handlers.formats.common.integrity import Checksums
+from penstock.handlers.formats.integrity import Checksums
 from penstock.kernel.errors import ChecksumError, CorruptCheckpointError
 
 MEMBER: Final = "penstock.digests"

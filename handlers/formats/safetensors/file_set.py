@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast, final
 
-from penstock.handlers.formats.common.checked_json import as_object, as_string, parse_object
+from penstock.handlers.formats.json_documents import as_object, as_string, parse_object
 from penstock.handlers.formats.safetensors import file_digests
 from penstock.handlers.formats.safetensors.header import header_bytes, read_header
 from penstock.handlers.formats.safetensors.header_decoding import FileHeader

@@ -20,17 +20,19 @@ from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.formats.common.checked_json import (
+from penstock.handlers.formats.chunk_regions import is_beyond_memory
+from penstock.handlers.formats.integrity import Checksums
+from penstock.handlers.formats.json_documents import (
+    UnusualFormError,
+    add_distinct,
     as_list,
     as_object,
     as_shape,
     as_string,
     check_unicode,
+    decode_slices,
     distinct_members,
 )
-from penstock.handlers.formats.common.chunk_regions import is_beyond_memory
-from penstock.handlers.formats.common.integrity import Checksums
-from penstock.handlers.formats.common.json_slices import UnusualFormError, add_distinct, decode_slices
 from penstock.handlers.formats.safetensors import file_digests
 from penstock.handlers.formats.safetensors.element_types import NAMES, PACKED
 from penstock.kernel.errors import CorruptCheckpointError, TruncatedDataError, UnsupportedFormatError

@@ -10,17 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, final
 
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.formats.common.checksummed_reads import (
-    NONE,
-    cut_at_pieces,
-    recorded_crc32c,
-    with_checksums,
-)
-from penstock.handlers.formats.common.chunk_regions import StoredChunk, chunk_reads, merge_direct
-from penstock.handlers.formats.common.integrity import Checksums
-from penstock.handlers.formats.common.key_paths import check_tree, show_key_path
-from penstock.handlers.formats.common.leaf_table import LeafTable, StoredLeaves
-from penstock.handlers.formats.common.stored_files import bytes_on_medium
+from penstock.handlers.formats.checksummed_reads import NONE, cut_at_pieces, recorded_crc32c, with_checksums
+from penstock.handlers.formats.chunk_regions import StoredChunk, chunk_reads, merge_direct
+from penstock.handlers.formats.integrity import Checksums, bytes_on_medium
+from penstock.handlers.formats.leaf_table import LeafTable, StoredLeaves, check_tree, show_key_path
 from penstock.handlers.formats.safetensors import file_digests
 from penstock.handlers.formats.safetensors import penstock_metadata as notes
 from penstock.handlers.formats.safetensors.file_set import FileSet, read_files

@@ -10,8 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
 
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX, temporary_path, unfinished_at
-from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK
+from penstock.handlers.formats.orbax.file_names import (
+    COMMIT_MARK,
+    TEMPORARY_SUFFIX,
+    temporary_path,
+    unfinished_at,
+)
 from penstock.handlers.formats.safetensors.file_set import bytes_to_decode
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
     SafetensorsCheckpoint,

@@ -7,8 +7,7 @@ __all__ = ("INDEX_SUFFIX", "SUFFIX", "holds_tensors", "is_safetensors")
 import os
 from typing import Final
 
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK, MARKS
+from penstock.handlers.formats.orbax.file_names import COMMIT_MARK, MARKS, TEMPORARY_SUFFIX
 from penstock.kernel.protocols.stores import Store
 
 SUFFIX: Final = ".safetensors"

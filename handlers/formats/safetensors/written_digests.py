@@ -12,7 +12,7 @@ from typing import Final, final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.handlers.formats.common.combined_checksums import append_zeros_to_each
+from penstock.handlers.formats.checksummed_reads import append_zeros_to_each
 from penstock.handlers.formats.safetensors.file_digests import BLOCK_BYTES, blocks_of, filled
 from penstock.kernel.protocols.layouts import Arrangement, WrittenRange
 from penstock.kernel.protocols.leaf import LeafSpec

@@ -16,7 +16,7 @@ from penstock.checkpointer.engine import Compare, Engine
 from penstock.checkpointer.pipelines import First, fitting_pipeline, prioritised
 from penstock.checkpointer.save_items import for_items
 from penstock.checkpointer.save_task import SaveTask
-from penstock.handlers.formats.items.item_types import Composite
+from penstock.handlers.layouts.item_types import Composite
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import SaveCancelledError
 from penstock.kernel.messages.save import TreeToSave

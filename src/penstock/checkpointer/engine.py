@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast,
 from structlog.stdlib import BoundLogger
 
 from penstock.handlers.coordinators.jax_processes import processes_of_jax
-from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK
+from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK
+from penstock.handlers.layouts.auto_layout import AutoLayout
 from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.kernel.concurrency.imports import Homes
 from penstock.kernel.concurrency.threads import Threads
@@ -70,8 +70,8 @@ MOST_PIECES: Final = 256
 
 NEEDED_TOGETHER: Final[Homes] = {
     "penstock.handlers.coordinators.jax_key_values": "JaxKeyValues",
-    "penstock.handlers.leaves.jax_arrays.process_shards": "parts_here",
-    "penstock.handlers.leaves.jax_arrays.single_replica": "broadcast_together",
+    "penstock.handlers.leaves.shards": "parts_here",
+    "penstock.handlers.leaves.single_replica": "broadcast_together",
     "penstock.handlers.coordinators.recorded_answers": "AnsweredStore",
     "penstock.kernel.coordination.job_coordinator": "JobCoordinator",
     "penstock.kernel.storage.joined_workspace": "JoinedWorkspace",

@@ -21,7 +21,7 @@ from penstock.checkpointer.restore_items import restore_items
 from penstock.checkpointer.restore_keywords import check_single_replica, result_check
 from penstock.checkpointer.restore_task import RestoreTask, SingleReplicaTask
 from penstock.checkpointer.streaming import LeafStream
-from penstock.handlers.formats.items.protobuf_targets import message_target
+from penstock.handlers.layouts.item_parts import message_target
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat

@@ -25,7 +25,7 @@ from penstock.stages.reuse.value_cache import KnownValues
 if TYPE_CHECKING:
     import jax
 
-    from penstock.handlers.leaves.jax_arrays.single_replica import Share
+    from penstock.handlers.leaves.single_replica import Share
 
 
 @final
@@ -128,10 +128,8 @@ class SingleReplicaTask:
     async def __call__(self) -> tuple[Any, RestoreReport]:
         """Return the tree, and the report of what this process read of it."""
         from penstock.handlers.coordinators.recorded_answers import AnsweredStore, RecordingStore
-        from penstock.handlers.leaves.jax_arrays.replica_axis import (
+        from penstock.handlers.leaves.single_replica import (
             ReplicaAxis,
-        )  # one process needs none of it
-        from penstock.handlers.leaves.jax_arrays.single_replica import (
             SingleReplica,
             Turns,
             broadcast_together,

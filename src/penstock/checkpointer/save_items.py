@@ -10,9 +10,8 @@ from typing import Any, TypeVar, cast
 
 from penstock.checkpointer.engine import Engine
 from penstock.checkpointer.pipelines import First
-from penstock.handlers.formats.items.composite_layout import CompositeLayout
-from penstock.handlers.formats.items.item_parts import take_apart
-from penstock.handlers.formats.items.item_types import (
+from penstock.handlers.layouts.item_parts import take_apart
+from penstock.handlers.layouts.item_types import (
     Array,
     Composite,
     Json,
@@ -21,7 +20,7 @@ from penstock.handlers.formats.items.item_types import (
     PyTree,
     RandomKey,
 )
-from penstock.handlers.formats.items.single_item_layout import SingleItemLayout
+from penstock.handlers.layouts.items_layout import CompositeLayout, SingleItemLayout
 from penstock.kernel.config.save_format import SaveArgs
 from penstock.kernel.errors import SpecError
 from penstock.kernel.pipeline.shared_objects import Shared

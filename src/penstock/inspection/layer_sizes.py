@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from penstock.handlers.formats.common.key_paths import show_key_path
+from penstock.handlers.formats.leaf_table import show_key_path
 from penstock.inspection.stored_leaves import LeafFacts
 from penstock.kernel.protocols.leaf import KeyPath
 

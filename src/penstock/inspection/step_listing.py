@@ -21,12 +21,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias, cast, final
 
-from penstock.handlers.formats.common.temporary_names import PARTIAL_SUFFIX, TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.discovery.step_dirs import is_finished_step, is_marked, names_a_step
-from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
+from penstock.handlers.formats.orbax.discovery import is_finished_step, is_marked, names_a_step
+from penstock.handlers.formats.orbax.file_names import PARTIAL_SUFFIX, TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
+from penstock.handlers.layouts.discovery import Place
 from penstock.inspection.file_sizes import FileSizes, sizes_below
-from penstock.inspection.places import Place
 from penstock.kernel.errors import PenstockError, StorageError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import hold_with_readers

@@ -9,15 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from penstock.handlers.formats.orbax.discovery.item_kinds import (
-    KINDS_WITHOUT_ITEMS,
-    ItemKind,
-    items_of,
-    kind_of_item,
-)
-from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
-from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.discovery import contents_of
+from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
+from penstock.handlers.layouts.discovery import tensors_at
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.protocols.checkpoints import StorageDetails, StoredCheckpoint
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, StoredLeaf
@@ -86,16 +81,8 @@ def _read_items(store: Store, path: str, item: str | None) -> list[ItemFacts]:
     if item is not None or is_safetensors(store, path):
         return [_opened(store, path, item)]
 
-    names = frozenset(store.list_directory(path))
-    kind = kind_of_item(store, path, names)
-    if kind in KINDS_WITHOUT_ITEMS:
-        return [_opened(store, path, None)]
-
-    items = items_of(store, path, names - {deleted_item(store, path, names)})
-    if not items or (kind is not None and kind is not ItemKind.JSON):
-        return [_opened(store, path, None)]
-
-    return [_opened(store, path, name) for name in items]
+    items = contents_of(store, path).items
+    return [_opened(store, path, name) for name in items] if items else [_opened(store, path, None)]
 
 
 def _opened(store: Store, path: str, item: str | None) -> ItemFacts:
@@ -112,12 +99,8 @@ def _opened(store: Store, path: str, item: str | None) -> ItemFacts:
 
 def _open(store: Store, path: str, item: str | None) -> StoredCheckpoint:
     """Open a checkpoint as a layout does, without the modules of one that are for saves."""
-    if is_safetensors(store, path):
-        from penstock.handlers.formats.safetensors import safetensors_checkpoint
-
-        return safetensors_checkpoint.open_checkpoint(store, path, item)
-
-    return open_checkpoint(store, path, item)
+    tensors = tensors_at(store, path, item)
+    return open_checkpoint(store, path, item) if tensors is None else tensors.open()
 
 
 def _leaves(opened: StoredCheckpoint) -> list[LeafFacts]:

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.formats.orbax.msgpack.chunked_values import CHUNKED
-from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
+from penstock.handlers.formats.orbax.msgpack_files import CHUNKED
+from penstock.handlers.leaves.prng_keys import is_key
 from penstock.kernel.errors import SpecError
 
 MAX_CHUNK_SIZE: Final = 2**30

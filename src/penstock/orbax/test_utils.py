@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
+from penstock.handlers.leaves.prng_keys import is_key
 from penstock.kernel.events import get_logger
 from penstock.orbax.common.leaf_args import ParamInfo
 from penstock.orbax.v0.common.tree_utils import PyTree, to_flat_dict

@@ -6,7 +6,7 @@ __all__ = ("check_deletable",)
 
 from typing import Literal
 
-from penstock.handlers.formats.orbax.discovery.step_dirs import is_checkpoint
+from penstock.handlers.formats.orbax.discovery import is_checkpoint
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.kernel.errors import NotACheckpointError

@@ -8,7 +8,7 @@ import os
 
 from penstock.checkpointer.checkpointer import Path
 from penstock.checkpointer.memory_budget import config_and_regulator
-from penstock.handlers.formats.common.temporary_names import temporary_path
+from penstock.handlers.formats.orbax.file_names import temporary_path
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config
 from penstock.kernel.errors import StorageError

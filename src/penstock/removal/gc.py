@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias, final
 
 from penstock.checkpointer.checkpointer import Path
 from penstock.checkpointer.memory_budget import config_and_regulator
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.discovery.step_dirs import names_a_step
+from penstock.handlers.formats.orbax.discovery import names_a_step
+from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config
 from penstock.kernel.errors import InUseError, NotACheckpointError, StorageError

@@ -17,7 +17,7 @@ from anyio import Event
 from anyio.abc import TaskGroup
 
 from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.formats.items.item_types import Composite
+from penstock.handlers.layouts.item_types import Composite
 from penstock.kernel.concurrency.entered_once import own_tasks
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (

@@ -13,9 +13,9 @@ from penstock.checkpointer.description import CheckpointMetadata, describe_check
 from penstock.checkpointer.engine import Engine
 from penstock.checkpointer.restore_items import restore_items
 from penstock.checkpointer.restore_keywords import result_check
-from penstock.handlers.formats.items.item_types import Composite, Json
-from penstock.handlers.formats.orbax.discovery.item_kinds import KINDS_WITHOUT_ITEMS, items_of, kind_of_item
-from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
+from penstock.handlers.formats.orbax.discovery import contents_of
+from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
+from penstock.handlers.layouts.item_types import Composite, Json
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.pipeline.run_context import RestoreRun
@@ -78,11 +78,7 @@ def item_names(store: Store, path: str) -> list[str]:
     if store.kind(path) != "directory":
         raise NotACheckpointError(path, "there is no such step")
 
-    names = frozenset(store.list_directory(path))
-    if kind_of_item(store, path, names) in KINDS_WITHOUT_ITEMS:
-        return []
-
-    return [name for name in items_of(store, path, names) if name != METRICS]
+    return [name for name in contents_of(store, path).items if name != METRICS]
 
 
 async def describe_step(run: RestoreRun, path: str, step: int) -> StepMetadata:

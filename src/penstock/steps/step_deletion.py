@@ -13,7 +13,7 @@ from typing import Final, final
 from anyio import Event, Lock, move_on_after
 from structlog.stdlib import BoundLogger
 
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PenstockError, RootInUseError, StorageError
 from penstock.kernel.protocols.stores import Store

@@ -28,26 +28,30 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, final
 
-from penstock.handlers.formats.common import integrity
-from penstock.handlers.formats.common.checked_json import parse_object
-from penstock.handlers.formats.common.integrity import Digest, digest_of
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.discovery.item_kinds import ROOT_FOLDER
-from penstock.handlers.formats.orbax.discovery.step_dirs import (
+from penstock.handlers.formats import integrity
+from penstock.handlers.formats.integrity import Digest, digest_of
+from penstock.handlers.formats.json_documents import parse_object
+from penstock.handlers.formats.orbax.checkpoint_metadata import CheckpointMetadata, decode_checkpoint_metadata
+from penstock.handlers.formats.orbax.discovery import (
+    ROOT_FOLDER,
     is_checkpoint,
     is_finished_step,
     may_be_finished_step,
     read_root_metadata,
 )
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
-from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
-from penstock.handlers.formats.orbax.documents.file_names import (
+from penstock.handlers.formats.orbax.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
     INTEGRITY,
     ROOT_METADATA,
+    TEMPORARY_SUFFIX,
 )
-from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments, check_record
+from penstock.handlers.formats.orbax.sealed_documents import (
+    SealedDocuments,
+    check_record,
+    digest_in_mark,
+    encode_mark,
+)
 from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, PathError, SpecError, StorageError
 from penstock.kernel.protocols.store_capabilities import FolderListing, ManyFiles, MarkedCheckpoints
 from penstock.kernel.protocols.stores import Store
@@ -267,7 +271,7 @@ class StepReader:
             names = self._store.list_directory(path)
             return SealedDocuments.open(self._store, path, names).about(names)
 
-        return checkpoint_metadata.decode(os.path.join(path, CHECKPOINT_METADATA), data or b"")
+        return decode_checkpoint_metadata(os.path.join(path, CHECKPOINT_METADATA), data or b"")
 
     def _with_digest(self, path: str, name: str) -> tuple[bytes | None, Digest | None]:
         """Return a document of a step and its recorded digest, each if it is there.
@@ -284,7 +288,7 @@ class StepReader:
             expected = integrity.decode_documents(record, recorded).get(name)
         if data is None or expected is None:
             (mark,) = self._read_files((os.path.join(path, COMMIT_MARK),))
-            check_record(record, recorded, None if mark is None else commit_mark_text.decode(mark))
+            check_record(record, recorded, None if mark is None else digest_in_mark(mark))
 
         return data, expected
 
@@ -350,13 +354,13 @@ def seal_root_metadata(store: Store, root: str) -> bool:
     documents = [name for name in names if name not in {INTEGRITY, COMMIT_MARK}]
     sealed = SealedDocuments.open(store, folder, names)
     mark = os.path.join(folder, COMMIT_MARK)
-    marked = COMMIT_MARK in names and commit_mark_text.decode(store.read_file(mark)) is not None
+    marked = COMMIT_MARK in names and digest_in_mark(store.read_file(mark)) is not None
     if not documents or (sealed.is_sealed and marked):
         return False
 
     record = integrity.encode((), {}, [Document(name, sealed.read(name)) for name in documents])
     store.write_file(os.path.join(folder, INTEGRITY), record)
     store.sync_directory(folder)  # before the mark that says that it is there
-    store.write_file(mark, commit_mark_text.encode(record))
+    store.write_file(mark, encode_mark(record))
     store.sync_directory(folder)
     return True

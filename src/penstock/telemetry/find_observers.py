@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from penstock.kernel.concurrency.imports import Homes
 from penstock.kernel.config.telemetry_options import TelemetryOptions
+from penstock.kernel.entry_points import Plugin, find_plugins
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.pipeline.observers import Observer
-from penstock.kernel.plugins.entry_points import Plugin, find_plugins
 
 GROUP: Final = "penstock.observers"
 _KEY: Final = "telemetry.observers"

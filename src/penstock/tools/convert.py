@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Final, Literal, TypeAlias, cast, final, get_args
 
 from penstock.checkpointer.checkpointer import Path
-from penstock.handlers.formats.npz.npz_paths import SUFFIX as NPZ_SUFFIX
-from penstock.handlers.formats.orbax.documents.file_names import MARKS
+from penstock.handlers.formats.npz_archive import SUFFIX as NPZ_SUFFIX
+from penstock.handlers.formats.orbax.file_names import MARKS
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
 from penstock.handlers.leaves.stored_value import SourceFiles

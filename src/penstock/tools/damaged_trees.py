@@ -10,8 +10,8 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any, Final, cast, final
 
-from penstock.handlers.formats.common.key_paths import show_key_path
-from penstock.handlers.formats.orbax.documents.file_names import (
+from penstock.handlers.formats.leaf_table import show_key_path
+from penstock.handlers.formats.orbax.file_names import (
     ARRAY_METADATAS,
     CHECKPOINT_METADATA,
     INTEGRITY,
@@ -20,9 +20,9 @@ from penstock.handlers.formats.orbax.documents.file_names import (
     SHARDING,
     STRINGS,
 )
-from penstock.handlers.formats.orbax.reading.leaf_spec_decoding import ARRAY_TYPES
-from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
-from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.orbax.tree_documents import ARRAY_TYPES
 from penstock.kernel.errors import CorruptCheckpointError, PenstockError, StorageError
 from penstock.kernel.protocols.leaf import KeyKind
 from penstock.kernel.protocols.stores import Store

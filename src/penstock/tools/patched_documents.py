@@ -8,15 +8,15 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.handlers.formats.common.integrity import Digest, digest_of
-from penstock.handlers.formats.orbax.documents.file_names import (
+from penstock.handlers.formats.integrity import Digest, digest_of
+from penstock.handlers.formats.orbax.file_names import (
     ARRAY_METADATAS,
     CHECKPOINT_METADATA,
     INTEGRITY,
     SHARDING,
     STRINGS,
 )
-from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
+from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.kernel.errors import CorruptCheckpointError, PenstockError, StorageError
 from penstock.kernel.protocols.stores import Store
 from penstock.tools.patched_store import PatchedStore

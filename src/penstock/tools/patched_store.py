@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, final
 
-from penstock.handlers.formats.common import integrity
-from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK, COMMIT_MARK_TEXT, INTEGRITY
+from penstock.handlers.formats import integrity
+from penstock.handlers.formats.orbax.file_names import COMMIT_MARK, COMMIT_MARK_TEXT, INTEGRITY
 from penstock.kernel.errors import StorageError, TruncatedDataError
 from penstock.kernel.protocols.store_capabilities import KvStoreSpecs, ManyFiles, UntrustedFiles
 from penstock.kernel.protocols.stores import ReadableFile, Store

@@ -9,19 +9,12 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, cast
 
-from penstock.handlers.formats.common.zarr_metadata import METADATA_KEYS
-from penstock.handlers.formats.orbax.documents import sharding_document, strings_document
-from penstock.handlers.formats.orbax.documents.file_names import (
-    DATA_FOLDER,
-    MANIFEST,
-    METADATA,
-    SHARDING,
-    STRINGS,
-)
-from penstock.handlers.formats.orbax.reading.tree_structure import array_directories
-from penstock.handlers.ocdbt.database_reader import read_index
+from penstock.handlers.formats.orbax.file_names import DATA_FOLDER, MANIFEST, METADATA, SHARDING, STRINGS
+from penstock.handlers.formats.orbax.leaf_documents import decode_shardings, decode_strings
+from penstock.handlers.formats.orbax.tree_documents import array_directories
+from penstock.handlers.formats.zarr import METADATA_KEYS
+from penstock.handlers.ocdbt.database_reader import read_index, salvage_index
 from penstock.handlers.ocdbt.database_writer import encode_index
-from penstock.handlers.ocdbt.index_salvage import salvage_index
 from penstock.kernel.errors import CorruptCheckpointError, PenstockError
 from penstock.kernel.protocols.stores import Store
 from penstock.tools.patched_store import PatchedStore
@@ -86,11 +79,9 @@ def rebuild_structure(patched: PatchedStore, directory: str) -> bool:
     if not arrays:
         return False
 
-    sharded = _texts(store, directory, SHARDING, names, sharding_document.decode)
+    sharded = _texts(store, directory, SHARDING, names, decode_shardings)
     types = {name: "jax.Array" if name in sharded else "np.ndarray" for name in sorted(arrays)}
-    types |= dict.fromkeys(
-        _names_of(_texts(store, directory, STRINGS, names, strings_document.decode)), "string"
-    )
+    types |= dict.fromkeys(_names_of(_texts(store, directory, STRINGS, names, decode_strings)), "string")
     document = {
         "tree_metadata": dict(_entries(types)),
         "use_ocdbt": MANIFEST in names,

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Final, Literal, final
 
 from penstock.checkpointer.checkpointer import Path
-from penstock.handlers.formats.orbax.discovery.find_item import checkpoint_at
-from penstock.handlers.formats.orbax.reading.verification import Finding
+from penstock.handlers.formats.orbax.discovery import checkpoint_at
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX, is_safetensors
+from penstock.handlers.formats.verification import Finding
 from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias, final
 from penstock.checkpointer.checkpointer import Checkpointer, Path
 from penstock.checkpointer.memory_budget import MemoryKeywords, config_and_regulator
 from penstock.checkpointer.pipelines import save_pipeline
-from penstock.handlers.formats.items.composite_layout import CompositeLayout
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+from penstock.handlers.layouts.items_layout import CompositeLayout
 from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
 from penstock.kernel.concurrency.threads import Threads
@@ -31,7 +31,7 @@ from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import bucket_of
 from penstock.kernel.storage.reading import Reading
-from penstock.stages.stage_files import closing
+from penstock.stages.files.stage_files import closing
 from penstock.tools.stored_items import StoredItems
 
 Limits: TypeAlias = "tuple[int | str | None, int | str | None, int | str | None, int | str | None]"

@@ -10,26 +10,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast, final
 
-from penstock.handlers.formats.common.leaf_table import StoredArray
-from penstock.handlers.formats.items.item_parts import Parts
-from penstock.handlers.formats.orbax.discovery.item_kinds import (
+from penstock.handlers.formats.leaf_table import StoredArray
+from penstock.handlers.formats.orbax.checkpoint_metadata import CheckpointMetadata
+from penstock.handlers.formats.orbax.discovery import (
     KINDS_OF_TREES,
     RANDOM_KEYS,
+    Contents,
     ItemKind,
-    holds_arrays,
-    items_of,
-    kind_of_item,
+    arrays_in,
+    contents_of,
 )
-from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
-from penstock.handlers.formats.orbax.documents.file_names import (
-    CHECKPOINT_METADATA,
-    INTEGRITY,
-)
-from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
-from penstock.handlers.formats.orbax.reading.item_survey import Survey, survey_item
-from penstock.handlers.formats.orbax.reading.same_bytes import holds_recorded_bytes
-from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
-from penstock.handlers.formats.orbax.reading.verification import Finding
+from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, INTEGRITY
+from penstock.handlers.formats.orbax.item_survey import Survey, holds_recorded_bytes, survey_item
+from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
+from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.verification import Finding
+from penstock.handlers.layouts.item_parts import Parts
 from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.kernel.errors import CorruptCheckpointError, ExpansionError, PenstockError
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
@@ -115,12 +111,9 @@ def find_damage(store: Store, path: str, others: Sequence[str]) -> Damage:
         patch_documents(patched, path, directory, others, lost)
 
     about = _about(patched, path, lost)
-    names = frozenset(reading.list_directory(path))
-    kind = kind_of_item(reading, path, names)
-    if kind is None and holds_arrays(reading, path, names) and not items_of(reading, path, names):
-        kind = ItemKind.NAMED
-
-    kinds = {"": kind} if kind is not None else dict(_kinds(patched, path, names, about, lost))
+    contents = contents_of(reading, path)
+    whole = contents.whole
+    kinds = {"": whole} if whole is not None else dict(_kinds(patched, path, contents, about, lost))
     damage = Damage(patched, path, about, kinds, lost=lost)
     for name, found in kinds.items():
         place = os.path.join(name, RANDOM_KEYS[found]) if found in RANDOM_KEYS else name
@@ -152,18 +145,18 @@ def _about(store: PatchedStore, path: str, lost: list[RepairedLeaf]) -> Checkpoi
 def _kinds(
     patched: PatchedStore,
     path: str,
-    names: frozenset[str],
+    contents: Contents,
     about: CheckpointMetadata,
     lost: list[RepairedLeaf],
 ) -> Iterator[tuple[str, ItemKind]]:
     store = cast("Store", patched)
-    found = items_of(store, path, names)
-    for name in sorted(names | set(about.items)):
+    found = contents.items
+    for name in sorted((contents.names | set(about.items)) - {contents.gone}):
         directory = os.path.join(path, name)
         if name in found:
             yield name, found[name]
-        elif store.kind(directory) == "directory":
-            if holds_arrays(store, directory, store.list_directory(directory)):
+        elif (has_arrays := arrays_in(store, path, name)) is not None:
+            if has_arrays:
                 yield name, ItemKind.NAMED
             else:
                 problem = patched.problem_below(directory) or "penstock does not know what it holds"

@@ -11,19 +11,22 @@ from functools import partial
 from typing import Any, Final, final
 
 from penstock.checkpointer.memory_budget import config_and_regulator
-from penstock.handlers.formats.common import integrity
-from penstock.handlers.formats.common.checksummed_reads import NONE, recorded_crc32c
-from penstock.handlers.formats.common.integrity import Checksum
-from penstock.handlers.formats.common.stored_files import digest_of_file, problem_of_holes, range_crc32c
-from penstock.handlers.formats.orbax.discovery.find_item import check_there
-from penstock.handlers.formats.orbax.discovery.item_kinds import ROOT_FOLDER, ItemKind, items_of, kind_of_item
-from penstock.handlers.formats.orbax.discovery.step_dirs import is_finished_step, latest_step
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
-from penstock.handlers.formats.orbax.documents.recording import documents_below
-from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
-from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
-from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats import integrity
+from penstock.handlers.formats.checksummed_reads import NONE, recorded_crc32c
+from penstock.handlers.formats.integrity import Checksum, digest_of_file, problem_of_holes, range_crc32c
+from penstock.handlers.formats.orbax.checkpoint_metadata import content_of
+from penstock.handlers.formats.orbax.discovery import (
+    ROOT_FOLDER,
+    ItemKind,
+    check_there,
+    contents_of,
+    is_finished_step,
+    latest_step,
+)
+from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
+from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments, documents_below, encode_mark
+from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
 from penstock.kernel.concurrency.threads import Threads
@@ -167,11 +170,11 @@ def _checkpoints(store: Store, path: str) -> list[str]:
 
 def _directories(store: Store, path: str) -> Sequence[tuple[str, OrbaxCheckpoint | None]]:
     """Return the directories of a checkpoint that get a record: of trees, then the checkpoint itself."""
-    names = frozenset(store.list_directory(path))
-    if kind_of_item(store, path, names) in (ItemKind.TREE, ItemKind.PACKED, ItemKind.NAMED):
+    contents = contents_of(store, path)
+    if contents.whole in (ItemKind.TREE, ItemKind.PACKED, ItemKind.NAMED):
         return [(path, open_checkpoint(store, path))]
 
-    items = items_of(store, path, names)
+    names, items = contents.names, contents.items
     trees = [open_checkpoint(store, path, name) for name, kind in items.items() if kind not in _WITHOUT_TREE]
     if not items and CHECKPOINT_METADATA not in names:
         only = open_checkpoint(store, path)  # raises unless it is arrays alone, or one document
@@ -201,7 +204,7 @@ def _record(store: Store, directory: str, tree: OrbaxCheckpoint | None, count: _
     if CHECKPOINT_METADATA in names:
         path = os.path.join(directory, CHECKPOINT_METADATA)
         data = store.read_file(path)
-        about = checkpoint_metadata.content_of(path, data) if data else None
+        about = content_of(path, data) if data else None
 
     return integrity.encode_files(files, known.recorded.digests, documents, about)
 
@@ -279,5 +282,5 @@ def _write(store: Store, directory: str, record: bytes) -> None:
         except StorageError:
             return
 
-        store.write_file(mark, commit_mark_text.encode(record, text))
+        store.write_file(mark, encode_mark(record, text))
         store.sync_directory(directory)

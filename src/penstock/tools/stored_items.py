@@ -12,27 +12,24 @@ from typing import Any, Final, TypeAlias, final
 
 from anyio.from_thread import check_cancelled
 
-from penstock.handlers.formats.auto_layout import AutoLayout
-from penstock.handlers.formats.items.item_parts import HANDLERS, Parts, TreePart
-from penstock.handlers.formats.items.item_types import Json, NumpyRandomKey, Proto, PyTree, RandomKey
-from penstock.handlers.formats.npz.archive_members import compare_plain_members
-from penstock.handlers.formats.npz.npz_checkpoint import open_npz
-from penstock.handlers.formats.npz.npz_paths import is_npz
-from penstock.handlers.formats.orbax.discovery.item_kinds import (
+from penstock.handlers.formats.npz_archive import compare_plain_members, is_npz, open_npz
+from penstock.handlers.formats.orbax.discovery import (
     KINDS_OF_TREES,
     RANDOM_KEYS,
+    Contents,
     ItemKind,
-    holds_arrays,
-    items_of,
+    arrays_in,
+    contents_of,
     json_file,
-    kind_of_item,
     proto_file,
 )
-from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
-from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
-from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA
+from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
+from penstock.handlers.layouts.discovery import tensors_at
+from penstock.handlers.layouts.item_parts import HANDLERS, Parts, TreePart
+from penstock.handlers.layouts.item_types import Json, NumpyRandomKey, Proto, PyTree, RandomKey
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
@@ -120,34 +117,35 @@ class ItemsReader:
             return self._one_tree(path, item)
 
         names = frozenset(self.store.list_directory(path))
-        if self._is_one_item(path, names):
+        contents = contents_of(self.store, path, names)
+        if contents.whole is not None:
             return self._one_tree(path, None)
 
         about = SealedDocuments.open(self.store, path, names).about(names)
         recorded = about.item_handlers
         handlers: Mapping[str, str] = recorded if isinstance(recorded, Mapping) else {}
         tree, parts = dict[str, object](), Parts()
-        for name, kind in self.kinds(path, names, handlers).items():
+        for name, kind in self._kinds(path, contents, handlers).items():
             self.add(tree, parts, path, name, kind, handlers.get(name))
 
         return StoredItems(tree, parts, about.custom_metadata)
 
-    def kinds(self, path: str, names: frozenset[str], listed: Mapping[str, str]) -> Mapping[str, ItemKind]:
+    def _kinds(self, path: str, contents: Contents, listed: Mapping[str, str]) -> Mapping[str, ItemKind]:
         """Return the kind of each item, by name.
 
         Raises:
             UnsupportedFormatError: If one is of no kind that penstock knows.
             CorruptCheckpointError: If one is missing.
         """
-        gone = deleted_item(self.store, path, names)
-        kinds = items_of(self.store, path, names - {gone})
-        for name in sorted((names | listed.keys()) - kinds.keys() - {gone}):
+        kinds = dict(contents.items)
+        for name in sorted((contents.names | listed.keys()) - kinds.keys() - {contents.gone}):
             directory = os.path.join(path, name)
-            if self.store.kind(directory) != "directory":
+            has_arrays = arrays_in(self.store, path, name)
+            if has_arrays is None:
                 if name in listed:
                     raise CorruptCheckpointError(directory, f"is missing, and {CHECKPOINT_METADATA} lists it")
                 continue
-            if not holds_arrays(self.store, directory, self.store.list_directory(directory)):
+            if not has_arrays:
                 raise UnsupportedFormatError(
                     directory, "is an item of a kind that penstock does not know, and cannot be carried over"
                 )
@@ -208,14 +206,10 @@ class ItemsReader:
         parts.documents.append(document)
         parts.directories += [place, f"{place}_metadata"]
 
-    def _is_one_item(self, path: str, names: frozenset[str]) -> bool:
-        known = kind_of_item(self.store, path, names) is not None
-        return known or (not items_of(self.store, path, names) and holds_arrays(self.store, path, names))
-
     def _open(self, path: str, item: str | None) -> StoredCheckpoint:
-        if is_safetensors(self.store, path):
-            return AutoLayout().open(self.store, path, item)
-
+        tensors = tensors_at(self.store, path, item)
+        if tensors is not None:
+            return tensors.open()
         if is_npz(self.store, path):
             archive = open_npz(self.store, path, item)
             check_expansion(self.store, archive, range(len(archive.leaves)), self.max_expansion)

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from penstock.handlers.formats.npz.npz_paths import is_npz
-from penstock.handlers.formats.orbax.discovery.find_item import checkpoint_at
-from penstock.handlers.formats.orbax.discovery.step_dirs import (
+from penstock.handlers.formats.npz_archive import is_npz
+from penstock.handlers.formats.orbax.discovery import (
+    checkpoint_at,
     is_finished_step,
     may_be_finished_step,
     names_a_step,

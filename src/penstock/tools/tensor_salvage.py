@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias, final
 
-from penstock.handlers.formats.orbax.reading.verification import Finding, RecordedRange, check_ranges
 from penstock.handlers.formats.safetensors.damaged_files import DamagedTensors, open_damaged
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
     SafetensorsCheckpoint,
@@ -16,6 +15,7 @@ from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
     open_checkpoint,
 )
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
+from penstock.handlers.formats.verification import Finding, RecordedRange, check_ranges
 from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.kernel.errors import PenstockError, SpecError
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint

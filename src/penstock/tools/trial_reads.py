@@ -9,8 +9,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
-from penstock.handlers.formats.common.leaf_table import StoredArray
-from penstock.handlers.formats.orbax.reading.verification import Finding, finding_of
+from penstock.handlers.formats.leaf_table import StoredArray
+from penstock.handlers.formats.verification import Finding, finding_of
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PenstockError

@@ -9,31 +9,30 @@ from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from penstock.handlers.formats.common.inside_paths import EnteredDirectories
-from penstock.handlers.formats.orbax.discovery.item_kinds import (
+from penstock.handlers.formats.inside_paths import EnteredDirectories
+from penstock.handlers.formats.orbax.discovery import (
     KINDS_OF_TREES,
     RANDOM_KEYS,
+    Contents,
     ItemKind,
-    holds_arrays,
-    items_of,
+    arrays_in,
+    contents_of,
     json_file,
-    kind_of_item,
     proto_file,
 )
-from penstock.handlers.formats.orbax.discovery.tombstone import deleted_item
-from penstock.handlers.formats.orbax.documents.file_names import (
+from penstock.handlers.formats.orbax.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
     DELETION,
     INTEGRITY,
     V1_MARK,
 )
-from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
-from penstock.handlers.formats.orbax.reading.item_survey import Survey, survey_item
-from penstock.handlers.formats.orbax.reading.open_checkpoint import open_checkpoint
-from penstock.handlers.formats.orbax.reading.verification import Finding, RecordedRange, finding_of
+from penstock.handlers.formats.orbax.item_survey import Survey, survey_item
+from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
+from penstock.handlers.formats.verification import Finding, RecordedRange, finding_of
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import DISK_MARK, STAGE_RECORD
@@ -77,8 +76,8 @@ def survey_checkpoint(store: Store, path: str, item: str | None = None) -> Check
 
 def _survey_items(store: Store, path: str, item: str | None, found: CheckpointSurvey) -> None:
     names = frozenset(store.list_directory(path))
-    gone = deleted_item(store, path, names)
-    items = _items(store, path, names - {gone}, gone, item, found)
+    contents = contents_of(store, path, names)
+    items = _items(store, path, contents, item, found)
     surveys: dict[str, Survey] = {}
     for name, kind in items.items():
         surveys[name] = survey = _survey_item(store, path, name, kind)
@@ -90,7 +89,7 @@ def _survey_items(store: Store, path: str, item: str | None, found: CheckpointSu
         found.findings.append(Finding("unchecked", path, "holds no item that penstock knows"))
 
     recorded = _compare_documents(store, path, found)
-    skipped = {gone or ""} if item is None else names - {item}
+    skipped = {contents.gone or ""} if item is None else names - {item}
     for file in _files_below(store, path, skipped):
         if file in recorded or os.path.basename(file) in _MARKS:
             continue
@@ -155,28 +154,21 @@ def _is_record(file: str) -> bool:
 def _items(
     store: Store,
     path: str,
-    names: frozenset[str],
-    gone: str | None,
+    contents: Contents,
     item: str | None,
     found: CheckpointSurvey,
 ) -> dict[str, ItemKind]:
     """Return the kind of each item by name; the name is empty if the checkpoint is one item as a whole."""
-    kind = kind_of_item(store, path, names)
-    if item is None and kind is None and holds_arrays(store, path, names):
-        kind = ItemKind.NAMED
-    if item is None and kind is not None:
-        return {"": kind}
+    if item is None and contents.whole is not None:
+        return {"": contents.whole}
 
-    items = items_of(store, path, names)
+    names, items = contents.names, dict(contents.items)
     for name in names - items.keys():
-        directory = os.path.join(path, name)
-        if store.kind(directory) == "directory":
-            inside = store.list_directory(directory)
-            if holds_arrays(store, directory, inside):
-                items[name] = ItemKind.NAMED
+        if arrays_in(store, path, name):
+            items[name] = ItemKind.NAMED
 
     for name in _listed(store, path, names, found):
-        if name not in names and name != gone:
+        if name not in names and name != contents.gone:
             problem = f"is missing, and {CHECKPOINT_METADATA} lists it"
             found.findings.append(Finding("damaged", os.path.join(path, name), problem))
 

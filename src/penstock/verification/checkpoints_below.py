@@ -8,28 +8,31 @@ import os
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from penstock.handlers.formats.common.inside_paths import EnteredDirectories
-from penstock.handlers.formats.common.temporary_names import PARTIAL_SUFFIX, TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.discovery.find_item import check_there
-from penstock.handlers.formats.orbax.discovery.item_kinds import (
+from penstock.handlers.formats.inside_paths import EnteredDirectories
+from penstock.handlers.formats.orbax.checkpoint_metadata import read_checkpoint_metadata
+from penstock.handlers.formats.orbax.discovery import (
     ROOT_FOLDER,
     ItemKind,
+    check_there,
     holds_arrays,
+    is_marked,
+    is_unfinished,
     kind_of_item,
+    names_a_step,
 )
-from penstock.handlers.formats.orbax.discovery.step_dirs import is_marked, is_unfinished, names_a_step
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata
-from penstock.handlers.formats.orbax.documents.file_names import (
+from penstock.handlers.formats.orbax.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
     INTEGRITY,
     MANIFEST,
     METADATA,
+    PARTIAL_SUFFIX,
     ROOT_METADATA,
+    TEMPORARY_SUFFIX,
     V1_MARK,
 )
-from penstock.handlers.formats.orbax.reading.verification import Finding, finding_of
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
+from penstock.handlers.formats.verification import Finding, finding_of
 from penstock.kernel.errors import IncompleteCheckpointError, NotACheckpointError, PenstockError
 from penstock.kernel.protocols.stores import Store
 
@@ -157,7 +160,7 @@ def _in_a_step(path: str) -> bool:
 
 def _says_unfinished(store: Store, path: str, names: frozenset[str]) -> bool:
     try:
-        return is_unfinished(names, checkpoint_metadata.read(store, path, names))
+        return is_unfinished(names, read_checkpoint_metadata(store, path, names))
     except PenstockError:
         return False  # a damaged document is found when the checkpoint is surveyed
 

@@ -12,7 +12,7 @@ from typing import Final, final
 
 from anyio import CapacityLimiter, create_task_group
 
-from penstock.handlers.formats.orbax.reading.verification import (
+from penstock.handlers.formats.verification import (
     Finding,
     RecordedRange,
     block_bytes,

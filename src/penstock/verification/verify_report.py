@@ -7,7 +7,7 @@ __all__ = ("Status", "VerifyReport")
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, final
 
-from penstock.handlers.formats.orbax.reading.verification import Finding
+from penstock.handlers.formats.verification import Finding
 
 Status: TypeAlias = Literal["intact", "damaged", "unreadable", "absent", "unchecked"]
 """`"intact"`: all of it was compared, and is as it was written. `"damaged"`: something is not. Else, in this

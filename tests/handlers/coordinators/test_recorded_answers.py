@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock.errors import CoordinationError, NotACheckpointError, StorageError
 from penstock.handlers.coordinators.recorded_answers import AnsweredStore, RecordingStore
-from penstock.handlers.formats.auto_layout import AutoLayout
+from penstock.handlers.layouts.auto_layout import AutoLayout
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.protocols.store_capabilities import KvStoreSpecs, ManyFiles, UntrustedFiles
 from penstock.testing.faulty_store import FaultyStore

@@ -15,7 +15,7 @@ from tests.unsealed import unseal
 
 from penstock.handlers.dtypes import dtype_name, numpy_dtype
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.messages.save import Leaf, WrittenBatch
 from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf

@@ -9,7 +9,7 @@ from typing import Protocol
 import pytest
 
 from penstock.handlers.ocdbt.database_writer import DEFAULT_MAX_NODE_BYTES, encode_index
-from penstock.handlers.ocdbt.value_refs import Value
+from penstock.handlers.ocdbt.wire_format import Value
 
 
 class WriteDatabase(Protocol):

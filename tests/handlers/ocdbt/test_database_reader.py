@@ -18,11 +18,19 @@ from hypothesis import strategies as st
 
 from penstock.handlers.ocdbt import wire_format as wire
 from penstock.handlers.ocdbt.database_reader import read_index
-from penstock.handlers.ocdbt.index_entries import Index
-from penstock.handlers.ocdbt.key_cache import RememberedKeys
-from penstock.handlers.ocdbt.key_tables import encode_files
-from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
-from penstock.handlers.ocdbt.wire_format import MANIFEST_MAGIC, MISSING, NODE_MAGIC, seal, varint, varints
+from penstock.handlers.ocdbt.key_tables import RememberedKeys, encode_files
+from penstock.handlers.ocdbt.node_decoding import Index
+from penstock.handlers.ocdbt.wire_format import (
+    MANIFEST_MAGIC,
+    MISSING,
+    NODE_MAGIC,
+    Indirect,
+    Inline,
+    Value,
+    seal,
+    varint,
+    varints,
+)
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import (
     ChecksumError,

@@ -11,8 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.handlers.ocdbt.database_writer import EncodedIndex, encode_index
-from penstock.handlers.ocdbt.value_refs import MAX_INLINE_BYTES, Indirect, Inline, Value
-from penstock.handlers.ocdbt.wire_format import MAX_KEY_BYTES, MAX_OFFSET
+from penstock.handlers.ocdbt.wire_format import (
+    MAX_INLINE_BYTES,
+    MAX_KEY_BYTES,
+    MAX_OFFSET,
+    Indirect,
+    Inline,
+    Value,
+)
 from penstock.kernel.errors import SpecError
 
 UUID = bytes(range(16))

@@ -10,10 +10,9 @@ import anyio
 import pytest
 from tests.stages.stage_rig import Rig
 
-from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.pipeline.leased_opening import open_leased
-from penstock.kernel.protocols.layouts import Opening, opening_of
+from penstock.kernel.protocols.layouts import Opening
 
 pytestmark = pytest.mark.anyio
 
@@ -97,14 +96,3 @@ async def test_it_waits_for_others_and_can_be_cancelled_meanwhile(rig: Rig) -> N
     assert found == []
     await one(anyio.CancelScope())
     assert found == ["opened"]
-
-
-async def test_a_layout_that_cannot_tell_opens_as_ever(rig: Rig) -> None:
-    class Plain:
-        def open(self, store: Any, path: str, item: str | None = None) -> Any:
-            return path, item
-
-    found = opening_of(Plain(), LocalStore(), "p", "i")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-
-    opened: Any = found.open()
-    assert (found.nbytes, opened) == (0, ("p", "i"))

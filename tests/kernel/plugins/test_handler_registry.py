@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from penstock.kernel.entry_points import find_plugins
 from penstock.kernel.errors import (
     AmbiguousHandlerError,
     ConfigError,
@@ -18,7 +19,6 @@ from penstock.kernel.errors import (
     PipelineError,
 )
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
-from penstock.kernel.plugins.entry_points import find_plugins
 from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.plugins.stage_registry import StageRegistry
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf

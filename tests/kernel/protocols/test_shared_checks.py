@@ -11,7 +11,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.handlers.formats.common.combined_checksums import combined_crc32c
+from penstock.handlers.formats.checksummed_reads import combined_crc32c
 from penstock.kernel.protocols.reads import (
     CheckedRead,
     DirectRead,

@@ -18,8 +18,8 @@ from tests.proofs.memory import forget_peak, resident
 from tests.proofs.simulation.services import CountedKeyValues, EveryoneElse
 
 from penstock.checkpointer.engine import make_engine
+from penstock.handlers.leaves import sharding
 from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.handlers.leaves.jax_arrays import sharding
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.config.config import Config
 from penstock.kernel.config.job_limits import JobLimits

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.stages.common.batching import adjacent
+from penstock.stages.messages.batching import adjacent
 
 
 @pytest.mark.parametrize(

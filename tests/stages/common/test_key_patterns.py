@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.stages.common.key_patterns import keys_in, pattern_fits
+from penstock.stages.planning.key_patterns import keys_in, pattern_fits
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.handlers.formats.common import integrity
-from penstock.handlers.formats.common.tree_columns import TreeColumns
-from penstock.handlers.formats.items.views_from_item import written_in
-from penstock.handlers.formats.orbax.chunks.chunk_index import ChunkIndex
+from penstock.handlers.formats import integrity
+from penstock.handlers.formats.orbax.chunk_index import ChunkIndex
+from penstock.handlers.formats.orbax.tree_columns import TreeColumns
+from penstock.handlers.layouts.items_layout import written_in
 from penstock.kernel.errors import CoordinationError
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.messages.save import SavePlan, WrittenBatch
 from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo
 from penstock.kernel.protocols.written import RunningSums, Written
-from penstock.stages.common.arrived_leaves import check_all_there
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, written_by
+from penstock.stages.messages.planned_leaves import check_all_there
 
 FOLDER = "item/"
 Tree = tuple[list[LeafSpec], list[Written]]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel.protocols.reads import Read, ScatterRead
-from penstock.stages.planning.coalescing import join_reads
+from penstock.stages.planning.leaf_reads import join_reads
 
 FILE = bytes(range(200))
 NOWHERE: Any = None

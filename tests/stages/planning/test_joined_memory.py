@@ -6,7 +6,7 @@ from typing import Any, cast, final
 from penstock.kernel.messages.packs import ReadLeaf
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Target
-from penstock.stages.planning.joined_memory import OWN_FROM, TOGETHER, join_memory
+from penstock.stages.planning.leaf_reads import OWN_FROM, TOGETHER, join_memory
 
 KIB, MIB = 2**10, 2**20
 

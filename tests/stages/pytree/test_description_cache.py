@@ -12,8 +12,8 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 from tests.stages.stage_rig import Rig, save_stages
 
-from penstock.handlers.formats.common.tree_columns import TreeColumns
-from penstock.handlers.formats.orbax.writing.documents import EncodedTrees
+from penstock.handlers.formats.orbax.encoded_tree import EncodedTrees
+from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.handlers.leaves.numpy_array import NumpyHandler
 from penstock.kernel.errors import DeletedLeafError
 from penstock.kernel.messages.save import Leaf

@@ -14,7 +14,7 @@ from penstock.cli.changing.read_progress import run_with_bar
 from penstock.cli.changing.storage_options import add_storage_options, chosen_format, said_format
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import CommandError, Output
-from penstock.handlers.formats.npz.npz_paths import SUFFIX as NPZ_SUFFIX
+from penstock.handlers.formats.npz_archive import SUFFIX as NPZ_SUFFIX
 from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
 from penstock.kernel.config.units import parse_bytes
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION

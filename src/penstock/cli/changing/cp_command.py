@@ -16,9 +16,10 @@ import penstock
 from penstock.cli.changing.file_copying import copy_checkpoint
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Bar, CommandError, Output
-from penstock.handlers.formats.orbax.discovery.item_kinds import ROOT_FOLDER
+from penstock.handlers.formats.orbax.discovery import ROOT_FOLDER
+from penstock.handlers.layouts.discovery import Place, checkpoint_path, find_place
 from penstock.inspection.file_sizes import sizes_below
-from penstock.inspection.places import Place, checkpoint_path, find_place, store_of
+from penstock.inspection.places import store_of
 from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import bucket_of

@@ -13,7 +13,7 @@ from typing import Final
 from anyio import move_on_after
 from anyio.from_thread import check_cancelled
 
-from penstock.handlers.formats.common.temporary_names import temporary_path
+from penstock.handlers.formats.orbax.file_names import temporary_path
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import DestinationExistsError, NotAFileError, StorageError

@@ -11,7 +11,7 @@ from typing import Final
 
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import CommandError, Output, Table
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
 from penstock.inspection.file_sizes import FileSizes, sizes_below
 from penstock.inspection.places import store_of
 from penstock.inspection.step_listing import is_held

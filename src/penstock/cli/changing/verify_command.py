@@ -16,7 +16,7 @@ import penstock
 from penstock.cli.changing.read_progress import run_with_bar
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Output, Table, say_error
-from penstock.handlers.formats.orbax.reading.verification import Finding
+from penstock.handlers.formats.verification import Finding
 from penstock.kernel.reports.stage_report import counted
 from penstock.verification.verify_report import Status, VerifyReport
 

@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, final
 
-from penstock.inspection.places import checkpoint_path, store_of
+from penstock.handlers.layouts.discovery import checkpoint_path
+from penstock.inspection.places import store_of
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts, read_items
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.reading import read_unchanged
-from penstock.stages.common.key_patterns import pattern_fits
+from penstock.stages.planning.key_patterns import pattern_fits
 
 T = TypeVar("T")
 

@@ -12,7 +12,8 @@ from typing import Any
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.leaf_texts import age, iso_time
 from penstock.cli.terminal.terminal_output import Output, Table
-from penstock.inspection.places import find_place, store_of
+from penstock.handlers.layouts.discovery import find_place
+from penstock.inspection.places import store_of
 from penstock.inspection.step_listing import StepFacts, list_checkpoints, name_best
 from penstock.kernel.reports.stage_report import counted
 

@@ -8,7 +8,8 @@ import argparse
 from importlib.util import find_spec
 
 from penstock.cli.terminal.terminal_output import CommandError, Output
-from penstock.inspection.places import find_place, store_of
+from penstock.handlers.layouts.discovery import find_place
+from penstock.inspection.places import store_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

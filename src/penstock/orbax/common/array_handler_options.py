@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import final
 
-from penstock.handlers.formats.orbax.writing.chunk_shapes import replica_shape
+from penstock.handlers.formats.orbax.storage_choice import replica_shape
 from penstock.kernel.errors import InvalidLeafError
 from penstock.kernel.protocols.leaf import LeafSpec
 

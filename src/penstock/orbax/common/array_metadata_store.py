@@ -11,8 +11,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.documents.file_names import ARRAY_METADATAS
+from penstock.handlers.formats.orbax.file_names import ARRAY_METADATAS, TEMPORARY_SUFFIX
 from penstock.handlers.stores.local import LocalStore
 from penstock.orbax.common.background_work import in_thread
 from penstock.orbax.common.item_files import check_document, rewrite_document

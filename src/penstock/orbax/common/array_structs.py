@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
+from penstock.handlers.leaves.prng_keys import is_key
 from penstock.orbax.common.sharding_metadata import ShardingMetadata, to_sharding
 
 _jax: Any = jax

@@ -22,13 +22,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
-from penstock.handlers.formats.common import integrity
-from penstock.handlers.formats.common.integrity import digest_of
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata, commit_mark_text
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
-from penstock.handlers.formats.orbax.documents.recording import record_documents
-from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
+from penstock.handlers.formats import integrity
+from penstock.handlers.formats.integrity import digest_of
+from penstock.handlers.formats.orbax.checkpoint_metadata import content_of
+from penstock.handlers.formats.orbax.file_names import (
+    CHECKPOINT_METADATA,
+    COMMIT_MARK,
+    INTEGRITY,
+    TEMPORARY_SUFFIX,
+)
+from penstock.handlers.formats.orbax.sealed_documents import (
+    SealedDocuments,
+    digest_in_mark,
+    encode_mark,
+    mark_without_digest,
+    record_documents,
+)
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import StorageError
@@ -160,8 +169,8 @@ class _Record:
         mark = self._path(COMMIT_MARK)
         if self.store.kind(mark) == "file":
             text = self.store.read_file(mark)
-            if commit_mark_text.decode(text) is not None:
-                self.store.write_file(mark, commit_mark_text.without_digest(text))
+            if digest_in_mark(text) is not None:
+                self.store.write_file(mark, mark_without_digest(text))
 
         data = self.store.read_file(self._path(INTEGRITY))
         left = integrity.without_documents(self._path(INTEGRITY), data, self.name.__eq__)
@@ -177,13 +186,13 @@ class _Record:
             # It need not list the items that were deleted, and what says so is replaced by what it says now.
             gone = SealedDocuments(self.store, self.directory, found).deleted_items()
             documents = {name: one for name, one in documents.items() if name.partition("/")[0] not in gone}
-            about = checkpoint_metadata.content_of(self._path(self.name), data)
+            about = content_of(self._path(self.name), data)
 
         renewed = integrity.with_documents(path, record, {**documents, self.name: digest_of(data)}, about)
         replace_file(self.store, path, renewed)
         mark = self._path(COMMIT_MARK)
         if self.store.kind(mark) == "file":
-            self.store.write_file(mark, commit_mark_text.encode(renewed, self.store.read_file(mark)))
+            self.store.write_file(mark, encode_mark(renewed, self.store.read_file(mark)))
 
     def _path(self, name: str) -> str:
         return os.path.join(self.directory, name)
@@ -233,5 +242,5 @@ def mark_complete(store: Store, directory: str, *, whole: bool) -> None:
     else:
         data = store.read_file(record) if store.kind(record) == "file" else None
 
-    store.write_file(os.path.join(directory, COMMIT_MARK), commit_mark_text.encode(data))
+    store.write_file(os.path.join(directory, COMMIT_MARK), encode_mark(data))
     store.sync_directory(directory)

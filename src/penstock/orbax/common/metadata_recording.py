@@ -14,8 +14,8 @@ import jax
 
 from penstock.blocking.background import run_sync
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.formats.orbax.documents.file_names import ARRAY_METADATAS
-from penstock.handlers.formats.orbax.documents.recording import renew_record
+from penstock.handlers.formats.orbax.file_names import ARRAY_METADATAS
+from penstock.handlers.formats.orbax.sealed_documents import renew_record
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import SpecError
 from penstock.kernel.messages.save import Committed, SavePlan, WrittenBatch

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from penstock.handlers.leaves.jax_arrays.devices import Device, all_devices
+from penstock.handlers.leaves.devices import Device, all_devices
 from penstock.kernel.events import get_logger
 
 _jax: Any = jax

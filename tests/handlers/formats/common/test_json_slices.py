@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.json import Decoder
 
-from penstock.handlers.formats.common.json_slices import (
+from penstock.handlers.formats.json_documents import (
     SLICE_BYTES,
     UnusualFormError,
     decode_object,

@@ -8,7 +8,7 @@ import pytest
 import tensorstore
 
 from penstock.handlers.dtypes import dtype_name, numpy_dtype
-from penstock.handlers.formats.common import zarr_metadata as zarr
+from penstock.handlers.formats import zarr
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 
 ts = cast("Any", tensorstore)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.handlers.formats.common.json_slices import UnusualFormError
+from penstock.handlers.formats.json_documents import UnusualFormError
 from penstock.handlers.formats.safetensors.header import encode_header, read_header
 from penstock.handlers.formats.safetensors.header_decoding import (
     FileHeader,

@@ -19,7 +19,7 @@ from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.messages.packs import ReadLeaf
 from penstock.kernel.pipeline.run_context import RunLimits
 from penstock.kernel.protocols.reads import WholeChunks
-from penstock.stages.planning.pack_selection import Wanted, make_packs
+from penstock.stages.planning.restore_planner import Wanted, make_packs
 from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from tests.handlers.formats.safetensors.test_header import entry, file_of
 
-from penstock.handlers.formats.auto_layout import AutoLayout
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.safetensors.penstock_metadata import Note, decode, encode
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
@@ -22,6 +21,7 @@ from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
 )
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
+from penstock.handlers.layouts.auto_layout import AutoLayout
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import (
     ConfigError,

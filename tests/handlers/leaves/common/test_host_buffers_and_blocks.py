@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.handlers.leaves.common.contiguous_blocks import boxes
-from penstock.handlers.leaves.common.host_buffers import HostRegion
+from penstock.handlers.leaves.blocks import HostRegion, boxes
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 4096, 1 << 16, (4 << 20) - 1, 4 << 20, (9 << 20) + 1])

@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.leaves.jax_arrays import batched_put as fast_put
-from penstock.handlers.leaves.jax_arrays.batched_put import PUBLIC_VARIABLE, put_publicly, put_small
+from penstock.handlers.leaves import small_arrays as fast_put
+from penstock.handlers.leaves.small_arrays import PUBLIC_VARIABLE, put_publicly, put_small
 
 _jax: Any = jax
 P: Any = PartitionSpec

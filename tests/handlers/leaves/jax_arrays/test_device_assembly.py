@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from tests.handlers.leaves.round_trips import P, Saved, mesh, same_bits, save, struct, target
 
 from penstock.handlers.leaves.array import ArrayHandler
-from penstock.handlers.leaves.common.host_buffers import HostRegion
+from penstock.handlers.leaves.blocks import HostRegion
 from penstock.kernel.messages.packs import ReadLeaf
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.reads import Target

@@ -12,8 +12,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from penstock.errors import SpecError
-from penstock.handlers.leaves.jax_arrays.replica_axis import ReplicaAxis
-from penstock.handlers.leaves.jax_arrays.replica_broadcast import ReplicaBroadcast, SharedArray, rounds_of
+from penstock.handlers.leaves.single_replica import ReplicaAxis, ReplicaBroadcast, SharedArray, rounds_of
 
 P: Any = PartitionSpec
 BITS = np.random.default_rng(0).integers(0, 2**32, (16, 64), np.uint32)

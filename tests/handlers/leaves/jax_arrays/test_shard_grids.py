@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from penstock.handlers.leaves.jax_arrays.shard_grids import shard_grid
+from penstock.handlers.leaves.shards import shard_grid
 
 _jax: Any = jax
 P: Any = PartitionSpec

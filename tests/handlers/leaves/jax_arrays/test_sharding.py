@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from tests.handlers.leaves.round_trips import P
 
-from penstock.handlers.leaves.jax_arrays.sharding import UNKNOWN, decode, encode
+from penstock.handlers.leaves.sharding import UNKNOWN, decode, encode
 
 
 def named(

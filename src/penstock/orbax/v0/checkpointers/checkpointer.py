@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK
+from penstock.handlers.formats.orbax.file_names import COMMIT_MARK, TEMPORARY_SUFFIX
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config.job_options import JobOptions
 from penstock.kernel.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError

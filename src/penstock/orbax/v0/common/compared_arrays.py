@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from itertools import groupby
 
-from penstock.handlers.formats.common.checksummed_reads import NONE
-from penstock.handlers.formats.common.integrity import Checksum
-from penstock.handlers.formats.orbax.documents.file_names import MANIFEST
-from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
-from penstock.handlers.formats.orbax.reading.verification import RecordedRange, check_ranges
+from penstock.handlers.formats.checksummed_reads import NONE
+from penstock.handlers.formats.integrity import Checksum
+from penstock.handlers.formats.orbax.file_names import MANIFEST
+from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
+from penstock.handlers.formats.verification import RecordedRange, check_ranges
 from penstock.handlers.ocdbt.database_reader import read_index
-from penstock.handlers.ocdbt.value_refs import Indirect
+from penstock.handlers.ocdbt.wire_format import Indirect
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ChecksumError
 from penstock.orbax.common.leaf_args import ParamInfo

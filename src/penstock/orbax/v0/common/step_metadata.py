@@ -27,7 +27,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, cast
 
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
+from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import CorruptCheckpointError, SpecError, StorageError
 from penstock.orbax.common.handler_paths import path_text, place_of, store_at

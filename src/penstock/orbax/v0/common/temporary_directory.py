@@ -7,7 +7,7 @@ __all__ = ("TemporaryDirectory",)
 import os
 from typing import Any, final
 
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import BuildChangedError, DestinationExistsError

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Final, TypeAlias, final
 
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
 
 SameFile: TypeAlias = Callable[[], bool]
 

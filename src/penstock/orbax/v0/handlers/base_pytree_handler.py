@@ -16,7 +16,7 @@ from jax import tree_util
 from penstock.blocking.loop_thread import LoopThread
 from penstock.checkpointer import pipelines
 from penstock.checkpointer.description import CheckpointMetadata
-from penstock.handlers.formats.orbax.tree_layout import CUSTOM, TreeLayout
+from penstock.handlers.formats.orbax.orbax_layout import CUSTOM, TreeLayout
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.pipeline.pipeline import Pipeline

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, final
 
-from penstock.handlers.formats.items.item_types import Composite, Json, PyTree
+from penstock.handlers.layouts.item_types import Composite, Json, PyTree
 from penstock.kernel.errors import PathError
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.protocols.store_capabilities import FolderListing

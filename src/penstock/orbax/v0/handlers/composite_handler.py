@@ -12,7 +12,7 @@ from typing import Any
 
 from anyio import CancelScope, to_thread
 
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ConfigError
 from penstock.orbax.common.background_work import together

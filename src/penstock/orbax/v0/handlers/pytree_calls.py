@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.checkpointer.description import CheckpointMetadata
 from penstock.handlers.coordinators.jax_processes import processes_of_jax
-from penstock.handlers.formats.auto_layout import AutoLayout
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.formats.orbax.tree_layout import TreeLayout
-from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK
+from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout, TreeLayout
+from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK
+from penstock.handlers.layouts.auto_layout import AutoLayout
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import ConfigError, CorruptCheckpointError, StorageError
 from penstock.kernel.memory.regulator import Flow

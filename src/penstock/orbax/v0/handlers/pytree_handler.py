@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, final
 
 from penstock.checkpointer.description import CheckpointMetadata
-from penstock.handlers.formats.orbax.documents.file_names import LEGACY_MSGPACK
+from penstock.handlers.formats.orbax.file_names import LEGACY_MSGPACK
 from penstock.kernel.errors import NotACheckpointError, UnsupportedFormatError
 from penstock.orbax.common.handler_paths import bucket_url, path_text, place_of
 from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs, register_with_handler

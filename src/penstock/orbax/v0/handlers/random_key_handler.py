@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 
 import jax
 
-from penstock.handlers.leaves.jax_arrays.prng_keys import is_key, key_data_of, key_impl_of
+from penstock.handlers.leaves.prng_keys import is_key, key_data_of, key_impl_of
 from penstock.kernel.protocols.leaf import ParamInfo
 from penstock.orbax.common.leaf_args import RestoreArgs, SaveArgs
 from penstock.orbax.v0.common.checkpoint_args import CheckpointArgs, register_with_handler

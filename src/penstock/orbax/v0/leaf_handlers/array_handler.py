@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 from penstock.blocking.background import run_sync, start_thread
 from penstock.handlers.coordinators.jax_processes import processes_of_jax
-from penstock.handlers.formats.orbax.documents.file_names import SHARDING
+from penstock.handlers.formats.orbax.file_names import SHARDING
 from penstock.handlers.leaves import array
 from penstock.kernel.protocols.leaf_handlers import Waitable
 from penstock.orbax.common.array_handler_options import Described, replicas_share_by_default

@@ -12,9 +12,9 @@ import numpy as np
 import tensorstore as ts
 
 from penstock.handlers.dtypes import dtype_name
-from penstock.handlers.leaves.common.host_buffers import HostRegion
-from penstock.handlers.leaves.jax_arrays.placement import Placement, make_arrays, split
-from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
+from penstock.handlers.leaves.blocks import HostRegion
+from penstock.handlers.leaves.prng_keys import is_key
+from penstock.handlers.leaves.restore_target import Placement, make_arrays, split
 from penstock.kernel.concurrency.threads import await_future
 from penstock.kernel.messages.packs import ReadLeaf
 from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, StoredLeaf

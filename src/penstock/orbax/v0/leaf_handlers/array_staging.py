@@ -16,7 +16,7 @@ import numpy as np
 from penstock.handlers.coordinators.jax_processes import processes_of_jax
 from penstock.handlers.dtypes import dtype_name, numpy_dtype
 from penstock.handlers.leaves.array import ArrayHandler
-from penstock.handlers.leaves.jax_arrays.devices import device_indices
+from penstock.handlers.leaves.devices import device_indices
 from penstock.kernel.messages.save import Leaf
 from penstock.kernel.protocols.leaf import KeyKind
 from penstock.kernel.protocols.leaf import ParamInfo as KernelInfo

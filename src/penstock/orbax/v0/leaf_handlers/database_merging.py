@@ -14,8 +14,8 @@ from typing import Any, Final, cast, final
 
 import tensorstore as ts
 
-from penstock.handlers.formats.orbax.documents.file_names import MANIFEST
-from penstock.handlers.formats.orbax.documents.recording import renew_record
+from penstock.handlers.formats.orbax.file_names import MANIFEST
+from penstock.handlers.formats.orbax.sealed_documents import renew_record
 from penstock.kernel.concurrency.threads import await_future
 from penstock.kernel.messages.save import Committed
 from penstock.kernel.pipeline.run_context import SaveRun

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.handlers.coordinators.jax_processes import processes_of_jax
-from penstock.handlers.leaves.jax_arrays.devices import all_devices
-from penstock.handlers.leaves.jax_arrays.replica_axis import ReplicaAxis
+from penstock.handlers.leaves.devices import all_devices
+from penstock.handlers.leaves.single_replica import ReplicaAxis
 from penstock.orbax.common.leaf_args import (
     ParamInfo,
     RestoreArgs,

@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from penstock.blocking.background import start_thread
-from penstock.handlers.formats.orbax.documents import strings_document as strings
-from penstock.handlers.formats.orbax.documents.file_names import STRINGS
+from penstock.handlers.formats.orbax.file_names import STRINGS
+from penstock.handlers.formats.orbax.leaf_documents import encode_strings
 from penstock.handlers.leaves import string
 from penstock.kernel.protocols.leaf import KeyKind
 from penstock.kernel.protocols.leaf import ParamInfo as KernelInfo
@@ -97,4 +97,4 @@ def _check_places(values: Sequence[Any], infos: Sequence[ParamInfo]) -> None:
         handler.describe(str(value), place)  # refuses what cannot be stored
         leaves.append((place, str(value)))
 
-    strings.encode(leaves)
+    encode_strings(leaves)

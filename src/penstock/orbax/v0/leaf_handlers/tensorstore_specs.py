@@ -29,8 +29,8 @@ from typing import Any, Final, cast
 import numpy as np
 import tensorstore as ts
 
-from penstock.handlers.formats.orbax.writing.chunk_shapes import orbax_chunk_shape
-from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
+from penstock.handlers.formats.orbax.storage_choice import orbax_chunk_shape
+from penstock.handlers.leaves.prng_keys import is_key
 from penstock.orbax.common.leaf_args import ParamInfo, RestoreArgs, SaveArgs
 
 # Half of TensorStore's signatures are unknown to the checkers: its stubs use names they do not define.

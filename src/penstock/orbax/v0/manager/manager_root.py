@@ -19,8 +19,8 @@ from anyio import create_task_group
 
 from penstock.blocking.background import start_thread
 from penstock.blocking.loop_thread import LoopThread
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.discovery.step_dirs import is_checkpoint
+from penstock.handlers.formats.orbax.discovery import is_checkpoint
+from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
 from penstock.kernel.errors import (
     ConfigError,
     CorruptCheckpointError,

@@ -20,8 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK
+from penstock.handlers.formats.orbax.file_names import COMMIT_MARK, TEMPORARY_SUFFIX
 from penstock.orbax.common.handler_paths import bucket_url, path_text, place_of, store_at
 
 TMP_DIR_SUFFIX: Final = TEMPORARY_SUFFIX

@@ -12,7 +12,7 @@ import numpy as np
 from jax import tree_util
 from jax.sharding import Sharding
 
-from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
+from penstock.handlers.leaves.prng_keys import is_key
 from penstock.orbax.common.array_structs import is_narrowed
 from penstock.orbax.common.leaf_args import ArrayRestoreArgs, RestoreArgs
 from penstock.orbax.v0.leaf_handlers.type_handler_registry import PLACEHOLDER

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax import tree_util
 
-from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK
+from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK
 from penstock.kernel.config.save_format import SaveArgs as LeafFormat
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.orbax.common.leaf_args import SaveArgs

@@ -19,7 +19,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from penstock.handlers.formats.orbax.documents.file_names import ARRAY_METADATAS, METADATA, SHARDING
+from penstock.handlers.formats.orbax.file_names import ARRAY_METADATAS, METADATA, SHARDING
 from penstock.handlers.stores.local import LocalStore
 from penstock.orbax.v0.common.tree_utils import PyTree, from_flat_dict
 

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 import jax
 import numpy as np
 
-from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
+from penstock.handlers.leaves.prng_keys import is_key
 from penstock.orbax.common.array_structs import key_data, placement_of
 from penstock.orbax.common.leaf_args import ArrayRestoreArgs, RestoreArgs
 from penstock.orbax.common.value_metadata import ArrayMetadata, Metadata, ScalarMetadata, StringMetadata

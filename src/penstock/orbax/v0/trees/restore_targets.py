@@ -15,7 +15,7 @@ from jax.experimental.layout import Format
 from penstock.checkpointer.description import LeafMetadata
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.leaves.empty import EmptyNamedTuple
-from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
+from penstock.handlers.leaves.prng_keys import is_key
 from penstock.orbax.common.array_structs import asked_placement, is_narrowed, jax_dtype
 from penstock.orbax.common.leaf_args import ArrayRestoreArgs, RestoreArgs
 from penstock.orbax.v0.leaf_handlers.stage_workers import as_stored

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import jax
 
-from penstock.handlers.formats.orbax.documents.file_names import MANIFEST
+from penstock.handlers.formats.orbax.file_names import MANIFEST
 from penstock.kernel.errors import SpecError
 from penstock.orbax.common.leaf_args import ParamInfo, RestoreArgs
 from penstock.orbax.common.value_metadata import Metadata

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.blocking.background import run_sync
 from penstock.checkpointer.description import CheckpointMetadata, LeafMetadata
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.formats.orbax.documents.file_names import MANIFEST
+from penstock.handlers.formats.orbax.file_names import MANIFEST
 from penstock.orbax.common.background_work import in_thread
 from penstock.orbax.common.leaf_args import ParamInfo
 from penstock.orbax.common.sharding_metadata import from_serialized_string

@@ -8,8 +8,7 @@ import json
 import os
 from typing import Any, cast
 
-from penstock.handlers.formats.common.temporary_names import temporary_path
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
+from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, temporary_path
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PathError, StorageError

@@ -9,15 +9,15 @@ import os
 from dataclasses import dataclass
 from typing import Final, final
 
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
-from penstock.handlers.formats.orbax.documents.file_names import (
+from penstock.handlers.formats.orbax.checkpoint_metadata import CheckpointMetadata
+from penstock.handlers.formats.orbax.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
     METADATA,
+    TEMPORARY_SUFFIX,
     V1_MARK,
 )
-from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
+from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.kernel.errors import ChecksumError, MissingFileError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import path_or_url

@@ -10,7 +10,7 @@ from typing import final
 
 from anyio import to_thread
 
-from penstock.handlers.formats.common.temporary_names import PARTIAL_SUFFIX
+from penstock.handlers.formats.orbax.file_names import PARTIAL_SUFFIX
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.storage.holds import hold_alone, hold_with_readers

@@ -21,10 +21,9 @@ from typing import Any, Final
 from anyio import to_thread
 
 from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.formats.common.temporary_names import PARTIAL_SUFFIX
-from penstock.handlers.formats.orbax.documents.checkpoint_metadata import CheckpointMetadata
-from penstock.handlers.formats.orbax.documents.file_names import METADATA
-from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
+from penstock.handlers.formats.orbax.checkpoint_metadata import CheckpointMetadata
+from penstock.handlers.formats.orbax.file_names import METADATA, PARTIAL_SUFFIX
+from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
 from penstock.orbax.common.item_files import sealed_documents

@@ -29,8 +29,8 @@ from anyio import fail_after, move_on_after
 from jax import tree_util
 
 from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, V1_MARK
+from penstock.handlers.formats.orbax.checkpoint_metadata import encode_checkpoint_metadata
+from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, V1_MARK
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import Threads
@@ -377,7 +377,7 @@ class Saving:
                 os.chmod(os.path.join(place, name), mode)
 
         self._store.sync_tree(place)
-        about = checkpoint_metadata.encode(
+        about = encode_checkpoint_metadata(
             started_ns=self._started_ns,
             committed_ns=time.time_ns(),
             custom_metadata=self._custom_metadata,

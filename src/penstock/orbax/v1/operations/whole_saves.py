@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.formats.items.item_types import Composite, Json, PyTree
+from penstock.handlers.layouts.item_types import Composite, Json, PyTree
 from penstock.kernel.config.job_options import JobOptions
 from penstock.kernel.errors import ConfigError, NoHandlerError, PathError
 from penstock.kernel.protocols.coordinator import SingleProcessCoordinator

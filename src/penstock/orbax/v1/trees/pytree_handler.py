@@ -15,7 +15,7 @@ from jax import tree_util
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.checkpointer.pipelines import save_pipeline
-from penstock.handlers.formats.orbax.tree_layout import TreeLayout
+from penstock.handlers.formats.orbax.orbax_layout import TreeLayout
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config.save_format import SaveArgs
 from penstock.kernel.errors import InvalidLeafError, NoHandlerError, StructureMismatchError

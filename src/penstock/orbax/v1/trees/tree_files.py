@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from penstock.handlers.formats.orbax.documents.file_names import METADATA
+from penstock.handlers.formats.orbax.file_names import METADATA
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import NotACheckpointError

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from penstock.handlers.formats.common.tree_columns import TreeColumns
-from penstock.handlers.formats.orbax.chunks.chunk_index import ChunkIndex
+from penstock.handlers.formats.orbax.chunk_index import ChunkIndex
+from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.handlers.ocdbt.database_reader import read_index
-from penstock.handlers.ocdbt.index_entries import Index
-from penstock.handlers.ocdbt.value_refs import Indirect
+from penstock.handlers.ocdbt.node_decoding import Index
+from penstock.handlers.ocdbt.wire_format import Indirect
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.messages.save import Leaf, WrittenBatch, WrittenPack

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.handlers.formats.common.zarr_metadata import encode_v2, encode_v3
-from penstock.handlers.formats.orbax.chunks.stored_index import MOST_LOOKED_FOR, directory_index
-from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
+from penstock.handlers.formats.orbax.chunk_lookup import MOST_LOOKED_FOR, directory_index
+from penstock.handlers.formats.zarr import encode_v2, encode_v3
+from penstock.handlers.ocdbt.wire_format import Indirect, Inline, Value
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.protocols.store_capabilities import ManyFiles

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import (
     CorruptCheckpointError,

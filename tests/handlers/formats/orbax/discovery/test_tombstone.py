@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.handlers.formats.items.item_types import Composite
+from penstock.handlers.layouts.item_types import Composite
 from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError
 
 

@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.handlers.formats.common.json_slices import SLICE_BYTES, UnusualFormError
-from penstock.handlers.formats.orbax.documents import array_metadatas, sharding_document, tree_metadata
-from penstock.handlers.formats.orbax.documents.tree_entries import _decode_any, _decode_usual, decode_entries
+from penstock.handlers.formats.json_documents import SLICE_BYTES, UnusualFormError
+from penstock.handlers.formats.orbax import leaf_documents as array_metadatas
+from penstock.handlers.formats.orbax import leaf_documents as sharding_document
+from penstock.handlers.formats.orbax.tree_metadata import (
+    _decode_any,
+    _decode_usual,
+    decode_entries,
+    decode_tree_metadata,
+)
 from penstock.kernel.errors import CorruptCheckpointError
 
 texts = st.one_of(
@@ -60,8 +66,8 @@ def test_the_usual_form_is_read_in_slices_however_long(n: int) -> None:
 def test_numbers_that_only_python_writes_are_read() -> None:
     data = document([([("a", 2)], "scalar", False, None)], custom_metadata={"loss": float("nan")})
     assert b"NaN" in data
-    assert tree_metadata.decode("p", data).keys == [("a",)]
-    assert str(tree_metadata.decode("p", data).custom_metadata) == "{'loss': nan}"
+    assert decode_tree_metadata("p", data).keys == [("a",)]
+    assert str(decode_tree_metadata("p", data).custom_metadata) == "{'loss': nan}"
 
 
 ENTRY = (
@@ -195,19 +201,19 @@ TEXT = '{"sharding_type": "SingleDeviceSharding", "device_str": "cpu:0"}'
 @pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])
 def test_long_documents_of_shardings_are_read_in_slices(separators: tuple[str, str]) -> None:
     wanted = {f"l{at}/ä~{'x' * (at % 5)}": TEXT for at in range(2000)}
-    members = json.loads(b"".join(sharding_document.encode(list(wanted), list(wanted.values()))))
+    members = json.loads(b"".join(sharding_document.encode_shardings(list(wanted), list(wanted.values()))))
     data = json.dumps(members, separators=separators).encode()
     assert len(data) > 2 * SLICE_BYTES
 
-    assert sharding_document.decode("p", data) == wanted
+    assert sharding_document.decode_shardings("p", data) == wanted
     for length in (len(data) - 1, len(data) - 2, len(data) // 2):
         with pytest.raises(CorruptCheckpointError, match="p: is not JSON"):
-            sharding_document.decode("p", data[:length])
+            sharding_document.decode_shardings("p", data[:length])
 
     wrong = json.dumps({**members, urlsafe_b64encode(b"l7").decode(): 3}, separators=separators).encode()
     with pytest.raises(CorruptCheckpointError, match="the sharding of 'bDc=' is 3"):
-        sharding_document.decode("p", wrong)
+        sharding_document.decode_shardings("p", wrong)
 
     twice = data.replace(urlsafe_b64encode("l1999/ä~xxxx".encode()), urlsafe_b64encode("l0/ä~".encode()))
     with pytest.raises(CorruptCheckpointError, match="occurs twice"):
-        sharding_document.decode("p", twice)
+        sharding_document.decode_shardings("p", twice)

@@ -11,9 +11,9 @@ import msgpack
 import numpy as np
 import pytest
 
-from penstock.handlers.formats.common.key_paths import MOST_LEVELS
-from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray, Run, number
-from penstock.handlers.formats.orbax.msgpack.msgpack_tree import read_tree
+from penstock.handlers.formats.leaf_table import MOST_LEVELS
+from penstock.handlers.formats.orbax.embedded_arrays import PackedArray, Run, number
+from penstock.handlers.formats.orbax.msgpack_files import read_tree
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError

@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-from penstock.handlers.formats.orbax.chunks.stored_index import check_files
-from penstock.handlers.formats.orbax.documents import sharding_document as sharding
-from penstock.handlers.formats.orbax.documents import strings_document as strings
+from penstock.handlers.formats.orbax.chunk_lookup import check_files
+from penstock.handlers.formats.orbax.leaf_documents import (
+    decode_shardings,
+    decode_strings,
+    encode_strings,
+    find_string,
+)
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import (
     CorruptCheckpointError,
@@ -322,14 +326,14 @@ def test_no_directory_is_no_checkpoint(tmp_path: Path) -> None:
 
 def test_a_sharding_key_that_is_not_base64_is_named() -> None:
     with pytest.raises(CorruptCheckpointError, match="where: the key 'w' is not base64"):
-        sharding.decode("where", b'{"w": "{}"}')
+        decode_shardings("where", b'{"w": "{}"}')
 
 
 @pytest.mark.parametrize("name", ["", "a", "a/b", "a//b", "/", "a~0b", "t~1", "l/0"])
 def test_strings_go_to_their_pointers_and_back(name: str, make_leaf: Any) -> None:
-    document = strings.encode([(make_leaf(0, (name,), "string").info, "value")])
+    document = encode_strings([(make_leaf(0, (name,), "string").info, "value")])
 
-    assert strings.find("where", strings.decode("where", document), name, "") == "value"
+    assert find_string("where", decode_strings("where", document), name, "") == "value"
     spec = {"driver": "json", "kvstore": "memory://x.json", "json_pointer": f"/{name}"}
     context = ts.Context()
     ts.KvStore.open("memory://", context=context).result().write("x.json", document).result()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.formats.orbax.reading.document_cache import RememberedDocuments
-from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.orbax.tree_documents import RememberedDocuments
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import CorruptCheckpointError
 

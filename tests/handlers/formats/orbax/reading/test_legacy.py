@@ -10,8 +10,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from penstock.handlers.formats.common.leaf_table import StoredArray
-from penstock.handlers.formats.orbax.chunks.embedded_arrays import PackedArray
+from penstock.handlers.formats.leaf_table import StoredArray
+from penstock.handlers.formats.orbax.embedded_arrays import PackedArray
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import CorruptCheckpointError, IncompleteCheckpointError, UnsupportedFormatError

@@ -19,8 +19,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint.experimental import v1 as ocp_v1
 
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.formats.orbax.reading.stored_checkpoint import OrbaxCheckpoint
-from penstock.handlers.ocdbt.index_entries import Index
+from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.ocdbt.node_decoding import Index
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.protocols.leaf import KeyKind

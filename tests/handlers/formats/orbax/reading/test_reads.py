@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.formats.common.chunk_regions import DIRECT_BYTES, merge_direct
-from penstock.handlers.formats.common.zarr_metadata import encode_v2
-from penstock.handlers.formats.orbax.documents.tree_metadata import encode as encode_metadata
+from penstock.handlers.formats.chunk_regions import DIRECT_BYTES, merge_direct
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+from penstock.handlers.formats.orbax.tree_metadata import encode_tree_metadata as encode_metadata
+from penstock.handlers.formats.zarr import encode_v2
 from penstock.handlers.ocdbt.database_writer import encode_index
-from penstock.handlers.ocdbt.index_entries import Index
-from penstock.handlers.ocdbt.value_refs import Inline
+from penstock.handlers.ocdbt.node_decoding import Index
+from penstock.handlers.ocdbt.wire_format import Inline
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, ScatterRead

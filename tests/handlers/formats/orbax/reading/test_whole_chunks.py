@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from penstock.handlers.formats.common.chunk_keys import GridKeys
-from penstock.handlers.formats.common.integrity import Checksums
-from penstock.handlers.formats.common.leaf_table import LeafTable, StoredLeaves
-from penstock.handlers.formats.common.zarr_metadata import decode, encode_v2
-from penstock.handlers.formats.orbax.reading.whole_chunks import whole_chunks, whole_parts
-from penstock.handlers.ocdbt.index_entries import Index
-from penstock.handlers.ocdbt.value_refs import Indirect, Inline, Value
+from penstock.handlers.formats.integrity import Checksums
+from penstock.handlers.formats.leaf_table import LeafTable, StoredLeaves
+from penstock.handlers.formats.orbax.stored_checkpoint import whole_chunks, whole_parts
+from penstock.handlers.formats.zarr import GridKeys, decode, encode_v2
+from penstock.handlers.ocdbt.node_decoding import Index
+from penstock.handlers.ocdbt.wire_format import Indirect, Inline, Value
 from penstock.kernel.protocols.leaf import KeyKind, LeafSpec
 from penstock.kernel.protocols.reads import WholeChunks
 from penstock.kernel.protocols.written import Written

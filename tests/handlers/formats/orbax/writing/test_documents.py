@@ -19,10 +19,10 @@ import pytest
 from crc32c import crc32c
 from orbax.checkpoint.experimental import v1 as ocp_v1
 
-from penstock.handlers.formats.common.tree_columns import TreeColumns
+from penstock.handlers.formats.orbax.encoded_tree import EncodedTree
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.formats.orbax.writing.documents import EncodedTree
-from penstock.handlers.ocdbt.value_refs import Indirect, Inline
+from penstock.handlers.formats.orbax.tree_columns import TreeColumns
+from penstock.handlers.ocdbt.wire_format import Indirect, Inline
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, PenstockError, SpecError

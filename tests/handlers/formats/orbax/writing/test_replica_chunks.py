@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from penstock.handlers.formats.orbax.writing.storage_choice import fitted
+from penstock.handlers.formats.orbax.storage_choice import fitted
 from penstock.handlers.leaves.array import ArrayHandler
-from penstock.handlers.leaves.common.contiguous_blocks import Box
-from penstock.handlers.leaves.jax_arrays.shards import BoxCopy
+from penstock.handlers.leaves.blocks import Box
+from penstock.handlers.leaves.shards import BoxCopy
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.errors import DeletedLeafError
 from penstock.kernel.messages.save import Leaf

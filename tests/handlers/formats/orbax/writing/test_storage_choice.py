@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.handlers.formats.orbax.writing.chunk_shapes import replica_shape
-from penstock.handlers.formats.orbax.writing.codecs import TOGETHER_BELOW, encode
-from penstock.handlers.formats.orbax.writing.storage_choice import CODED_FROM, fitted
+from penstock.handlers.formats.codecs.tensorstore_codecs import TOGETHER_BELOW
+from penstock.handlers.formats.orbax.storage_choice import CODED_FROM, fitted, replica_shape
+from penstock.kernel.codecs import codec_of
 from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.protocols.leaf import LeafSpec
 
@@ -125,6 +125,12 @@ def test_parts_are_cut_into_chunks_and_weighed_as_they_are_stored() -> None:
 
 def noise(nbytes: int, seed: int = 0) -> bytes:
     return np.random.default_rng(seed).bytes(nbytes)
+
+
+def encode(text: str, chunks: list[memoryview]) -> list[bytes]:
+    codec = codec_of(text)
+    assert codec is not None
+    return list(codec.encode(chunks, 1))
 
 
 @given(

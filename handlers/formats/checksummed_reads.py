@@ -1,0 +1,289 @@
+"""Gives reads the checksums that were recorded when the bytes were written. Pure.
+
+A checksum covers a piece, as it was written. A read that needs only part of a piece becomes a `CheckedRead`
+of all of it; where the checksums of its blocks are known, `narrowed` leaves out those that no one needs. The
+checksum of several pieces is computed from theirs (`combined_crc32c`), without their bytes.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "NONE",
+    "append_zeros_to_each",
+    "combined_crc32c",
+    "covers_others",
+    "cut_at_pieces",
+    "recorded_crc32c",
+    "with_checksums",
+)
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.handlers.formats.chunk_regions import Bounds, StoredChunk, overlaps, rectangles
+from penstock.handlers.formats.integrity import Checksum, Checksums
+from penstock.kernel.protocols.reads import CheckedRead, DirectRead, Read, RunningChecksums, ScatterRead
+
+NONE: Final = Checksums.of(())
+
+
+def with_checksums(
+    reads: Iterable[Read], recorded: Mapping[str, Checksums], piece_bytes: int
+) -> Iterator[Read]:
+    """Give every read of whole pieces its recorded checksum; read pieces whole where a part is needed.
+
+    A direct read needs no memory of its own, so it is cut where pieces begin and end, whatever their size.
+    Bytes without a recorded checksum are cut at `piece_bytes`.
+
+    Args:
+        reads: Direct ones as long as they are contiguous.
+        recorded: Checksums by absolute file name, each by ascending offset.
+        piece_bytes: Upper bound for a read that cannot be checked.
+
+    Yields:
+        Reads of whole pieces first, each as soon as it is known. Those of parts come last, since several
+        reads may need parts of one piece.
+    """
+    in_part: dict[tuple[str, int, int], list[CheckedRead]] = {}
+    for read in reads:
+        if isinstance(read, DirectRead):
+            found = _cut(read, recorded.get(read.file, NONE), piece_bytes)
+        elif isinstance(read, ScatterRead) and read.nbytes:
+            found = iter([_checked(read, recorded.get(read.file, NONE))])
+        else:
+            found = iter([read])
+
+        for one in found:
+            if isinstance(one, CheckedRead):
+                in_part.setdefault((one.file, one.offset, one.nbytes), []).append(one)
+            else:
+                yield one
+
+    for reads_of_one in in_part.values():
+        parts = sorted([part for read in reads_of_one for part in read.parts], key=lambda part: part.offset)
+        whole = replace(reads_of_one[0], parts=tuple(parts))
+        yield whole
+
+
+def cut_at_pieces(chunk: StoredChunk, bounds: Bounds, recorded: Checksums) -> Iterator[StoredChunk]:
+    """Cut a chunk into the rectangles that its pieces are made of, and yield those that overlap `bounds`.
+
+    So no read crosses the edge of a piece. The chunk is yielded as it is if its pieces do not tile it, or
+    end within an element.
+    """
+    nbytes = math.prod(chunk.shape) * chunk.itemsize
+    pieces = _tiles(recorded, chunk.offset, nbytes)
+    if not pieces or any(piece.nbytes % chunk.itemsize for piece in pieces):
+        yield chunk
+        return
+
+    for piece in pieces:
+        first = (piece.offset - chunk.offset) // chunk.itemsize
+        for start, corner, shape in rectangles(chunk.shape, first, first + piece.nbytes // chunk.itemsize):
+            place = tuple(map(int.__add__, chunk.start, corner))
+            if overlaps(bounds, place, shape):
+                yield replace(chunk, offset=chunk.offset + start * chunk.itemsize, start=place, shape=shape)
+
+
+def covers_others(recorded: Checksums, offset: int, nbytes: int) -> bool:
+    """Return whether a piece has bytes of a range and others, too.
+
+    penstock writes no such piece. To compare it, all of it would be read again for each chunk in it.
+    """
+    first = recorded.from_offset(offset + 1) - 1
+    if first >= 0 and recorded[first][:2] == (offset, nbytes):
+        return False  # as nearly always
+
+    for at in {first, recorded.from_offset(offset + nbytes) - 1}:
+        if at >= 0:
+            start, end = recorded[at].offset, recorded[at].offset + recorded[at].nbytes
+            if start < offset < end or start < offset + nbytes < end:
+                return True
+
+    return False
+
+
+def recorded_crc32c(recorded: Checksums, offset: int, nbytes: int) -> int | None:
+    """Return the crc32c of a range that was written as one piece or several; None if it is not known."""
+    tiles = _tiles(recorded, offset, nbytes)
+    if len(tiles) == 1:
+        return tiles[0].crc32c
+
+    return combined_crc32c([(tile.crc32c, tile.nbytes) for tile in tiles]) if tiles else None
+
+
+def _tiles(recorded: Checksums, offset: int, nbytes: int) -> list[Checksum]:
+    """Return the pieces that together are a range; none if no pieces are."""
+    tiles: list[Checksum] = []
+    end = offset
+    for at in range(recorded.from_offset(offset), len(recorded)):
+        piece = recorded[at]
+        if end == offset + nbytes or piece.offset != end:
+            break
+
+        tiles.append(piece)
+        end += piece.nbytes
+
+    return tiles if end == offset + nbytes else []
+
+
+def _cut(read: DirectRead, recorded: Checksums, piece_bytes: int) -> Iterator[Read]:
+    done, end = read.offset, read.offset + read.nbytes
+    first = max(recorded.from_offset(read.offset + 1) - 1, 0)  # a piece may begin before the read
+    for at in range(first, len(recorded)):
+        if done == end:
+            return
+
+        piece = recorded[at]
+        start, stop = max(piece.offset, done), min(piece.offset + piece.nbytes, end)
+        if piece.offset >= end:
+            break
+        if start >= stop:
+            continue
+
+        yield from _plain(read, done, start, piece_bytes)
+        if stop - start == piece.nbytes:
+            yield _part(read, start, piece.nbytes, piece.crc32c)
+        else:
+            part = _part(read, start, stop - start, None)
+            yield _kept_in_part(piece, recorded.running_of(at), part)
+
+        done = stop
+
+    yield from _plain(read, done, end, piece_bytes)
+
+
+def _plain(read: DirectRead, start: int, stop: int, piece_bytes: int) -> Iterator[DirectRead]:
+    for at in range(start, stop, piece_bytes):
+        yield _part(read, at, min(piece_bytes, stop - at), None)
+
+
+def _part(read: DirectRead, offset: int, nbytes: int, crc32c: int | None) -> DirectRead:
+    start = read.start + offset - read.offset
+    return DirectRead(read.leaf, read.file, offset, nbytes, read.region, start, crc32c)
+
+
+def _checked(read: ScatterRead, recorded: Checksums) -> ScatterRead | CheckedRead:
+    """Give a scattered read the checksum of its pieces; unchanged if it is not within such."""
+    end = read.offset + read.nbytes
+    around: list[Checksum] = []
+    running: RunningChecksums | None = None
+    for at in range(max(recorded.from_offset(read.offset + 1) - 1, 0), len(recorded)):
+        piece = recorded[at]
+        if piece.offset >= end:
+            break
+        if piece.offset + piece.nbytes > read.offset:
+            running = None if around else recorded.running_of(at)
+            around.append(piece)
+
+    if not around or around[0].offset > read.offset:
+        return read
+
+    start, nbytes = around[0].offset, sum([piece.nbytes for piece in around])
+    crc32c = recorded_crc32c(recorded, start, nbytes)
+    if crc32c is None or start + nbytes < end:
+        return read
+    if (start, nbytes) == (read.offset, read.nbytes):
+        return replace(read, crc32c=crc32c)
+
+    return _kept_in_part(Checksum(start, nbytes, crc32c), running, read)
+
+
+def _kept_in_part(
+    whole: Checksum, running: RunningChecksums | None, part: DirectRead | ScatterRead
+) -> CheckedRead:
+    return CheckedRead(part.leaf, part.file, *whole, (part,), combined_crc32c, running=running)
+
+
+# As zlib's `crc32_combine` does it: appending zero bytes to a message changes its checksum by a linear map
+# over GF(2), and the map for n bytes is a product of maps for powers of two.
+_POLYNOMIAL: Final = 0x82F63B78  # of crc32c, its bits reversed
+
+_Map: TypeAlias = tuple[int, ...]
+"""A linear map of 32 bits: the image of each bit."""
+
+
+def combined_crc32c(parts: Iterable[tuple[int, int]]) -> int:
+    """Return the crc32c of parts that follow each other.
+
+    Args:
+        parts: The crc32c and the number of bytes of each part, in order.
+    """
+    found = 0
+    for crc32c, nbytes in parts:
+        found = append_zeros(found, nbytes) ^ crc32c
+
+    return found
+
+
+def append_zeros(crc32c: int, nbytes: int) -> int:
+    """Return what a checksum adds to that of the whole message if `nbytes` bytes follow."""
+    power = 0
+    while nbytes and crc32c:
+        if nbytes & 1:
+            crc32c = _apply(_zeros(power), crc32c)
+
+        nbytes >>= 1
+        power += 1
+
+    return crc32c
+
+
+def append_zeros_to_each(
+    crc32cs: npt.NDArray[np.uint32], nbytes: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint32]:
+    """Do what `append_zeros` does for many checksums at once, each with its own number of bytes."""
+    found, left, power = crc32cs.copy(), nbytes.copy(), 0
+    while left.any():
+        odd = np.flatnonzero(left & 1)
+        if len(odd):
+            images, bits = _images(power), found[odd]
+            parts = [images[at][bits >> (8 * at) & 0xFF] for at in range(4)]
+            found[odd] = parts[0] ^ parts[1] ^ parts[2] ^ parts[3]
+
+        left >>= 1
+        power += 1
+
+    return found
+
+
+@lru_cache(maxsize=64)
+def _images(power: int) -> npt.NDArray[np.uint32]:
+    """Return what the map of 2**power zero bytes makes of each value of each byte, by place and value."""
+    map_ = _zeros(power)
+    return np.array([[_apply(map_, byte << (8 * at)) for byte in range(256)] for at in range(4)], np.uint32)
+
+
+@lru_cache(maxsize=64)
+def _zeros(power: int) -> _Map:
+    """Return the map of 2**power zero bytes."""
+    if power:
+        return _squared(_zeros(power - 1))
+
+    found: _Map = (_POLYNOMIAL, *[1 << bit for bit in range(31)])  # one zero bit
+    for _ in range(3):
+        found = _squared(found)
+
+    return found
+
+
+def _squared(map_: _Map) -> _Map:
+    return tuple([_apply(map_, image) for image in map_])
+
+
+def _apply(map_: _Map, bits: int) -> int:
+    found = at = 0
+    while bits:
+        if bits & 1:
+            found ^= map_[at]
+
+        bits >>= 1
+        at += 1
+
+    return found

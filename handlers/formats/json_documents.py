@@ -1,0 +1,244 @@
+"""JSON from a medium that may be damaged: every surprise is a `CorruptCheckpointError`.
+
+The functions that check a value get the document's path and the member's name, for the message. Long
+documents are decoded in slices (`decode_slices`, `decode_object`), because a decode holds the interpreter
+lock until it ends.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "SLICE_BYTES",
+    "UnusualFormError",
+    "add_distinct",
+    "as_list",
+    "as_object",
+    "as_shape",
+    "as_string",
+    "check_unicode",
+    "convert_member",
+    "decode_object",
+    "decode_slices",
+    "distinct_members",
+    "parse_distinct",
+    "parse_object",
+    "parse_value",
+)
+
+import json
+from collections.abc import Iterable, Iterator, Sized
+from typing import Final, NoReturn, TypeVar, cast
+
+import msgspec
+from msgspec.json import Decoder
+
+from penstock.kernel.errors import CorruptCheckpointError
+
+T = TypeVar("T")
+
+
+def parse_object(path: str, data: bytes) -> dict[str, object]:
+    """Parse a JSON document whose top level is an object.
+
+    Raises:
+        CorruptCheckpointError: If it is empty, not JSON, nested without end, or not an object.
+    """
+    return as_object(path, "the document", parse_value(path, data))
+
+
+def parse_value(path: str, data: bytes | str) -> object:
+    """Parse a JSON document of any kind. If a name occurs twice, the last member counts.
+
+    Raises:
+        CorruptCheckpointError: If it is empty, not JSON, or nested without end.
+    """
+    try:
+        return msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        # Python writes NaN and lone surrogates, which are not JSON, but reads them back.
+        return _parse(path, data)
+
+
+def parse_distinct(path: str, data: bytes) -> dict[str, object]:
+    """Parse a JSON document whose top level is an object, and in which no object has a name twice.
+
+    Raises:
+        CorruptCheckpointError: As `parse_object`, and if a name occurs twice.
+    """
+    return as_object(path, "the document", _parse(path, data, distinct=True))
+
+
+def _parse(path: str, data: bytes | str, *, distinct: bool = False) -> object:
+    if not data:
+        raise CorruptCheckpointError(path, "is empty")
+    try:
+        return cast("object", json.loads(data, object_pairs_hook=distinct_members if distinct else None))
+    except (ValueError, RecursionError) as error:
+        raise CorruptCheckpointError(path, f"is not JSON: {error}") from error
+
+
+def distinct_members(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Make a dict of the members of an object. For `json.loads`, of which it is an `object_pairs_hook`.
+
+    Raises:
+        ValueError: If a name occurs twice.
+    """
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        message = f"{next(name for name in names if names.count(name) > 1)!r} occurs twice"
+        raise ValueError(message)
+
+    return members
+
+
+def convert_member(path: str, name: str, value: object, type_: type[T]) -> T:
+    """Convert a parsed value to a msgspec type.
+
+    Raises:
+        CorruptCheckpointError: If it does not fit; says where in the value.
+    """
+    try:
+        return msgspec.convert(value, type_)
+    except (ValueError, RecursionError) as error:  # also a text with half a character in it
+        raise CorruptCheckpointError(path, f"{name}: {error}"[:500]) from error
+
+
+def as_object(path: str, name: str, value: object) -> dict[str, object]:
+    """Return `value` if it is a JSON object; keys of JSON objects are always strings."""
+    if type(value) is not dict:
+        _wrong(path, name, value, "an object")
+
+    return cast("dict[str, object]", value)
+
+
+def as_list(path: str, name: str, value: object) -> list[object]:
+    """Return `value` if it is a JSON array."""
+    if type(value) is not list:
+        _wrong(path, name, value, "a list")
+
+    return cast("list[object]", value)
+
+
+def as_string(path: str, name: str, value: object) -> str:
+    """Return `value` if it is a string."""
+    if type(value) is not str:
+        _wrong(path, name, value, "a string")
+
+    return value
+
+
+def as_shape(path: str, name: str, value: object) -> tuple[int, ...]:
+    """Return `value` if it is a list of non-negative integers, as a tuple."""
+    sizes = tuple(as_list(path, name, value))
+    for size in sizes:
+        if type(size) is not int or size < 0:
+            _wrong(path, name, value, "a list of sizes")
+
+    return cast("tuple[int, ...]", sizes)
+
+
+def check_unicode(path: str, names: Iterable[str]) -> None:
+    """Raise `CorruptCheckpointError` if a name is no Unicode text: a JSON escape can be half a character."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise CorruptCheckpointError(path, f"the name {name!r} is no valid Unicode text"[:200]) from error
+
+
+def _wrong(path: str, name: str, value: object, expected: str) -> NoReturn:
+    shown = "missing" if value is None else repr(value)
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+
+    raise CorruptCheckpointError(path, f"{name} is {shown}, not {expected}")
+
+
+# A decode holds the interpreter lock until it ends and so stops every other thread, including the event
+# loop's. So a long object or array is cut between its entries, and the slices are decoded one by one.
+EntriesT = TypeVar("EntriesT", bound=Sized)
+
+SLICE_BYTES: Final = 1 << 16
+"""Bytes decoded in one step: about half a millisecond."""
+
+
+class UnusualFormError(ValueError):
+    """The document is not in the one form that can be sliced. It may still be valid."""
+
+
+def decode_slices(
+    decoder: Decoder[EntriesT], data: bytes, start: int, end: int, boundary: bytes, brackets: bytes = b"{}"
+) -> Iterator[tuple[EntriesT, bytes]]:
+    """Decode the entries in `data[start:end]`, the inside of an object or of an array.
+
+    A slice begins where an entry begins. If its end boundary were inside a string or a nested value, the
+    slice would not be valid JSON. So a slice that decodes is decoded correctly.
+
+    Args:
+        decoder: Of a whole object or array of such entries.
+        data: The document.
+        start: Where its entries begin.
+        end: Where they end.
+        boundary: The text between two entries without blanks, as in `}},"`. Documents with one blank after
+            each comma are also of the usual form.
+        brackets: The opening and the closing one of such an object or array.
+
+    Yields:
+        The entries of a slice, and its bytes.
+
+    Raises:
+        UnusualFormError: If a slice is not JSON, if an entry is not what the decoder takes, or if there are
+            more or fewer entries than boundaries say. This is also how a name that occurs twice shows, for
+            the decoder keeps only the last of the two.
+    """
+    before, comma, after = boundary.partition(b",")
+    spaced = before + b", " + after
+    if data.find(spaced, start, min(end, start + SLICE_BYTES)) >= 0:
+        boundary, comma = spaced, b", "
+
+    opening, closing = brackets[:1], brackets[1:]
+    while start < end:
+        stop = data.find(boundary, start + SLICE_BYTES, end)
+        stop = end if stop < 0 else stop + len(before)
+        part = data[start:stop]
+        try:
+            entries = decoder.decode(opening + part + closing)
+        except (ValueError, RecursionError) as error:
+            raise UnusualFormError(str(error)) from error
+
+        if len(entries) != part.count(boundary) + 1:
+            message = f"{len(entries)} entries between {part.count(boundary)} boundaries"
+            raise UnusualFormError(message)
+
+        yield entries, part
+        start = stop + len(comma)
+
+
+def decode_object(decoder: Decoder[dict[str, T]], data: bytes, boundary: bytes) -> dict[str, T]:
+    """Decode a document that is one object, slice by slice.
+
+    Raises:
+        UnusualFormError: If it is none, or not of the usual form, or a name occurs twice.
+    """
+    if data[:1] != b"{" or data[-1:] != b"}":
+        raise UnusualFormError
+
+    found: dict[str, T] = {}
+    for members, _ in decode_slices(decoder, data, 1, len(data) - 1, boundary):
+        add_distinct(found, members)
+
+    return found
+
+
+def add_distinct(found: dict[str, T], members: dict[str, T]) -> None:
+    """Add members to those of earlier slices.
+
+    Raises:
+        UnusualFormError: If a name is there already.
+    """
+    n_before = len(found)
+    found |= members
+    if len(found) < n_before + len(members):
+        message = "a name occurs twice"
+        raise UnusualFormError(message)

@@ -1,0 +1,361 @@
+"""The index of a new checkpoint: the keys of its arrays, and where each chunk lies."""
+
+from __future__ import annotations
+
+__all__ = ("ChunkIndex",)
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.handlers.formats.orbax.tree_columns import TreeColumns
+from penstock.handlers.formats.zarr import METADATA_KEYS, array_metadata, chunk_keys, prefix_of
+from penstock.handlers.ocdbt.database_writer import EncodedIndex, IndexPlan, Places, in_data_files
+from penstock.handlers.ocdbt.wire_format import MAX_INLINE_BYTES
+from penstock.kernel.concurrency.brief_steps import STEP, drop, integers, parts_of, rows_in_order
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.protocols.views import ColumnsOfParts, PackedLeaves, WrittenLeaves
+from penstock.kernel.protocols.written import Written
+
+
+@final
+class ChunkIndex:
+    """The index of a tree's arrays: made once for a tree, encoded for every checkpoint of it.
+
+    A slot is a value that lies in a data file: first every chunk of every array, by name, then metadata
+    that is too long to lie in the index (of arrays with some sixty axes). A chunk that another process has on
+    its own disk has no entry (`LeafSpec.writer`).
+
+    Args:
+        arrays: The leaves with a shape, in order.
+        version: Of zarr.
+    """
+
+    __slots__ = (
+        "_arrays",
+        "_chunk_nbytes",
+        "_coded",
+        "_counts",
+        "_elsewhere",
+        "_grids",
+        "_order",
+        "_places",
+        "_plan",
+        "_spilled",
+        "_starts",
+        "_unplanned",
+    )
+
+    def __init__(self, arrays: TreeColumns, version: int = 2) -> None:
+        names = [prefix_of(name).encode() for name in arrays.names()]
+        order = rows_in_order(names)
+        specs = [arrays.specs[at] for at in order]
+        known = {id(spec): spec for spec in specs}  # most arrays share a few
+        grids = {number: spec.grid_shape for number, spec in known.items()}
+        self._arrays = arrays
+        self._order: range | npt.NDArray[np.int64]  #: the numbers of the arrays, by name
+        self._order = order if isinstance(order, range) else _column(order)
+        self._places = np.full(max(arrays.indices) + 1, -1, np.int64)  #: in that order, by index
+        self._places[_column(arrays.indices)[self._order]] = np.arange(len(order))
+        self._grids = [grids[id(spec)] for spec in specs]
+        self._counts = _column(list(map(math.prod, self._grids)))  #: chunks of each array
+        self._starts = np.cumsum(self._counts) - self._counts  #: first slot of each array
+        self._chunk_nbytes = _column([spec.chunk_nbytes for spec in specs])
+        self._coded = np.array([spec.codec is not None for spec in specs], np.bool_)
+        self._elsewhere = np.array([spec.writer is None for spec in specs], np.bool_)
+
+        entries = _Entries()
+        kinds = {number: _Kind.of(spec, version) for number, spec in known.items()}
+        for number, group in itertools.groupby(zip(map(id, specs), order, strict=True), itemgetter(0)):
+            entries.add([names[at] for _, at in group], kinds[number])
+
+        spilling = {number: kind for number, kind in kinds.items() if kind.spilled is not None}
+        chosen = [
+            (names[at], spilling[id(spec)])
+            for at, spec in zip(order, specs, strict=True)
+            if spilling.get(id(spec))
+        ]
+        self._spilled = entries.spill(chosen, METADATA_KEYS[version - 2].encode())
+        del names  # as many bytes as a third of all keys
+        # The encoded length of a chunk differs from save to save, and which are elsewhere is known by then.
+        unknown = any(spec.codec is not None or spec.writer is None for spec in known.values())
+        self._unplanned = entries if unknown else None
+        self._plan = None
+        if not unknown:
+            self._plan = IndexPlan(entries.keys, entries.inline, entries.lengths)
+            drop(entries.keys)
+
+    def encode(
+        self, batches: Iterable[WrittenLeaves], *, node_file: str, uuid: bytes, commit_time_ns: int
+    ) -> EncodedIndex:
+        """Encode the index of one checkpoint.
+
+        Args:
+            batches: Where the pieces and packs of every chunk lie.
+            node_file: The data file for the nodes.
+            uuid: 16 bytes that identify the database.
+            commit_time_ns: Nanoseconds since the epoch.
+
+        Returns:
+            The index; its `nodes` are the whole content of `node_file`.
+
+        Raises:
+            PenstockError: If the pieces of a chunk do not tile it, or a chunk is missing. That is an error
+                in the pipeline, and the checkpoint must not be published.
+        """
+        arrays, n_chunks = self._arrays, int(self._counts.sum())
+        chunk_lengths = np.repeat(self._chunk_nbytes, self._counts)
+        located = _Located(np.concatenate([chunk_lengths, _column(list(map(len, self._spilled)))]))
+        self._locate(batches, located)
+        elsewhere = np.repeat(self._elsewhere, self._counts)
+        missing = np.flatnonzero((located.file_ids[:n_chunks] < 0) & ~elsewhere)
+        if missing.size:
+            place, index = self._chunk_at(int(missing[0]))
+            at = int(self._order[place])
+            raise _broken(arrays.infos[at], index, f"0 of {arrays.specs[at].chunk_nbytes} bytes were written")
+
+        spill = b"".join(self._spilled)
+        starts = _column(list(itertools.accumulate(map(len, self._spilled), initial=0))[:-1])
+        located.put(np.arange(n_chunks, n_chunks + len(starts)), starts, node_file)
+        plan = self._plan
+        if plan is None:
+            assert self._unplanned is not None
+            plan = self._unplanned.plan(located)
+
+        encoded = plan.encode(
+            located.places(),
+            node_file=node_file,
+            node_offset=len(spill),
+            uuid=uuid,
+            commit_time_ns=commit_time_ns,
+        )
+        return EncodedIndex(spill + encoded.nodes, encoded.manifest)
+
+    def _locate(self, batches: Iterable[WrittenLeaves], located: _Located) -> None:
+        """Note where every chunk lies."""
+        parts: dict[int, list[Written]] = {}
+        for batch in batches:
+            for pack in batch.packs:
+                self._locate_pack(pack, located)
+
+            rest = [part for columns in batch.columns for part in self._locate_columns(columns, located)]
+            for part in (*batch.written, *rest):
+                parts.setdefault(self._slot(part), []).append(part)
+
+        # Chunks in pieces are few and large, or many in few files: one assignment for each file.
+        rows: dict[str, list[tuple[int, int, int]]] = {}
+        for slot, pieces in parts.items():
+            at, index = int(self._order[int(self._places[pieces[0].leaf])]), pieces[0].chunk
+            file, offset, length = _joined(self._arrays, at, index, pieces)
+            rows.setdefault(file, []).append((slot, offset, length))
+
+        for file, found in rows.items():
+            slots, offsets, lengths = np.concatenate([np.array(some, np.int64) for some in parts_of(found)]).T
+            located.put(slots, offsets, file)
+            located.lengths[slots] = lengths
+
+    def _locate_pack(self, pack: PackedLeaves, located: _Located) -> None:
+        indices = _column(pack.indices)
+        ats = self._places[np.minimum(indices, len(self._places) - 1)]
+        unknown = np.flatnonzero((ats < 0) | (indices >= len(self._places)))
+        if unknown.size:
+            raise _unknown(int(indices[unknown[0]]))
+
+        counts = self._counts[ats]
+        sizes = np.repeat(self._chunk_nbytes[ats], counts)
+        before = np.repeat(self._starts[ats] - (np.cumsum(counts) - counts), counts)
+        located.put(before + np.arange(len(sizes)), pack.offset + np.cumsum(sizes) - sizes, pack.file)
+
+    def _locate_columns(self, columns: ColumnsOfParts, located: _Located) -> Iterable[Written]:
+        """Note where the chunks lie that were written in one piece; return all other pieces."""
+        ats = self._places[np.minimum(columns.leaf, len(self._places) - 1)]
+        unknown = np.flatnonzero((ats < 0) | (columns.leaf >= len(self._places)))
+        if unknown.size:
+            raise _unknown(int(columns.leaf[unknown[0]]))
+
+        length = np.where(columns.coded < 0, self._chunk_nbytes[ats], columns.coded)
+        whole = (columns.start == 0) & (columns.nbytes == length) & ((columns.coded < 0) != self._coded[ats])
+        rows = np.flatnonzero(whole)
+        slots = self._starts[ats[rows]] + columns.chunk[rows]
+        located.lengths[slots] = length[rows]
+        located.put_many(slots, columns.offset[rows], columns.file[rows], columns.files)
+        return columns.parts(np.flatnonzero(~whole))
+
+    def _slot(self, part: Written) -> int:
+        """The slot of a part's chunk."""
+        at = int(self._places[part.leaf]) if part.leaf < len(self._places) else -1
+        if at < 0:
+            raise _unknown(part.leaf, part.chunk)
+
+        grid, flat = self._grids[at], 0
+        if len(grid) != len(part.chunk):
+            raise _unknown(part.leaf, part.chunk)
+        for i, n in zip(part.chunk, grid, strict=True):
+            if not 0 <= i < n:
+                raise _unknown(part.leaf, part.chunk)
+
+            flat = flat * n + i
+
+        return int(self._starts[at]) + flat
+
+    def _chunk_at(self, slot: int) -> tuple[int, tuple[int, ...]]:
+        # Of arrays that begin at one slot only the last has chunks.
+        at = int(np.searchsorted(self._starts, slot, side="right")) - 1
+        index = np.unravel_index(slot - int(self._starts[at]), self._grids[at])
+        return at, tuple(map(int, index))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The keys of an array behind its name, ascending where that is cheap, and their values."""
+
+    suffixes: Sequence[bytes]
+    inline: Sequence[bytes | None]  #: None for what lies in a data file
+    lengths: Sequence[int]
+    spilled: bytes | None = None  #: its metadata, if that is too long to be among them
+
+    @classmethod
+    def of(cls, spec: LeafSpec, version: int) -> _Kind:
+        document, key = array_metadata(spec, version), METADATA_KEYS[version - 2].encode()
+        chunks = [each.encode() for each in chunk_keys(spec.grid_shape, version)]
+        absent: list[bytes | None] = [None] * len(chunks)
+        lengths = [spec.chunk_nbytes] * len(chunks)
+        if len(document) > MAX_INLINE_BYTES:
+            return cls(chunks, absent, lengths, document)
+        if version == 2:  # the key of its metadata comes before those of its chunks
+            return cls([key, *chunks], [document, *absent], [len(document), *lengths])
+
+        return cls([*chunks, key], [*absent, document], [*lengths, len(document)])
+
+
+@final
+class _Entries:
+    """Keys and values of an index, in columns."""
+
+    __slots__ = ("inline", "keys", "lengths")
+
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+        self.inline: list[bytes | None] = []
+        self.lengths: list[int] = []
+
+    def add(self, names: Sequence[bytes], kind: _Kind) -> None:
+        """Add the entries of arrays of one kind."""
+        for some in parts_of(names, max(STEP // max(len(kind.suffixes), 1), 1)):
+            self.keys += [name + suffix for name in some for suffix in kind.suffixes]
+            self.inline += [*kind.inline] * len(some)
+            self.lengths += [*kind.lengths] * len(some)
+
+    def spill(self, arrays: Sequence[tuple[bytes, _Kind]], key: bytes) -> list[bytes]:
+        """Add the metadata of arrays that is too long for the index; return it."""
+        spilled = [kind.spilled for _, kind in arrays if kind.spilled is not None]
+        self.keys += [name + key for name, _ in arrays]
+        self.inline += [None] * len(spilled)
+        self.lengths += map(len, spilled)
+        return spilled
+
+    def plan(self, located: _Located) -> IndexPlan:
+        """Plan the index with what was found of the values in data files, in order; others get no entry."""
+        lengths, in_files = _column(self.lengths), in_data_files(self.inline)
+        lengths[in_files] = located.lengths
+        if (located.file_ids >= 0).all():
+            return IndexPlan(self.keys, self.inline, lengths)
+
+        there = np.ones(len(self.keys), np.bool_)
+        there[in_files] = located.file_ids >= 0
+        kept = [at for at, is_there in enumerate(there) if is_there]
+        keys, inline = [self.keys[at] for at in kept], [self.inline[at] for at in kept]
+        return IndexPlan(keys, inline, lengths[there])
+
+
+@final
+class _Located:
+    """The place of the value of each slot, in columns; -1 while unknown.
+
+    Args:
+        lengths: Of each slot's value, until another one is found.
+    """
+
+    __slots__ = ("_files", "file_ids", "lengths", "offsets")
+
+    def __init__(self, lengths: npt.NDArray[np.int64]) -> None:
+        n_slots = len(lengths)
+        self._files: dict[str, int] = {}
+        self.lengths = lengths
+        self.file_ids: npt.NDArray[np.int64] = np.full(n_slots, -1, np.int64)
+        self.offsets: npt.NDArray[np.int64] = np.zeros(n_slots, np.int64)
+
+    def put(self, slots: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], file: str) -> None:
+        """Note that these values lie at these offsets of a file."""
+        if len(slots):
+            self.file_ids[slots] = self._files.setdefault(file, len(self._files))
+            self.offsets[slots] = offsets
+
+    def put_many(
+        self,
+        slots: npt.NDArray[np.int64],
+        offsets: npt.NDArray[np.int64],
+        numbers: npt.NDArray[np.int64],
+        files: Sequence[str],
+    ) -> None:
+        """Do the same for values in many files, by the number of each one's."""
+        used: list[int] = np.unique(numbers).tolist()
+        ids = np.full(len(files), -1, np.int64)
+        ids[used] = [self._files.setdefault(files[number], len(self._files)) for number in used]
+        self.file_ids[slots] = ids[numbers]
+        self.offsets[slots] = offsets
+
+    def places(self) -> Places:
+        """All that was found, as the encoder takes it."""
+        there = self.file_ids >= 0
+        return Places(tuple(self._files), self.file_ids[there], self.offsets[there])
+
+
+def _column(numbers: Sequence[int]) -> npt.NDArray[np.int64]:
+    return np.frombuffer(integers(numbers), np.int64)
+
+
+def _joined(
+    arrays: TreeColumns, at: int, index: tuple[int, ...], pieces: Iterable[Written]
+) -> tuple[str, int, int]:
+    """Return the file, offset and length of a chunk, after checking that its pieces cover it."""
+    spec = arrays.specs[at]
+    ordered = sorted(pieces, key=lambda piece: piece.start)
+    coded = ordered[0].coded
+    if (coded is None) != (spec.codec is None) or any(piece.coded != coded for piece in ordered):
+        raise _broken(arrays.infos[at], index, f"its codec is {spec.codec}, and not all of it was encoded so")
+
+    whole = spec.chunk_nbytes if coded is None else coded
+    end = 0
+    for piece in ordered:
+        # All pieces agree on where their chunk begins, so they are contiguous if they tile it.
+        first = ordered[0]
+        together = piece.file == first.file and piece.offset - piece.start == first.offset
+        if piece.start != end or not together:
+            problem = f"byte {end}: next is a piece at {piece.start}, at {piece.offset} of {piece.file!r}"
+            raise _broken(arrays.infos[at], index, problem)
+        end += piece.nbytes
+
+    if end != whole:
+        raise _broken(arrays.infos[at], index, f"{end} of {whole} bytes were written")
+
+    return ordered[0].file, ordered[0].offset, end
+
+
+def _broken(info: ParamInfo, index: tuple[int, ...], problem: str) -> PenstockError:
+    error = PenstockError(f"{info.key_path}: chunk {index} is not whole: {problem}")
+    error.key_path = info.key_path
+    return error
+
+
+def _unknown(number: int, index: tuple[int, ...] | None = None) -> PenstockError:
+    what = "a pack" if index is None else f"chunk {index}"
+    return PenstockError(f"{what} of leaf {number} was written, but no leaf of the tree has it")

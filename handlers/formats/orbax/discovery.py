@@ -1,0 +1,804 @@
+"""Finds out what is at a path, in Orbax's layout: steps, a checkpoint, an item of one, or its remains.
+
+`locate` finds the tree that a restore means, `list_items` the items of a checkpoint. Below them are the rules
+that both share, and that managers and tools ask for by themselves: the kind of an item by the names in its
+directory (`kind_of_item`), what is finished, and what is being deleted. All of it blocks.
+
+Source:
+    ORBAX_FORMAT.md §3.1 to §3.5, §5. Orbax's v0 API ignores the mark of a deletion in §3.5.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "KINDS_OF_TREES",
+    "KINDS_WITHOUT_ITEMS",
+    "RANDOM_KEYS",
+    "ROOT_FOLDER",
+    "USUAL_ITEMS",
+    "ItemKind",
+    "ItemPlace",
+    "arrays_in",
+    "check_not_deleted",
+    "check_there",
+    "checkpoint_at",
+    "contents_of",
+    "deleted_item",
+    "disk_mark",
+    "holds_arrays",
+    "is_array",
+    "is_checkpoint",
+    "is_finished_step",
+    "is_marked",
+    "is_unfinished",
+    "items_of",
+    "json_file",
+    "kind_of_item",
+    "kind_of_item_at",
+    "latest_step",
+    "list_items",
+    "locate",
+    "may_be_finished_step",
+    "names_a_step",
+    "proto_file",
+    "read_root_metadata",
+)
+
+import errno
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final, Literal, final
+
+from penstock.handlers.formats.json_documents import as_object, as_string, parse_object
+from penstock.handlers.formats.orbax.checkpoint_metadata import CheckpointMetadata, read_checkpoint_metadata
+from penstock.handlers.formats.orbax.file_names import (
+    ARRAY_METADATAS,
+    CHECKPOINT_METADATA,
+    COMMIT_MARK,
+    DELETION,
+    INTEGRITY,
+    LEGACY_MSGPACK,
+    MANIFEST,
+    METADATA,
+    OF_A_PROCESS,
+    PARTIAL_SUFFIX,
+    ROOT_METADATA,
+    SHARDING,
+    STRINGS,
+    TEMPORARY_SUFFIX,
+    V1_MARK,
+    unfinished_at,
+)
+from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
+from penstock.handlers.formats.zarr import METADATA_KEYS
+from penstock.kernel.errors import (
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    NotACheckpointError,
+    StorageError,
+    UnsupportedFormatError,
+)
+from penstock.kernel.protocols.checkpoints import FoundItems
+from penstock.kernel.protocols.store_capabilities import MarkedCheckpoints, OverNetwork, UntrustedFiles
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.written import DISK_MARK, STAGE_RECORD, DiskMark
+from penstock.kernel.storage.paths import is_whole_bucket, path_or_url
+
+_JSON_FILES: Final = ("data.json", "metadata", "metrics")  # of v1, of v0, and of both for metrics
+PROTO_FILE: Final = "proto.pbtxt"
+ROOT_FOLDER: Final = "metadata"
+"""Other entries of a directory of steps."""
+
+USUAL_ITEMS: Final = ("default", "state", "pytree")
+"""What Orbax calls the tree: its manager, its v1 API since 0.12, and before."""
+
+
+_BESIDE_METADATA: Final = frozenset({MANIFEST, SHARDING, STRINGS, ARRAY_METADATAS})
+_BESIDE_TREES: Final = frozenset(
+    {COMMIT_MARK, CHECKPOINT_METADATA, DISK_MARK, V1_MARK, INTEGRITY, STAGE_RECORD}
+)
+
+
+class ItemKind(Enum):
+    """The form that an item is stored in."""
+
+    TREE = auto()  #: with `_METADATA`, or with files that occur only beside it
+    PACKED = auto()  #: the structure, perhaps all of it, is in a msgpack file
+    NAMED = auto()  #: only the names of arrays tell the structure
+    JSON = auto()
+    PROTO = auto()  #: a protobuf message as text
+    JAX_KEY = auto()
+    NUMPY_KEY = auto()
+
+
+RANDOM_KEYS: Final = {ItemKind.JAX_KEY: "jax_random_key", ItemKind.NUMPY_KEY: "np_random_key"}
+"""What holds the array or tree; the directory beside it has `_metadata` appended."""
+
+KINDS_OF_TREES: Final = frozenset({ItemKind.TREE, ItemKind.PACKED})
+
+KINDS_WITHOUT_ITEMS: Final = KINDS_OF_TREES | frozenset(RANDOM_KEYS)
+"""Directories of these kinds have no items, although their entries may look like items."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ItemPlace:
+    """The place of a tree, or of another item."""
+
+    directory: str  #: holds `_METADATA` and the arrays, or the item's other files
+    names: frozenset[str]  #: of what is in it
+    checkpoint: CheckpointMetadata  #: of the checkpoint it belongs to
+    path: str = ""  #: of the checkpoint: as it was asked for, or a step there
+    kind: ItemKind = ItemKind.TREE
+    root_metadata: Mapping[str, Any] | None = None  #: the caller's metadata of the directory of steps
+    sealed: SealedDocuments | None = None  #: the documents in `directory`
+
+
+def locate(store: Store, path: str, item: str | None = None) -> ItemPlace:
+    """Find the item of the checkpoint at `path`; of a directory of steps, that of the latest finished one.
+
+    Args:
+        store: Where `path` is.
+        path: A directory of steps, a step, an item in one, or a checkpoint that is itself a tree.
+        item: Its name, where there are several; by default the one that holds the tree.
+
+    Raises:
+        NotACheckpointError: If there is nothing, or nothing of this layout, or no such item.
+        IncompleteCheckpointError: If a save was interrupted there.
+        UnsupportedFormatError: If it is ambiguous which item is meant.
+        CorruptCheckpointError: If `_CHECKPOINT_METADATA` is damaged.
+    """
+    at = checkpoint_at(store, path)
+    root_metadata = read_root_metadata(store, path) if at.is_step else None
+    return _enter(store, at.path, at.names, item, root_metadata)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CheckpointPlace:
+    """The place of a checkpoint."""
+
+    path: str  #: as it was asked for, or that of the latest step there
+    names: frozenset[str]  #: of what is in it
+    is_step: bool  #: whether it was found in a directory of steps
+
+
+def checkpoint_at(store: Store, path: str) -> CheckpointPlace:
+    """Find the checkpoint at `path`, or the latest finished one in the directory of steps there.
+
+    Raises:
+        NotACheckpointError: If there is no directory.
+        IncompleteCheckpointError: If a save was interrupted there.
+        UnsupportedFormatError: If there are steps of several names.
+    """
+    check_there(store, path)
+    names = frozenset(store.list_directory(path))
+    step = latest_step(store, path, names)
+    if step is None:
+        return CheckpointPlace(path, names, is_step=False)
+
+    inner = os.path.join(path, step)
+    return CheckpointPlace(inner, frozenset(store.list_directory(inner)), is_step=True)
+
+
+def check_there(store: Store, path: str) -> None:
+    """Raise unless `path` is a directory, and not the remains of an interrupted save.
+
+    Raises:
+        NotACheckpointError: If there is nothing, or a file.
+        IncompleteCheckpointError: If its name, or that of its parent, says that a save was interrupted.
+        UnsupportedFormatError: If it is a safetensors file.
+    """
+    parent, name = os.path.split(path_or_url(path))
+    if TEMPORARY_SUFFIX in name:
+        raise unfinished_at(store, path, path)
+    if PARTIAL_SUFFIX in name:
+        raise IncompleteCheckpointError(path, "is a partial save that was not finalized; its name says so")
+    if TEMPORARY_SUFFIX in parent or PARTIAL_SUFFIX in os.path.basename(parent):
+        raise IncompleteCheckpointError(path, "is part of a save that was interrupted; its name says so")
+
+    kind = store.kind(path)
+    if kind == "directory":
+        check_not_deleted(store, path_or_url(path))
+        return
+    if kind == "file":
+        if name.endswith(".safetensors"):
+            raise UnsupportedFormatError(path, "is a safetensors file, which SafetensorsLayout reads")
+        if name.endswith(".npz"):
+            raise UnsupportedFormatError(path, "is an npz file, which only `penstock convert` reads")
+
+        raise NotACheckpointError(path, "is a file, not a checkpoint directory")
+
+    siblings = store.list_directory(parent) if store.kind(parent) == "directory" else ()
+    left = [
+        sibling
+        for sibling in siblings
+        if sibling.startswith((name + TEMPORARY_SUFFIX, name + PARTIAL_SUFFIX))
+    ]
+    if left:
+        raise unfinished_at(store, path, os.path.join(parent, min(left)))
+
+    raise NotACheckpointError(path, "does not exist")
+
+
+def check_marked(store: Store, path: str, names: frozenset[str]) -> None:
+    """Raise unless a checkpoint, or what it is an item of, was published.
+
+    Raises:
+        IncompleteCheckpointError: If it was not.
+    """
+    if not is_marked(store, path, names):
+        problem = f"has no {COMMIT_MARK}: a save or a copy was interrupted here"
+        raise IncompleteCheckpointError(path, f"{problem}; copy it with `penstock cp`, or save it again")
+
+
+def list_items(store: Store, path: str) -> FoundItems:
+    """Name the items of the checkpoint at `path`, or of the latest step there. Blocking.
+
+    Raises:
+        NotACheckpointError: If there is nothing.
+        IncompleteCheckpointError: If a save was interrupted there.
+        UnsupportedFormatError: If the checkpoint is one tree, or one document, and has no items.
+        CorruptCheckpointError: If an item is missing that the checkpoint is recorded to have.
+    """
+    at = checkpoint_at(store, path)
+    check_marked(store, at.path, at.names)
+    recorded = SealedDocuments.open(store, at.path, at.names).about(at.names)
+    if is_unfinished(at.names, recorded):
+        raise IncompleteCheckpointError(
+            at.path, f"a save was interrupted here; {CHECKPOINT_METADATA} says so"
+        )
+    contents = contents_of(store, at.path, at.names)
+    if contents.whole not in (None, ItemKind.NAMED):
+        raise UnsupportedFormatError(at.path, "is one item, and has none; restore it as a whole")
+
+    listed = set(recorded.items) - {contents.gone}
+    lost = sorted(listed - at.names)
+    if lost:
+        raise CorruptCheckpointError(
+            os.path.join(at.path, lost[0]), f"is missing, and {CHECKPOINT_METADATA} lists it"
+        )
+
+    names = sorted({*contents.items, *listed})
+    if not names:
+        raise NotACheckpointError(at.path, "has no items")
+
+    return FoundItems(at.path, {name: _kind(recorded, name) for name in names})
+
+
+def _kind(recorded: CheckpointMetadata, name: str) -> Literal["tree", "array"]:
+    handlers = recorded.item_handlers
+    handler = handlers.get(name, "") if isinstance(handlers, Mapping) else ""
+    return "array" if handler.endswith(_ARRAY_HANDLER) else "tree"
+
+
+def _enter(
+    store: Store,
+    path: str,
+    names: frozenset[str],
+    item: str | None,
+    root_metadata: Mapping[str, Any] | None = None,
+) -> ItemPlace:
+    """Find the item in a checkpoint, or in an item of one."""
+    has_documents = not names.isdisjoint({CHECKPOINT_METADATA, METADATA, V1_MARK, INTEGRITY})
+    if has_documents:  # first: what was not published may lack any of them
+        check_marked(store, path, names)
+
+    sealed = _sealed(store, path, names)
+    found = sealed.about(names)
+    if is_unfinished(names, found):
+        raise IncompleteCheckpointError(path, f"a save was interrupted here; {CHECKPOINT_METADATA} says so")
+    gone = deleted_item(store, path, names)
+    names -= {gone}
+    if item is None:
+        name, kind = _choose(store, path, names, found, gone)
+    elif item == gone:
+        raise NotACheckpointError(path, f"has no item {item!r} any more: it is being deleted")
+    else:
+        name, kind = item, _kind_of_named(store, path, names, item)
+    if not has_documents:
+        check_marked(store, path, names)
+
+    directory = os.path.join(path, name) if name else path
+    inside = frozenset(store.list_directory(directory)) if name else names
+    documents = sealed.item(name, inside) if name else sealed
+    return ItemPlace(directory, inside, found, path, kind, root_metadata, documents)
+
+
+def _sealed(store: Store, path: str, names: frozenset[str]) -> SealedDocuments:
+    """Find the digests of the documents in `path`; those of an item may lie in the checkpoint around it."""
+    parent, name = os.path.split(path)
+    has_own = is_whole_bucket(path) or not names.isdisjoint({INTEGRITY, CHECKPOINT_METADATA})
+    if has_own or store.kind(os.path.join(parent, INTEGRITY)) is None:
+        return SealedDocuments.open(store, path, names)
+
+    above = SealedDocuments.open(store, parent, frozenset(store.list_directory(parent)))
+    return above.item(name, names)
+
+
+def _kind_of_named(store: Store, path: str, names: frozenset[str], item: str) -> ItemKind:
+    directory = os.path.join(path, item)
+    there = item in names and TEMPORARY_SUFFIX not in item and store.kind(directory) == "directory"
+    if not there:
+        items = ", ".join(items_of(store, path, names)) or "none"
+        raise NotACheckpointError(path, f"has no item {item!r} (its items: {items})")
+
+    kind = kind_of_item_at(store, directory)
+    if kind is not None:
+        return kind
+    if holds_arrays(store, directory, store.list_directory(directory)):
+        return ItemKind.NAMED
+
+    raise UnsupportedFormatError(directory, f"is not an item that penstock knows: it has no {METADATA}")
+
+
+def _choose(
+    store: Store, path: str, names: frozenset[str], found: CheckpointMetadata, gone: str | None
+) -> tuple[str, ItemKind]:
+    """Return the name and kind of the item to read; the name is empty if it is all of `path`."""
+    kind, items = _contents(store, path, names)
+    if kind in KINDS_WITHOUT_ITEMS:
+        return "", kind
+
+    trees = [name for name, kind in items.items() if kind in KINDS_OF_TREES]
+    usual = [name for name in USUAL_ITEMS if name in items][:1]
+    if not usual:  # a lost one may have been meant
+        _check_items_there(store, path, sorted(set(found.items) - items.keys() - {gone}))
+    for candidates in (usual, trees, list(items)):
+        if len(candidates) == 1:
+            return candidates[0], items[candidates[0]]
+    if trees:
+        listed = ", ".join(trees)
+        raise UnsupportedFormatError(
+            path, f"holds {len(trees)} trees ({listed}); name one, as in item={trees[0]!r}"
+        )
+    if kind is ItemKind.NAMED and LEGACY_MSGPACK in names and not is_array(store, path, LEGACY_MSGPACK):
+        raise CorruptCheckpointError(os.path.join(path, LEGACY_MSGPACK), "is a directory, not a file")
+    if kind is not None:
+        return "", kind
+
+    raise _nothing_to_open(store, path, names, items)
+
+
+def _check_items_there(store: Store, path: str, listed: Iterable[str]) -> None:
+    """Raise if an item that the checkpoint lists is not there."""
+    for name in listed:
+        directory = os.path.join(path, name)
+        kind = store.kind(directory)
+        if kind != "directory":
+            problem = "is missing" if kind is None else "is a file, not a directory"
+            raise CorruptCheckpointError(directory, f"{problem}, and {CHECKPOINT_METADATA} lists it")
+
+
+def _nothing_to_open(
+    store: Store, path: str, names: frozenset[str], items: Mapping[str, ItemKind]
+) -> NotACheckpointError | UnsupportedFormatError | IncompleteCheckpointError:
+    """Return the error that says what lies at `path` instead of a tree."""
+    unfinished = sorted(name for name in names if TEMPORARY_SUFFIX in name)
+    if unfinished:
+        return unfinished_at(store, path, os.path.join(path, unfinished[0]))
+    if items:
+        return UnsupportedFormatError(
+            path, f"holds no tree; name an item, as in item={min(items)!r} (it has {', '.join(items)})"
+        )
+    if any(name.endswith(".safetensors") for name in names):
+        return UnsupportedFormatError(path, "holds safetensors, which SafetensorsLayout reads")
+    if CHECKPOINT_METADATA in names or V1_MARK in names:
+        problem = f"is an Orbax checkpoint without a tree: nothing in it holds {METADATA}"
+        return UnsupportedFormatError(path, f"{problem} (it has {', '.join(sorted(names))})")
+
+    return NotACheckpointError(
+        path, f"is no checkpoint: it holds neither {METADATA} nor {CHECKPOINT_METADATA}"
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The items in the directory of a checkpoint: one as a whole, or several by name."""
+
+    names: frozenset[str]  #: of what is in it, but for an item that is being deleted
+    gone: str | None  #: that item
+    whole: ItemKind | None  #: of a checkpoint that is one item; None if it has items, or nothing known
+    items: Mapping[str, ItemKind]  #: by name; without those that are only arrays, see `arrays_in`
+
+
+def contents_of(store: Store, path: str, names: frozenset[str] | None = None) -> Contents:
+    """Find the items of the checkpoint at `path`. Blocking.
+
+    A checkpoint with items may have a document beside them; it is not one item for that.
+
+    Args:
+        store: Where it is.
+        path: Of the checkpoint: no directory of steps.
+        names: What is in it, if that was listed before.
+
+    Raises:
+        CorruptCheckpointError: If the mark of a deletion does not say of which item.
+    """
+    names = frozenset(store.list_directory(path)) if names is None else names
+    gone = deleted_item(store, path, names)
+    names -= {gone}
+    whole, items = _contents(store, path, names)
+    return Contents(names, gone, whole, items)
+
+
+def _contents(store: Store, path: str, names: frozenset[str]) -> tuple[ItemKind | None, dict[str, ItemKind]]:
+    kind = kind_of_item(store, path, names)
+    items = {} if kind in KINDS_WITHOUT_ITEMS else items_of(store, path, names)
+    if items:
+        return None, items
+    if kind is None and holds_arrays(store, path, names):
+        kind = ItemKind.NAMED
+
+    return kind, {}
+
+
+def arrays_in(store: Store, path: str, name: str) -> bool | None:
+    """Return whether an entry that is none of the `items` holds arrays; None if it is no directory."""
+    directory = os.path.join(path, name)
+    if store.kind(directory) != "directory":
+        return None
+
+    return holds_arrays(store, directory, store.list_directory(directory))
+
+
+def kind_of_item(store: Store, directory: str, names: Collection[str]) -> ItemKind | None:
+    """Return the kind of item in `directory`, whose entries are `names`; None if it is not an item.
+
+    A directory with nothing but arrays is not recognised here: see `holds_arrays`.
+    """
+    if METADATA in names:
+        return ItemKind.TREE
+    for kind, name in RANDOM_KEYS.items():
+        if name in names and f"{name}_metadata" in names:
+            return kind
+    if LEGACY_MSGPACK in names and store.kind(os.path.join(directory, LEGACY_MSGPACK)) == "file":
+        return ItemKind.PACKED
+    if _is_single_array(store, directory, names):
+        return ItemKind.NAMED
+    if not _BESIDE_METADATA.isdisjoint(names):
+        return ItemKind.TREE
+    if proto_file(names) is not None:
+        return ItemKind.PROTO
+
+    return ItemKind.JSON if json_file(store, directory, names) else None
+
+
+def _is_single_array(store: Store, directory: str, names: Collection[str]) -> bool:
+    """Return whether it is an item of one array as Orbax wrote it before 0.11: with no `_METADATA`."""
+    others = set(names) - _BESIDE_METADATA - _BESIDE_TREES - {LEGACY_MSGPACK}
+    return LEGACY_MSGPACK in names and not others and is_array(store, directory, LEGACY_MSGPACK)
+
+
+def kind_of_item_at(store: Store, directory: str) -> ItemKind | None:
+    """Return the kind of item at `directory`; None if it is not a directory or not an item."""
+    if store.kind(directory) != "directory":
+        return None
+
+    return kind_of_item(store, directory, store.list_directory(directory))
+
+
+def items_of(store: Store, path: str, names: Collection[str]) -> dict[str, ItemKind]:
+    """Return the kind of each item of the checkpoint at `path`, by name, without unfinished ones."""
+    found: dict[str, ItemKind] = {}
+    for name in sorted(names):
+        # Early directories of steps had their own metadata in what looks like an item.
+        is_item = TEMPORARY_SUFFIX not in name and (name != ROOT_FOLDER or CHECKPOINT_METADATA in names)
+        kind = kind_of_item_at(store, os.path.join(path, name)) if is_item else None
+        if kind is not None:
+            found[name] = kind
+
+    return found
+
+
+def json_file(store: Store, directory: str, names: Collection[str]) -> str | None:
+    """Name the file that holds a JSON item."""
+    for name in _JSON_FILES:
+        if name in names and store.kind(os.path.join(directory, name)) == "file":
+            return name
+
+    # Its name may be chosen; but then it is the only file.
+    others = [name for name in names if name not in _BESIDE_TREES]
+    is_one = len(others) == 1 and others[0].endswith(".json") and others[0] not in _BESIDE_METADATA
+    return others[0] if is_one and store.kind(os.path.join(directory, others[0])) == "file" else None
+
+
+def proto_file(names: Collection[str]) -> str | None:
+    """Name the file that holds a protobuf message as text."""
+    if PROTO_FILE in names:
+        return PROTO_FILE
+
+    others = [name for name in names if name not in _BESIDE_TREES]
+    return others[0] if len(others) == 1 and others[0].endswith((".pbtxt", ".textproto")) else None
+
+
+def holds_arrays(store: Store, directory: str, names: Collection[str]) -> bool:
+    """Return whether `directory` holds arrays in directories of their own, and none of their structure.
+
+    If there are other documents, the one with the structure is lost, and nothing is guessed.
+    """
+    return _BESIDE_TREES.isdisjoint(names) and any(is_array(store, directory, name) for name in ("", *names))
+
+
+def is_array(store: Store, directory: str, name: str = "") -> bool:
+    """Return whether the directory `name` in `directory` is that of an array."""
+    return any(store.kind(os.path.join(directory, name, key)) == "file" for key in METADATA_KEYS)
+
+
+_NAME: Final = "checkpointable_name"
+
+
+def deleted_item(store: Store, path: str, names: Collection[str]) -> str | None:
+    """Name the item of the checkpoint at `path`, in which `names` are, that is being deleted.
+
+    Raises:
+        CorruptCheckpointError: If the mark does not say which.
+    """
+    if DELETION not in names:
+        return None
+
+    file = os.path.join(path, DELETION)
+    return as_string(file, _NAME, parse_object(file, store.read_file(file)).get(_NAME))
+
+
+def check_not_deleted(store: Store, path: str) -> None:
+    """Raise if `path` is an item that is being deleted from the checkpoint around it.
+
+    Raises:
+        NotACheckpointError: If it is.
+        CorruptCheckpointError: If the mark does not say which item is.
+    """
+    parent, name = os.path.split(path)
+    if is_whole_bucket(path) or store.kind(os.path.join(path, CHECKPOINT_METADATA)) is not None:
+        return  # it is a checkpoint, and no item of one
+    if store.kind(os.path.join(parent, DELETION)) is None:
+        return
+    if deleted_item(store, parent, (DELETION,)) == name:
+        raise NotACheckpointError(path, f"is being deleted, as {DELETION} beside it says")
+
+
+_STEP: Final = re.compile(r"(?:(?P<prefix>.*)_)?(?P<number>[0-9]{1,18})", re.DOTALL)
+
+
+_MARKS: Final = frozenset({METADATA, CHECKPOINT_METADATA, V1_MARK})
+
+
+_ROOT_FILES: Final = (ROOT_METADATA, "metadata")  # the second one up to Orbax 0.8
+
+
+_OWN_KEYS: Final = frozenset({"internal_metadata", "custom_metadata", "custom"})
+
+
+@final
+@dataclass(frozen=True, slots=True, order=True)
+class _Step:
+    """A name such as a checkpoint manager gives to a step: `7`, `0007`, `step_7`."""
+
+    number: int
+    name: str
+    prefix: str = ""
+
+
+def is_checkpoint(store: Store, path: str) -> bool:
+    """Return whether the directory at `path` is itself a checkpoint, and so no directory of steps."""
+    if not isinstance(store, OverNetwork):  # a list of many steps takes longer
+        has_documents = any(store.kind(os.path.join(path, mark)) is not None for mark in _MARKS)
+        return has_documents and is_marked(store, path)
+
+    try:
+        names = store.list_directory(path)
+    except StorageError as error:
+        if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+            return False
+
+        raise
+
+    return _is_marked(names) and is_marked(store, path, names)
+
+
+def is_marked(store: Store, path: str, names: Collection[str] | None = None) -> bool:
+    """Whether `path`, or what it is an item of, was published, in a store where a mark says so.
+
+    In a bucket nothing is renamed. A save that was killed, or a copy that was interrupted, lies there under
+    its final name, and only its mark tells that it is whole. Orbax looks for the same one on `gs://`.
+
+    Args:
+        store: Where it lies. In one that renames, what has its final name is whole.
+        path: A directory.
+        names: Of what is in it, if that is known.
+    """
+    if not isinstance(store, MarkedCheckpoints):
+        return True
+    above = os.path.dirname(path)
+    if names is not None and COMMIT_MARK in names:
+        # Each item of a step has a mark, too, which is put before that of the step.
+        is_item = CHECKPOINT_METADATA not in names and names_a_step(os.path.basename(above))
+        return not is_item or is_marked(store, above)
+
+    at = path if names is None else above
+    while (above := os.path.dirname(at)) not in ("", at) and not above.endswith(":"):
+        if store.marked_folders(above, [os.path.basename(at)]):
+            return True
+
+        at = above
+
+    return names is None and is_whole_bucket(path) and store.kind(os.path.join(path, COMMIT_MARK)) is not None
+
+
+def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
+    """Name the latest finished step in `path`; None if it is no directory of steps.
+
+    Raises:
+        IncompleteCheckpointError: If there are steps, none of which is finished.
+        UnsupportedFormatError: If there are steps of several names, as in `a_1` and `b_2`, or the latest is
+            one that penstock does not know.
+    """
+    steps = _steps_in(names)
+    if not steps or _is_marked(names):
+        return None
+    # The folder of metadata beside the steps looks like JSON if it is damaged.
+    if kind_of_item(store, path, names) not in (None, ItemKind.JSON):
+        return None
+    if any(name in names and kind_of_item_at(store, os.path.join(path, name)) for name in USUAL_ITEMS):
+        return None  # a step of early Orbax, which has items and no document
+
+    latest: dict[str, str] = {}
+    unfinished: list[str] = []
+    unknown: list[str] = []
+    for step in steps:
+        if step.prefix in latest:
+            continue
+        match is_finished_step(store, os.path.join(path, step.name)):
+            case True:
+                latest[step.prefix] = step.name
+            case False:
+                unfinished.append(step.name)
+            case None if not step.prefix and _is_step_of_others(store, path, step.name):
+                unknown.append(step.name)
+            case None:
+                pass  # something else with such a name
+
+    if len(latest) > 1:
+        found = ", ".join(sorted(latest.values()))
+        raise UnsupportedFormatError(path, f"holds steps of several names; open one of them: {found}")
+    if unknown and "" in latest:
+        problem = f"holds a later step, {unknown[0]!r}, in which there is nothing that penstock knows"
+        raise UnsupportedFormatError(path, f"{problem}; open a step by its own path")
+    if unfinished and not latest:
+        raise IncompleteCheckpointError(path, f"no step is finished; there is {unfinished[0]!r}")
+
+    return next(iter(latest.values()), None)
+
+
+def names_a_step(name: str) -> bool:
+    """Return whether a manager could have given this name to a step: `7`, `0007`, `step_7`."""
+    return TEMPORARY_SUFFIX not in name and _STEP.fullmatch(name) is not None
+
+
+def is_unfinished(names: Collection[str], found: CheckpointMetadata) -> bool:
+    """Return whether a directory under its final name is still being written, or its writer died.
+
+    Orbax writes this way on request, for example on object stores: the document then has the start of the
+    save but not its end, and there is no commit mark. Finished checkpoints before 0.12.3 have no mark
+    either.
+    """
+    return COMMIT_MARK not in names and found.started_at_ns is not None and found.committed_at_ns is None
+
+
+def read_root_metadata(store: Store, root: str) -> Mapping[str, Any] | None:
+    """Read the caller's own metadata of a directory of steps; None if there is none.
+
+    Raises:
+        CorruptCheckpointError: If it is not a JSON object, or not as it was written, or a link leads out of
+            `root`.
+        MissingFileError: If it was written and is not there.
+    """
+    folder = os.path.join(root, ROOT_FOLDER)
+    kind = store.kind(folder)
+    if kind == "file":
+        raise CorruptCheckpointError(folder, "is a file, not the directory of the metadata of all steps")
+    if kind is None:
+        return None
+    if isinstance(store, UntrustedFiles):
+        store.check_links(root, folder)
+
+    names = store.list_directory(folder)
+    sealed = SealedDocuments.open(store, folder, names)
+    for name in _ROOT_FILES:
+        path = os.path.join(folder, name)
+        if name not in names:
+            sealed.check_absent(name)
+            continue
+
+        document = parse_object(path, sealed.read(name))
+        if name != _ROOT_FILES[0] or not _OWN_KEYS.issuperset(document):
+            return document
+
+        custom = document.get("custom_metadata", document.get("custom"))
+        return None if custom is None else as_object(path, "custom_metadata", custom)
+
+    return None
+
+
+def is_finished_step(store: Store, directory: str) -> bool | None:
+    """Return whether the step at `directory` is finished; None if nothing that penstock knows lies there."""
+    if store.kind(directory) != "directory":
+        return None
+
+    names = frozenset(store.list_directory(directory))
+    if isinstance(store, MarkedCheckpoints) and COMMIT_MARK not in names:
+        return False
+    if names & {CHECKPOINT_METADATA, V1_MARK}:
+        return not is_unfinished(names, read_checkpoint_metadata(store, directory, names))
+    if kind_of_item(store, directory, names) or items_of(store, directory, names):
+        return True
+    if not names or any(TEMPORARY_SUFFIX in name for name in names):
+        return False
+
+    return True if not is_array(store, directory) and holds_arrays(store, directory, names) else None
+
+
+def may_be_finished_step(store: Store, directory: str) -> bool:
+    """Return whether `directory`, named like a step, is one that is not known to be unfinished.
+
+    Only a step's own handler may know what lies in it, and Orbax counts every directory of the right name.
+    """
+    finished = is_finished_step(store, directory)
+    if finished is not None:
+        return finished
+    if store.kind(directory) != "directory":
+        return False
+
+    folders = [os.path.join(directory, name) for name in store.list_directory(directory)]
+    return not any(store.kind(folder) == "directory" and _is_built_in(store, folder) for folder in folders)
+
+
+def _is_step_of_others(store: Store, path: str, name: str) -> bool:
+    """Return whether the directory `name`, in which nothing is known, is likely a step all the same."""
+    return not is_array(store, path, name) and may_be_finished_step(store, os.path.join(path, name))
+
+
+def _is_built_in(store: Store, folder: str) -> bool:
+    """Return whether somebody still writes an item in `folder`, under its final name, as Orbax can."""
+    names = store.list_directory(folder)
+    return any(TEMPORARY_SUFFIX in name or name.startswith(OF_A_PROCESS) for name in names)
+
+
+def _is_marked(names: Collection[str]) -> bool:
+    return not _MARKS.isdisjoint(names)
+
+
+def _steps_in(names: Iterable[str]) -> list[_Step]:
+    """Return the entries named like steps, latest first, without looking at their content."""
+    steps: list[_Step] = []
+    for name in names:
+        found = None if TEMPORARY_SUFFIX in name else _STEP.fullmatch(name)
+        if found:
+            steps.append(_Step(int(found["number"]), name, found["prefix"] or ""))
+
+    return sorted(steps, reverse=True)
+
+
+_ARRAY_HANDLER: Final = ".ArrayCheckpointHandler"
+
+
+def disk_mark(store: Store, directory: str) -> DiskMark | None:
+    """Return whose part the tree in `directory` is; None if it is a whole one. Blocking.
+
+    Raises:
+        CorruptCheckpointError: If the mark cannot be read.
+    """
+    places = [directory]
+    if store.kind(os.path.join(directory, CHECKPOINT_METADATA)) is None:  # then it is an item of one
+        places.append(os.path.dirname(directory))
+
+    for place in places:
+        path = os.path.join(place, DISK_MARK)
+        if store.kind(path) == "file":
+            return DiskMark.decoded(path, store.read_file(path))
+
+    return None

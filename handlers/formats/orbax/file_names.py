@@ -1,0 +1,91 @@
+"""The names of what lies in a checkpoint directory.
+
+Source:
+    ORBAX_FORMAT.md §1 and §3.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "ARRAY_METADATAS",
+    "CHECKPOINT_METADATA",
+    "COMMIT_MARK",
+    "COMMIT_MARK_TEXT",
+    "DATA_FOLDER",
+    "DELETION",
+    "INTEGRITY",
+    "LEGACY_MSGPACK",
+    "MANIFEST",
+    "MARKS",
+    "METADATA",
+    "OF_A_PROCESS",
+    "PARTIAL_SUFFIX",
+    "ROOT_METADATA",
+    "SHARDING",
+    "STRINGS",
+    "TEMPORARY_SUFFIX",
+    "V1_MARK",
+    "temporary_path",
+    "unfinished_at",
+)
+
+import os
+from typing import Final
+
+from penstock.kernel.errors import IncompleteCheckpointError, PathError
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.storage.holds import is_at_work
+
+METADATA: Final = "_METADATA"
+SHARDING: Final = "_sharding"
+STRINGS: Final = "_strings.json"
+ARRAY_METADATAS: Final = "array_metadatas"
+CHECKPOINT_METADATA: Final = "_CHECKPOINT_METADATA"
+INTEGRITY: Final = "_PENSTOCK_INTEGRITY"
+MANIFEST: Final = "manifest.ocdbt"
+DATA_FOLDER: Final = "d"
+OF_A_PROCESS: Final = "ocdbt.process_"
+"""Begins the name of the database of one process, from before all of them are merged."""
+COMMIT_MARK: Final = "commit_success.txt"
+DELETION: Final = "_CHECKPOINT_DELETION"
+COMMIT_MARK_TEXT: Final = b"Checkpoint commit was successful"
+ROOT_METADATA: Final = "_ROOT_METADATA"
+"""In the folder `metadata` of a directory of steps."""
+V1_MARK: Final = "orbax.checkpoint"
+LEGACY_MSGPACK: Final = "checkpoint"
+
+MARKS: Final = frozenset({METADATA, CHECKPOINT_METADATA, MANIFEST, COMMIT_MARK, V1_MARK, LEGACY_MSGPACK})
+"""Any of these shows that a directory is a checkpoint, or holds one."""
+
+
+TEMPORARY_SUFFIX: Final = ".orbax-checkpoint-tmp"
+"""Part of the name of a directory in which a checkpoint is being built, or was when the save was
+interrupted."""
+
+PARTIAL_SUFFIX: Final = ".partial_save"
+"""In the name of the directory in which Orbax's v1 API gathers a partial save until it is finalized."""
+
+
+def temporary_path(path: str) -> str:
+    """Return the path where the checkpoint `path` is built before it is published.
+
+    Raises:
+        PathError: If `path` itself is named like an interrupted save, which no reader would open.
+    """
+    if TEMPORARY_SUFFIX in os.path.basename(path):
+        raise PathError(path, f"has {TEMPORARY_SUFFIX!r} in its name, which marks an interrupted save")
+
+    return path + TEMPORARY_SUFFIX
+
+
+def unfinished_at(store: Store, path: str, built: str) -> IncompleteCheckpointError:
+    """Return the error for a path of which there is only what a save builds, or built. Blocking."""
+    if is_at_work(store, built):
+        problem = f"its save goes on, in {built!r}; try again when that has ended"
+        return IncompleteCheckpointError(path, problem, goes_on=True)
+    if built == path:
+        return IncompleteCheckpointError(path, "a save was interrupted here; its name says so")
+
+    return IncompleteCheckpointError(
+        path, f"a save was interrupted: there is only {os.path.basename(built)!r}"
+    )

@@ -1,0 +1,308 @@
+"""Finds a checkpoint, or an item of one, and reads its documents.
+
+A tree is read by `tree_documents`. The items that are no trees are read here: JSON, text of a protocol
+buffer, and random keys of jax and of NumPy (ORBAX_FORMAT.md §5).
+"""
+
+from __future__ import annotations
+
+__all__ = ("find_checkpoint", "json_leaves", "open_checkpoint")
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Final, cast
+
+from penstock.handlers.dtypes import numpy_dtype
+from penstock.handlers.formats.json_documents import as_string, parse_object, parse_value
+from penstock.handlers.formats.leaf_table import MOST_LEVELS, KeyPathBudget, StoredLeaves, show_key_path
+from penstock.handlers.formats.orbax.discovery import (
+    RANDOM_KEYS,
+    ItemKind,
+    ItemPlace,
+    json_file,
+    locate,
+    proto_file,
+)
+from penstock.handlers.formats.orbax.embedded_arrays import number
+from penstock.handlers.formats.orbax.file_names import MANIFEST, METADATA, SHARDING, STRINGS
+from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
+from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.orbax.tree_documents import RememberedDocuments, Source, open_tree
+from penstock.handlers.ocdbt.database_reader import index_bytes
+from penstock.handlers.ocdbt.node_decoding import Index
+from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
+from penstock.kernel.protocols.layouts import SMALL_DOCUMENT, Opening
+from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.store_capabilities import UntrustedFiles
+from penstock.kernel.protocols.stores import Store
+
+
+def open_checkpoint(
+    store: Store,
+    path: str,
+    item: str | None = None,
+    *,
+    remembered: RememberedDocuments | None = None,
+    whole: bool = True,
+    foreign: frozenset[str] = frozenset(),
+) -> OrbaxCheckpoint:
+    """Find the checkpoint at `path` and read its documents.
+
+    Args:
+        store: Where.
+        path: Of a checkpoint, of an item of one, or of a directory of steps; see `locate`. The result's
+            path is that of the checkpoint found: a step, if this is a directory of steps.
+        item: Its name, where there are several; by default the one that holds the tree.
+        remembered: Documents decoded before, and what takes up those decoded now.
+        whole: Whether every data file must be there in its whole length.
+        foreign: Types of leaves that a handler may keep in files of its own; see `Source`.
+
+    Raises:
+        NotACheckpointError: If nothing of this layout lies there, or no such item.
+        IncompleteCheckpointError: If a save was interrupted there.
+        UnsupportedFormatError: If it is of a kind that penstock recognises and does not read.
+        TruncatedDataError: If a data file is shorter than the index says.
+        LinkOutsideError: If a symbolic link leads out of it, and the store does not allow that.
+        CorruptCheckpointError: If a document is damaged or missing; the message names it.
+    """
+    source = Source(store, RememberedDocuments() if remembered is None else remembered, whole, foreign)
+    place = _place(store, path, item)
+    return OPENERS[place.kind](source, place)
+
+
+def find_checkpoint(
+    store: Store, path: str, item: str | None, remembered: RememberedDocuments, foreign: frozenset[str]
+) -> Opening:
+    """Find the checkpoint that `open_checkpoint` opens, and tell what its documents take.
+
+    Raises:
+        PenstockError: As `open_checkpoint`, for what can be seen without reading them.
+    """
+    place = _place(store, path, item)
+    open_ = partial(OPENERS[place.kind], Source(store, remembered, foreign=foreign), place)
+    return Opening(bytes_to_decode(store, place), open_)
+
+
+def _place(store: Store, path: str, item: str | None) -> ItemPlace:
+    place = locate(store, path, item)
+    if isinstance(store, UntrustedFiles):
+        store.check_links(place.path, place.directory)
+
+    return place
+
+
+# Host bytes for each byte stored: the document itself, and what is made of it, as measured.
+_METADATA_BYTES: Final = 2
+_STRINGS_BYTES: Final = 8
+_SHARDING_BYTES: Final = 4
+_INDEX_BYTES: Final = 5
+_JSON_BYTES: Final = 8  # a list of short numbers
+_TEXT_BYTES: Final = 3
+
+
+def bytes_to_decode(store: Store, place: ItemPlace) -> int:
+    """Add up what the long documents at `place` take, about. Blocking; reads the manifest at most.
+
+    A msgpack file counts as nothing: it holds arrays, too, and how much is structure is known only once it
+    is read.
+
+    Raises:
+        StorageError: If the length of a file cannot be told.
+        CorruptCheckpointError: If the manifest is damaged.
+    """
+    return sum([nbytes * factor for nbytes, factor in _lengths(store, place) if nbytes > SMALL_DOCUMENT])
+
+
+def _lengths(store: Store, place: ItemPlace) -> Iterator[tuple[int, int]]:
+    """Yield the length of each document, and what each of its bytes takes."""
+    for name, factor in _documents(store, place):
+        if name in place.names:
+            yield store.size(os.path.join(place.directory, name)), factor
+
+    if MANIFEST in place.names:
+        yield index_bytes(store, place.directory), _INDEX_BYTES
+
+
+def _documents(store: Store, place: ItemPlace) -> Iterator[tuple[str, int]]:
+    yield from ((METADATA, _METADATA_BYTES), (STRINGS, _STRINGS_BYTES), (SHARDING, _SHARDING_BYTES))
+    if place.kind is ItemKind.JSON:
+        yield json_file(store, place.directory, place.names) or "", _JSON_BYTES
+    elif place.kind is ItemKind.PROTO:
+        yield proto_file(place.names) or "", _TEXT_BYTES
+
+
+# Of a jax random key, only its data is stored. `unsafe_rbg` has data of the same shape as `rbg`.
+_IMPLS: Final = {2: "threefry2x32", 4: "rbg"}
+_KEY: Final = "checkpoint"
+
+
+def _open_json(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
+    name = json_file(source.store, place.directory, place.names)
+    assert name is not None, "the kind says that there is one"
+    path = os.path.join(place.directory, name)
+    return _of_leaves(source, place, json_leaves(path, _read(source, place, name), place.directory))
+
+
+def _open_proto(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
+    """Open a message as its text, for its class is not recorded."""
+    name = proto_file(place.names)
+    assert name is not None, "the kind says that there is one"
+    path = os.path.join(place.directory, name)
+    try:
+        text = _read(source, place, name).decode()
+    except UnicodeDecodeError as error:
+        raise CorruptCheckpointError(path, f"is not UTF-8: {error.reason}") from error
+
+    info = ParamInfo((), (), "", place.directory)
+    return _of_leaves(source, place, (StoredLeaf(info, LeafSpec("string", text=text)),))
+
+
+def _open_jax_key(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
+    """Open a key as the whole tree: typed if it was, and then of the implementation recorded.
+
+    Orbax records none; then the shape tells it.
+    """
+    tree = _inner(source, place)
+    if [leaf.info.keys for leaf in tree.leaves] != [(_KEY,)]:
+        raise CorruptCheckpointError(tree.directory, "is not the array of a random key")
+
+    (leaf,) = tree.leaves
+    shape = leaf.spec.shape or (0,)
+    impl = None
+    if _flag(source, place, "typed"):
+        path, about = _about(source, place)
+        recorded = about.get("impl", _IMPLS.get(shape[-1]))
+        impl = None if recorded is None else as_string(path, "impl", recorded)
+
+    spec = replace(leaf.spec, random_key_impl=impl)
+    info = replace(leaf.info, keys=(), kinds=(), key_path="")
+    return replace(tree, leaves=StoredLeaves.of(tree.directory, [replace(leaf, info=info, spec=spec)]))
+
+
+def _open_numpy_key(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
+    """Open the state of a generator as numpy takes it: a tuple if it is a legacy one, or a dict."""
+    tree = _inner(source, place)
+    if not _flag(source, place, "legacy"):
+        return tree
+
+    kinds = [(KeyKind.TUPLE, *kinds[1:]) for kinds in tree.leaves.kinds]
+    table = replace(tree.leaves.table, kinds=kinds)
+    return replace(tree, leaves=StoredLeaves(tree.directory, table))
+
+
+def _inner(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
+    directory = os.path.join(place.directory, RANDOM_KEYS[place.kind])
+    names = frozenset(source.store.list_directory(directory))
+    inner = _sealed(source, place).item(RANDOM_KEYS[place.kind], names)
+    at = replace(place, directory=directory, names=names, kind=ItemKind.TREE, sealed=inner)
+    return open_tree(source, at)
+
+
+def _flag(source: Source, place: ItemPlace, name: str) -> bool:
+    path, about = _about(source, place)
+    value = about.get(name)
+    if type(value) is not bool:
+        raise CorruptCheckpointError(path, f"{name} is {value!r}, not a boolean")
+
+    return value
+
+
+def _about(source: Source, place: ItemPlace) -> tuple[str, dict[str, object]]:
+    name = f"{RANDOM_KEYS[place.kind]}_metadata/metadata"
+    path = os.path.join(place.directory, name)
+    return path, parse_object(path, _read(source, place, name))
+
+
+def _read(source: Source, place: ItemPlace, name: str) -> bytes:
+    return _sealed(source, place).read(name)
+
+
+def _sealed(source: Source, place: ItemPlace) -> SealedDocuments:
+    return place.sealed or SealedDocuments.open(source.store, place.directory, place.names)
+
+
+def _of_leaves(source: Source, place: ItemPlace, leaves: tuple[StoredLeaf, ...]) -> OrbaxCheckpoint:
+    return OrbaxCheckpoint(
+        store=source.store,
+        path=place.path,
+        directory=place.directory,
+        leaves=StoredLeaves.of(place.directory, leaves),
+        custom_metadata=place.checkpoint.custom_metadata,
+        committed_at_ns=place.checkpoint.committed_at_ns,
+        uses_ocdbt=False,
+        all_chunks_written=True,
+        checksums={},
+        index=Index.of({}),
+        root_custom_metadata=place.root_metadata,
+        started_at_ns=place.checkpoint.started_at_ns,
+    )
+
+
+OPENERS: Final[Mapping[ItemKind, Callable[[Source, ItemPlace], OrbaxCheckpoint]]] = {
+    ItemKind.TREE: open_tree,
+    ItemKind.PACKED: open_tree,
+    ItemKind.NAMED: open_tree,
+    ItemKind.JSON: _open_json,
+    ItemKind.PROTO: _open_proto,
+    ItemKind.JAX_KEY: _open_jax_key,
+    ItemKind.NUMPY_KEY: _open_numpy_key,
+}
+
+
+_Kinds = tuple[KeyKind, ...]
+
+_MARKERS: Final[Mapping[type, str]] = {type(None): "None", dict: "Dict", list: "List"}
+
+
+def json_leaves(path: str, data: bytes, directory: str) -> tuple[StoredLeaf, ...]:
+    """Make leaves of numbers, strings, null and empty containers, in the document's order.
+
+    Args:
+        path: Of the document, for the error.
+        data: Its content.
+        directory: Put into every `ParamInfo`.
+
+    Raises:
+        CorruptCheckpointError: If it is not JSON.
+        UnsupportedFormatError: If it is nested too deeply, or an int needs more than 64 bits.
+    """
+    budget = KeyPathBudget(path)
+    leaves: list[StoredLeaf] = []
+    for keys, kinds, value in _walk(path, parse_value(path, data), (), ()):
+        budget.spend(keys)
+        info = ParamInfo(keys, kinds, show_key_path(keys, kinds), directory)
+        leaves.append(_leaf(path, info, value))
+
+    return tuple(leaves)
+
+
+def _walk(path: str, node: object, keys: KeyPath, kinds: _Kinds) -> Iterator[tuple[KeyPath, _Kinds, object]]:
+    if not isinstance(node, dict | list) or not node:
+        yield keys, kinds, node
+        return
+    if len(keys) == MOST_LEVELS:
+        raise UnsupportedFormatError(path, f"is nested more than {MOST_LEVELS} levels deep")
+
+    if isinstance(node, dict):
+        for key, value in cast("dict[str, object]", node).items():
+            yield from _walk(path, value, (*keys, key), (*kinds, KeyKind.MAPPING))
+    else:
+        for at, value in enumerate(cast("list[object]", node)):
+            yield from _walk(path, value, (*keys, str(at)), (*kinds, KeyKind.SEQUENCE))
+
+
+def _leaf(path: str, info: ParamInfo, value: object) -> StoredLeaf:
+    if isinstance(value, str):
+        return StoredLeaf(info, LeafSpec("string", text=value))
+    if not isinstance(value, int | float):
+        return StoredLeaf(info, LeafSpec(_MARKERS[type(value)]))
+
+    array = number(path, value)
+    if array is None:
+        problem = f"an int of {value.bit_length()} bits; most are 64" if isinstance(value, int) else ""
+        raise UnsupportedFormatError(path, problem, key_path=info.key_path)
+
+    itemsize = numpy_dtype(array.dtype).itemsize
+    return StoredLeaf(info, LeafSpec("scalar", (), array.dtype, itemsize), array)

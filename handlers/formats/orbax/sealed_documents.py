@@ -1,0 +1,377 @@
+"""The documents of a directory, each compared with its recorded digest where it is read.
+
+Digests are in `_PENSTOCK_INTEGRITY`, and the digest of that file is in the commit mark, so that a lost or
+damaged record is noticed. The mark's text is free, and Orbax looks only at whether the file is there.
+What Orbax wrote has no digests, nor what penstock 0.1 wrote: there every document is read as it is.
+
+`record_documents` and `renew_record` make a record for documents that others wrote.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "SealedDocuments",
+    "check_record",
+    "digest_in_mark",
+    "documents_below",
+    "encode_mark",
+    "mark_without_digest",
+    "record_documents",
+    "renew_record",
+)
+
+import errno
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, cast, final
+
+from penstock.handlers.formats import integrity
+from penstock.handlers.formats.inside_paths import EnteredDirectories
+from penstock.handlers.formats.integrity import Digest, Integrity, digest_of, digest_of_file
+from penstock.handlers.formats.orbax.checkpoint_metadata import (
+    CheckpointMetadata,
+    content_of,
+    decode_checkpoint_metadata,
+    is_left_of,
+)
+from penstock.handlers.formats.orbax.file_names import (
+    CHECKPOINT_METADATA,
+    COMMIT_MARK,
+    COMMIT_MARK_TEXT,
+    DATA_FOLDER,
+    DELETION,
+    INTEGRITY,
+    OF_A_PROCESS,
+)
+from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, MissingFileError, StorageError
+from penstock.kernel.protocols.stores import Store
+
+_ABSENT = {errno.ENOENT, errno.ENOTDIR}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SealedDocuments:
+    """The documents in one directory of a checkpoint. Make it with `open`. Immutable; blocking."""
+
+    store: Store
+    directory: str
+    recorded: Integrity = field(default_factory=Integrity)
+    prefix: str = ""  #: of the names that were recorded in the directory above
+    is_sealed: bool = False  #: whether digests of documents were recorded
+
+    @classmethod
+    def open(
+        cls, store: Store, directory: str, names: Collection[str], expected: Digest | None = None
+    ) -> SealedDocuments:
+        """Read the record of a directory, if it has one.
+
+        Args:
+            store: Where.
+            directory: Of a checkpoint, or of an item of it.
+            names: What is in it.
+            expected: The digest of the record, where the directory above has it; by default what the commit
+                mark says.
+
+        Raises:
+            MissingFileError: If the record is lost.
+            ChecksumError: If it is not as it was written.
+            CorruptCheckpointError: If it is malformed.
+        """
+        path = os.path.join(directory, INTEGRITY)
+        if (
+            expected is None
+            and COMMIT_MARK in names
+            and store.kind(os.path.join(directory, COMMIT_MARK)) == "file"
+        ):
+            expected = digest_in_mark(store.read_file(os.path.join(directory, COMMIT_MARK)))
+
+        data = store.read_file(path) if INTEGRITY in names else None
+        check_record(path, data, expected)
+        if data is None:
+            return cls(store, directory)
+
+        found = integrity.decode(path, data)
+        return cls(store, directory, found, is_sealed=bool(found.documents))
+
+    def item(self, name: str, names: Collection[str]) -> SealedDocuments:
+        """Return the documents of the directory `name` in this one, in which `names` are."""
+        directory = os.path.join(self.directory, name)
+        expected = self.recorded.documents.get(f"{self.prefix}{name}/{INTEGRITY}")
+        if expected is not None or INTEGRITY in names:
+            return SealedDocuments.open(self.store, directory, names, expected)
+
+        return replace(self, directory=directory, prefix=f"{self.prefix}{name}/")
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a document.
+
+        Raises:
+            ChecksumError: If it is not as it was written.
+            MissingFileError: If it was written and is not there.
+            StorageError: If it cannot be read.
+        """
+        try:
+            data = self.store.read_file(os.path.join(self.directory, name))
+        except StorageError as error:
+            if error.errno in _ABSENT:
+                self.check_absent(name)
+            raise
+
+        self.check(name, data)
+        return data
+
+    def check(self, name: str, data: bytes) -> None:
+        """Compare what was read of a document with its digest.
+
+        Raises:
+            ChecksumError: If it is not as it was written.
+        """
+        expected = self.recorded.documents.get(self.prefix + name)
+        if expected is not None and (len(data) != expected.nbytes or digest_of(data) != expected):
+            raise ChecksumError(os.path.join(self.directory, name), "differs from what was written")
+
+    def check_file(self, name: str) -> None:
+        """Compare a file with its digest that is too long to be read at once, if it has one.
+
+        Raises:
+            ChecksumError: If it is not as it was written.
+            StorageError: If it cannot be read.
+        """
+        expected = self.recorded.documents.get(self.prefix + name)
+        if expected is None:
+            return
+
+        path = os.path.join(self.directory, name)
+        if digest_of_file(self.store, path) != expected:
+            raise ChecksumError(path, "differs from what was written")
+
+    def check_absent(self, name: str) -> None:
+        """Raise `MissingFileError` if a document, or any in a directory of this name, was written."""
+        full = self.prefix + name
+        if full in self.recorded.documents or any(
+            one.startswith(f"{full}/") for one in self.recorded.documents
+        ):
+            raise MissingFileError(os.path.join(self.directory, name), "is missing, and was written")
+
+    def about(self, names: Collection[str]) -> CheckpointMetadata:
+        """Read `_CHECKPOINT_METADATA`, if it is among the `names` here. It may have been rewritten by right.
+
+        Raises:
+            MissingFileError: If it was written and is not there.
+            ChecksumError: If it is not as it was written, and not as a deletion of an item leaves it.
+            CorruptCheckpointError: If it is malformed.
+        """
+        if CHECKPOINT_METADATA not in names:
+            self.check_absent(CHECKPOINT_METADATA)
+            return CheckpointMetadata()
+
+        path = os.path.join(self.directory, CHECKPOINT_METADATA)
+        return decode_checkpoint_metadata(path, self.read_about())
+
+    def read_about(self) -> bytes:
+        """Return the content of `_CHECKPOINT_METADATA`; see `about` for what it raises."""
+        try:
+            data = self.store.read_file(os.path.join(self.directory, CHECKPOINT_METADATA))
+        except StorageError as error:
+            if error.errno in _ABSENT:
+                self.check_absent(CHECKPOINT_METADATA)
+            raise
+
+        problem = self._problem_of_about(data)
+        if problem is not None:
+            raise problem
+
+        return data
+
+    def problems(self) -> Iterator[CorruptCheckpointError]:
+        """Read every document that was recorded here, and yield an error for each that is not as it was.
+
+        Raises:
+            StorageError: If one cannot be read although it is there.
+        """
+        deleted = self.deleted_items()
+        for full in self.recorded.documents:
+            if not full.startswith(self.prefix) or full.partition("/")[0] in deleted:
+                continue
+
+            name = full.removeprefix(self.prefix)
+            try:
+                data = self.store.read_file(os.path.join(self.directory, name))
+                if name == CHECKPOINT_METADATA:
+                    problem = self._problem_of_about(data)
+                    if problem is not None:
+                        yield problem
+                else:
+                    self.check(name, data)
+            except ChecksumError as error:
+                yield error
+            except StorageError as error:
+                if error.errno not in _ABSENT:
+                    raise
+                yield MissingFileError(os.path.join(self.directory, name), "is missing, and was written")
+
+    def _problem_of_about(self, data: bytes) -> CorruptCheckpointError | None:
+        path = os.path.join(self.directory, CHECKPOINT_METADATA)
+        try:
+            self.check(CHECKPOINT_METADATA, data)
+        except ChecksumError as error:
+            try:
+                rewritten = is_left_of(self.recorded.about, path, data)
+            except CorruptCheckpointError as malformed:
+                return malformed
+            return None if rewritten else error
+
+        return None
+
+    def deleted_items(self) -> Collection[str]:
+        """Name the items that were recorded and were deleted since, as `_CHECKPOINT_METADATA` says."""
+        before = self.recorded.about.get("handlers")
+        try:
+            data = self.store.read_file(os.path.join(self.directory, CHECKPOINT_METADATA))
+            now = decode_checkpoint_metadata(self.directory, data).items
+        except (StorageError, CorruptCheckpointError):
+            return ()
+
+        return cast("Mapping[str, Any]", before).keys() - now if isinstance(before, Mapping) and now else ()
+
+
+def check_record(path: str, data: bytes | None, expected: Digest | None) -> None:
+    """Compare the record of digests at `path`, None if there is none, with its own digest, if that is known.
+
+    Raises:
+        MissingFileError: If it is lost.
+        ChecksumError: If it is not as it was written.
+    """
+    if expected is None:
+        return
+    if data is None:
+        raise MissingFileError(path, "is missing, and the checksums of the checkpoint with it")
+    if digest_of(data) != expected:
+        raise ChecksumError(path, "differs from what was written, or its digest in the commit mark does")
+
+
+# In the commit mark.
+_LINE: Final = re.compile(
+    rf"^{INTEGRITY}: (\d{{1,18}}) bytes, crc32c ([0-9a-f]{{8}})$".encode(), re.MULTILINE
+)
+
+
+def encode_mark(integrity: bytes | None = None, text: bytes = COMMIT_MARK_TEXT) -> bytes:
+    """Encode the mark of a directory.
+
+    Args:
+        integrity: The content of its `_PENSTOCK_INTEGRITY`, if it has one.
+        text: What the mark says beside the digest; an earlier digest in it is replaced.
+    """
+    if integrity is None:
+        return text
+
+    digest = digest_of(integrity)
+    line = f"{INTEGRITY}: {digest.nbytes} bytes, crc32c {digest.crc32c:08x}".encode()
+    return mark_without_digest(text) + line + b"\n"
+
+
+def mark_without_digest(text: bytes) -> bytes:
+    """Return what a mark says beside the digest: then the record of the directory is taken as it is."""
+    return _LINE.sub(b"", text).rstrip() + b"\n"
+
+
+def digest_in_mark(data: bytes) -> Digest | None:
+    """Return the digest in a mark; None if there is none, as in those of Orbax and of penstock 0.1."""
+    found = _LINE.search(data)
+    return None if found is None else Digest(int(found[1]), int(found[2], 16))
+
+
+_NOT_RECORDED: Final = frozenset({INTEGRITY, COMMIT_MARK, DELETION})
+
+
+def documents_below(store: Store, directory: str, files: Collection[str]) -> Iterator[str]:
+    """Name every file that is no data file and not in a directory with a record of its own; that is named.
+
+    Args:
+        store: Where.
+        directory: Which the names are relative to.
+        files: The data files.
+
+    Raises:
+        CorruptCheckpointError: If links make too many paths.
+    """
+    entered = EnteredDirectories(store)
+    pending = [""]
+    while pending:
+        below = pending.pop()
+        inside = os.path.join(directory, below)
+        entered.enter(inside)
+        names = sorted(store.list_directory(inside))
+        if below and INTEGRITY in names:
+            yield f"{below}/{INTEGRITY}"
+            continue
+
+        for name in names:
+            full = f"{below}/{name}" if below else name
+            if name in _NOT_RECORDED or name.startswith(f"{INTEGRITY}.") or full in files:
+                continue
+            if store.kind(os.path.join(directory, full)) == "directory":
+                pending.append(full)
+            else:
+                yield full
+
+
+def record_documents(store: Store, directory: str) -> bytes:
+    """Write the record of a directory that is being built: what it said so far, and every document. Blocking.
+
+    The data files of a database are left out: what lies in them has checksums of its own, or none.
+
+    Args:
+        store: Where.
+        directory: Of a checkpoint.
+
+    Returns:
+        The content of the record.
+    """
+    path = os.path.join(directory, INTEGRITY)
+    data = store.read_file(path) if store.kind(path) == "file" else None
+    before = integrity.Integrity() if data is None else integrity.decode(path, data)
+    documents = {
+        name: before.documents.get(name) or digest_of_file(store, os.path.join(directory, name))
+        for name in documents_below(store, directory, before.files)
+        if name in before.documents or not _is_database_file(name)
+    }
+    about = None
+    if CHECKPOINT_METADATA in documents:
+        file = os.path.join(directory, CHECKPOINT_METADATA)
+        content = store.read_file(file)
+        about = content_of(file, content) if content else None
+
+    record = integrity.with_documents(path, data, documents, about)
+    store.write_file(path, record)
+    store.sync_directory(directory)
+    return record
+
+
+def renew_record(store: Store, directory: str) -> None:
+    """Record anew the documents of a tree that is being built, which changed after they were recorded."""
+    path = os.path.join(directory, INTEGRITY)
+    if store.kind(path) != "file":
+        return
+
+    data = store.read_file(path)
+    documents = {
+        name: digest_of_file(store, os.path.join(directory, name))
+        for name in integrity.decode(path, data).documents
+        if store.kind(os.path.join(directory, name)) == "file"
+    }
+    record = integrity.with_documents(path, data, documents)
+    store.write_file(path, record)
+    mark = os.path.join(directory, COMMIT_MARK)
+    if store.kind(mark) == "file":
+        store.write_file(mark, encode_mark(record, store.read_file(mark)))
+
+
+def _is_database_file(name: str) -> bool:
+    """Return whether a file, named from the directory of its tree, holds values of a database."""
+    steps = name.split("/")
+    return steps[0] == DATA_FOLDER or steps[0].startswith(OF_A_PROCESS)

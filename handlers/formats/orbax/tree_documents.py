@@ -1,0 +1,617 @@
+"""Reads the documents of a tree and combines what they say about each leaf.
+
+`open_tree` is the door; `read_structure` reads the structure alone, from `_METADATA`, from the msgpack file
+of early Orbax, or from the names of directories. `RememberedDocuments` keeps what was decoded last.
+
+No array byte is read and no jax is imported.
+
+Source:
+    ORBAX_FORMAT.md §1.
+"""
+
+from __future__ import annotations
+
+__all__ = ("ARRAY_TYPES", "RememberedDocuments", "Source", "array_directories", "open_tree")
+
+import os
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any, Final, TypeAlias, TypeVar, final
+
+from penstock.handlers.dtypes import numpy_dtype
+from penstock.handlers.formats import zarr
+from penstock.handlers.formats.inside_paths import EnteredDirectories
+from penstock.handlers.formats.leaf_table import LeafTable, StoredLeaves, show_key_path
+from penstock.handlers.formats.orbax.chunk_lookup import check_files, directory_index, read_value
+from penstock.handlers.formats.orbax.discovery import ItemKind, ItemPlace
+from penstock.handlers.formats.orbax.file_names import (
+    ARRAY_METADATAS,
+    LEGACY_MSGPACK,
+    MANIFEST,
+    METADATA,
+    OF_A_PROCESS,
+    SHARDING,
+    STRINGS,
+)
+from penstock.handlers.formats.orbax.leaf_documents import (
+    decode_random_keys,
+    decode_shardings,
+    decode_strings,
+    find_string,
+)
+from penstock.handlers.formats.orbax.msgpack_files import PackedLeaf, packed_spec, read_tree
+from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
+from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.orbax.tree_metadata import (
+    Columns,
+    TreeMetadata,
+    decode_tree_metadata,
+    tuple_paths,
+)
+from penstock.handlers.formats.zarr import METADATA_KEYS, ArrayFormat
+from penstock.handlers.ocdbt.database_reader import read_index
+from penstock.handlers.ocdbt.key_tables import RememberedKeys
+from penstock.handlers.ocdbt.node_decoding import Index
+from penstock.handlers.ocdbt.wire_format import Indirect
+from penstock.kernel.errors import (
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    MissingFileError,
+    UnsupportedFormatError,
+)
+from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
+from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyKind, KeyPath, LeafSpec
+from penstock.kernel.protocols.stores import Store
+
+NONE: Final[dict[str, Any]] = {}
+"""What an absent document says. A single object, because results are cached by identity. Never changed."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The store and the directory that documents are read from, and the caches."""
+
+    store: Store
+    remembered: RememberedDocuments  #: documents decoded before; those decoded now are added
+    whole: bool = True  #: whether every data file must be there in its whole length
+    foreign: frozenset[str] = frozenset()  #: types of leaves that may lie in their handler's own files
+
+
+def open_tree(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
+    """Read the documents of the tree at `place`.
+
+    Raises:
+        IncompleteCheckpointError: If a save was interrupted there.
+        UnsupportedFormatError: If it is of a kind that penstock recognises and does not read.
+        TruncatedDataError: If a data file is shorter than the index says.
+        CorruptCheckpointError: If a document is damaged or missing; the message names it.
+    """
+    sealed = place.sealed or SealedDocuments.open(source.store, place.directory, place.names)
+    if METADATA not in place.names:
+        sealed.check_absent(METADATA)  # the names of arrays would tell another tree
+
+    structure = read_structure(source.store, place, source.remembered, sealed)
+    tree = structure.tree
+    documents = _Documents(source, place, tree, sealed)
+    index = documents.index()
+    return OrbaxCheckpoint(
+        store=source.store,
+        path=place.path,
+        directory=place.directory,
+        leaves=StoredLeaves(place.directory, _leaf_table(documents, structure, index)),
+        custom_metadata=place.checkpoint.custom_metadata,
+        committed_at_ns=place.checkpoint.committed_at_ns,
+        uses_ocdbt=documents.uses_ocdbt,
+        all_chunks_written=tree.all_chunks_written,
+        checksums=sealed.recorded.files,
+        digests=sealed.recorded.digests,
+        index=index,
+        tree_custom_metadata=deepcopy(tree.custom_metadata),  # the caller may change it
+        root_custom_metadata=place.root_metadata,
+        started_at_ns=place.checkpoint.started_at_ns,
+        uses_zarr3=tree.use_zarr3,
+    )
+
+
+def _leaf_table(documents: _Documents, structure: Structure, index: Index) -> LeafTable:
+    source, directory = documents.source, documents.place.directory
+    path, texts = documents.strings()
+    parts = (documents.tree, texts, documents.shardings(), documents.random_keys())
+    known = source.remembered.table(parts, index)
+    if known is not None:
+        return known
+
+    arrays = ArrayFormats(documents.sealed, directory, index)
+    table = leaf_table(
+        directory,
+        parts[0],
+        arrays,
+        strings=(path, texts),
+        shardings=parts[2],
+        random_keys=parts[3],
+        packed=structure.packed,
+        ocdbt=documents.uses_ocdbt,
+        foreign=source.foreign,
+    )
+    # Values that lie elsewhere may have changed by the next time, and another handler may be asked.
+    if not arrays.far and not structure.packed and not source.foreign:
+        source.remembered.keep_table(parts, index, table)
+
+    return table
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Documents:
+    """The documents beside `_METADATA`, each of which may be absent."""
+
+    source: Source
+    place: ItemPlace
+    tree: TreeMetadata
+    sealed: SealedDocuments
+
+    @property
+    def uses_ocdbt(self) -> bool:
+        recorded = self.tree.use_ocdbt
+        return MANIFEST in self.place.names if recorded is None else recorded
+
+    def index(self) -> Index:
+        store, directory, tree = self.source.store, self.place.directory, self.tree
+        if any(map(has_value, tree.typestrs, tree.skips)):
+            check_merged(directory, self.place.names, tree.use_ocdbt)
+
+        entries = zip(tree.keys, tree.typestrs, tree.skips, strict=True)
+        if not self.uses_ocdbt:
+            names = [".".join(keys) for keys, typestr, skip in entries if has_value(typestr, skip)]
+            return Index.of(directory_index(store, directory, names, self.sealed.check))
+        if MANIFEST not in self.place.names:
+            expected = ARRAY_TYPES - self.source.foreign
+            if not any(typestr in expected and not skip for _, typestr, skip in entries):
+                return Index.of({})
+            raise CorruptCheckpointError(
+                os.path.join(directory, MANIFEST), "is missing, and there are arrays"
+            )
+
+        index = read_index(store, directory, self.source.remembered.keys)
+        check_files(store, directory, index.needed(), whole=self.source.whole)
+        return index
+
+    def strings(self) -> tuple[str, dict[str, object]]:
+        path, data = self._read(STRINGS)
+        if data is None:
+            return path, NONE
+
+        return path, self.source.remembered.decode(STRINGS, decode_strings, path, data)
+
+    def shardings(self) -> dict[str, str]:
+        path, data = self._read(SHARDING)
+        if data is None:
+            return NONE
+
+        return self.source.remembered.decode(SHARDING, decode_shardings, path, data)
+
+    def random_keys(self) -> dict[str, str]:
+        # Every process records the same, so any one of the files is enough.
+        folder = os.path.join(self.place.directory, ARRAY_METADATAS)
+        files = (
+            sorted(self.source.store.list_directory(folder)) if ARRAY_METADATAS in self.place.names else []
+        )
+        if not files:
+            self.sealed.check_absent(ARRAY_METADATAS)
+            return NONE
+
+        path = os.path.join(folder, files[0])
+        data = self.sealed.read(f"{ARRAY_METADATAS}/{files[0]}")
+        return self.source.remembered.decode(ARRAY_METADATAS, decode_random_keys, path, data)
+
+    def _read(self, name: str) -> tuple[str, bytes | None]:
+        path = os.path.join(self.place.directory, name)
+        if name in self.place.names:
+            return path, self.sealed.read(name)
+
+        self.sealed.check_absent(name)
+        return path, None
+
+
+ARRAY_TYPES: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
+
+_SLICE: Final = 8192
+"""Leaves whose metadata is copied out of the index at once. Of a million it would be 400 MB."""
+
+
+def has_value(typestr: str, skip: bool, /) -> bool:
+    """Return whether the index may have a value under the leaf's name."""
+    return not skip and typestr not in EMPTY_MARKERS and typestr != "string"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ArrayFormats:
+    """Finds the metadata of arrays. Many leaves have few shapes, so equal metadata is decoded once."""
+
+    sealed: SealedDocuments
+    directory: str
+    index: Index
+    far: list[str] = field(default_factory=list[str])  #: keys whose values were not in the index itself
+    _whole: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    _known: dict[bytes, ArrayFormat] = field(default_factory=dict[bytes, ArrayFormat])
+
+    def find(
+        self, tree: TreeMetadata, names: Sequence[str], valued: Sequence[int]
+    ) -> list[ArrayFormat | None]:
+        """Return the format of each leaf; None of what is not in the index.
+
+        Args:
+            tree: Which leaves there are.
+            names: Of all leaves.
+            valued: Those to look for.
+        """
+        found: list[ArrayFormat | None] = [None] * len(names)
+        for start in range(0, len(valued), _SLICE):
+            some = valued[start : start + _SLICE]
+            for metadata_key in zarr.METADATA_KEYS:
+                some = self._find_some(tree, names, some, metadata_key, found)
+
+        return found
+
+    def _find_some(
+        self,
+        tree: TreeMetadata,
+        names: Sequence[str],
+        valued: Sequence[int],
+        metadata_key: str,
+        found: list[ArrayFormat | None],
+    ) -> Sequence[int]:
+        """Note the formats of some leaves in `found`; return those that have no such key."""
+        keys = [f"{names[at]}/{metadata_key}" if names[at] else metadata_key for at in valued]
+        row_of = self.index.rows.get
+        rows = [row_of(key.encode()) for key in keys]  # a `map` would hold the interpreter to its end
+        there = [number for number, row in enumerate(rows) if row is not None]
+        values = self.index.inline_values([row for row in rows if row is not None])
+        for number, value in zip(there, values, strict=True):
+            at = valued[number]
+            data = self._far_value(keys[number]) if value is None else value
+            found[at] = self._known.get(data) or self._decode(tree, at, keys[number], data)
+
+        return [at for at, row in zip(valued, rows, strict=True) if row is None]
+
+    def _far_value(self, key: str) -> bytes:
+        self.far.append(key)
+        value = self.index[key.encode()]
+        if isinstance(value, Indirect) and value.file in self.sealed.recorded.documents:
+            # It lies in front of the index's own nodes, in a file that was compared as a whole.
+            if value.file not in self._whole:
+                self._whole[value.file] = self.sealed.read(value.file)
+
+            return self._whole[value.file][value.offset : value.offset + value.length]
+
+        return read_value(self.sealed.store, self.directory, value)
+
+    def _decode(self, tree: TreeMetadata, at: int, key: str, data: bytes) -> ArrayFormat:
+        try:
+            form = zarr.decode(os.path.join(self.directory, key), data)
+        except CorruptCheckpointError as error:
+            error.key_path = show_key_path(tree.keys[at], tree.kinds[at])
+            raise
+
+        return self._known.setdefault(data, form)
+
+
+def leaf_table(
+    directory: str,
+    tree: TreeMetadata,
+    arrays: ArrayFormats,
+    *,
+    strings: tuple[str, dict[str, object]],
+    shardings: Mapping[str, str],
+    random_keys: Mapping[str, str],
+    packed: Mapping[KeyPath, PackedLeaf],
+    ocdbt: bool = True,
+    foreign: frozenset[str] = frozenset(),
+) -> LeafTable:
+    """Build the spec of every leaf. Equal values are shared between leaves.
+
+    Args:
+        directory: Of the tree.
+        tree: Which leaves there are.
+        arrays: Finds those that are arrays of their own.
+        strings: The document of strings, by its path and what it holds.
+        shardings: By stored name.
+        random_keys: Implementations, by stored name.
+        packed: What the msgpack file has, if values lie there.
+        ocdbt: Whether arrays lie in a database, or in a directory each.
+        foreign: Types of leaves that may lie in files of their handler's own, which alone describes them.
+
+    Raises:
+        CorruptCheckpointError: If a value is not where it should be; names the leaf.
+    """
+    names = [".".join(keys) for keys in tree.keys]
+    kinds = list(zip(tree.typestrs, tree.skips, strict=True))
+    with_value = {kind for kind in set(kinds) if has_value(*kind)}
+    valued = [at for at, kind in enumerate(kinds) if kind in with_value]
+    formats = arrays.find(tree, names, valued)
+    known: dict[tuple[object, ...], LeafSpec] = {}
+    specs: list[LeafSpec] = []
+    details: dict[int, object] = {}
+    columns = (map(id, formats), tree.write_shapes, map(shardings.get, names), map(random_keys.get, names))
+    for at, shared in enumerate(zip(tree.typestrs, tree.skips, *columns, strict=True)):
+        spec = known.get(shared)
+        if spec is None:
+            name, form, (typestr, skip, _, write_shape, sharding, key_impl) = names[at], formats[at], shared
+            if form is None and typestr in ARRAY_TYPES and not skip and typestr not in foreign:
+                raise _absent(directory, tree, at, ocdbt=ocdbt)
+            if tree.in_msgpack(at):
+                found = packed.get(tree.keys[at])
+                spec, details[at] = packed_spec(directory, tree, at, found, sharding, known)
+            elif typestr == "string" and typestr not in foreign:
+                key_path = show_key_path(tree.keys[at], tree.kinds[at])
+                spec = LeafSpec(typestr, text=find_string(*strings, name, key_path))
+            elif form is None:
+                spec = known[shared] = LeafSpec(typestr)
+            else:
+                spec = known[shared] = _array_spec(form, typestr, write_shape, sharding, key_impl)
+
+        specs.append(spec)
+
+    return LeafTable(tree.keys, tree.kinds, specs, formats, arrays.index.rows, details)
+
+
+def _array_spec(
+    form: ArrayFormat,
+    typestr: str,
+    write_shape: tuple[int, ...] | None,
+    sharding: str | None,
+    random_key_impl: str | None,
+) -> LeafSpec:
+    return LeafSpec(
+        typestr=typestr,
+        shape=form.shape,
+        dtype=form.dtype,
+        itemsize=numpy_dtype(form.dtype).itemsize,
+        chunk_shape=form.chunk_shape,
+        write_shape=write_shape,
+        sharding=sharding,
+        random_key_impl=random_key_impl,
+    )
+
+
+def _absent(directory: str, tree: TreeMetadata, at: int, *, ocdbt: bool) -> CorruptCheckpointError:
+    """Make the error of a leaf that must be an array, where there is no array."""
+    name, key_path = ".".join(tree.keys[at]), show_key_path(tree.keys[at], tree.kinds[at])
+    if ocdbt:
+        problem = f"the array {name!r} is listed in {METADATA} and is not there"
+        return CorruptCheckpointError(directory, problem, key_path=key_path)
+
+    path = os.path.join(directory, name, zarr.METADATA_KEYS[1 if tree.use_zarr3 else 0])
+    problem = f"is not there as a file, and {METADATA} lists the array"
+    return MissingFileError(path, problem, key_path=key_path)
+
+
+def check_merged(directory: str, names: Collection[str], use_ocdbt: bool | None) -> None:
+    """Raise if each process wrote its part but the merge at the end of the save is missing.
+
+    A process knows only its own chunks, and most know no array's shape, so parts are not read.
+
+    Args:
+        directory: Of the tree; it has arrays.
+        names: What is in it.
+        use_ocdbt: What is recorded, None if nothing is.
+
+    Raises:
+        IncompleteCheckpointError: The message names the parts.
+    """
+    parts = sorted(name for name in names if name.startswith(OF_A_PROCESS))
+    if parts and MANIFEST not in names and use_ocdbt is not False:
+        raise IncompleteCheckpointError(
+            directory, f"has no {MANIFEST}: its parts were never merged ({', '.join(parts)})"
+        )
+
+
+_MOST_LEVELS: Final = 64  # of directories
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The leaves, and the values of those not stored as arrays."""
+
+    tree: TreeMetadata
+    packed: Mapping[KeyPath, PackedLeaf] = field(default_factory=dict[KeyPath, PackedLeaf])
+
+
+def read_structure(
+    store: Store, place: ItemPlace, remembered: RememberedDocuments, sealed: SealedDocuments
+) -> Structure:
+    """Read which leaves the tree at `place` has. `_METADATA` is decoded only if it was not before.
+
+    Raises:
+        CorruptCheckpointError: If a document is damaged, or lacks a value that another says is in it.
+        UnsupportedFormatError: If it is valid, but penstock cannot represent it.
+    """
+    if place.kind is ItemKind.PACKED:
+        sealed.check_file(LEGACY_MSGPACK)
+        return _packed(read_tree(store, os.path.join(place.directory, LEGACY_MSGPACK)))
+    if place.kind is ItemKind.NAMED:
+        names = array_directories(store, place.directory)
+        return Structure(_named(place.directory, names, _sharded(place, sealed)))
+
+    return _recorded(store, place, remembered, sealed)
+
+
+def _recorded(
+    store: Store, place: ItemPlace, remembered: RememberedDocuments, sealed: SealedDocuments
+) -> Structure:
+    path = os.path.join(place.directory, METADATA)
+    if METADATA not in place.names and _is_single_array(store, place):
+        return Structure(_named(place.directory, [LEGACY_MSGPACK], _sharded(place, sealed)))
+    if METADATA not in place.names:
+        raise MissingFileError(path, "is missing, and the structure of the tree with it")
+
+    tree, first = remembered.decode(METADATA, _decode, path, sealed.read(METADATA))
+    # Early Orbax always wrote this file, but it is read only if it is recorded to hold values.
+    if first is None:
+        return Structure(tree)
+
+    packed = os.path.join(place.directory, LEGACY_MSGPACK)
+    if LEGACY_MSGPACK not in place.names:
+        key_path = show_key_path(tree.keys[first], tree.kinds[first])
+        raise CorruptCheckpointError(packed, "is missing, and values are in it", key_path=key_path)
+
+    sealed.check_file(LEGACY_MSGPACK)
+    found = {leaf.keys: leaf for leaf in read_tree(store, packed)}
+    elsewhere = {keys for keys, leaf in found.items() if leaf.elsewhere}
+    skips = [skip and keys not in elsewhere for keys, skip in zip(tree.keys, tree.skips, strict=True)]
+    return Structure(replace(tree, skips=skips), found)
+
+
+def _decode(path: str, data: bytes) -> tuple[TreeMetadata, int | None]:
+    """Read `_METADATA`, and return the first leaf whose value lies in the msgpack file."""
+    tree = decode_tree_metadata(path, data)
+    tuples = tuple_paths(path, tree.value_metadata_tree)
+    if tuples:
+        rows = zip(tree.keys, tree.kinds, strict=True)
+        tree = replace(tree, kinds=[_with_tuples(keys, kinds, tuples) for keys, kinds in rows])
+
+    skipped = (at for at, skip in enumerate(tree.skips) if skip)  # most trees have none
+    return tree, next(filter(tree.in_msgpack, skipped), None)
+
+
+def _with_tuples(
+    keys: KeyPath, kinds: tuple[KeyKind, ...], tuples: frozenset[KeyPath]
+) -> tuple[KeyKind, ...]:
+    return tuple(
+        [
+            KeyKind.TUPLE if kind is KeyKind.SEQUENCE and keys[:depth] in tuples else kind
+            for depth, kind in enumerate(kinds)
+        ]
+    )
+
+
+def _packed(leaves: Sequence[PackedLeaf]) -> Structure:
+    """Make the structure of the msgpack file alone, which has no types for arrays that lie beside it."""
+    columns = Columns(
+        keys=[leaf.keys for leaf in leaves],
+        kinds=[leaf.kinds for leaf in leaves],
+        typestrs=[leaf.typestr for leaf in leaves],
+        write_shapes=[None] * len(leaves),
+        skips=[not leaf.elsewhere for leaf in leaves],
+    )
+    return Structure(_tree(columns), {leaf.keys: leaf for leaf in leaves})
+
+
+def _is_single_array(store: Store, place: ItemPlace) -> bool:
+    """Return whether a database is an item of one array of Orbax 0.4, which needs no other document."""
+    if MANIFEST not in place.names:
+        return False
+
+    keys = read_index(store, place.directory)
+    return {key.rpartition(b"/")[0] for key in keys} == {LEGACY_MSGPACK.encode()}
+
+
+def _sharded(place: ItemPlace, sealed: SealedDocuments) -> Collection[str]:
+    """Name the arrays of which a sharding is recorded: those of jax."""
+    if SHARDING not in place.names:
+        return ()
+
+    path = os.path.join(place.directory, SHARDING)
+    return decode_shardings(path, sealed.read(SHARDING))
+
+
+def _named(directory: str, names: Iterable[str], sharded: Collection[str]) -> TreeMetadata:
+    """Make a tree of dicts of the names alone, in which a dot may be a step or part of a key."""
+    found = dict.fromkeys([tuple(name.split(".")) if name else () for name in sorted(names)])
+    for keys in found:
+        above = next((keys[:n] for n in range(len(keys)) if keys[:n] in found), None)
+        if above is not None:
+            problem = f"has no {METADATA}, and of {'.'.join(above)!r} and {'.'.join(keys)!r}"
+            raise UnsupportedFormatError(directory, f"{problem} one would be inside of the other")
+
+    n = len(found)
+    kinds = [(KeyKind.MAPPING,) * len(keys) for keys in found]
+    types = ["jax.Array" if ".".join(keys) in sharded else "np.ndarray" for keys in found]
+    return _tree(Columns(list(found), kinds, types, [None] * n, [False] * n))
+
+
+def _tree(columns: Columns) -> TreeMetadata:
+    return TreeMetadata(*columns, use_ocdbt=None, use_zarr3=False, all_chunks_written=False)
+
+
+def array_directories(store: Store, directory: str) -> Iterator[str]:
+    """Yield the path, from `directory`, of every directory in it that holds an array. Blocking.
+
+    Raises:
+        CorruptCheckpointError: If links make too many paths.
+    """
+    entered = EnteredDirectories(store)
+    pending = [("", 0)]
+    while pending:
+        name, levels = pending.pop()
+        path = os.path.join(directory, name) if name else directory
+        names = store.list_directory(path)
+        if any(key in names for key in METADATA_KEYS):
+            yield name
+            continue
+
+        entered.enter(path)
+        if levels < _MOST_LEVELS:
+            below = [inner for inner in names if store.kind(os.path.join(path, inner)) == "directory"]
+            pending += [(f"{name}/{inner}" if name else inner, levels + 1) for inner in below]
+
+
+T = TypeVar("T")
+Parts: TypeAlias = tuple[object, ...]
+
+_KINDS: Final = 4  # of documents: a tree has one of each
+_TREES: Final = 2
+_BYTES_OF_A_LEAF: Final = 200
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class RememberedDocuments:
+    """Decodes documents and remembers the last few. Thread-safe.
+
+    A document is recognised by a cryptographic digest of its bytes, so the result can never be that of
+    another document. Callers must not change the result.
+    """
+
+    keys: RememberedKeys = field(default_factory=RememberedKeys, init=False, repr=False)
+    _documents: BoundedCache[tuple[str, bytes], Any] = field(
+        default_factory=lambda: BoundedCache(_KINDS * _TREES), init=False, repr=False
+    )
+    _tables: BoundedCache[Hashable, LeafTable] = field(
+        default_factory=lambda: BoundedCache(_TREES), init=False, repr=False
+    )
+
+    @property
+    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
+        """See `Caching`."""
+        return (self._documents, self._tables, *self.keys.caches)
+
+    def decode(self, kind: str, decoder: Callable[[str, bytes], T], path: str, data: bytes) -> T:
+        """Return `decoder(path, data)`, made now or before.
+
+        Args:
+            kind: What document it is; one kind has one decoder.
+            decoder: Depends on `data` alone; `path` is for its errors, which are not remembered.
+            path: Where `data` was found.
+            data: The content of the file.
+        """
+
+        def make() -> T:
+            return decoder(path, data)
+
+        found: T = self._documents.get_or_make((kind, blake2b(data).digest()), make, lambda _: len(data))
+        return found
+
+    def table(self, parts: Parts, index: Index) -> LeafTable | None:
+        """Return the table made from these very documents and an equivalent index."""
+        return self._tables.get((ByIdentity(*parts), index.what_it_says()))
+
+    def keep_table(self, parts: Parts, index: Index, table: LeafTable) -> None:
+        """Remember a table that depends only on these."""
+        nbytes = _BYTES_OF_A_LEAF * len(table.keys)
+        self._tables.put((ByIdentity(*parts), index.what_it_says()), table, nbytes)

@@ -1,0 +1,450 @@
+"""`_METADATA`: the structure of the tree, the type of each leaf, and which sequences were tuples.
+
+Ten versions of Orbax all write the same form, down to the blanks. That form is read in slices; any other is
+parsed as a whole.
+
+Source:
+    ORBAX_FORMAT.md §1.1; §1.2 for `value_metadata_tree`, which records tuples if the save asked for it.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "Columns",
+    "TreeMetadata",
+    "decode_entries",
+    "decode_tree_metadata",
+    "encode_tree_metadata",
+    "tuple_paths",
+)
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from json.encoder import encode_basestring_ascii as _quoted
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, cast, final
+
+from msgspec import Meta, Struct
+from msgspec.json import Decoder
+
+from penstock.handlers.formats.json_documents import (
+    UnusualFormError,
+    as_list,
+    as_object,
+    as_string,
+    check_unicode,
+    convert_member,
+    decode_slices,
+    parse_distinct,
+    parse_object,
+    parse_value,
+)
+from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
+from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyKind, KeyPath, LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf_infos import InfoRun, LeafInfos, runs_of
+
+_DEFAULT: Final = SaveFormat()
+_EMPTY_NAMED_TUPLE: Final = LeafSpec("NamedTuple")  # without rich types it is recorded as None
+
+_ENDS: Final = {kind: f', "key_type": {kind:d}}}' for kind in KeyKind}  # of the entry of a key
+
+MOST_STEPS: Final = 1000
+"""Keys of one key path: Python's own limit for nested calls, which restoring a deeper tree would pass."""
+
+_DEEP: Final = 64
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TreeMetadata:
+    """The whole document. Its entries for leaves and empty markers are in columns of equal length.
+
+    Columns of strings and of tuples of strings cost the garbage collector next to nothing.
+    """
+
+    keys: Sequence[KeyPath]  #: as recorded, which is JAX's flatten order
+    kinds: Sequence[tuple[KeyKind, ...]]
+    typestrs: Sequence[str]
+    write_shapes: Sequence[tuple[int, ...] | None]
+    skips: Sequence[bool]
+    """No array is stored under this name: an empty marker, or (before 0.5.16) a value in msgpack."""
+
+    use_ocdbt: bool | None  #: None in old checkpoints: OCDBT if there is a manifest
+    use_zarr3: bool
+    all_chunks_written: bool  #: a missing chunk is an error; otherwise it reads as the fill value
+    custom_metadata: object = None  #: the caller's metadata, any JSON
+    value_metadata_tree: object = None  #: as recorded; see `rich_types`
+
+    def in_msgpack(self, at: int) -> bool:
+        """Return whether the value of a leaf lies in the file beside `_METADATA` that early Orbax wrote."""
+        return self.skips[at] and self.typestrs[at] not in EMPTY_MARKERS
+
+
+def encode_tree_metadata(
+    infos: Sequence[ParamInfo],
+    specs: Sequence[LeafSpec],
+    form: SaveFormat = _DEFAULT,
+    custom_metadata: Mapping[str, Any] | None = None,
+) -> Iterator[bytes]:
+    """Encode the document for leaves in flatten order, empty markers among them, stored as `form` says.
+
+    The bytes are those of `json.dumps`. They are assembled from text fragments, because thousands of leaves
+    have few kinds and few parents: dicts for all of them would take ten times as long and trigger the garbage
+    collector.
+
+    Yields:
+        Slices of the document, one for each run of siblings.
+    """
+    values = _values(infos, specs)
+    yield b'{"tree_metadata": {'
+    if len(infos) == 1 and not infos[0].keys:
+        yield f'"()": {{"key_metadata": [], "value_metadata": {values[0]}}}'.encode()
+    else:
+        at, comma = 0, ""
+        for run in runs_of(infos):
+            yield f"{comma}{', '.join(_entries(run, values[at : at + len(run.keys)]))}".encode()
+            at, comma = at + len(run.keys), ", "
+
+    about: dict[str, object] = {"use_ocdbt": form.ocdbt, "use_zarr3": form.zarr == 3}
+    about |= {"store_array_data_equal_to_fill_value": True, "custom_metadata": custom_metadata}
+    if form.rich_types:
+        about["value_metadata_tree"] = encode_tuples(zip(infos, values, strict=True))
+
+    rest = json.dumps(about)
+    yield f"}}, {rest[1:]}".encode()
+
+
+def _entries(run: InfoRun, values: Sequence[str]) -> list[str]:
+    """Encode the entries of siblings."""
+    name = _quoted("(" + "".join([f"{key!r}, " for key in run.outer]))[:-1]
+    end = ")" if run.outer else ",)"
+    outer = zip(run.outer, run.outer_kinds, strict=True)
+    path = "".join([f'{{"key": {_quoted(key)}{_ENDS[kind]}, ' for key, kind in outer])
+    rows = zip(run.keys, run.kinds, values, strict=True)
+    return [
+        f'{name}{_quoted(repr(key))[1:-1]}{end}": {{"key_metadata": [{path}{{"key": {_quoted(key)}'
+        f'{_ENDS[kind]}], "value_metadata": {value}}}'
+        for key, kind, value in rows
+    ]
+
+
+def _values(infos: Sequence[ParamInfo], specs: Sequence[LeafSpec]) -> list[str]:
+    """Encode the type of each leaf."""
+    known = {id(spec): spec for spec in specs}  # most leaves share a few
+    texts = {number: json.dumps(_value_metadata(spec)) for number, spec in known.items()}
+    found = [texts[id(spec)] for spec in specs]
+    if isinstance(infos, LeafInfos):  # without the types of nodes
+        return found
+
+    for at, (info, spec) in enumerate(zip(infos, specs, strict=True)):
+        if info.nodes and info.nodes[-1] and spec.typestr == "None":
+            found[at] = json.dumps(_value_metadata(_EMPTY_NAMED_TUPLE))
+
+    return found
+
+
+def _value_metadata(spec: LeafSpec) -> dict[str, object]:
+    value: dict[str, object] = {"value_type": spec.typestr, "skip_deserialize": spec.is_empty_marker}
+    if spec.write_shape is not None and spec.shapes_recorded:
+        value["write_shape"] = spec.write_shape
+
+    return value
+
+
+def decode_tree_metadata(path: str, data: bytes) -> TreeMetadata:
+    """Read the document. Unknown members are ignored, at every level.
+
+    An entry whose key path is a proper prefix of another one is left out, as Orbax does.
+
+    Args:
+        path: Where `data` was found, for the error.
+        data: The content of the file.
+
+    Raises:
+        CorruptCheckpointError: If it is malformed.
+    """
+    columns, document = decode_entries(path, data)
+    deepest = max(map(len, columns.keys), default=0)
+    if deepest > MOST_STEPS:
+        raise UnsupportedFormatError(
+            path, f"has a key path of {deepest} keys; penstock reads up to {MOST_STEPS}"
+        )
+
+    _check_distinct(path, columns.keys)
+    columns = _without(columns, _proper_prefixes(columns.keys, deepest))
+    return TreeMetadata(
+        *columns,
+        use_ocdbt=_flag(path, document, "use_ocdbt"),
+        use_zarr3=_flag(path, document, "use_zarr3") or False,
+        all_chunks_written=_flag(path, document, "store_array_data_equal_to_fill_value") or False,
+        custom_metadata=document.get("custom_metadata"),
+        value_metadata_tree=document.get("value_metadata_tree"),
+    )
+
+
+def _flag(path: str, document: dict[str, object], name: str) -> bool | None:
+    value = document.get(name)
+    if value is not None and type(value) is not bool:
+        raise CorruptCheckpointError(path, f"{name} is {value!r}, not a boolean")
+
+    return value
+
+
+def _check_distinct(path: str, paths: list[KeyPath]) -> None:
+    if len(set(paths)) == len(paths):
+        return
+
+    seen: set[KeyPath] = set()
+    for keys in paths:
+        if keys in seen:
+            raise CorruptCheckpointError(path, f"{keys} is listed twice")
+        seen.add(keys)
+
+
+def _proper_prefixes(paths: list[KeyPath], deepest: int) -> set[KeyPath]:
+    if deepest > _DEEP:  # remembering every prefix would take the square of the depth
+        return {a for a, b in pairwise(sorted(paths)) if b[: len(a)] == a}
+
+    prefixes: set[KeyPath] = set()
+    for keys in paths:
+        prefix = keys
+        while prefix:
+            prefix = prefix[:-1]
+            if prefix in prefixes:
+                break
+            prefixes.add(prefix)
+
+    return prefixes
+
+
+def _without(columns: Columns, inner: set[KeyPath]) -> Columns:
+    if inner.isdisjoint(columns.keys):
+        return columns
+
+    kept = [at for at, keys in enumerate(columns.keys) if keys not in inner]
+    return Columns(
+        [columns.keys[at] for at in kept],
+        [columns.kinds[at] for at in kept],
+        [columns.typestrs[at] for at in kept],
+        [columns.write_shapes[at] for at in kept],
+        [columns.skips[at] for at in kept],
+    )
+
+
+_MEMBER: Final = "tree_metadata"
+_START: Final = b'{"tree_metadata": {'
+_END: Final = b"}}}, "  # of the last entry, of `tree_metadata`, and what follows it
+_BOUNDARY: Final = b'}},"'
+
+
+class _Step(Struct, gc=False):
+    key: str
+    key_type: Literal[1, 2]
+
+
+class _Value(Struct, gc=False):
+    value_type: str
+    skip_deserialize: bool = False
+    write_shape: tuple[Annotated[int, Meta(ge=0)], ...] | None = None
+
+
+class _Entry(Struct, gc=False):
+    key_metadata: tuple[_Step, ...]
+    value_metadata: _Value
+
+
+_ENTRIES: Final = Decoder(dict[str, _Entry])
+_KINDS: Final = {1: KeyKind.SEQUENCE, 2: KeyKind.MAPPING}
+
+
+@final
+class Columns(NamedTuple):
+    """The entries of the document, one list per attribute."""
+
+    keys: list[KeyPath]
+    kinds: list[tuple[KeyKind, ...]]
+    typestrs: list[str]
+    write_shapes: list[tuple[int, ...] | None]
+    skips: list[bool]
+
+
+def decode_entries(path: str, data: bytes) -> tuple[Columns, dict[str, object]]:
+    """Read the document.
+
+    Args:
+        path: Where `data` was found, for the error.
+        data: All of it.
+
+    Returns:
+        The entries, and the other members of the document.
+
+    Raises:
+        CorruptCheckpointError: If it is not JSON, an entry is not one, or a name occurs twice.
+    """
+    try:
+        return _decode_usual(path, data)
+    except (UnusualFormError, CorruptCheckpointError):
+        return _decode_any(path, data)  # it may be valid; if it is not, this raises the reason
+
+
+def _decode_usual(path: str, data: bytes) -> tuple[Columns, dict[str, object]]:
+    end = data.find(_END)
+    if not data.startswith(_START) or end < 0:
+        raise UnusualFormError
+
+    collected, names = _Collected(), set[str]()
+    for entries, _ in decode_slices(_ENTRIES, data, len(_START), end + 2, _BOUNDARY):
+        collected.add(entries.values())
+        names.update(entries)
+
+    rest = parse_object(path, b"{" + data[end + len(_END) :])
+    if _MEMBER in rest or len(names) < len(collected.columns.keys):
+        raise UnusualFormError  # a name occurs twice
+
+    return collected.columns, rest
+
+
+def _decode_any(path: str, data: bytes) -> tuple[Columns, dict[str, object]]:
+    document = parse_distinct(path, data)
+    collected = _Collected()
+    members = as_object(path, _MEMBER, document.pop(_MEMBER, None))
+    collected.add(convert_member(path, name, value, _Entry) for name, value in members.items())
+    for keys in collected.columns.keys:
+        check_unicode(path, keys)  # Python's parser, unlike that of the usual form, takes surrogates
+
+    return collected.columns, document
+
+
+@final
+class _Collected:
+    """The entries so far. Equal values of many leaves are stored as one object."""
+
+    __slots__ = ("_kinds", "_shapes", "_typestrs", "columns")
+
+    def __init__(self) -> None:
+        self.columns = Columns([], [], [], [], [])
+        self._kinds: dict[tuple[int, ...], tuple[KeyKind, ...]] = {}
+        self._typestrs: dict[str, str] = {}
+        self._shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def add(self, entries: Iterable[_Entry]) -> None:
+        keys, kinds, typestrs, write_shapes, skips = self.columns
+        rows = [(entry.key_metadata, entry.value_metadata) for entry in entries]
+        keys += [tuple([step.key for step in steps]) for steps, _ in rows]
+        numbers = [tuple([step.key_type for step in steps]) for steps, _ in rows]
+        for each in set(numbers) - self._kinds.keys():
+            self._kinds[each] = tuple([_KINDS[number] for number in each])
+
+        kinds += map(self._kinds.__getitem__, numbers)
+        typestrs += [self._typestrs.setdefault(value.value_type, value.value_type) for _, value in rows]
+        shapes = [value.write_shape for _, value in rows]
+        write_shapes += [None if shape is None else self._shapes.setdefault(shape, shape) for shape in shapes]
+        skips += [value.skip_deserialize for _, value in rows]
+
+
+_NAME: Final = "value_metadata_tree"
+_LEAF: Final = "ValueMetadataEntry"
+_Json: TypeAlias = "dict[str, _Json] | list[_Json] | str | int | bool | None"
+
+
+def tuple_paths(path: str, text: object) -> frozenset[KeyPath]:
+    """Find the tuples in the document that `_METADATA` holds as a text.
+
+    Named tuples are not among them: their fields are recorded like the keys of a dict.
+
+    Args:
+        path: Of `_METADATA`, for the error.
+        text: What is recorded; None if nothing is.
+
+    Raises:
+        CorruptCheckpointError: If it is malformed.
+    """
+    if text is None:
+        return frozenset()
+
+    tree = parse_value(f"{path}, {_NAME}", as_string(path, _NAME, text))
+    try:
+        return frozenset(_tuples(path, tree, ()))
+    except RecursionError as error:
+        raise CorruptCheckpointError(path, f"{_NAME} is nested without end") from error
+
+
+def _tuples(path: str, node: object, keys: KeyPath) -> Iterator[KeyPath]:
+    members: object = node
+    if isinstance(members, dict) and _is(cast("dict[str, object]", members), "custom", "tuple"):
+        yield keys
+    for key, child in _children(path, node, keys):
+        yield from _tuples(path, child, (*keys, str(key)))
+
+
+def _children(path: str, value: object, keys: KeyPath) -> Iterator[tuple[object, object]]:
+    """Yield the children of a node, by the keys that `tree_metadata` has for them."""
+    if isinstance(value, list):
+        yield from enumerate(cast("list[object]", value))
+        return
+
+    node = as_object(path, _NAME, value)
+    if _is(node, "custom", _LEAF):
+        return
+    if _is(node, "custom", "tuple"):
+        yield from enumerate(as_list(path, _NAME, node["entries"]))
+    elif node.get("category") == "namedtuple" and "entries" in node:
+        for entry in as_list(path, _NAME, node["entries"]):
+            field = as_object(path, _NAME, entry)
+            yield as_string(path, f"a field at {keys}", field.get("key")), field.get("value")
+    else:
+        yield from node.items()
+
+
+def _is(node: dict[str, object], category: str, class_: str) -> bool:
+    content = "data" if class_ == _LEAF else "entries"
+    return node.get("category") == category and node.get("clazz") == class_ and content in node
+
+
+def encode_tuples(leaves: Iterable[tuple[ParamInfo, str]]) -> str:
+    """Encode the document that `tuple_paths` reads.
+
+    Args:
+        leaves: Where each stands, with its `nodes`; and what `tree_metadata` says of its value, as JSON.
+    """
+    root = _Node()
+    for info, value in leaves:
+        node = root
+        for key, kind, name in zip(info.keys, info.kinds, info.nodes, strict=False):
+            node.kind, node.name = kind, name
+            node = node.children.setdefault(key, _Node())
+
+        node.value = {"category": "custom", "clazz": _LEAF, "data": json.loads(value)}
+
+    return json.dumps(root.document())
+
+
+@final
+@dataclass(slots=True)
+class _Node:
+    kind: KeyKind = KeyKind.MAPPING  #: of its children's keys
+    name: str = ""  #: as in `ParamInfo.nodes`
+    children: dict[str, _Node] = field(default_factory=dict[str, "_Node"])
+    value: _Json = None  #: of a leaf
+
+    def document(self) -> _Json:
+        if not self.children:
+            return self.value
+        if self.name == "tuple":
+            return {"category": "custom", "clazz": "tuple", "entries": self._documents()}
+        if self.name:
+            module, _, name = self.name.rpartition(":")
+            entries: list[_Json] = [
+                {"key": key, "value": child.document()} for key, child in self.children.items()
+            ]
+            return {"category": "namedtuple", "module": module, "clazz": name, "entries": entries}
+        # An index is missing where a node of a user's own class has nothing in it.
+        if self.kind is KeyKind.SEQUENCE and list(self.children) == list(map(str, range(len(self.children)))):
+            return self._documents()
+
+        return {key: child.document() for key, child in self.children.items()}
+
+    def _documents(self) -> list[_Json]:
+        return [child.document() for child in self.children.values()]

@@ -1,0 +1,210 @@
+"""Codecs of other distributions: one file and an entry point of the group `penstock.codecs`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.errors import ConfigError, CorruptCheckpointError
+from penstock.handlers import OrbaxLayout
+from penstock.kernel import SaveFormat
+
+ROOT = Path(__file__).parents[4]
+EXAMPLE = ROOT / "docs" / "examples" / "plugin"
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+# A codec that TensorStore lacks and numcodecs has.
+LZMA = """
+import lzma
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Lzma:
+    preset: int = 1
+    in_tensorstore = False
+
+    @property
+    def text(self):
+        return f"lzma:{self.preset}"
+
+    def zarr2(self, itemsize):
+        return {"format": 1, "check": -1, "preset": self.preset, "filters": None}
+
+    def zarr3(self, itemsize):
+        return {"preset": self.preset}
+
+    def encode(self, chunks, itemsize):
+        return [lzma.compress(chunk, preset=self.preset) for chunk in chunks]
+
+    def decode(self, stored, nbytes):
+        return lzma.decompress(stored)
+
+class Kind:
+    usage = "lzma:<0 to 9>"
+
+    def parse(self, options):
+        return Lzma(int(options or 1))
+
+    def from_zarr(self, options):
+        return Lzma(options["preset"])
+
+LZMA = Kind()
+"""
+
+
+def install(folder: Path, distribution: str, points: dict[str, str]) -> None:
+    info = folder / f"{distribution}-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2\n")
+    lines = [f"{name} = {place}" for name, place in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[penstock.codecs]", *lines, ""]))
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on `sys.path` with a codec that TensorStore lacks, beside the example's with one it has."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "lzma_code.py").write_text(LZMA)
+    install(folder, "small", {"lzma": "lzma_code:LZMA"})
+    install(folder, "penstock-example", {"blosc": "penstock_example.blosc:BLOSC"})
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.syspath_prepend(EXAMPLE / "src")
+    yield folder
+    for module in ("lzma_code", "penstock_example", "penstock_example.blosc"):
+        sys.modules.pop(module, None)
+
+
+def weights() -> dict[str, Array]:
+    """Numbers that vary little, of several widths."""
+    steps = np.arange(40_000)
+    return {
+        "a": (1 + steps % 7 / 1000).astype(np.float32).reshape(200, 200),
+        "b": (1j * steps).astype(np.complex128),
+        "c": (steps % 11).astype(np.int8),
+        "d": np.linspace(0, 1, 40_000).astype(np.float16),
+    }
+
+
+def save(path: Path, form: SaveFormat) -> dict[str, Array]:
+    tree = weights()
+    with penstock.sync.Checkpointer(layout=OrbaxLayout(form)) as checkpointer:
+        checkpointer.save(path, tree).result()
+
+    return tree
+
+
+def check(found: Any, tree: dict[str, Array]) -> None:
+    assert found.keys() == tree.keys()
+    for name, value in tree.items():
+        np.testing.assert_array_equal(np.asarray(found[name]), value)
+
+
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize("zarr", [2, 3])
+@pytest.mark.parametrize("ocdbt", [True, False])
+@pytest.mark.parametrize("codec", ["blosc", "blosc:zstd:3:shuffle", "lzma:2"])
+def test_what_is_saved_with_it_is_restored(tmp_path: Path, codec: str, ocdbt: bool, zarr: Any) -> None:
+    tree = save(tmp_path / "a", SaveFormat(ocdbt, zarr, codec, 20_000))
+
+    with penstock.sync.Checkpointer() as checkpointer:
+        check(checkpointer.restore(tmp_path / "a"), tree)
+        like = {name: np.empty_like(value) for name, value in tree.items()}
+        check(checkpointer.restore(tmp_path / "a", like=like), tree)
+
+
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize("zarr", [2, 3])
+@pytest.mark.parametrize("ocdbt", [True, False])
+def test_orbax_reads_a_codec_that_tensorstore_has(tmp_path: Path, ocdbt: bool, zarr: Any) -> None:
+    ocp = pytest.importorskip("orbax.checkpoint")
+    tree = save(tmp_path / "a", SaveFormat(ocdbt, zarr, "blosc:lz4:5:bitshuffle", 20_000))
+
+    check(ocp.PyTreeCheckpointer().restore(str(tmp_path / "a")), tree)
+
+
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize(("version", "codec"), [(2, "blosc"), (3, "blosc"), (2, "lzma:1")])
+def test_zarr_reads_it_as_its_own(tmp_path: Path, version: Any, codec: str) -> None:
+    zarr = pytest.importorskip("zarr")
+    tree = save(tmp_path / "a", SaveFormat(False, version, codec, 20_000))
+
+    for name, value in tree.items():
+        array = zarr.open_array(str(tmp_path / "a" / name), mode="r")
+        np.testing.assert_array_equal(array[...], value)
+
+
+@pytest.mark.usefixtures("site")
+def test_the_metadata_says_what_was_asked_for(tmp_path: Path) -> None:
+    save(tmp_path / "two", SaveFormat(False, 2, "blosc:lz4hc:9:bitshuffle"))
+    save(tmp_path / "three", SaveFormat(False, 3, "blosc:lz4hc:9:bitshuffle"))
+
+    two = json.loads((tmp_path / "two" / "a" / ".zarray").read_text())["compressor"]
+    assert two == {"id": "blosc", "cname": "lz4hc", "clevel": 9, "shuffle": 2, "blocksize": 0}
+    three = json.loads((tmp_path / "three" / "d" / "zarr.json").read_text())["codecs"][-1]
+    assert three["name"] == "blosc"
+    assert three["configuration"]["shuffle"] == "bitshuffle"
+    assert three["configuration"]["typesize"] == 2
+
+
+@pytest.mark.usefixtures("site")
+def test_shuffled_bits_take_less_room_than_zstd_alone(tmp_path: Path) -> None:
+    save(tmp_path / "blosc", SaveFormat(codec="blosc:zstd:1:bitshuffle"))
+    save(tmp_path / "zstd", SaveFormat(codec="zstd:1"))
+
+    def size(path: Path) -> int:
+        return sum(file.stat().st_size for file in path.rglob("d/*"))
+
+    assert size(tmp_path / "blosc") < size(tmp_path / "zstd")
+
+
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize("codec", ["blosc", "lzma"])
+def test_a_damaged_chunk_is_an_error_that_names_the_leaf(tmp_path: Path, codec: str) -> None:
+    save(tmp_path / "a", SaveFormat(False, 2, codec))
+    chunk = tmp_path / "a" / "a" / "0.0"
+    chunk.write_bytes(bytes(chunk.stat().st_size))
+
+    with penstock.sync.Checkpointer() as checkpointer, pytest.raises(CorruptCheckpointError) as caught:
+        checkpointer.restore(tmp_path / "a")
+    assert caught.value.key_path == "['a']"
+
+
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize(
+    "codec", ["blosc:lz4", "blosc:lz5:1:shuffle", "blosc:lz4:10:shuffle", "blosc:", "lz5"]
+)
+def test_options_that_it_lacks_are_refused_with_what_there_is(codec: str) -> None:
+    with pytest.raises(ConfigError, match=r"codec: must be .*'zstd:<1 to 22>' or 'blosc:<compressor>"):
+        SaveFormat(codec=codec)
+
+
+def test_two_distributions_that_claim_a_codec_are_both_named(site: Path) -> None:
+    install(site, "other", {"lzma": "lzma_code:LZMA"})
+
+    with pytest.raises(ConfigError, match=r"'lzma' is claimed by other 1\.2 and small 1\.2"):
+        SaveFormat(codec="lzma")
+
+
+def test_a_broken_codec_is_named_and_no_hindrance_to_others(site: Path) -> None:
+    install(site, "broken", {"lost": "no_such_module:LOST"})
+
+    with pytest.raises(ConfigError, match=r"entry point 'lost' of broken 1\.2 is broken"):
+        SaveFormat(codec="lost")
+    with pytest.raises(ConfigError, match=r"or 'lost'"):
+        SaveFormat(codec="gzip")
+    assert SaveFormat(codec="lzma").leaf_codec == "lzma:1"
+
+
+def test_nothing_is_imported_for_a_codec_that_is_not_asked_for(site: Path) -> None:
+    assert SaveFormat(codec="zstd").leaf_codec == "zstd:1"
+    assert "lzma_code" not in sys.modules
+    assert "penstock_example.blosc" not in sys.modules
