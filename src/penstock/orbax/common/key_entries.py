@@ -12,7 +12,7 @@ from jax import tree_util
 
 from penstock.kernel.protocols.leaf import KeyKind, ParamInfo
 
-_jax: Any = tree_util
+_tree: Any = tree_util  # jax declares no types for it
 
 
 def key_entries(info: ParamInfo) -> tuple[Any, ...]:
@@ -34,7 +34,7 @@ def key_entries(info: ParamInfo) -> tuple[Any, ...]:
                 text = text[: -len(shown)]
                 break
         else:  # a custom entry, or a key that is not a string
-            entry = _jax.DictKey(key) if kind is KeyKind.MAPPING else _jax.SequenceKey(int(key))
+            entry = _tree.DictKey(key) if kind is KeyKind.MAPPING else _tree.SequenceKey(int(key))
 
         entries.append(entry)
 
@@ -44,13 +44,13 @@ def key_entries(info: ParamInfo) -> tuple[Any, ...]:
 
 def _candidates(key: str, kind: KeyKind) -> Iterator[Any]:
     if kind is not KeyKind.MAPPING:
-        yield _jax.SequenceKey(int(key))
-        yield _jax.FlattenedIndexKey(int(key))
+        yield _tree.SequenceKey(int(key))
+        yield _tree.FlattenedIndexKey(int(key))
         return
 
-    yield _jax.DictKey(key)
-    yield _jax.GetAttrKey(key)
+    yield _tree.DictKey(key)
+    yield _tree.GetAttrKey(key)
     try:
-        yield _jax.DictKey(ast.literal_eval(key))  # a number, or a bool
+        yield _tree.DictKey(ast.literal_eval(key))  # a number, or a bool
     except (ValueError, SyntaxError):
         return

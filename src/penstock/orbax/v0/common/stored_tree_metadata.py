@@ -12,7 +12,7 @@ from jax import tree_util
 
 from penstock.orbax.v0.common.tree_utils import PyTree, get_key_name
 
-_jax: Any = tree_util
+_tree: Any = tree_util  # jax declares no types for it
 
 
 @dataclass
@@ -71,7 +71,7 @@ class TreeMetadata(Protocol):
     ) -> TreeMetadata: ...
 
 
-@_jax.register_pytree_with_keys_class
+@_tree.register_pytree_with_keys_class
 class _TreeMetadata(TreeMetadata):
     """The only implementation of `TreeMetadata`.
 
@@ -192,21 +192,21 @@ class _Custom:
 
 
 def _is_bare_leaf(tree: object) -> bool:
-    return tree is not None and bool(_jax.all_leaves([tree]))
+    return tree is not None and bool(_tree.all_leaves([tree]))
 
 
 def _outermost(tree: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     if isinstance(tree, dict):
         mapping = cast("Mapping[Any, Any]", tree)
-        return [_jax.DictKey(key) for key in mapping], list(mapping.values())
+        return [_tree.DictKey(key) for key in mapping], list(mapping.values())
     names = _field_names(cast("object", tree))
     if names is not None:
-        return [_jax.DictKey(name) for name in names], [getattr(tree, name) for name in names]
+        return [_tree.DictKey(name) for name in names], [getattr(tree, name) for name in names]
     if isinstance(tree, list | tuple):
         items = cast("Sequence[Any]", tree)
-        return [_jax.SequenceKey(at) for at in range(len(items))], items
+        return [_tree.SequenceKey(at) for at in range(len(items))], items
 
-    return [_jax.GetAttrKey("tree")], [tree]
+    return [_tree.GetAttrKey("tree")], [tree]
 
 
 def _field_names(tree: object) -> tuple[str, ...] | None:

@@ -27,10 +27,9 @@ from jax import tree_util
 
 PyTree: TypeAlias = Any
 
-# jax declares no types for them.
-_jax: Any = tree_util
-_MAPPING_KEYS: Any = (_jax.DictKey, _jax.GetAttrKey)
-_SEQUENCE_KEYS: Any = (_jax.SequenceKey, _jax.FlattenedIndexKey)
+_tree: Any = tree_util  # jax declares no types for it
+_MAPPING_KEYS: Any = (_tree.DictKey, _tree.GetAttrKey)
+_SEQUENCE_KEYS: Any = (_tree.SequenceKey, _tree.FlattenedIndexKey)
 
 
 def get_key_name(key: Any) -> int | str:
@@ -39,13 +38,13 @@ def get_key_name(key: Any) -> int | str:
     Raises:
         ValueError: If it is none of jax's kinds.
     """
-    if isinstance(key, _jax.SequenceKey):
+    if isinstance(key, _tree.SequenceKey):
         return cast("int", key.idx)
-    if isinstance(key, _jax.DictKey):
+    if isinstance(key, _tree.DictKey):
         return str(key.key)
-    if isinstance(key, _jax.GetAttrKey):
+    if isinstance(key, _tree.GetAttrKey):
         return cast("str", key.name)
-    if isinstance(key, _jax.FlattenedIndexKey):
+    if isinstance(key, _tree.FlattenedIndexKey):
         return cast("int", key.key)
 
     raise ValueError(f"{key!r} is no key of jax: {type(key)}")
@@ -93,7 +92,7 @@ def get_param_names(item: PyTree, *, include_empty_nodes: bool = True) -> PyTree
     def name(path: tuple[Any, ...], _: object) -> str:
         return ".".join(str_keypath(path))
 
-    return _jax.tree_map_with_path(name, item, is_leaf=is_leaf)
+    return _tree.tree_map_with_path(name, item, is_leaf=is_leaf)
 
 
 def from_flattened_with_keypath(flat_with_keys: list[tuple[tuple[Any, ...], Any]]) -> PyTree:
@@ -138,7 +137,7 @@ def deserialize_tree(serialized: PyTree, target: PyTree, keep_empty_nodes: bool 
 
         return found
 
-    return _jax.tree_map_with_path(find, target, is_leaf=is_empty_or_leaf if keep_empty_nodes else None)
+    return _tree.tree_map_with_path(find, target, is_leaf=is_empty_or_leaf if keep_empty_nodes else None)
 
 
 def to_flat_dict(
@@ -188,7 +187,7 @@ def from_flat_dict(
     if target is not None:
         keys = to_flat_dict(target, sep)
         values = [flat_dict.pop(key) if inplace else flat_dict[key] for key in keys]
-        return _jax.tree_unflatten(_jax.tree_structure(target), values)
+        return _tree.tree_unflatten(_tree.tree_structure(target), values)
 
     if sep is None and () in flat_dict:
         if len(flat_dict) != 1:
@@ -230,12 +229,12 @@ def merge_trees(*trees: PyTree, target: PyTree = None) -> PyTree:
 
 
 def _pairs(tree: PyTree, is_leaf: Callable[[Any], bool] | None) -> list[tuple[tuple[Any, ...], Any]]:
-    pairs, _ = _jax.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    pairs, _ = _tree.tree_flatten_with_path(tree, is_leaf=is_leaf)
     return cast("list[tuple[tuple[Any, ...], Any]]", pairs)
 
 
 def _is_leaf(value: object) -> bool:
-    found: bool = _jax.all_leaves([value])
+    found: bool = _tree.all_leaves([value])
     return found
 
 

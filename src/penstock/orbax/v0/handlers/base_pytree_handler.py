@@ -63,7 +63,7 @@ from penstock.orbax.v0.trees.tree_description import describe_tree
 from penstock.stages.pytree.flattening import step
 
 T = TypeVar("T")
-_jax: Any = tree_util
+_tree: Any = tree_util  # jax declares no types for it
 
 
 class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
@@ -335,7 +335,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         if self._is_first is None:
             return None
 
-        pairs = _jax.tree_flatten_with_path(item)[0]
+        pairs = _tree.tree_flatten_with_path(item)[0]
         first = {
             tuple([step(entry)[0] for entry in path])
             for path, _ in pairs

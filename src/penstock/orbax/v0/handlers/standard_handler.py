@@ -32,7 +32,7 @@ from penstock.orbax.v0.handlers.pytree_handler import (
 from penstock.orbax.v0.trees.restore_args import scalar_args
 
 STANDARD_ARRAY_TYPES = (int, float, np.ndarray, jax.Array)
-_jax: Any = tree_util
+_tree: Any = tree_util  # jax declares no types for it
 
 
 class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
@@ -185,11 +185,11 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         if all(isinstance(leaf, self._supported_types) and as_array(leaf) is leaf for leaf in firsts):
             return item
 
-        return _jax.tree_map_with_path(check, item)
+        return _tree.tree_map_with_path(check, item)
 
     def _validate_restore_state(self, item: Any) -> None:
         allowed = (*self._supported_types, jax.ShapeDtypeStruct, ArrayMetadata)
-        for path, leaf in _jax.tree_flatten_with_path(item)[0]:
+        for path, leaf in _tree.tree_flatten_with_path(item)[0]:
             self._check_type(path, leaf, allowed)
 
     def _check_type(self, path: Any, leaf: Any, allowed: tuple[type, ...]) -> None:
@@ -290,7 +290,7 @@ def _restore_args(args: StandardRestoreArgs, stored: _Stored) -> Any:
         return isinstance(node, ArrayMetadata)
 
     item = stored.tree if args.item is None else args.item
-    return _jax.tree_map_with_path(ask, item, is_leaf=is_metadata)
+    return _tree.tree_map_with_path(ask, item, is_leaf=is_metadata)
 
 
 def _array_args(leaf: Any, place: Any) -> ArrayRestoreArgs:

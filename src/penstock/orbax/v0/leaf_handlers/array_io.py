@@ -23,7 +23,7 @@ from penstock.orbax.common.value_metadata import ArrayMetadata, StorageMetadata,
 from penstock.orbax.v0.common.compared_arrays import compare_arrays
 from penstock.orbax.v0.leaf_handlers.tensorstore_specs import array_read_spec, get_ts_context
 
-_ts = cast("Any", ts)
+_ts: Any = ts  # its stubs use names that they do not define
 
 
 @final

@@ -23,8 +23,8 @@ from penstock.kernel.protocols.reads import Target
 from penstock.orbax.common.background_work import blaming, in_thread, reserved
 from penstock.orbax.common.leaf_args import ParamInfo, RestoreArgs
 
-_ts = cast("Any", ts)
-_jax = cast("Any", jax)
+_ts: Any = ts  # its stubs use names that they do not define
+_jax: Any = jax
 
 
 @final

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast, final
+from typing import Any, Final, final
 
 import tensorstore as ts
 
@@ -24,7 +24,7 @@ from penstock.kernel.storage.foreign_files import foreign_files
 from penstock.orbax.common.background_work import in_thread
 from penstock.orbax.v0.leaf_handlers.tensorstore_specs import OcdbtWriteOptions, get_ts_context, kvstore_spec
 
-_ts = cast("Any", ts)
+_ts: Any = ts  # its stubs use names that they do not define
 _PROCESSES: Final = "ocdbt.process_*"
 _METADATA: Final = re.compile(r"(?:^|/)(?:\.zarray|zarr\.json)$")
 _CHUNKS: Final = (re.compile(r"(?:^|/)\d+(?:\.\d+)*$"), re.compile(r"(?:^|/)c(?:/\d+)*$"))

@@ -6,7 +6,7 @@ __all__ = ("read_values", "sharding_pointer", "write_values")
 
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import tensorstore as ts
 
@@ -15,7 +15,7 @@ from penstock.orbax.common.item_files import check_document
 from penstock.orbax.common.leaf_args import ParamInfo
 from penstock.orbax.v0.leaf_handlers.tensorstore_specs import get_ts_context, json_spec
 
-_ts = cast("Any", ts)
+_ts: Any = ts  # its stubs use names that they do not define
 
 
 def sharding_pointer(name: str) -> str:

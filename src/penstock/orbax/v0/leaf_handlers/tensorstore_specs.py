@@ -33,8 +33,7 @@ from penstock.handlers.formats.orbax.writing.chunk_shapes import orbax_chunk_sha
 from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
 from penstock.orbax.common.leaf_args import ParamInfo, RestoreArgs, SaveArgs
 
-# Half of TensorStore's signatures are unknown to the checkers: its stubs use names they do not define.
-_ts = cast("Any", ts)
+_ts: Any = ts  # its stubs use names that they do not define
 
 _GIB: Final = 2**30
 _MIB: Final = 2**20

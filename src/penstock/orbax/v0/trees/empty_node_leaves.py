@@ -14,7 +14,7 @@ from penstock.kernel.errors import DuplicateNameError
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.stages.pytree.flattening import step
 
-_jax: Any = tree_util
+_tree: Any = tree_util  # jax declares no types for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Found:
     @property
     def key_path(self) -> str:
         """The key path as jax prints it, for messages."""
-        shown: str = _jax.keystr(self.path)
+        shown: str = _tree.keystr(self.path)
         return shown
 
 
@@ -41,7 +41,7 @@ def flatten(tree: Any) -> tuple[list[Found], Any]:
     Raises:
         DuplicateNameError: If two have the same keys.
     """
-    pairs, treedef = _jax.tree_flatten_with_path(tree, is_leaf=is_empty())
+    pairs, treedef = _tree.tree_flatten_with_path(tree, is_leaf=is_empty())
     found: dict[KeyPath, Found] = {}
     for path, value in pairs:
         one = Found(tuple([step(entry)[0] for entry in path]), path, value)
@@ -58,12 +58,12 @@ def is_empty() -> Callable[[Any], bool]:
     def check(value: object) -> bool:
         is_leaf = leaves.get(type(value))
         if is_leaf is None:
-            is_leaf = leaves[type(value)] = bool(_jax.all_leaves([value]))
+            is_leaf = leaves[type(value)] = bool(_tree.all_leaves([value]))
 
         def below(node: object) -> bool:
             return node is not value
 
-        return not is_leaf and not _jax.tree_leaves(value, is_leaf=below)
+        return not is_leaf and not _tree.tree_leaves(value, is_leaf=below)
 
     return check
 
@@ -81,12 +81,12 @@ def with_markers(tree: Any) -> Any:
     def marked(value: Any) -> Any:
         return _marker(value) if check(value) else value
 
-    return _jax.tree_map(marked, tree, is_leaf=check)
+    return _tree.tree_map(marked, tree, is_leaf=check)
 
 
 def _has_unmarked(tree: Any) -> bool:
     """Whether there is an empty node that is not its own marker. Asks jax about containers alone."""
-    one_level = _jax.default_registry.flatten_one_level
+    one_level = _tree.default_registry.flatten_one_level
     leaves: set[type] = set()  # what is a leaf depends on its type alone
     waiting: list[object] = [tree]
     while waiting:

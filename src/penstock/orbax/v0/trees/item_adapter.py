@@ -17,7 +17,7 @@ from penstock.orbax.common.array_structs import is_narrowed
 from penstock.orbax.common.leaf_args import ArrayRestoreArgs, RestoreArgs
 from penstock.orbax.v0.leaf_handlers.type_handler_registry import PLACEHOLDER
 
-_jax: Any = tree_util
+_tree: Any = tree_util  # jax declares no types for it
 _struct: Any = jax.ShapeDtypeStruct
 _TYPES: Final = frozenset({int, float, str, np.ndarray})
 
@@ -31,8 +31,8 @@ def target_of(item: Any, restore_args: Any) -> tuple[Any, Sequence[Any]] | None:
         item: The structure of the result.
         restore_args: Of the same structure.
     """
-    leaves, structure = _jax.tree_flatten(item)
-    args, args_structure = _jax.tree_flatten(restore_args, is_leaf=_is_args)
+    leaves, structure = _tree.tree_flatten(item)
+    args, args_structure = _tree.tree_flatten(restore_args, is_leaf=_is_args)
     if structure != args_structure:
         return None
 
@@ -62,7 +62,7 @@ def target_of(item: Any, restore_args: Any) -> tuple[Any, Sequence[Any]] | None:
 
 def fits(restored: Any, wanted: Sequence[Any]) -> bool:
     """Whether the leaves of a result are as requested."""
-    leaves = _jax.tree_leaves(restored)
+    leaves = _tree.tree_leaves(restored)
     return len(leaves) == len(wanted) and all(
         type(leaf) is kind or (kind is jax.Array and isinstance(leaf, jax.Array))
         for leaf, kind in zip(leaves, wanted, strict=True)
@@ -71,8 +71,8 @@ def fits(restored: Any, wanted: Sequence[Any]) -> bool:
 
 def has_structure_of(restored: Any, item: Any) -> bool:
     """Whether a tree of dicts and lists has exactly the structure of an item, which leaves out no leaf."""
-    leaves, structure = _jax.tree_flatten(item)
-    same: bool = structure == _jax.tree_structure(restored)
+    leaves, structure = _tree.tree_flatten(item)
+    same: bool = structure == _tree.tree_structure(restored)
     return same and not any(leaf is PLACEHOLDER for leaf in leaves)
 
 

@@ -18,7 +18,7 @@ from penstock.kernel.config.save_format import SaveFormat
 from penstock.orbax.common.leaf_args import SaveArgs
 from penstock.orbax.v0.common.tree_utils import is_empty_or_leaf
 
-_jax: Any = tree_util
+_tree: Any = tree_util  # jax declares no types for it
 _NOTHING: Final = LeafFormat()
 
 
@@ -36,7 +36,7 @@ def leaf_formats(item: Any, save_args: Any, form: SaveFormat, file_bytes: int | 
         ValueError: If `save_args` has not the structure of the tree.
     """
     if save_args is not None:
-        _jax.tree_map(_nothing, item, save_args, is_leaf=is_empty_or_leaf)
+        _tree.tree_map(_nothing, item, save_args, is_leaf=is_empty_or_leaf)
 
     most = file_bytes if form.ocdbt and file_bytes and file_bytes > 0 else None
     if most is not None and form.codec != "none" and most >= CODED_CHUNK:
@@ -47,7 +47,7 @@ def leaf_formats(item: Any, save_args: Any, form: SaveFormat, file_bytes: int | 
     if most is None:
         formats = jax.tree.map(_translated, save_args, is_leaf=_is_args)
     else:
-        leaves, structure = _jax.tree_flatten(item)
+        leaves, structure = _tree.tree_flatten(item)
         given = [None] * len(leaves) if save_args is None else structure.flatten_up_to(save_args)
         bounded = [_bounded(_translated(one), value, most) for one, value in zip(given, leaves, strict=True)]
         formats = structure.unflatten(bounded)

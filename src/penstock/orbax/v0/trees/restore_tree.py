@@ -23,7 +23,7 @@ from penstock.orbax.v0.trees.restore_targets import EMPTY, Wanted, empty_value, 
 from penstock.stages.planning.leaf_sources import ABSENT, describe_target
 from penstock.stages.planning.matching import pair_keys
 
-_jax: Any = tree_util
+_tree: Any = tree_util  # jax declares no types for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def _put_together(
     asked: Asked,
 ) -> Any:
     leaves = [_value(keys, value, stored, values, asked) for keys, value in here.items()]
-    result = _jax.tree_unflatten(treedef, leaves)
+    result = _tree.tree_unflatten(treedef, leaves)
     return _plain(result, asked) if asked.item is None else result
 
 
@@ -205,7 +205,7 @@ def _shown(keys: Collection[KeyPath]) -> str:
 
 
 def _has_wide_arrays(tree: Any) -> bool:
-    leaves: list[Any] = _jax.tree_leaves(tree)
+    leaves: list[Any] = _tree.tree_leaves(tree)
     return any(type(leaf) is np.ndarray and is_narrowed(leaf.dtype) for leaf in leaves)
 
 

@@ -15,7 +15,7 @@ from penstock.orbax.v0.trees.tree_parts import MISSING, PartsOf
 PyTree: TypeAlias = Any
 IsLeaf: TypeAlias = Callable[[Any], bool]
 
-_jax: Any = tree_util  # jax declares no types for it
+_tree: Any = tree_util  # jax declares no types for it
 
 
 class Diff(NamedTuple):
@@ -146,7 +146,7 @@ class _Trim:
             raise ValueError(f"Missing {len(missing)} keys in structure path {at}, including: {missing[:10]}")
 
         by_index = isinstance(template, tuple) and not isinstance(structure, Mapping)
-        kept = {key: _jax.tree_map(_missing, wanted[key]) for key in missing}
+        kept = {key: _tree.tree_map(_missing, wanted[key]) for key in missing}
         for n, (key, child) in enumerate(found.items()):
             below = (*at, n if by_index else _shown(structure, key))
             if key in wanted:
@@ -239,7 +239,7 @@ def _has_names(node: Any) -> bool:
 def _refuse_common_leaves(trees: Sequence[PyTree], is_leaf: IsLeaf) -> None:
     seen: set[tuple[str, ...]] = set()
     for tree in trees:
-        pairs = _jax.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
+        pairs = _tree.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
         paths = {tuple([str(_name(key)) for key in path]) for path, _ in pairs}
         if seen & paths:
             raise ValueError(f"Found common key paths when overwrite is False: {sorted(seen & paths)}")
@@ -269,14 +269,14 @@ def _rebuilt(node: Any, children: dict[Any, Any]) -> Any:
             return children
 
     pairs, treedef = _one_level(node)
-    return _jax.tree_unflatten(treedef, [children[_name(path[0])] for path, _ in pairs])
+    return _tree.tree_unflatten(treedef, [children[_name(path[0])] for path, _ in pairs])
 
 
 def _one_level(node: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
     def is_child(value: Any) -> bool:
         return value is not node
 
-    found: Any = _jax.tree_flatten_with_path(node, is_leaf=is_child)
+    found: Any = _tree.tree_flatten_with_path(node, is_leaf=is_child)
     return found[0], found[1]
 
 
@@ -294,7 +294,7 @@ def _shown(node: Any, key: Any) -> Any:
         return key
 
     return next(
-        (_jax.keystr(path) for path, _ in _one_level(node)[0] if str(_name(path[0])) == str(key)), key
+        (_tree.keystr(path) for path, _ in _one_level(node)[0] if str(_name(path[0])) == str(key)), key
     )
 
 
@@ -307,7 +307,7 @@ def _has_items(value: Any) -> bool:
 
 
 def _is_leaf(value: Any) -> bool:
-    return bool(_jax.all_leaves([value]))
+    return bool(_tree.all_leaves([value]))
 
 
 def _is_trimmed_whole(value: Any) -> bool:

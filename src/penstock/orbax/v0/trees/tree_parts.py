@@ -20,7 +20,7 @@ Path = tuple[str, ...]
 MISSING: Final[EllipsisType] = ...
 """Stands for a leaf that is not there. jax takes it for a leaf, which None is not."""
 
-_jax: Any = tree_util  # jax declares no types for it
+_tree: Any = tree_util  # jax declares no types for it
 
 
 @final
@@ -39,7 +39,7 @@ class IncompleteTreeError(SpecError):
 
 
 @final
-@_jax.register_pytree_node_class
+@_tree.register_pytree_node_class
 class PartsOf(Generic[T]):
     """A tree of known structure, with all, some or none of its leaves. It does not change.
 
@@ -62,7 +62,7 @@ class PartsOf(Generic[T]):
         if strange:
             raise SpecError(f"these leaves have no place in the tree: {strange[:10]}; it has {paths[:10]}")
 
-        self._put(_jax.tree_structure(template), paths, present)
+        self._put(_tree.tree_structure(template), paths, present)
 
     def _put(self, treedef: Any, paths: tuple[Path, ...], present: Mapping[Path, Any]) -> None:
         self._treedef = treedef
@@ -172,7 +172,7 @@ class PartsOf(Generic[T]):
         return made
 
     def _whole(self, present: Mapping[Path, Any]) -> Any:
-        return _jax.tree_unflatten(self._treedef, [present.get(path, MISSING) for path in self._paths])
+        return _tree.tree_unflatten(self._treedef, [present.get(path, MISSING) for path in self._paths])
 
     def _check(self, other: PartsOf[Any]) -> None:
         if self._treedef != other._treedef:

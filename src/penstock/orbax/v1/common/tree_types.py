@@ -38,7 +38,7 @@ PLACEHOLDER: Final[EllipsisType] = ...
 
 _LEAVES: Final = (jax.Array, np.ndarray, int, float, np.number, bytes, bool, str)
 _NUMBERS: Final = (int, float, np.number, bytes, bool, str)
-_jax: Any = tree_util
+_tree: Any = tree_util  # jax declares no types for it
 
 
 def is_supported_leaf(x: object) -> bool:

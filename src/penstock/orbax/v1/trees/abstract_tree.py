@@ -28,7 +28,7 @@ from penstock.orbax.v1.trees.tree_files import StoredTree
 from penstock.stages.planning.matching import pair_keys
 from penstock.stages.pytree.flattening import FlatLeaf, flatten_tree
 
-_tree: Any = tree_util
+_tree: Any = tree_util  # jax declares no types for it
 _jax: Any = jax
 _PYTHON: Final = (bool, int, float)
 

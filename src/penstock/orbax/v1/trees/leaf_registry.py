@@ -23,7 +23,7 @@ from penstock.kernel.errors import HandlerError
 from penstock.orbax.v1.common.array_types import AbstractArray, AbstractShardedArray
 from penstock.orbax.v1.common.tree_types import PLACEHOLDER, has_attributes
 
-_jax: Any = tree_util
+_tree: Any = tree_util  # jax declares no types for it
 
 
 class AlreadyRegisteredTypeError(HandlerError, ValueError):
@@ -209,7 +209,7 @@ def check_types(tree: Any, handled: Callable[[type[Any]], bool], what: str) -> N
     """
     kinds = {
         leaf if isinstance(leaf, type) else type(leaf)
-        for leaf in _jax.tree_leaves(tree)
+        for leaf in _tree.tree_leaves(tree)
         if leaf is not PLACEHOLDER
     }
     unknown = [kind for kind in kinds if not handled(kind)]

@@ -49,7 +49,7 @@ from penstock.orbax.v1.trees.leaf_registry import (
 from penstock.orbax.v1.trees.tree_files import StoredTree, read_tree, save_format_of
 from penstock.stages.pytree.flattening import nest_columns, step
 
-_jax: Any = tree_util
+_tree: Any = tree_util  # jax declares no types for it
 _VALIDATOR: Final = ArrayMetadataValidator()
 
 
@@ -95,7 +95,7 @@ class PyTreeHandler:
             ValueError: If a leaf cannot be saved, or there is none.
         """
         check_types(tree, self._leaves.is_handleable, "leaf")
-        if not _jax.tree_leaves(tree) and not tree:
+        if not _tree.tree_leaves(tree) and not tree:
             raise ValueError("Found empty item.")
 
         _check_sizes(tree)
@@ -267,9 +267,9 @@ def _check_sizes(tree: PyTree) -> None:
     Raises:
         InvalidLeafError: If there is one. It is a ValueError.
     """
-    for path, leaf in _jax.tree_flatten_with_path(tree)[0]:
+    for path, leaf in _tree.tree_flatten_with_path(tree)[0]:
         if isinstance(leaf, np.ndarray | jax.Array) and not leaf.size:
-            raise InvalidLeafError(_jax.keystr(path), "Cannot save arrays with zero size")
+            raise InvalidLeafError(_tree.keystr(path), "Cannot save arrays with zero size")
 
 
 def _save_args(saving: ArrayOptions.Saving, tree: PyTree) -> Any:
@@ -281,7 +281,7 @@ def _save_args(saving: ArrayOptions.Saving, tree: PyTree) -> Any:
     def of_leaf(path: Any, leaf: Any) -> SaveArgs | None:
         return _args(storage_options_of(saving, path, leaf))
 
-    return _jax.tree_map_with_path(of_leaf, tree)
+    return _tree.tree_map_with_path(of_leaf, tree)
 
 
 def _args(options: ArrayOptions.Saving.StorageOptions) -> SaveArgs:
@@ -294,7 +294,7 @@ def _first(context: Context, tree: PyTree) -> Any:
     if function is None:
         return None
 
-    pairs, _ = _jax.tree_flatten_with_path(tree)
+    pairs, _ = _tree.tree_flatten_with_path(tree)
     first = {tuple([step(entry)[0] for entry in path]) for path, _ in pairs if _is_first(function(path))}
 
     def is_first(keys: KeyPath) -> bool:
