@@ -21,8 +21,8 @@ from tests.orbax_face.leaf_round_trips import on
 
 import penstock.orbax
 import penstock.orbax.v1 as ours_v1
-from penstock.orbax.common import array_metadata_store as ours
-from penstock.orbax.v1.common.handler_directories import Existing
+from penstock.orbax import array_metadata_store as ours
+from penstock.orbax.v1.path_types import Existing
 
 LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)
 NAMES = ("penstock", "orbax")

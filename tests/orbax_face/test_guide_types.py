@@ -22,7 +22,7 @@ import penstock
 from penstock.kernel.errors import HandlerFailedError
 from penstock.orbax import metadata as penstock_metadata
 from penstock.orbax import type_handlers as penstock_handlers
-from penstock.orbax.v0.leaf_handlers.type_handler_registry import stage_registry
+from penstock.orbax.type_handlers import stage_registry
 
 orbax_handlers: Any = orbax.checkpoint.type_handlers
 orbax_metadata: Any = orbax.checkpoint.metadata

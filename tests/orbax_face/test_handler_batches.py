@@ -20,9 +20,8 @@ from penstock.kernel.memory.byte_account import ByteAccount
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.protocols.leaf import KeyKind, ParamInfo
 from penstock.orbax import v1
-from penstock.orbax.common.byte_limiters import ByteLimiter, Limiters
-from penstock.orbax.common.key_entries import key_entries
-from penstock.orbax.v1.common.handler_directories import Existing
+from penstock.orbax.stage_workers import ByteLimiter, Limiters, key_entries
+from penstock.orbax.v1.path_types import Existing
 from penstock.stages.pytree.flattening import flatten_tree
 
 BOTH = pytest.mark.parametrize("library", [face, ocp], ids=["penstock", "orbax"])

@@ -11,7 +11,7 @@ from penstock import orbax as ocp
 from penstock.errors import OutcomeUnknownError, PeerFailedError
 from penstock.kernel.concurrency.threads import LoopHandle
 from penstock.kernel.pipeline.futures import Progress, SaveFuture, SavePromise
-from penstock.orbax.joint.joint_build import JointBuild
+from penstock.orbax.joint_saves import JointBuild
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from penstock.orbax import type_handlers as ours
-from penstock.orbax.common.leaf_args import ParamInfo, PathAwaitingCreation, keys_of
+from penstock.orbax.leaf_args import ParamInfo, PathAwaitingCreation, keys_of
 
 theirs = ocp.type_handlers
 BOTH = pytest.mark.parametrize("library", [ours, theirs], ids=["penstock", "orbax"])

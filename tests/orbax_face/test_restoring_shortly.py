@@ -13,8 +13,8 @@ import orbax.checkpoint
 import pytest
 
 import penstock.orbax
-from penstock.orbax.v0.trees import item_adapter as as_item
-from penstock.orbax.v0.trees import restore_tree as restoring
+from penstock.orbax import restore_tree as as_item
+from penstock.orbax import restore_tree as restoring
 
 _jax: Any = jax
 LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)

@@ -19,8 +19,8 @@ import penstock
 import penstock.orbax as ocp
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import ChecksumError, CorruptCheckpointError
-from penstock.orbax.common import array_metadata_store
-from penstock.orbax.common.item_files import rewrite_document
+from penstock.orbax import array_metadata_store
+from penstock.orbax.item_files import rewrite_document
 
 TREE: Any = {"a": np.arange(6.0), "s": "text"}
 ABOUT = "_CHECKPOINT_METADATA"

@@ -11,8 +11,8 @@ import pytest
 
 import penstock.orbax as ocp
 from penstock.handlers.stores.local import LocalStore
-from penstock.orbax.v0.common.temporary_directory import TemporaryDirectory
-from penstock.orbax.v0.common.unchanged_links import StepLinks
+from penstock.orbax.publishing import TemporaryDirectory
+from penstock.orbax.step_links import StepLinks
 
 
 def test_what_is_known_of_a_step_is_noted_before_anybody_can_replace_it(tmp_path: Path) -> None:

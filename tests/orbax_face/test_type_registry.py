@@ -18,9 +18,9 @@ from penstock.checkpointer import pipelines
 from penstock.handlers.leaves import array, numpy_array, scalar, string
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.orbax import type_handlers as ours
-from penstock.orbax.v0.leaf_handlers.database_merging import MergeProcessFiles
-from penstock.orbax.v0.leaf_handlers.stage_workers import StageWorkers, UnknownTypeError
-from penstock.orbax.v0.leaf_handlers.type_handler_registry import stage_registry
+from penstock.orbax.database_merging import MergeProcessFiles
+from penstock.orbax.stage_workers import StageWorkers, UnknownTypeError
+from penstock.orbax.type_handlers import stage_registry
 
 theirs: Any = ocp.type_handlers
 BOTH = pytest.mark.parametrize("library", [ours, theirs], ids=["penstock", "orbax"])

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.orbax.substitution.installation import install
+from penstock.orbax.installation import install
 
 _USAGE = "usage: python -m penstock.orbax (script.py | -m module) [argument ...]"
 

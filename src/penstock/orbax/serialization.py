@@ -4,4 +4,4 @@ from __future__ import annotations
 
 __all__ = ("get_ts_context",)
 
-from penstock.orbax.v0.leaf_handlers.tensorstore_specs import get_ts_context
+from penstock.orbax.tensorstore_specs import get_ts_context

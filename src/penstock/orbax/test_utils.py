@@ -31,9 +31,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
 from penstock.kernel.events import get_logger
-from penstock.orbax.common.leaf_args import ParamInfo
-from penstock.orbax.v0.common.tree_utils import PyTree, to_flat_dict
-from penstock.orbax.v0.leaf_handlers import default_registry as type_handlers
+from penstock.orbax import type_handlers
+from penstock.orbax.leaf_args import ParamInfo
+from penstock.orbax.tree import PyTree, to_flat_dict
 
 _jax: Any = jax
 _spec: Any = PartitionSpec

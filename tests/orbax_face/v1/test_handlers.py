@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import penstock.orbax.v1 as penstock_v1
-from penstock.orbax.v1.common.handler_directories import Existing
-from penstock.orbax.v1.common.handler_registration import AlreadyExistsError, NoEntryError
 from penstock.orbax.v1.errors import InvalidLayoutError
-from penstock.orbax.v1.trees.leaf_registry import AlreadyRegisteredTypeError, UnregisteredTypeError
+from penstock.orbax.v1.handler_registration import AlreadyExistsError, NoEntryError
+from penstock.orbax.v1.path_types import Existing
+from penstock.orbax.v1.serialization import AlreadyRegisteredTypeError, UnregisteredTypeError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -13,13 +13,8 @@ __all__ = (
 from collections.abc import Collection
 
 from penstock.kernel.concurrency.threads import Threads
-from penstock.orbax.common import job_processes
-from penstock.orbax.common.job_processes import (
-    is_pathways_backend,
-    is_primary_host,
-    process_count,
-    process_index,
-)
+from penstock.orbax import multihost as job_processes
+from penstock.orbax.multihost import is_pathways_backend, is_primary_host, process_count, process_index
 
 
 async def sync_global_processes(
