@@ -136,7 +136,7 @@ if TYPE_CHECKING:
     from penstock.orbax.transform_utils import RestoreTransform, Transform, apply_transformations, merge_trees
     from penstock.orbax.type_handlers import PLACEHOLDER
 else:
-    from penstock.kernel.lazy_names import lazy_names as _lazy_names
+    from penstock.embedding import lazy_names as _lazy_names
 
     __getattr__, __dir__ = _lazy_names(
         __name__,

@@ -1,4 +1,4 @@
-"""What handlers are told: `ocp.args.PyTreeSave(tree)`, `ocp.args.Composite(state=..., config=...)`."""
+"""Arguments of handlers: `ocp.args.PyTreeSave(tree)`, `ocp.args.Composite(state=..., config=...)`."""
 
 from __future__ import annotations
 

@@ -1,11 +1,15 @@
-"""Arrays to and from the medium by TensorStore, for handlers that are called directly."""
+"""Arrays and documents through TensorStore, for type handlers that are called directly.
+
+A call is one batch: it is staged, written in one transaction, and read with its checksums compared.
+"""
 
 from __future__ import annotations
 
 __all__ = (
+    "ArrayWrite",
+    "HostArray",
     "ReplicaOptions",
-    "Staged",
-    "Written",
+    "array_request",
     "check_infos",
     "open_arrays",
     "opened_metadata",
@@ -14,7 +18,6 @@ __all__ = (
     "resolve_paths",
     "sharding_pointer",
     "stage",
-    "wanted_of",
     "write_arrays",
     "write_values",
 )
@@ -23,11 +26,9 @@ import math
 import os
 from base64 import urlsafe_b64encode
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any, cast, final
 
 import jax
@@ -35,34 +36,23 @@ import numpy as np
 import numpy.typing as npt
 import tensorstore as ts
 
-from penstock.blocking.background import run_sync
-from penstock.handlers.coordinators.jax_processes import processes_of_jax
-from penstock.handlers.dtypes import dtype_name, numpy_dtype
-from penstock.handlers.formats.common.checksummed_reads import NONE
-from penstock.handlers.formats.common.integrity import Checksum
-from penstock.handlers.formats.orbax.documents.file_names import MANIFEST
-from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
-from penstock.handlers.formats.orbax.reading.verification import RecordedRange, check_ranges
-from penstock.handlers.leaves.array import ArrayHandler
-from penstock.handlers.leaves.common.host_buffers import HostRegion
-from penstock.handlers.leaves.jax_arrays.devices import device_indices
-from penstock.handlers.leaves.jax_arrays.placement import Placement, make_arrays, split
-from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
-from penstock.handlers.ocdbt.database_reader import read_index
-from penstock.handlers.ocdbt.value_refs import Indirect
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.concurrency.threads import await_future
-from penstock.kernel.errors import ChecksumError, DuplicateNameError
-from penstock.kernel.messages.packs import ReadLeaf
-from penstock.kernel.messages.save import Leaf
-from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, StoredLeaf
-from penstock.kernel.protocols.leaf import ParamInfo as KernelInfo
-from penstock.kernel.protocols.reads import Target
+from penstock.embedding import (
+    await_future,
+    built_in,
+    check_arrays,
+    chunk_shapes,
+    dtypes,
+    kernel,
+    prng_keys,
+    run_sync,
+)
+from penstock.errors import DuplicateNameError
 from penstock.orbax.array_metadata_store import RANDOM_KEY_IMPL
 from penstock.orbax.array_metadata_store import ArrayMetadata as RecordedArray
 from penstock.orbax.background_work import all_results, blaming, in_thread, reserved
 from penstock.orbax.item_files import check_document
 from penstock.orbax.leaf_args import ParamInfo, RestoreArgs, SaveArgs
+from penstock.orbax.multihost import process_index
 from penstock.orbax.tensorstore_specs import (
     array_read_spec,
     array_write_spec,
@@ -78,7 +68,7 @@ _ts: Any = ts  # its stubs use names that they do not define
 
 @final
 @dataclass(frozen=True, slots=True)
-class Written:
+class ArrayWrite:
     """One array to write, on the host and independent of the caller."""
 
     info: ParamInfo
@@ -122,7 +112,7 @@ def resolve_paths(infos: Sequence[ParamInfo]) -> None:
         run_sync(resolve)
 
 
-def write_arrays(arrays: Sequence[Written], *, database: bool) -> None:
+def write_arrays(arrays: Sequence[ArrayWrite], *, database: bool) -> None:
     """Write arrays, to a database in one transaction. Blocking; to be called in a thread of its own.
 
     Args:
@@ -146,7 +136,7 @@ def write_arrays(arrays: Sequence[Written], *, database: bool) -> None:
         with blaming(array.info):
             store = future.result()
             for place, data in array.parts:
-                # Without a copy: nobody changes what was staged.
+                # Without a copy: what was staged does not change.
                 written = store[place].write(data, can_reference_source_data_indefinitely=True)
                 writing.append((array.info, written))
 
@@ -262,55 +252,7 @@ def compare_arrays(infos: Iterable[ParamInfo]) -> None:
         by_directory.setdefault(str(info.parent_dir), set()).add(info.name)
 
     for directory, names in by_directory.items():
-        _compare(LocalStore(), directory, names)
-
-
-def _compare(store: LocalStore, directory: str, names: AbstractSet[str]) -> None:
-    if store.kind(directory) != "directory":
-        return  # TensorStore says what is wrong, or reads it from elsewhere
-
-    inside = store.list_directory(directory)
-    sealed = SealedDocuments.open(store, directory, inside)
-    for document in sealed.recorded.documents:
-        if document.rpartition("/")[0] in names:
-            sealed.read(document)
-
-    found = set(_in_directories(sealed, names))
-    if MANIFEST in inside and sealed.recorded.files:
-        found |= set(_in_database(store, sealed, names))  # which compares the nodes of the index
-
-    for file, ranges in groupby(sorted(found), key=lambda one: one[0]):
-        path = os.path.join(directory, file)
-        wanted = [RecordedRange(path, checksum, (name,)) for _, checksum, name in ranges]
-        for finding in check_ranges(store, wanted):
-            raise ChecksumError(path, finding.problem, key_path=finding.key_paths[0])
-
-
-def _in_directories(sealed: SealedDocuments, names: AbstractSet[str]) -> Iterator[tuple[str, Checksum, str]]:
-    for file, checksums in sealed.recorded.files.items():
-        steps = file.split("/")
-        for name in names & {"/".join(steps[:depth]) for depth in range(1, len(steps))}:
-            for checksum in checksums:
-                yield file, checksum, name
-
-
-def _in_database(
-    store: LocalStore, sealed: SealedDocuments, names: AbstractSet[str]
-) -> Iterator[tuple[str, Checksum, str]]:
-    index = read_index(store, sealed.directory)
-    for name in names:
-        for row in index.rows_below(f"{name}/".encode()):
-            value = index.value(row)
-            if not isinstance(value, Indirect):
-                continue
-
-            recorded = sealed.recorded.files.get(value.file, NONE)
-            for at in range(max(recorded.from_offset(value.offset + 1) - 1, 0), len(recorded)):
-                checksum = recorded[at]
-                if checksum.offset >= value.offset + value.length:
-                    break
-                if checksum.offset + checksum.nbytes > value.offset:
-                    yield value.file, checksum, name
+        check_arrays(built_in.LocalStore(), directory, names)
 
 
 def sharding_pointer(name: str) -> str:
@@ -364,7 +306,7 @@ _jax: Any = jax
 
 @final
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ArrayRequest:
     """The requested form of an array."""
 
     sharding: jax.sharding.Sharding
@@ -373,7 +315,7 @@ class Wanted:
     strict: bool = True  #: whether a shape other than the stored one is an error
 
 
-def wanted_of(arg: RestoreArgs, sharding: Any, info: ParamInfo) -> Wanted:
+def array_request(arg: RestoreArgs, sharding: Any, info: ParamInfo) -> ArrayRequest:
     """Combine the request of a leaf.
 
     Args:
@@ -390,12 +332,12 @@ def wanted_of(arg: RestoreArgs, sharding: Any, info: ParamInfo) -> Wanted:
         raise ValueError(problem)  # the kind that Orbax raises
 
     shape = getattr(arg, "global_shape", None)
-    if shape is not None and arg.dtype is not None and is_key(arg.dtype):
+    if shape is not None and arg.dtype is not None and prng_keys.is_key(arg.dtype):
         struct = _jax.eval_shape(jax.random.key_data, _jax.ShapeDtypeStruct(tuple(shape), arg.dtype))
         inner = _also_along(inner, len(struct.shape) - len(shape))
         shape = struct.shape
 
-    return Wanted(
+    return ArrayRequest(
         inner,
         None if isinstance(sharding, jax.sharding.Sharding) else sharding,
         None if shape is None else tuple(shape),
@@ -403,7 +345,7 @@ def wanted_of(arg: RestoreArgs, sharding: Any, info: ParamInfo) -> Wanted:
     )
 
 
-async def read_array(store: Any, info: ParamInfo, wanted: Wanted, key_impl: str | None) -> Any:
+async def read_array(store: Any, info: ParamInfo, wanted: ArrayRequest, key_impl: str | None) -> Any:
     """Read the parts that devices of this process need, each once, and make the array.
 
     Args:
@@ -425,20 +367,31 @@ async def read_array(store: Any, info: ParamInfo, wanted: Wanted, key_impl: str 
     if len(shape) != len(stored):
         raise ValueError(f"the leaf {info.name!r} has {len(stored)} axes, and {len(shape)} are asked for")
 
+    indices: Any = cast("Any", wanted.sharding).addressable_devices_indices_map(shape)
+    parts = {_bounds(index, shape): None for index in indices.values()}
     dtype = np.dtype(store.dtype.numpy_dtype)
-    regions = tuple([HostRegion(bounds, dtype) for bounds in split(wanted.sharding, shape)])
-    async with reserved(info.byte_limiter, sum([region.nbytes for region in regions])):
-        await _fill(store, info, regions)
-        place = KernelInfo((info.name,), (KeyKind.MAPPING,), info.name)
-        spec = LeafSpec("jax.Array", shape, dtype_name(dtype), dtype.itemsize, shape)
-        staging = 0 if Placement(wanted.sharding).keeps_regions else sum([r.nbytes for r in regions])
-        target = Target(regions, staging, Placement(wanted.sharding, key_impl=key_impl))
-        leaf = ReadLeaf(0, StoredLeaf(place, spec), cast("Any", None), target)
-        (array,) = await in_thread(make_arrays, [leaf])
-        if wanted.format is not None:
-            array = await in_thread(_jax.device_put, array, wanted.format)
+    sizes = [math.prod(stop - start for start, stop in bounds) for bounds in parts]
+    async with reserved(info.byte_limiter, sum(sizes) * dtype.itemsize):
+        arrays = dict(zip(parts, await _read_parts(store, info, list(parts), dtype), strict=True))
 
-    return array
+        def part(index: Any) -> Any:
+            return arrays[_bounds(index, shape)]
+
+        def make() -> Any:
+            array: Any = _jax.make_array_from_callback(shape, wanted.sharding, part)
+            if key_impl is not None:
+                array = _jax.random.wrap_key_data(array, impl=key_impl)
+            if wanted.format is not None:
+                array = _jax.device_put(array, wanted.format)
+
+            return _jax.block_until_ready(array)  # then the parts can be freed
+
+        return await in_thread(make)
+
+
+def _bounds(index: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """The start and stop along each axis of what slices select."""
+    return tuple([one.indices(size)[:2] for one, size in zip(index or (), shape, strict=True)])
 
 
 def _also_along(sharding: jax.sharding.Sharding, axes: int) -> jax.sharding.Sharding:
@@ -450,14 +403,19 @@ def _also_along(sharding: jax.sharding.Sharding, axes: int) -> jax.sharding.Shar
     return jax.sharding.NamedSharding(cast("Any", sharding.mesh), spec)
 
 
-async def _fill(store: Any, info: ParamInfo, regions: tuple[HostRegion, ...]) -> None:
+async def _read_parts(
+    store: Any, info: ParamInfo, parts: Sequence[tuple[tuple[int, int], ...]], dtype: np.dtype[Any]
+) -> list[npt.NDArray[Any]]:
+    """Read parts of an array, given by their bounds, all at once. What is beyond its shape is zeros."""
+    arrays: list[npt.NDArray[Any]] = []
     writes: list[Any] = []
-    for region in regions:
-        array = region.array()
-        starts = [start for start, _ in region.bounds]
-        stops = [min(stop, size) for (_, stop), size in zip(region.bounds, store.shape, strict=True)]
-        if stops != [stop for _, stop in region.bounds]:
-            array[...] = 0
+    for bounds in parts:
+        shape = tuple([stop - start for start, stop in bounds])
+        starts = [start for start, _ in bounds]
+        stops = [min(stop, size) for (_, stop), size in zip(bounds, store.shape, strict=True)]
+        cut = stops != [stop for _, stop in bounds]
+        array: npt.NDArray[Any] = np.zeros(shape, dtype) if cut else np.empty(shape, dtype)
+        arrays.append(array)
         if any(start >= stop for start, stop in zip(starts, stops, strict=True)):
             continue
 
@@ -471,6 +429,8 @@ async def _fill(store: Any, info: ParamInfo, regions: tuple[HostRegion, ...]) ->
         for future in writes:
             await await_future(future)
 
+    return arrays
+
 
 _WHOLE = 1 << 62  # bytes of a piece: whole chunks, which TensorStore takes as they are
 
@@ -478,20 +438,35 @@ _WHOLE = 1 << 62  # bytes of a piece: whole chunks, which TensorStore takes as t
 @final
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """How the replicas of an array share the work of writing it: the options of `ArrayHandler`."""
+    """The options of `ArrayHandler` for replicas that share the work of writing.
 
-    parallel: bool = True
-    min_slice_bytes: int | None = None
-    max_replicas: int | None = None
-    separate_folder: bool = False
+    Source:
+        ORBAX_FORMAT.md §2.1.
+    """
+
+    parallel: bool = True  #: whether each replica of a shard writes a part of it
+    min_slice_bytes: int | None = None  #: bytes of a part below which the shard is not divided
+    max_replicas: int | None = None  #: the most parts that it is divided into
+    separate_folder: bool = False  #: whether replicated arrays have a database of their own
+
+    def part_of(self, shard: tuple[int, ...], n_replicas: int, itemsize: int) -> tuple[int, ...] | None:
+        """Return the shape of the part of a shard that each replica writes; None if one writes all of it."""
+        if self.max_replicas is not None:
+            n_replicas = min(n_replicas, self.max_replicas)
+        if not self.parallel or n_replicas <= 1:
+            return None
+
+        part = chunk_shapes.replica_shape(shard, n_replicas)
+        too_small = part is not None and math.prod(part) * itemsize < (self.min_slice_bytes or 0)
+        return None if too_small else part
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Staged:
+class HostArray:
     """An array on the host."""
 
-    array: Written
+    array: ArrayWrite
     sharding: str | None  #: as it is recorded
     metadata: RecordedArray
 
@@ -502,7 +477,7 @@ def stage(
     args: Sequence[SaveArgs],
     options: ReplicaOptions,
     metadata_key: str | None,
-) -> list[Staged]:
+) -> list[HostArray]:
     """Bring arrays to the host. Blocking; when it returns they may be deleted or donated.
 
     On CPU devices nothing is copied: the memory of an array that is looked at is not reused.
@@ -518,36 +493,18 @@ def stage(
 
 
 def write_shape_of(value: jax.Array, options: ReplicaOptions) -> tuple[int, ...]:
-    """Return the shape of the part of a shard that one of its replicas writes.
-
-    The first axis that all replicas divide is cut into as many parts; a shard without such an axis, or
-    of parts that would be too small, is written whole.
-
-    Source:
-        ORBAX_FORMAT.md §2.1.
-    """
+    """Return the shape of what one replica writes: a shard, or a part of it."""
     shape = tuple(value.sharding.shard_shape(value.shape))
-    if not options.parallel or not math.prod(shape):
-        return shape
-
-    held = Counter(map(str, device_indices(value.sharding, value.shape).values()))
-    replicas = min(held.values())
-    if options.max_replicas is not None:
-        replicas = min(replicas, options.max_replicas)
-
-    axis = next((at for at, size in enumerate(shape) if size % max(replicas, 1) == 0), None)
-    if replicas <= 1 or axis is None:
-        return shape
-
-    part = (*shape[:axis], shape[axis] // replicas, *shape[axis + 1 :])
-    return shape if math.prod(part) * value.dtype.itemsize < (options.min_slice_bytes or 0) else part
+    indices: Any = cast("Any", value.sharding).addressable_devices_indices_map(value.shape)
+    n_replicas = min(Counter(map(str, indices.values())).values())
+    return options.part_of(shape, n_replicas, value.dtype.itemsize) or shape
 
 
 def _staged(
     value: jax.Array, info: ParamInfo, arg: SaveArgs, options: ReplicaOptions, metadata_key: str | None
-) -> Staged:
-    handler = ArrayHandler()
-    place = KernelInfo((info.name,), (KeyKind.MAPPING,), info.name)
+) -> HostArray:
+    handler = built_in.ArrayHandler()
+    place = kernel.ParamInfo((info.name,), (kernel.KeyKind.MAPPING,), info.name)
     spec = handler.describe(value, place)
     data = value if spec.random_key_impl is None else jax.random.key_data(value)
     database = bool(info.is_ocdbt_checkpoint)
@@ -557,8 +514,8 @@ def _staged(
     chunk_shape = chunk_shape_for(
         info, use_ocdbt=database, shape=shape, write_shape=write_shape, dtype=dtype, arg=arg
     )
-    spec = replace(spec, chunk_shape=chunk_shape, dtype=dtype_name(dtype), itemsize=dtype.itemsize)
-    leaf = Leaf(0, place, value, spec, handler)
+    spec = replace(spec, chunk_shape=chunk_shape, dtype=dtypes.dtype_name(dtype), itemsize=dtype.itemsize)
+    leaf = kernel.Leaf(0, place, value, spec, handler)
     parts = [
         (_place(plan.chunk, chunk_shape), _elements(plan.take(), spec.dtype, chunk_shape))
         for plan in handler.pieces(leaf, _WHOLE)
@@ -571,14 +528,14 @@ def _staged(
         shape=shape,
         chunk_shape=chunk_shape,
         dtype=dtype,
-        process=process_directory(processes_of_jax()[0], replicas=separate) if database else None,
+        process=process_directory(process_index(), replicas=separate) if database else None,
         metadata_key=metadata_key,
     )
     extra = {RANDOM_KEY_IMPL: spec.random_key_impl} if spec.random_key_impl else None
     metadata = RecordedArray(
         info.name, shape, dtype, write_shape, chunk_shape, database, bool(info.use_zarr3), extra
     )
-    return Staged(Written(info, written, parts), spec.sharding, metadata)
+    return HostArray(ArrayWrite(info, written, parts), spec.sharding, metadata)
 
 
 def _place(chunk: tuple[int, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
@@ -587,7 +544,7 @@ def _place(chunk: tuple[int, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
 
 def _elements(data: memoryview, dtype: str, shape: tuple[int, ...]) -> Any:
     # A view: it keeps the memory, and what holds that, alive.
-    return np.frombuffer(data, np.uint8).view(numpy_dtype(dtype)).reshape(shape)
+    return np.frombuffer(data, np.uint8).view(dtypes.numpy_dtype(dtype)).reshape(shape)
 
 
 def _is_replicated(sharding: Any) -> bool:

@@ -1,4 +1,7 @@
-"""`array_metadatas/process_N`: how each jax.Array was cut, and the kind of each typed PRNG key."""
+"""`array_metadatas/process_N`: how each jax.Array was cut, and the kind of each typed PRNG key.
+
+A store of the caller's records them in a save in place of the layout, and a validator checks them.
+"""
 
 from __future__ import annotations
 
@@ -24,30 +27,29 @@ from typing import Any, ClassVar, Final, final
 
 import jax
 
-from penstock.blocking.background import run_sync
-from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.documents.file_names import ARRAY_METADATAS
-from penstock.handlers.formats.orbax.documents.recording import renew_record
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import SpecError
-from penstock.kernel.messages.save import Committed, SavePlan, WrittenBatch
-from penstock.kernel.pipeline.pipeline import Pipeline
-from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.stage import Actor, Messages
-from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.kernel.storage.foreign_files import foreign_files
+from penstock import Pipeline, SaveFormat
+from penstock.embedding import (
+    built_in,
+    dtypes,
+    file_names,
+    kernel,
+    record_changes,
+    rewrite_document,
+    run_sync,
+    temporary_names,
+)
+from penstock.errors import SpecError
 from penstock.orbax.background_work import in_thread
-from penstock.orbax.item_files import check_document, handler_path, rewrite_document
+from penstock.orbax.item_files import check_document, handler_path
 
 RANDOM_KEY_IMPL: Final = "random_key_impl"
+
 PROCESS_PREFIX: Final = "process_"
 
 
 @dataclass(frozen=True)
 class ArrayMetadata:
-    """How one array was written."""
+    """A record of the way that one array was written."""
 
     param_name: str
     shape: tuple[int, ...]
@@ -135,10 +137,10 @@ class Validator:
 
 
 def _write(directory: Path, found: Sequence[Any], process_index: int) -> None:
-    path = directory / ARRAY_METADATAS / f"{PROCESS_PREFIX}{process_index}"
-    store = LocalStore()
+    path = directory / file_names.ARRAY_METADATAS / f"{PROCESS_PREFIX}{process_index}"
+    store = built_in.LocalStore()
     store.make_directory(str(path.parent))
-    if TEMPORARY_SUFFIX not in str(
+    if temporary_names.TEMPORARY_SUFFIX not in str(
         path
     ):  # the record of a tree that is being built may be of what this replaces
         check_document(str(path.parent), path.name)
@@ -163,7 +165,7 @@ def _read(directory: Path, process_index: int | None) -> Any:
     if not directory.exists():
         raise ValueError(f"the directory of the checkpoint does not exist: {directory}")
 
-    folder = directory / ARRAY_METADATAS
+    folder = directory / file_names.ARRAY_METADATAS
     if process_index is not None:
         path = folder / f"{PROCESS_PREFIX}{process_index}"
         return _entries(path) if path.exists() else None
@@ -216,7 +218,7 @@ def validate(validator: Any, store: Any, directory: Any) -> None:
         validator.validate_all_array_metadatas(found)
 
 
-def recorded_by(store: Any, form: SaveFormat, pipeline: Pipeline[SaveRun]) -> Pipeline[SaveRun]:
+def recorded_by(store: Any, form: SaveFormat, pipeline: Pipeline[kernel.SaveRun]) -> Pipeline[kernel.SaveRun]:
     """Return a pipeline for one save whose array metadata `store` records in place of the layout.
 
     Of several processes that save together, each records all arrays under its own index.
@@ -241,38 +243,37 @@ class _Record:
     arrays: list[ArrayMetadata] = field(default_factory=list[ArrayMetadata], repr=False)
 
     @asynccontextmanager
-    async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
+    async def open(self, run: kernel.SaveRun, /) -> AsyncGenerator[kernel.Actor]:
         """Yield the actor of one save."""
 
-        async def record(committed: Committed, /) -> Committed:
+        async def record(committed: kernel.Committed, /) -> kernel.Committed:
             if self.arrays and not _is_worker(run):
                 directory = run.workspace.path(run.folder)
                 await self.write(run, directory)
-                await run.threads.run(renew_record, run.store, directory)
 
             return committed
 
         yield record
 
-    def note(self, plan: SavePlan) -> None:
+    def note(self, plan: kernel.SavePlan) -> None:
         """Take the arrays of a save."""
         for info, spec in zip(plan.infos, plan.specs, strict=True):
             if spec.typestr == "jax.Array" and spec.shape is not None:
                 self.arrays.append(_metadata(info.name, spec, self.form))
 
-    async def write(self, run: SaveRun, directory: str) -> None:
+    async def write(self, run: kernel.SaveRun, directory: str) -> None:
         """Have the store record them for this process, durably.
 
         Raises:
             SpecError: If the store cannot read what it was given.
         """
         index = run.process[0] if run.operation is not None else 0
-        folder = os.path.join(directory, ARRAY_METADATAS)
+        folder = os.path.join(directory, file_names.ARRAY_METADATAS)
         await run.threads.run(_remove, os.path.join(folder, f"{PROCESS_PREFIX}{index}"))
         await self.store.write(handler_path(directory), self.arrays, index)
         found = await self.store.read(handler_path(directory), process_index=index)
         _check(self.arrays, found, directory, index)
-        await run.threads.run(foreign_files(run.store, directory).sync_tree, directory)
+        await run.threads.run(record_changes, run.store, directory)
 
 
 @final
@@ -281,13 +282,13 @@ class _Collect:
     """Takes the arrays from the plan. A process whose part others commit records them now."""
 
     record: _Record
-    messages: ClassVar[Messages] = {WrittenBatch: WrittenBatch}
+    messages: ClassVar[kernel.Messages] = {kernel.WrittenBatch: kernel.WrittenBatch}
 
     @asynccontextmanager
-    async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
+    async def open(self, run: kernel.SaveRun, /) -> AsyncGenerator[kernel.Actor]:
         """Yield the actor of one save."""
 
-        async def collect(batch: WrittenBatch, /) -> WrittenBatch:
+        async def collect(batch: kernel.WrittenBatch, /) -> kernel.WrittenBatch:
             if batch.plan is not None and not self.record.arrays:
                 self.record.note(batch.plan)
                 if self.record.arrays and _is_worker(run):
@@ -298,8 +299,8 @@ class _Collect:
         yield collect
 
 
-def _is_worker(run: SaveRun) -> bool:
-    """Whether another process commits."""
+def _is_worker(run: kernel.SaveRun) -> bool:
+    """Return whether another process commits."""
     return run.operation is not None and not run.operation.is_primary
 
 
@@ -308,11 +309,11 @@ def _remove(file: str) -> None:
         os.remove(file)
 
 
-def _metadata(name: str, spec: LeafSpec, form: SaveFormat) -> ArrayMetadata:
+def _metadata(name: str, spec: kernel.LeafSpec, form: SaveFormat) -> ArrayMetadata:
     return ArrayMetadata(
         param_name=name,
         shape=spec.shape or (),
-        dtype=numpy_dtype(spec.dtype),
+        dtype=dtypes.numpy_dtype(spec.dtype),
         write_shape=spec.chunk_shape if spec.write_shape is None else spec.write_shape,
         chunk_shape=spec.chunk_shape,
         use_ocdbt=form.ocdbt,

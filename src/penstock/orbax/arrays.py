@@ -1,4 +1,4 @@
-"""Structs that describe arrays, under the names of Orbax's module `arrays`."""
+"""Structs that describe arrays, and shardings for them, under the names of Orbax's module `arrays`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from typing import Any, TypeAlias, cast
 import jax
 import numpy as np
 
-from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
+from penstock.embedding import dtypes, prng_keys
 from penstock.orbax.value_metadata import ShardingMetadata, to_sharding
 
 Shape: TypeAlias = tuple[int, ...]
-Index: TypeAlias = tuple[slice, ...]
 
+Index: TypeAlias = tuple[slice, ...]
 
 _jax: Any = jax
 
@@ -56,13 +55,13 @@ def to_shape_dtype_struct(
 
 
 def jax_dtype(dtype: Any) -> np.dtype[Any]:
-    """Return the dtype that a jax.Array of it has: of 64 bits only where jax is told to allow them."""
+    """Return the dtype that a jax.Array of it has: of 64 bits only where jax is set to allow them."""
     found: np.dtype[Any] = _jax.dtypes.canonicalize_dtype(_numpy(dtype))
     return found
 
 
 def is_narrowed(dtype: Any) -> bool:
-    """Whether a jax.Array of this dtype has another one here: float64, say, without `jax_enable_x64`."""
+    """Return whether a jax.Array of this dtype has another one here, as float64 without `jax_enable_x64`."""
     if not dtype and not isinstance(dtype, np.dtype):
         return False
     try:
@@ -74,7 +73,7 @@ def is_narrowed(dtype: Any) -> bool:
 
 
 def _numpy(dtype: Any) -> np.dtype[Any]:
-    return numpy_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+    return dtypes.numpy_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
 
 
 def asked_placement(args: Any) -> Any:
@@ -97,7 +96,11 @@ def placement_of(value: Any, layout: bool) -> Any:
 
 def key_data(value: Any) -> Any:
     """Return the data of typed keys: that is what is stored; their kind is recorded."""
-    return jax.random.key_data(value) if isinstance(value, jax.Array) and is_key(value.dtype) else value
+    return (
+        jax.random.key_data(value)
+        if isinstance(value, jax.Array) and prng_keys.is_key(value.dtype)
+        else value
+    )
 
 
 _sharding: Any = jax.sharding

@@ -1,4 +1,4 @@
-"""Waiting for TensorStore and for blocking calls, in handlers that are called directly."""
+"""Calls that block and calls that run together, for handlers; and the errors that handlers raise."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 from anyio import create_task_group
 
-from penstock.kernel.concurrency.threads import Threads, await_future
-from penstock.kernel.errors import HandlerFailedError
+from penstock.embedding import await_future, kernel
+from penstock.errors import HandlerFailedError
 from penstock.orbax.leaf_args import ParamInfo
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
     Cancellation:
         Delivered once the function has returned.
     """
-    return await Threads(1).run(function, *args)
+    return await kernel.Threads(1).run(function, *args)
 
 
 async def together(functions: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:

@@ -1,4 +1,8 @@
-"""Trees through penstock's pipelines: `PyTreeCheckpointHandler` and others delegate to this."""
+"""Trees through penstock's pipelines: `PyTreeCheckpointHandler` and others delegate to this.
+
+The handler holds Checkpointers open in the event loop of a thread. What it does there stands below it: the
+options of leaves, links to the step before, and saves alone, with other processes, or to a bucket.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +26,20 @@ import jax
 import numpy as np
 from jax import tree_util
 
-from penstock.blocking.loop_thread import LoopThread
-from penstock.checkpointer import pipelines
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.checkpointer.description import CheckpointMetadata
-from penstock.handlers.coordinators.jax_processes import processes_of_jax
-from penstock.handlers.formats.auto_layout import AutoLayout
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.formats.orbax.tree_layout import CUSTOM, TreeLayout
-from penstock.handlers.formats.orbax.writing.storage_choice import CODED_CHUNK
-from penstock.kernel.config.save_format import SaveArgs as LeafFormat
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import ConfigError, CorruptCheckpointError, NotACheckpointError, StorageError
-from penstock.kernel.memory.regulator import Flow
-from penstock.kernel.pipeline.futures import SaveFuture
-from penstock.kernel.pipeline.pipeline import Pipeline
-from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.coordinator import SingleProcessCoordinator
-from penstock.kernel.protocols.leaf import KeyPath
-from penstock.kernel.storage.optional_base import BaseIfWhole
-from penstock.kernel.storage.paths import bucket_of
-from penstock.kernel.storage.workspace import Overwrite
+from penstock import Checkpointer, CheckpointMetadata, Pipeline, SaveFormat, SaveFuture, pipelines
+from penstock import SaveArgs as LeafFormat
+from penstock.embedding import (
+    CODED_CHUNK,
+    CUSTOM,
+    BaseIfWhole,
+    KnownValues,
+    LoopThread,
+    TreeLayout,
+    built_in,
+    kernel,
+    paths,
+)
+from penstock.errors import ConfigError, CorruptCheckpointError, NotACheckpointError, StorageError
 from penstock.orbax.array_metadata_store import Store, recorded_by, store_of, validate
 from penstock.orbax.background_work import awaited_as_raised, called_as_raised
 from penstock.orbax.checkpoint_args import (
@@ -55,23 +52,30 @@ from penstock.orbax.database_merging import MergeProcessFiles
 from penstock.orbax.future import Future, PipelineFuture
 from penstock.orbax.item_files import bucket_url, path_text, place_of
 from penstock.orbax.joint_saves import JointDirectory, check_processes, joint_build_around
-from penstock.orbax.leaf_args import PathAwaitingCreation, RestoreArgs, SaveArgs, TransferPriority
+from penstock.orbax.leaf_args import (
+    PathAwaitingCreation,
+    RestoreArgs,
+    SaveArgs,
+    TransferPriority,
+    leaves_first,
+)
 from penstock.orbax.leaf_type_handlers import single_replica_keywords
 from penstock.orbax.monitoring import WRITE, timed
+from penstock.orbax.multihost import process_count
 from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions, PyTreeMetadataOptions
-from penstock.orbax.restore_tree import Asked, Calls, describe_tree, restore_tree, with_markers
-from penstock.orbax.stage_workers import Limiters, StageRegistry, StageWorkers, UnknownTypeError
+from penstock.orbax.restore_tree import Reader, RestoreRequest, describe_tree, restore_tree, with_markers
+from penstock.orbax.stage_workers import Flow, Limiters, StageRegistry, StageWorkers, UnknownTypeError
 from penstock.orbax.step_links import links_in_force
 from penstock.orbax.tree import get_param_names, is_empty_or_leaf, to_flat_dict
 from penstock.orbax.type_handlers import default_registry
-from penstock.stages.pytree.flattening import step
-from penstock.stages.reuse.value_cache import KnownValues
 
-if TYPE_CHECKING:
-    from penstock.orbax.joint_saves import JointBuild
-
+if TYPE_CHECKING:  # one process needs nothing of it
+    from penstock.embedding import JointBuild
 
 T = TypeVar("T")
+
+_UNLIMITED: Final = 1 << 62  # bytes of a data file
+
 _tree: Any = tree_util  # jax declares no types for it
 
 
@@ -175,7 +179,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
         build = joint_build_around(directory)
         if build is not None:
-            return [await self._save_jointly(Within(path_text(directory), build), args)]
+            return [await self._save_jointly(ItemPlace(path_text(directory), build), args)]
 
         with timed(f"{WRITE}blocking_tree_map_duration_secs"):
             keywords: dict[str, Any] = {
@@ -200,7 +204,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
         return [PipelineFuture(save, keep=self._loop)]
 
-    async def _save_jointly(self, place: JointDirectory | Within, args: BasePyTreeSaveArgs) -> Future:
+    async def _save_jointly(self, place: JointDirectory | ItemPlace, args: BasePyTreeSaveArgs) -> Future:
         """Begin to save a tree together with the other processes, or as a whole checkpoint in a bucket.
 
         Raises:
@@ -252,10 +256,10 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         if bucket_url(path) is None and not os.path.isdir(path):
             raise NotACheckpointError(path, "Requested directory for restore does not exist")
 
-        asked = Asked(args.item, args.restore_args, args.partial_restore, rich=self._form.rich_types)
+        asked = RestoreRequest(args.item, args.restore_args, args.partial_restore, rich=self._form.rich_types)
         workers = self._workers(use_ocdbt=None, restore_args=_by_name(args.restore_args, RestoreArgs))
         serves = partial(with_type_handlers, self._registry, workers, self._layout)
-        calls = Calls(
+        calls = Reader(
             metadata=partial(self._loop.call, describe, serves, path),
             restore=partial(self._restore, serves, path),
             own_files=StageRegistry(self._registry, workers).own_files,
@@ -296,7 +300,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         found: CheckpointMetadata = called_as_raised(self._loop.call, describe, serves, path_text(directory))
         return found
 
-    def _restore(self, serves: Serving, path: str, **keywords: Any) -> Any:
+    def _restore(self, serves: HandlerSetup, path: str, **keywords: Any) -> Any:
         asked = {**keywords, **single_replica_keywords(self._registry, keywords)}
         return self._loop.call(restore_value, serves, path, asked)
 
@@ -315,7 +319,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
     @property
     def has_own_records(self) -> bool:
-        """Whether something of the caller's records the arrays, or looks at what is recorded of them."""
+        """Return whether the caller's own store or validator records the arrays, or reads the records."""
         return self._validator is not None or self._own_store is not None
 
     @property
@@ -323,7 +327,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         store = store_of(self._registry)
         return None if type(store) is Store else store
 
-    def _pipeline(self, data_file_size: int | None) -> Pipeline[SaveRun]:
+    def _pipeline(self, data_file_size: int | None) -> Pipeline[kernel.SaveRun]:
         pipeline = self._recording_pipeline(data_file_size)
         if not self._form.ocdbt:
             return pipeline
@@ -331,32 +335,24 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         # For type handlers that write databases of their own.
         return pipeline.insert_after("commit", MergeProcessFiles(), called="merge")
 
-    def _recording_pipeline(self, data_file_size: int | None) -> Pipeline[SaveRun]:
+    def _recording_pipeline(self, data_file_size: int | None) -> Pipeline[kernel.SaveRun]:
         pipeline = pipelines.save_pipeline(self._layout)
         if self._own_store is not None:
             pipeline = recorded_by(self._own_store, self._form, pipeline)
         if data_file_size is None or not self._form.ocdbt:
             return pipeline
 
-        return pipeline.configure("write", file_bytes=data_file_size or pipelines.UNLIMITED)
+        return pipeline.configure("write", file_bytes=data_file_size or _UNLIMITED)
 
-    def _prioritise(self, item: Any) -> Callable[[KeyPath], bool] | None:
-        if self._is_first is None:
-            return None
-
-        pairs = _tree.tree_flatten_with_path(item)[0]
-        first = {
-            tuple([step(entry)[0] for entry in path])
-            for path, _ in pairs
-            if _comes_first(self._is_first(path))
-        }
-        return first.__contains__
+    def _prioritise(self, item: Any) -> Callable[[kernel.KeyPath], bool] | None:
+        function = self._is_first
+        return None if function is None else leaves_first(item, lambda path: _comes_first(function(path)))
 
 
 @register_with_handler(BasePyTreeCheckpointHandler, for_save=True)
 @dataclass
 class BasePyTreeSaveArgs(CheckpointArgs):
-    """What to save and how.
+    """The object of a save, and its options.
 
     Attributes:
         item: A tree.
@@ -376,7 +372,7 @@ class BasePyTreeSaveArgs(CheckpointArgs):
 @register_with_handler(BasePyTreeCheckpointHandler, for_restore=True)
 @dataclass
 class BasePyTreeRestoreArgs(CheckpointArgs):
-    """What to restore and how.
+    """The target of a restore, and its options.
 
     Attributes:
         item: A tree of the structure of the result; its leaves may be anything.
@@ -416,7 +412,7 @@ def leaf_formats(item: Any, save_args: Any, form: SaveFormat, file_bytes: int | 
         item: The tree.
         save_args: A tree of `SaveArgs` like it, or None.
         form: How arrays are stored.
-        file_bytes: The target size of a data file of the database. A chunk lies in one file, so this
+        file_bytes: The target size of a data file of the database. A chunk is in one file, so this
             also bounds a chunk. None or 0: no bound.
 
     Raises:
@@ -488,7 +484,7 @@ def own_links(path: str, loop: LoopThread[Resources]) -> Mapping[str, Any]:
     return {"base": links.base_of(path)}
 
 
-def joint_links(place: Within | JointDirectory, loop: LoopThread[Resources]) -> Mapping[str, Any]:
+def joint_links(place: ItemPlace | JointDirectory, loop: LoopThread[Resources]) -> Mapping[str, Any]:
     """Return the same for a save of several processes.
 
     Args:
@@ -505,13 +501,13 @@ def joint_links(place: Within | JointDirectory, loop: LoopThread[Resources]) -> 
 
 
 async def _note_moved(resources: Resources, path: str, built: str, to: str) -> None:
-    """Note that a checkpoint whose values are known lies at `built`, and is about to be moved to `to`."""
+    """Note that a checkpoint whose values are known is at `built`, and is about to be moved to `to`."""
     engine = resources.save.engine
     engine.shared.of(KnownValues).moved(path, to, engine.store.identity(built))
 
 
 async def _note_published(resources: Resources, built: str, path: str, is_same: Callable[[], bool]) -> None:
-    """Note that what was saved at `built` lies at `path`, if it does: anybody may have replaced it."""
+    """Note that what was saved at `built` is at `path`, unless another save has replaced it."""
     if resources.within is None:
         return
 
@@ -522,13 +518,14 @@ async def _note_published(resources: Resources, built: str, path: str, is_same: 
 
 
 Limit: TypeAlias = int | None
-Serving: TypeAlias = Callable[[Checkpointer, Flow], Checkpointer]
+
+HandlerSetup: TypeAlias = Callable[[Checkpointer, Flow], Checkpointer]
 """Gives a Checkpointer the type handlers of one save or restore."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What saves, and what restores: the same if both have one budget."""
+    """The Checkpointers of a tree handler. That for saves is that for restores if both have one budget."""
 
     form: SaveFormat  #: how arrays are stored
     save: Checkpointer
@@ -567,7 +564,7 @@ def save_limit(
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
+class ItemPlace:
     """A directory of a checkpoint that all processes build."""
 
     path: str
@@ -585,23 +582,23 @@ async def open_checkpointers(
         limits: Host bytes that saves may hold, and restores.
         form: How arrays are stored in whole checkpoints.
     """
-    chosen = AutoLayout(layout)
+    chosen = built_in.AutoLayout(layout)
     async with AsyncExitStack() as stack:
         opened: list[Checkpointer] = []
         for limit in dict.fromkeys(limits):
-            alone = SingleProcessCoordinator()  # a save of several processes needs the whole of it
+            alone = kernel.SingleProcessCoordinator()  # a save of several processes needs the whole of it
             checkpointer = Checkpointer(layout=chosen, memory_limit=limit, coordinator=alone)
             opened.append(await stack.enter_async_context(checkpointer))
 
         together: Checkpointer | None = None
         within: Checkpointer | None = None
         receiving: Checkpointer | None = None
-        if processes_of_jax()[1] > 1:
+        if process_count() > 1:
             memory = opened[0].engine.memory
             joint = Checkpointer(save_format=form, memory=memory)
             together = await stack.enter_async_context(joint)
             parallel = TreeLayout(replace(form, replica_parallel=True), single=layout.single)
-            item = Checkpointer(layout=AutoLayout(parallel), memory=memory)
+            item = Checkpointer(layout=built_in.AutoLayout(parallel), memory=memory)
             within = await stack.enter_async_context(item)
             receiving = await stack.enter_async_context(Checkpointer(layout=chosen, memory_limit=limits[1]))
 
@@ -609,7 +606,7 @@ async def open_checkpointers(
 
 
 async def start_save(
-    resources: Resources, serves: Serving, path: str, item: Any, keywords: dict[str, Any]
+    resources: Resources, serves: HandlerSetup, path: str, item: Any, keywords: dict[str, Any]
 ) -> SaveFuture:
     """Begin to save; unchanged leaves are linked to `keywords["base"]`, if that is still whole."""
     base = keywords.pop("base", None)
@@ -628,7 +625,7 @@ async def start_joint_save(
     resources: Resources,
     registry: Any,
     workers: StageWorkers,
-    place: JointDirectory | Within,
+    place: JointDirectory | ItemPlace,
     item: Any,
     keywords: dict[str, Any],
 ) -> SaveFuture:
@@ -639,13 +636,13 @@ async def start_joint_save(
     Raises:
         ConfigError: If there were none yet when this handler was first used.
     """
-    if isinstance(place, JointDirectory) and bucket_of(place.path) is not None:
+    if isinstance(place, JointDirectory) and paths.bucket_of(place.path) is not None:
         return await _start_in_bucket(resources, registry, workers, place, item, keywords)
 
-    chosen = _joined(resources.within if isinstance(place, Within) else resources.together)
+    chosen = _joined(resources.within if isinstance(place, ItemPlace) else resources.together)
     limiters = Limiters.of(chosen.engine.memory, "save")
     handlers = StageRegistry(registry, replace(workers, limiters=limiters))
-    if isinstance(place, Within):
+    if isinstance(place, ItemPlace):
         chosen = chosen.with_handlers(handlers, coordinator=place.build.nested_coordinator())
         begin = partial(chosen.save, place.path, item, overwrite=True, **keywords)
         return await place.build.begin_within(begin)
@@ -670,17 +667,17 @@ async def _start_in_bucket(
     """
     chosen = _joined(resources.together) if place.jointly else resources.save
     engine = chosen.engine
-    bucket = bucket_of(place.path)
+    bucket = paths.bucket_of(place.path)
     assert bucket is not None, "the caller has looked"
-    layout = OrbaxLayout(
+    layout = built_in.OrbaxLayout(
         replace(resources.form, replica_parallel=place.jointly),
         min(CODED_CHUNK, engine.memory.limit // 4),
         plain_chunk=engine.config.store.of_scheme(bucket[0]).file_bytes,
     )
     limiters = Limiters.of(engine.memory, "save")
     handlers = StageRegistry(registry, replace(workers, limiters=limiters))
-    chosen = chosen.with_handlers(handlers, AutoLayout(layout))
-    overwrite: Overwrite = "delete-first" if place.overwrite else False
+    chosen = chosen.with_handlers(handlers, built_in.AutoLayout(layout))
+    overwrite: Any = "delete-first" if place.overwrite else False
     place.begun.set()
     return await chosen.save(
         place.path, item, overwrite=overwrite, custom_metadata=place.custom_metadata, **keywords
@@ -700,7 +697,9 @@ def _joined(checkpointer: Checkpointer | None) -> Checkpointer:
     return checkpointer
 
 
-async def restore_value(resources: Resources, serves: Serving, path: str, keywords: dict[str, Any]) -> Any:
+async def restore_value(
+    resources: Resources, serves: HandlerSetup, path: str, keywords: dict[str, Any]
+) -> Any:
     """Return the tree at `path`; with `replica_axis`, together with the other processes of the job."""
     together = resources.receiving if "replica_axis" in keywords else None
     return await serves(together or resources.restore, "restore").restore(path, **keywords)
@@ -711,7 +710,7 @@ def with_type_handlers(
 ) -> Checkpointer:
     """Return the Checkpointer with the type handlers of one save or restore.
 
-    What lies where only such a handler finds it is then not taken for missing.
+    What only such a handler finds is then not taken for missing.
     """
     limiters = Limiters.of(checkpointer.engine.memory, flow)
     handlers = StageRegistry(registry, replace(workers, limiters=limiters))
@@ -719,10 +718,10 @@ def with_type_handlers(
     if not own_files:
         return checkpointer.with_handlers(handlers)
 
-    return checkpointer.with_handlers(handlers, AutoLayout(layout.with_foreign(own_files)))
+    return checkpointer.with_handlers(handlers, built_in.AutoLayout(layout.with_foreign(own_files)))
 
 
-async def describe(resources: Resources, serves: Serving, path: str) -> CheckpointMetadata:
+async def describe(resources: Resources, serves: HandlerSetup, path: str) -> CheckpointMetadata:
     """Say what the tree at `path` is."""
     return await serves(resources.restore, "restore").metadata(path)
 

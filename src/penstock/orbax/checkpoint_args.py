@@ -1,4 +1,4 @@
-"""What handlers are told, under the names of Orbax's module `checkpoint_args`; see `args`, too."""
+"""Handlers and their arguments, registered for each other, under the names of `checkpoint_args`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from importlib import import_module
 from threading import Lock
 from typing import Any, ClassVar, Final, Protocol, TypeVar, cast
 
-from penstock.blocking.background import run_sync
+from penstock.embedding import run_sync
 from penstock.orbax.future import Future
 from penstock.orbax.installation import Counterpart, loaded_orbax
 
@@ -83,12 +83,12 @@ class DeferredPathAsyncCheckpointHandler(AsyncCheckpointHandler):
 
 
 def is_durable(handler: object) -> bool:
-    """Whether a handler syncs what it writes. Files of other handlers are synced for them."""
+    """Return whether a handler syncs what it writes. Files of other handlers are synced for them."""
     return bool(vars(type(handler)).get("_DURABLE", False))
 
 
 def saves_together(handler: object) -> bool:
-    """Whether a handler takes a `JointDirectory`, to save a whole checkpoint together with others."""
+    """Return whether a handler takes a `JointDirectory`, to save a whole checkpoint together with others."""
     if not vars(type(handler)).get("_SAVES_TOGETHER", False):
         return False
 
@@ -201,7 +201,7 @@ def get_registered_args_cls(handler: Any) -> tuple[type[CheckpointArgs], type[Ch
 
 
 def has_registered_args(handler: Any) -> bool:
-    """Whether a handler has classes of arguments to save and to restore with."""
+    """Return whether a handler has classes of arguments to save and to restore with."""
     try:
         get_registered_args_cls(handler)
     except ValueError:
@@ -326,7 +326,7 @@ def _of_orbax(typestr: str) -> type[Any] | None:
     ahead: list[type[Any]] = theirs.CheckpointArgs.__subclasses__()
     while ahead:
         args_cls = ahead.pop()
-        with suppress(ValueError):  # nobody's
+        with suppress(ValueError):  # of no handler
             handler_type: type[Any] = theirs.get_registered_handler_cls(args_cls)
             if _typestr(handler_type) == typestr:
                 return handler_type

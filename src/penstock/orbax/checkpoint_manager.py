@@ -1,4 +1,4 @@
-"""A directory of steps, under Orbax's names."""
+"""The manager of a directory of steps, under Orbax's names, and the handlers and arguments of its items."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, cast, overload
 
-from penstock.blocking.background import start_thread
-from penstock.kernel.errors import ConfigError, NotACheckpointError, SpecError, StepExistsError
+from penstock.embedding import as_json_metrics, start_thread, step_directory, step_number
+from penstock.errors import ConfigError, NotACheckpointError, SpecError, StepExistsError
 from penstock.orbax.abstract_checkpoint_manager import AbstractCheckpointManager
 from penstock.orbax.checkpoint_args import CheckpointArgs, CheckpointHandler, get_registered_args_cls
 from penstock.orbax.checkpointers import AsyncCheckpointer, Checkpointer
@@ -45,17 +45,19 @@ from penstock.orbax.preservation_policy import best_of
 from penstock.orbax.save_decision_policy import DecisionContext
 from penstock.orbax.step_metadata import CompositeItemMetadata, RootMetadata, StepMetadata
 from penstock.orbax.step_statistics import SaveTimes, log_restore, log_save
-from penstock.steps.step_directory import METRICS, TREE
-from penstock.steps.step_metrics import as_json_metrics
-from penstock.steps.step_names import step_number
-
-DEFAULT_ITEM_NAME: Final = "default"
-METRIC_ITEM_NAME: Final = "metrics"
-RESERVED_ITEM_NAMES: Final[list[str]] = []
-ItemMetadata: TypeAlias = CompositeItemMetadata | Any
-
 
 StepAlreadyExistsError = StepExistsError
+
+DEFAULT_ITEM_NAME: Final = "default"
+
+METRIC_ITEM_NAME: Final = "metrics"
+
+RESERVED_ITEM_NAMES: Final[list[str]] = []
+
+ItemMetadata: TypeAlias = CompositeItemMetadata | Any
+
+DEFAULT_ITEM: Final = step_directory.TREE
+"""The name of the item of a step that is one object."""
 
 
 class CheckpointManager:
@@ -142,11 +144,11 @@ class CheckpointManager:
         self._infos = self._root.infos()
 
     def reached_preemption(self, step: int) -> bool:
-        """Whether the job is to end after this step."""
+        """Return whether the job is to end after this step."""
         return reached_preemption(step)
 
     def should_save(self, step: int) -> bool:
-        """Whether `save` would save a step: it is newer than the latest one, and the options ask for it."""
+        """Return whether `save` would save a step: it is newer than all, and the options ask for it."""
         latest = self.latest_step()
         if self._options.read_only or (latest is not None and latest >= step):
             return False
@@ -297,7 +299,7 @@ class CheckpointManager:
         found = self._checkpointer.metadata(path)
         self._is_single(self._root.has_item(path, DEFAULT_ITEM))
         item_metadata = self._object_of(found.item_metadata)
-        metrics = self.metrics(step) if METRICS in (found.item_handlers or {}) else None
+        metrics = self.metrics(step) if step_directory.METRICS in (found.item_handlers or {}) else None
         return replace(found, item_metadata=item_metadata, metrics=dict(metrics or found.metrics))
 
     def metrics(self, step: int) -> Any:
@@ -327,7 +329,7 @@ class CheckpointManager:
         self._infos = [info for info in self._infos if info.step != number]
 
     def is_saving_in_progress(self) -> bool:
-        """Whether a save is running in the background."""
+        """Return whether a save is running in the background."""
         return self._finishing is not None and not self._finishing.done()
 
     def wait_until_finished(self) -> None:
@@ -373,7 +375,7 @@ class CheckpointManager:
         self.close()
 
     def _is_single(self, if_unknown: bool) -> bool:
-        """Whether a step is one object. If that is not known yet, the caller decides it for good."""
+        """Return whether a step is one object. If that is not known yet, the caller decides it for good."""
         if self._single is None:
             self._single = if_unknown
 
@@ -407,10 +409,6 @@ class CheckpointManager:
         self._job.delete_after(number, self._root, doomed)
 
 
-DEFAULT_ITEM: Final = TREE
-"""The name of the item of a step that is one object."""
-
-
 def make_checkpointer(
     options: CheckpointManagerOptions,
     checkpointers: Any,
@@ -424,21 +422,23 @@ def make_checkpointer(
         ValueError: If arguments exclude each other.
     """
     _check_exclusive(checkpointers, item_names, item_handlers, handler_registry)
-    metrics = JsonCheckpointHandler(METRICS, multiprocessing_options=options.multiprocessing_options)
+    metrics = JsonCheckpointHandler(
+        step_directory.METRICS, multiprocessing_options=options.multiprocessing_options
+    )
     if checkpointers is not None:
         handlers, asynchronous, timeout = _taken_apart(checkpointers)
         if timeout is not None and options.async_options is None:
             options.async_options = AsyncOptions(timeout_secs=timeout)
 
-        handler = _composite(options, {**handlers, METRICS: metrics})
+        handler = _composite(options, {**handlers, step_directory.METRICS: metrics})
         return _checkpointer(handler, options, asynchronous), not isinstance(checkpointers, dict)
 
     asynchronous = options.enable_async_checkpointing
     if item_names is None and item_handlers is None:
         registry = DefaultCheckpointHandlerRegistry(handler_registry)
         for args_cls in (JsonSaveArgs, JsonRestoreArgs):
-            if not registry.has(METRICS, args_cls):
-                registry.add(METRICS, args_cls, metrics)
+            if not registry.has(step_directory.METRICS, args_cls):
+                registry.add(step_directory.METRICS, args_cls, metrics)
 
         return _checkpointer(_composite(options, {}, registry), options, asynchronous), None
 
@@ -447,7 +447,9 @@ def make_checkpointer(
     if isinstance(item_handlers, Mapping):
         known.update(cast("Mapping[str, Any]", item_handlers))
 
-    return _checkpointer(_composite(options, {**known, METRICS: metrics}), options, asynchronous), single
+    return _checkpointer(
+        _composite(options, {**known, step_directory.METRICS: metrics}), options, asynchronous
+    ), single
 
 
 def check_args(items: Any, args: Any, single: bool) -> None:
@@ -512,7 +514,7 @@ def args_to_save(
     else:
         found = {DEFAULT_ITEM: args} if single else dict(args)
     if metrics is not None:
-        found[METRICS] = JsonSaveArgs(_as_json(metrics))
+        found[step_directory.METRICS] = JsonSaveArgs(_as_json(metrics))
 
     return CompositeArgs(**found)
 

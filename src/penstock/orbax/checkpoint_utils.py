@@ -1,4 +1,4 @@
-"""The module `checkpoint_utils` of Orbax's API: how leaves are restored, and waiting for steps."""
+"""The module `checkpoint_utils` of Orbax's API: waiting for steps that another process saves. Blocking."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, final
 
-from penstock.blocking.background import run_sync
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import StorageError
-from penstock.kernel.events import get_logger
+from penstock.embedding import built_in, get_logger, kernel, run_sync, watch_steps
+from penstock.errors import StorageError
 from penstock.orbax.arrays import to_shape_dtype_struct
 from penstock.orbax.item_files import bucket_url, handler_path, path_text, place_of, store_at
 from penstock.orbax.standard_handler import construct_restore_args
 from penstock.orbax.step import STEP_NAME, NameFormat, standard_name_format
 from penstock.orbax.type_handlers import PLACEHOLDER
-from penstock.steps.step_watch import Watch, watch_steps
+from penstock.steps import Watch
 
 _SNAPSHOTS: Final = "_SNAPSHOTS"
+
 _NONE: Final = -1
+
 _LEAST_S: Final = 0.001
 
 
@@ -160,7 +159,7 @@ def _later_steps(
     """Watch for the latest step, `until_step` or a later one."""
     return watch_steps(
         store_at(root),
-        Threads(1),
+        kernel.Threads(1),
         path_text(root),
         _AnyNames(names),
         after=None if until_step is None else until_step - 1,
@@ -172,7 +171,7 @@ def _later_steps(
 
 @final
 class _Timeout:
-    """Whether a wait is over; called when there is no step yet."""
+    """Return whether a wait is over; called when there is no step yet."""
 
     def __init__(self, timeout_s: float | None, sleep_s: float, decides: Callable[[], bool] | None) -> None:
         self._last_look_s = None if timeout_s is None else time.monotonic() + timeout_s - sleep_s
@@ -211,7 +210,7 @@ def _snapshots_of(root: Any, chosen: Any) -> Any | None:
 def _snapshot(path: str, snapshots: Any, *, forgiving: bool) -> str:
     """Share the files of a step with a directory among the snapshots; return that directory."""
     snapshot = path_text(snapshots / os.path.basename(path))
-    store = LocalStore()
+    store = built_in.LocalStore()
     try:
         if store.kind(snapshot) is None:
             _share_tree(store, path, snapshot)
@@ -225,7 +224,7 @@ def _snapshot(path: str, snapshots: Any, *, forgiving: bool) -> str:
     return snapshot
 
 
-def _share_tree(store: LocalStore, source: str, target: str) -> None:
+def _share_tree(store: built_in.LocalStore, source: str, target: str) -> None:
     """Make a directory with the files of another one, its folders included. Files are shared, not copied."""
     store.make_directory(target)
     folders = store.list_folders(source)
@@ -237,7 +236,7 @@ def _share_tree(store: LocalStore, source: str, target: str) -> None:
             _share_file(store, outer, inner)
 
 
-def _share_file(store: LocalStore, source: str, target: str) -> None:
+def _share_file(store: built_in.LocalStore, source: str, target: str) -> None:
     try:
         store.share(source, target)
     except StorageError as error:
@@ -250,4 +249,4 @@ def _remove(directory: Any | None) -> None:
     """Remove a snapshot, if there is one. What cannot be removed stays: it is of no harm."""
     if directory is not None:
         with suppress(StorageError):
-            LocalStore().remove_tree(path_text(directory))
+            built_in.LocalStore().remove_tree(path_text(directory))

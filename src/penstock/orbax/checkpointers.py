@@ -1,4 +1,8 @@
-"""What saves and restores atomically."""
+"""Checkpointers: they save through a handler, so that a checkpoint exists as a whole or not at all.
+
+A handler writes into a directory that this publishes (`DirectoryBuild`). Several processes fill one together
+(`JointSave`). Handlers of trees save whole checkpoints of a job, and all handlers that can do so to a bucket.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +28,21 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, cast, final
 
 import jax
 
-from penstock.blocking.background import run_sync, start_thread
-from penstock.blocking.loop_thread import LoopThread
-from penstock.checkpointer.checkpointer import Checkpointer as NativeCheckpointer
-from penstock.checkpointer.description import CheckpointMetadata
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.job_options import JobOptions
-from penstock.kernel.errors import (
-    ConfigError,
-    IncompleteCheckpointError,
-    NotACheckpointError,
-    PathError,
-    SpecError,
+from penstock import Checkpointer as NativeCheckpointer
+from penstock import CheckpointMetadata, JobOptions
+from penstock.embedding import (
+    DirectoryBuild,
+    LoopThread,
+    SharedDirectory,
+    built_in,
+    file_names,
+    paths,
+    refuse_save,
+    run_sync,
+    start_thread,
+    temporary_names,
 )
-from penstock.kernel.storage.paths import path_or_url
+from penstock.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError, PathError, SpecError
 from penstock.orbax.checkpoint_args import (
     AsyncCheckpointHandler,
     CheckpointHandler,
@@ -61,7 +64,6 @@ from penstock.orbax.joint_saves import (
     is_joint,
     job_options,
     joint_place,
-    refuse_save,
 )
 from penstock.orbax.monitoring import READ, WRITE, WRITE_ASYNC, recorded, tell_of_async_save, timed
 from penstock.orbax.multihost import is_primary_host
@@ -71,9 +73,9 @@ from penstock.orbax.options import (
     AtomicityOptions,
     FileOptions,
     MultiprocessingOptions,
+    is_in_place,
 )
 from penstock.orbax.plain_handlers import JsonSaveArgs, ProtoSaveArgs, get_legacy_handler_wrapper
-from penstock.orbax.publishing import SharedDirectory, TemporaryDirectory
 from penstock.orbax.pytree_handler import PyTreeCheckpointHandler
 from penstock.orbax.standard_handler import StandardCheckpointHandler, StandardRestoreArgs, StandardSaveArgs
 from penstock.orbax.step_links import StepLinks, links_in_force
@@ -87,15 +89,12 @@ from penstock.orbax.step_metadata import (
 )
 
 if TYPE_CHECKING:
-    from penstock.orbax.joint_saves import JointBuild
-
-
-Building: TypeAlias = TemporaryDirectory | SharedDirectory
+    from penstock.embedding import JointBuild
 
 
 @dataclass(frozen=True, kw_only=True)
 class SaveContext:
-    """What a manager measured before a save. Kept for Orbax's metrics; penstock has its own."""
+    """Times that a manager measured before a save. Kept for Orbax's metrics; penstock has its own."""
 
     checkpoint_start_time: float
     start_sync_duration_secs: float = 0.0
@@ -119,6 +118,9 @@ class AbstractCheckpointer(abc.ABC):
 
     def close(self) -> None:  # noqa: B027  # not every checkpointer holds something
         """Release what is held."""
+
+
+Building: TypeAlias = DirectoryBuild | SharedDirectory
 
 
 class Checkpointer(AbstractCheckpointer):
@@ -158,7 +160,7 @@ class Checkpointer(AbstractCheckpointer):
         self._processes = multiprocessing_options
         self._file_options = file_options
         self._atomicity_options = atomicity_options
-        self._store = LocalStore()
+        self._store = built_in.LocalStore()
         self._joint_saves = JointSaves(multiprocessing_options)
         self._metadata_store = checkpoint_metadata_store or MetadataStore(enable_write=True)
         self._check_metadata_store()
@@ -209,7 +211,7 @@ class Checkpointer(AbstractCheckpointer):
             building.create()
             try:
                 self._begin(building, time.time_ns())
-                self._handler.save(building.get(), args=ckpt_args)
+                self._handler.save(handler_path(building.path), args=ckpt_args)
                 self._complete(building, custom_metadata)
             except BaseException:
                 building.discard()
@@ -280,14 +282,15 @@ class Checkpointer(AbstractCheckpointer):
     ) -> None:
         self.close()
 
-    def _building(self, directory: str | os.PathLike[str], *, force: bool) -> TemporaryDirectory:
-        return TemporaryDirectory(
+    def _building(self, directory: str | os.PathLike[str], *, force: bool) -> DirectoryBuild:
+        links = links_in_force()
+        return DirectoryBuild(
             self._store,
             path_text(handler_path(directory)),
             overwrite=force,
-            atomicity=self._atomicity_options,
-            files=self._file_options,
-            links=links_in_force(),
+            in_place=is_in_place(self._atomicity_options),
+            mode=self._file_options.path_permission_mode,
+            before_publishing=None if links is None else links.complete,
         )
 
     def _saves_whole(self, directory: str | os.PathLike[str]) -> bool:
@@ -315,7 +318,7 @@ class Checkpointer(AbstractCheckpointer):
         if not is_joint(self._processes):
             return False
 
-        check_publishing(self._atomicity_options, self._file_options)
+        check_publishing(self._atomicity_options, self._file_options.path_permission_mode)
         return True
 
     def _save_jointly(
@@ -327,7 +330,7 @@ class Checkpointer(AbstractCheckpointer):
     ) -> None:
         if self._hands_on_whole(directory):
             joint = self._joint_directory(directory, force, custom_metadata)
-            with self._told_to_others(joint):
+            with self._refusal_to_others(joint):
                 self._handler.save(joint, args=ckpt_args)
             return
 
@@ -338,10 +341,10 @@ class Checkpointer(AbstractCheckpointer):
         self, directory: str | os.PathLike[str], force: bool, custom_metadata: dict[str, Any] | None
     ) -> JointDirectory:
         jointly = is_joint(self._processes)
-        return JointDirectory(path_or_url(directory), force, custom_metadata, jointly)
+        return JointDirectory(paths.path_or_url(directory), force, custom_metadata, jointly)
 
     @contextmanager
-    def _told_to_others(self, joint: JointDirectory) -> Generator[None]:
+    def _refusal_to_others(self, joint: JointDirectory) -> Generator[None]:
         """Tell the other processes of a failure before this one has begun: they would wait for it."""
         try:
             yield
@@ -351,7 +354,7 @@ class Checkpointer(AbstractCheckpointer):
             raise
 
     def _hands_on_whole(self, directory: str | os.PathLike[str]) -> bool:
-        """Whether the handler publishes the checkpoint, too, as those of one tree do for a whole job."""
+        """Return whether the handler publishes the checkpoint itself, as those of a tree do for a job."""
         if bucket_url(directory) is not None:
             return True
 
@@ -385,16 +388,16 @@ class Checkpointer(AbstractCheckpointer):
     def _begin(self, building: Building, begun_ns: int) -> None:
         """Record in what is built when its save began."""
         about = encode_step_metadata(StepMetadata(init_timestamp_nsecs=begun_ns))
-        self._metadata_store.write(step_metadata_file_path(building.get()), about)
+        self._metadata_store.write(step_metadata_file_path(handler_path(building.path)), about)
 
     def _complete(self, building: Building, custom_metadata: dict[str, Any] | None) -> None:
         """Let the handler complete what it wrote, write the metadata, and publish."""
-        path = building.get()
+        path = handler_path(building.path)
         known = StepMetadata(custom_metadata=custom_metadata or {}, item_handlers=self._item_handlers(path))
         about = encode_step_metadata(known)
         file = step_metadata_file_path(path)
-        told = {name: about[name] for name in ("item_handlers", "custom_metadata")}
-        self._metadata_store.update(file, **told)
+        recorded_now = {name: about[name] for name in ("item_handlers", "custom_metadata")}
+        self._metadata_store.update(file, **recorded_now)
         self._handler.finalize(path)
         self._before_publishing()
         self._metadata_store.update(file, commit_timestamp_nsecs=time.time_ns())
@@ -411,14 +414,366 @@ class Checkpointer(AbstractCheckpointer):
         return self._handler.typestr()
 
     def _is_finalized(self, path: Any) -> bool:
-        if TEMPORARY_SUFFIX in path.name or not path.is_dir():
+        if temporary_names.TEMPORARY_SUFFIX in path.name or not path.is_dir():
             return False
 
         options = self._atomicity_options
         if options is None or options.mode is not AtomicityMode.COMMIT_FILE:
             return True
 
-        return bool((path / COMMIT_MARK).exists()) or options.allow_legacy_atomic_rename
+        return bool((path / file_names.COMMIT_MARK).exists()) or options.allow_legacy_atomic_rename
+
+
+class AsyncCheckpointer(Checkpointer):
+    """A `Checkpointer` whose `save` returns when the object has been copied, and writes in the background.
+
+    One save runs at a time; the next save and `restore` wait for it. The next of `save`,
+    `wait_until_finished`, `check_for_errors`, `restore` and `close` raises its failure. The interpreter
+    does not exit before a save is over.
+
+    Args:
+        handler: Saves and restores the object; it must have `async_save`.
+        timeout_secs: How long a save may take after the copy, in seconds; overrides `async_options`. What a
+            save wrote that takes longer is removed in the background; `close` waits for that.
+        async_options: How saves work in the background.
+        multiprocessing_options: Which processes save.
+        file_options: The permissions of directories.
+        atomicity_options: How the checkpoint becomes visible.
+        checkpoint_metadata_store: Writes the metadata of the checkpoint.
+        temporary_path_class: Not supported; use `atomicity_options`.
+
+    Raises:
+        ValueError: If the timeout is not positive.
+        SpecError: If the handler has no `async_save`.
+    """
+
+    def __init__(
+        self,
+        handler: AsyncCheckpointHandler,
+        timeout_secs: int | None = None,
+        *,
+        async_options: AsyncOptions = AsyncOptions(),
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
+        file_options: FileOptions | None = None,
+        atomicity_options: AtomicityOptions | None = None,
+        checkpoint_metadata_store: Any = None,
+        temporary_path_class: type[Any] | None = None,
+    ) -> None:
+        super().__init__(
+            handler,
+            multiprocessing_options=multiprocessing_options,
+            file_options=file_options or FileOptions(),
+            atomicity_options=atomicity_options,
+            checkpoint_metadata_store=checkpoint_metadata_store,
+            temporary_path_class=temporary_path_class,
+        )
+        if not isinstance(self._handler, AsyncCheckpointHandler):
+            raise SpecError(f"a {type(handler).__name__} has no async_save; save with a Checkpointer")
+
+        self._timeout_s: float = timeout_secs or async_options.timeout_secs
+        if self._timeout_s <= 0:
+            raise ConfigError("timeout_secs", f"must be positive, but got {self._timeout_s} seconds.")
+
+        self._callback: Callable[[], None] | None = async_options.post_finalization_callback
+        self._pending: ThreadFuture[None] | None = None
+        self._cleaning: ThreadFuture[bool] | None = None
+        self._waiting_since: float | None = None  # of a save that this process makes by itself
+        self._futures: Sequence[Future] = ()
+        self._cancelled = False
+
+    @property
+    def timeout_s(self) -> float:
+        """The seconds that a save may take after the copy."""
+        return self._timeout_s
+
+    def _check_metadata_store(self) -> None:
+        """Accept any store: the background waits for its writes."""
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        *args: Any,
+        force: bool = False,
+        custom_metadata: dict[str, Any] | None = None,
+        save_context: SaveContext | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Start to save an object; return when it has been copied. Waits for an earlier save first.
+
+        Args:
+            directory: See `Checkpointer.save`.
+            *args: See `Checkpointer.save`.
+            force: See `Checkpointer.save`.
+            custom_metadata: See `Checkpointer.save`.
+            save_context: Has no effect.
+            **kwargs: See `Checkpointer.save`.
+
+        Raises:
+            ValueError: If something exists at `directory` and `force` is off.
+            Exception: What the handler raises, or the failure of the earlier save.
+        """
+        begun = time.perf_counter()
+        tell_of_async_save()
+        with timed(f"{WRITE}blocking_wait_prev_duration_secs"):
+            self.wait_until_finished()
+
+        with timed(*[f"{prefix}blocking_duration_secs" for prefix in WRITE_ASYNC]):
+            if self._saves_whole(directory):
+                ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
+                finish = self._staged_jointly(directory, ckpt_args, custom_metadata, force)
+                self._pending = start_thread(self._await_joint, finish, begun, name="penstock.orbax.save")
+                return
+
+            building = self._building(directory, force=force)
+            building.check()
+            ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
+            building.create()
+            staged: ThreadFuture[Sequence[Future]] = ThreadFuture()
+            try:
+                # Not a daemon: the checkpoint is completed even if the program ends without waiting. Started
+                # before other threads have work, which would make the caller wait for the interpreter.
+                pending = start_thread(
+                    self._commit,
+                    building,
+                    staged,
+                    custom_metadata,
+                    (begun, time.time_ns()),
+                    name="penstock.orbax.save",
+                )
+                found = run_sync(
+                    partial(self._handler.async_save, handler_path(building.path), args=ckpt_args)
+                )
+            except BaseException:
+                staged.cancel()
+                building.discard()
+                raise
+
+            self._cancelled, self._futures, self._pending = False, all_futures(found), pending
+            staged.set_result(self._futures)
+
+    def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
+        """Return the object saved in a directory. Waits for a running save first; see `Checkpointer`."""
+        self.wait_until_finished()
+        return super().restore(directory, *args, **kwargs)
+
+    def check_for_errors(self) -> None:
+        """Raise the failure of a save in the background, once. Does not wait."""
+        pending = self._pending
+        if pending is not None and pending.done():
+            self._pending, self._futures = None, ()
+            self._raise_from(pending)
+
+    def wait_until_finished(self) -> None:
+        """Wait until no save is running; raise the failure of the last one, once."""
+        pending = self._pending
+        if pending is not None:
+            try:
+                self._raise_from(pending)
+            finally:
+                if pending.done():  # and not interrupted
+                    self._pending, self._futures = None, ()
+
+    def cancel(self) -> None:
+        """Ask the save in the background to stop. What it wrote is removed, and no error is raised."""
+        self._cancelled = True
+        for future in self._futures:
+            future.cancel()
+
+    def close(self) -> None:
+        """Wait for a save, and close the handler."""
+        try:
+            self.wait_until_finished()
+        finally:
+            if self._cleaning is not None:
+                self._cleaning.result()
+            super().close()
+
+    def _raise_from(self, pending: ThreadFuture[None]) -> None:
+        try:
+            pending.result()
+        except CancelledError:
+            if not self._cancelled:
+                raise
+        except Exception:
+            if not self._cancelled:
+                raise
+
+    def _commit(
+        self,
+        building: DirectoryBuild,
+        staged: ThreadFuture[Sequence[Future]],
+        custom_metadata: dict[str, Any] | None,
+        begun: tuple[float, int],
+    ) -> None:
+        """Wait until everything is written, then publish it. Runs in a thread of its own.
+
+        Every file that the checkpointer itself writes is written here: a caller waits for no disk.
+
+        Args:
+            building: The directory.
+            staged: What `async_save` returns; cancelled if it fails, and then there is nothing to do.
+            custom_metadata: See `Checkpointer.save`.
+            begun: When the save began: by `time.perf_counter`, and by `time.time_ns`.
+        """
+        begun_s, begun_ns = begun
+        try:
+            futures = staged.result()
+        except CancelledError:
+            return
+
+        self._waiting_since = time.monotonic()
+        try:
+            with timed(f"{WRITE}background_duration_secs"):
+                self._begin(building, begun_ns)
+                with timed(f"{WRITE}background_ts_duration_secs"):
+                    ChainedFuture(futures, lambda: None).result(self._timeout_s)
+                with timed(f"{WRITE}background_finalize_secs"):
+                    self._complete(building, custom_metadata)
+        except TimeoutError:
+            # The caller gets the error now, and not when what takes too long has ended.
+            self._cleaning = start_thread(_clean_up, building, futures, name="penstock.orbax.cleaning")
+            raise
+        except BaseException as error:
+            if not _clean_up(building, futures):
+                error.add_note(f"{handler_path(building.path)} is still being written, and was not removed")
+            raise
+
+        tell_of_async_save(begun_s)
+
+    def _staged_jointly(
+        self,
+        directory: str | os.PathLike[str],
+        ckpt_args: Any,
+        custom_metadata: dict[str, Any] | None,
+        force: bool,
+    ) -> Callable[[], None]:
+        """Start to save together with the other processes. Returns what waits for it, once all is copied."""
+        self._cancelled = False
+        if not self._hands_on_whole(directory):
+            save = self._begin_jointly(directory, ckpt_args, custom_metadata, force)
+            self._futures = save.call(self._handler, ckpt_args)
+            return partial(save.finish, self._futures, self._timeout_s, self._complete_part)
+
+        joint = self._joint_directory(directory, force, custom_metadata)
+        with self._refusal_to_others(joint):
+            self._futures = all_futures(run_sync(partial(self._handler.async_save, joint, args=ckpt_args)))
+
+        then = self._before_publishing if is_primary_host(0) else _nothing
+        return partial(_await_all, self._futures, self._timeout_s, then)
+
+    def _await_joint(self, finish: Callable[[], None], begun_s: float) -> None:
+        """Wait until all processes have saved, and the checkpoint is visible. Runs in a thread of its own."""
+        with timed(f"{WRITE}background_duration_secs"):
+            finish()
+
+        tell_of_async_save(begun_s)
+
+    def _before_publishing(self) -> None:
+        if self._waiting_since is not None:
+            remaining_secs(self._waiting_since, self._timeout_s)  # what the handler completed took time, too
+        if self._callback is not None:
+            self._callback()
+
+
+class PyTreeCheckpointer(Checkpointer):
+    """A `Checkpointer` of trees: `PyTreeCheckpointer().save(path, tree)`.
+
+    Args:
+        primary_host: See `MultiprocessingOptions`.
+        use_ocdbt: See `PyTreeCheckpointHandler`.
+        use_zarr3: See `PyTreeCheckpointHandler`.
+        use_compression: See `PyTreeCheckpointHandler`.
+    """
+
+    def __init__(
+        self,
+        primary_host: int | None = 0,
+        use_ocdbt: bool = True,
+        use_zarr3: bool = False,
+        use_compression: bool = True,
+    ) -> None:
+        options = MultiprocessingOptions(primary_host=primary_host)
+        handler = PyTreeCheckpointHandler(
+            use_ocdbt=use_ocdbt,
+            use_zarr3=use_zarr3,
+            use_compression=use_compression,
+            multiprocessing_options=options,
+        )
+        super().__init__(handler, multiprocessing_options=options)
+
+
+class StandardCheckpointer(AsyncCheckpointer):
+    """An `AsyncCheckpointer` of trees of arrays and numbers.
+
+    Args:
+        async_options: See `AsyncCheckpointer`.
+        multiprocessing_options: See `AsyncCheckpointer`.
+        file_options: See `AsyncCheckpointer`.
+        atomicity_options: See `AsyncCheckpointer`.
+        checkpoint_metadata_store: See `AsyncCheckpointer`.
+        temporary_path_class: See `AsyncCheckpointer`.
+        **kwargs: Those of `StandardCheckpointHandler`.
+    """
+
+    def __init__(
+        self,
+        *,
+        async_options: AsyncOptions = AsyncOptions(),
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
+        file_options: FileOptions = FileOptions(),
+        atomicity_options: AtomicityOptions | None = None,
+        checkpoint_metadata_store: Any = None,
+        temporary_path_class: type[Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            StandardCheckpointHandler(multiprocessing_options=multiprocessing_options, **kwargs),
+            async_options=async_options,
+            multiprocessing_options=multiprocessing_options,
+            file_options=file_options,
+            atomicity_options=atomicity_options,
+            checkpoint_metadata_store=checkpoint_metadata_store,
+            temporary_path_class=temporary_path_class,
+        )
+
+    def save(  # type: ignore[override]  # as in Orbax, it takes the tree and no args object
+        self,
+        directory: str | os.PathLike[str],
+        state: Any,
+        *,
+        save_args: Any = None,
+        force: bool = False,
+        custom_metadata: dict[str, Any] | None = None,
+    ) -> None:
+        """Start to save a tree; return when it has been copied.
+
+        Args:
+            directory: A path where nothing exists yet.
+            state: A tree of arrays and numbers.
+            save_args: A tree of `SaveArgs` like it.
+            force: Whether to replace what exists there.
+            custom_metadata: JSON values kept with the checkpoint.
+
+        Raises:
+            ValueError: If the tree cannot be saved, or something exists at `directory` and `force` is off.
+        """
+        super().save(
+            directory, args=StandardSaveArgs(state, save_args), force=force, custom_metadata=custom_metadata
+        )
+
+    def restore(self, directory: str | os.PathLike[str], target: Any = None, *, strict: bool = True) -> Any:
+        """Return the tree in a directory.
+
+        Args:
+            directory: The path of the checkpoint.
+            target: See `StandardRestoreArgs.item`.
+            strict: See `StandardRestoreArgs`.
+
+        Raises:
+            FileNotFoundError: If there is no checkpoint.
+            ValueError: If the tree does not fit the target, or a save was interrupted there.
+        """
+        return super().restore(directory, args=StandardRestoreArgs(target, strict=strict))
 
 
 _jax: Any = jax
@@ -500,13 +855,13 @@ class JointSaves:
             path: Of the checkpoint.
             asked: See `JointBuild.begin`.
             complete: Writes into the place what is written once; see there, too.
-            overwrite: Whether a checkpoint that lies there may be replaced.
+            overwrite: Whether a checkpoint that is there may be replaced.
 
         Raises:
             PeerError: If the processes differ, or one of them does not come.
             ValueError: If something exists at `path` and `overwrite` is off.
         """
-        from penstock.orbax.joint_saves import JointBuild  # one process needs nothing of it
+        from penstock.embedding import JointBuild
 
         def completed(build: JointBuild) -> None:
             complete(handler_path(build.place))
@@ -620,256 +975,7 @@ def _described(name: str, args: Any) -> Iterator[tuple[str, str]]:
         yield name, type(args).__name__
 
 
-class AsyncCheckpointer(Checkpointer):
-    """A `Checkpointer` whose `save` returns when the object has been copied, and writes in the background.
-
-    One save runs at a time; the next save and `restore` wait for it. The next of `save`,
-    `wait_until_finished`, `check_for_errors`, `restore` and `close` raises its failure. The interpreter
-    does not exit before a save is over.
-
-    Args:
-        handler: Saves and restores the object; it must have `async_save`.
-        timeout_secs: How long a save may take after the copy, in seconds; overrides `async_options`. What a
-            save wrote that takes longer is removed in the background; `close` waits for that.
-        async_options: How saves work in the background.
-        multiprocessing_options: Which processes save.
-        file_options: The permissions of directories.
-        atomicity_options: How the checkpoint becomes visible.
-        checkpoint_metadata_store: Writes the metadata of the checkpoint.
-        temporary_path_class: Not supported; use `atomicity_options`.
-
-    Raises:
-        ValueError: If the timeout is not positive.
-        SpecError: If the handler has no `async_save`.
-    """
-
-    def __init__(
-        self,
-        handler: AsyncCheckpointHandler,
-        timeout_secs: int | None = None,
-        *,
-        async_options: AsyncOptions = AsyncOptions(),
-        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
-        file_options: FileOptions | None = None,
-        atomicity_options: AtomicityOptions | None = None,
-        checkpoint_metadata_store: Any = None,
-        temporary_path_class: type[Any] | None = None,
-    ) -> None:
-        super().__init__(
-            handler,
-            multiprocessing_options=multiprocessing_options,
-            file_options=file_options or FileOptions(),
-            atomicity_options=atomicity_options,
-            checkpoint_metadata_store=checkpoint_metadata_store,
-            temporary_path_class=temporary_path_class,
-        )
-        if not isinstance(self._handler, AsyncCheckpointHandler):
-            raise SpecError(f"a {type(handler).__name__} has no async_save; save with a Checkpointer")
-
-        self._timeout_s: float = timeout_secs or async_options.timeout_secs
-        if self._timeout_s <= 0:
-            raise ConfigError("timeout_secs", f"must be positive, but got {self._timeout_s} seconds.")
-
-        self._callback: Callable[[], None] | None = async_options.post_finalization_callback
-        self._pending: ThreadFuture[None] | None = None
-        self._cleaning: ThreadFuture[bool] | None = None
-        self._waiting_since: float | None = None  # of a save that this process makes by itself
-        self._futures: Sequence[Future] = ()
-        self._cancelled = False
-
-    @property
-    def timeout_s(self) -> float:
-        """How long a save may take after the copy, in seconds."""
-        return self._timeout_s
-
-    def _check_metadata_store(self) -> None:
-        """Accept any store: the background waits for its writes."""
-
-    def save(
-        self,
-        directory: str | os.PathLike[str],
-        *args: Any,
-        force: bool = False,
-        custom_metadata: dict[str, Any] | None = None,
-        save_context: SaveContext | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Start to save an object; return when it has been copied. Waits for an earlier save first.
-
-        Args:
-            directory: See `Checkpointer.save`.
-            *args: See `Checkpointer.save`.
-            force: See `Checkpointer.save`.
-            custom_metadata: See `Checkpointer.save`.
-            save_context: Has no effect.
-            **kwargs: See `Checkpointer.save`.
-
-        Raises:
-            ValueError: If something exists at `directory` and `force` is off.
-            Exception: What the handler raises, or the failure of the earlier save.
-        """
-        begun = time.perf_counter()
-        tell_of_async_save()
-        with timed(f"{WRITE}blocking_wait_prev_duration_secs"):
-            self.wait_until_finished()
-
-        with timed(*[f"{prefix}blocking_duration_secs" for prefix in WRITE_ASYNC]):
-            if self._saves_whole(directory):
-                ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
-                finish = self._staged_jointly(directory, ckpt_args, custom_metadata, force)
-                self._pending = start_thread(self._await_joint, finish, begun, name="penstock.orbax.save")
-                return
-
-            building = self._building(directory, force=force)
-            building.check()
-            ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
-            building.create()
-            staged: ThreadFuture[Sequence[Future]] = ThreadFuture()
-            try:
-                # Not a daemon: the checkpoint is completed even if the program ends without waiting. Started
-                # before other threads have work, which would make the caller wait for the interpreter.
-                pending = start_thread(
-                    self._commit,
-                    building,
-                    staged,
-                    custom_metadata,
-                    (begun, time.time_ns()),
-                    name="penstock.orbax.save",
-                )
-                found = run_sync(partial(self._handler.async_save, building.get(), args=ckpt_args))
-            except BaseException:
-                staged.cancel()
-                building.discard()
-                raise
-
-            self._cancelled, self._futures, self._pending = False, all_futures(found), pending
-            staged.set_result(self._futures)
-
-    def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
-        """Return the object saved in a directory. Waits for a running save first; see `Checkpointer`."""
-        self.wait_until_finished()
-        return super().restore(directory, *args, **kwargs)
-
-    def check_for_errors(self) -> None:
-        """Raise the failure of a save in the background, once. Does not wait."""
-        pending = self._pending
-        if pending is not None and pending.done():
-            self._pending, self._futures = None, ()
-            self._raise_from(pending)
-
-    def wait_until_finished(self) -> None:
-        """Wait until no save is running; raise the failure of the last one, once."""
-        pending = self._pending
-        if pending is not None:
-            try:
-                self._raise_from(pending)
-            finally:
-                if pending.done():  # and not interrupted
-                    self._pending, self._futures = None, ()
-
-    def cancel(self) -> None:
-        """Ask the save in the background to stop. What it wrote is removed, and no error is raised."""
-        self._cancelled = True
-        for future in self._futures:
-            future.cancel()
-
-    def close(self) -> None:
-        """Wait for a save, and close the handler."""
-        try:
-            self.wait_until_finished()
-        finally:
-            if self._cleaning is not None:
-                self._cleaning.result()
-            super().close()
-
-    def _raise_from(self, pending: ThreadFuture[None]) -> None:
-        try:
-            pending.result()
-        except CancelledError:
-            if not self._cancelled:
-                raise
-        except Exception:
-            if not self._cancelled:
-                raise
-
-    def _commit(
-        self,
-        building: TemporaryDirectory,
-        staged: ThreadFuture[Sequence[Future]],
-        custom_metadata: dict[str, Any] | None,
-        begun: tuple[float, int],
-    ) -> None:
-        """Wait until everything is written, then publish it. Runs in a thread of its own.
-
-        Every file that the checkpointer itself writes is written here: a caller waits for no disk.
-
-        Args:
-            building: The directory.
-            staged: What `async_save` returns; cancelled if it fails, and then there is nothing to do.
-            custom_metadata: See `Checkpointer.save`.
-            begun: When the save began: by `time.perf_counter`, and by `time.time_ns`.
-        """
-        begun_s, begun_ns = begun
-        try:
-            futures = staged.result()
-        except CancelledError:
-            return
-
-        self._waiting_since = time.monotonic()
-        try:
-            with timed(f"{WRITE}background_duration_secs"):
-                self._begin(building, begun_ns)
-                with timed(f"{WRITE}background_ts_duration_secs"):
-                    ChainedFuture(futures, lambda: None).result(self._timeout_s)
-                with timed(f"{WRITE}background_finalize_secs"):
-                    self._complete(building, custom_metadata)
-        except TimeoutError:
-            # Who waits is told now, and not when what takes too long has ended.
-            self._cleaning = start_thread(_clean_up, building, futures, name="penstock.orbax.cleaning")
-            raise
-        except BaseException as error:
-            if not _clean_up(building, futures):
-                error.add_note(f"{building.get()} is still being written, and was not removed")
-            raise
-
-        tell_of_async_save(begun_s)
-
-    def _staged_jointly(
-        self,
-        directory: str | os.PathLike[str],
-        ckpt_args: Any,
-        custom_metadata: dict[str, Any] | None,
-        force: bool,
-    ) -> Callable[[], None]:
-        """Start to save together with the other processes. Returns what waits for it, once all is copied."""
-        self._cancelled = False
-        if not self._hands_on_whole(directory):
-            save = self._begin_jointly(directory, ckpt_args, custom_metadata, force)
-            self._futures = save.call(self._handler, ckpt_args)
-            return partial(save.finish, self._futures, self._timeout_s, self._complete_part)
-
-        joint = self._joint_directory(directory, force, custom_metadata)
-        with self._told_to_others(joint):
-            self._futures = all_futures(run_sync(partial(self._handler.async_save, joint, args=ckpt_args)))
-
-        then = self._before_publishing if is_primary_host(0) else _nothing
-        return partial(_await_all, self._futures, self._timeout_s, then)
-
-    def _await_joint(self, finish: Callable[[], None], begun_s: float) -> None:
-        """Wait until all processes have saved, and the checkpoint is visible. Runs in a thread of its own."""
-        with timed(f"{WRITE}background_duration_secs"):
-            finish()
-
-        tell_of_async_save(begun_s)
-
-    def _before_publishing(self) -> None:
-        if self._waiting_since is not None:
-            remaining_secs(self._waiting_since, self._timeout_s)  # what the handler completed took time, too
-        if self._callback is not None:
-            self._callback()
-
-
-def _clean_up(building: TemporaryDirectory, futures: Sequence[Future]) -> bool:
+def _clean_up(building: DirectoryBuild, futures: Sequence[Future]) -> bool:
     """Ask all work to stop, and remove what it wrote; return whether it stopped, and that was done."""
     has_stopped = stopped(futures)
     if has_stopped:
@@ -890,104 +996,3 @@ def _await_all(futures: Sequence[Future], timeout_s: float, then: Callable[[], N
     except BaseException:
         cancel_all(futures)
         raise
-
-
-class PyTreeCheckpointer(Checkpointer):
-    """A `Checkpointer` of trees: `PyTreeCheckpointer().save(path, tree)`.
-
-    Args:
-        primary_host: See `MultiprocessingOptions`.
-        use_ocdbt: See `PyTreeCheckpointHandler`.
-        use_zarr3: See `PyTreeCheckpointHandler`.
-        use_compression: See `PyTreeCheckpointHandler`.
-    """
-
-    def __init__(
-        self,
-        primary_host: int | None = 0,
-        use_ocdbt: bool = True,
-        use_zarr3: bool = False,
-        use_compression: bool = True,
-    ) -> None:
-        options = MultiprocessingOptions(primary_host=primary_host)
-        handler = PyTreeCheckpointHandler(
-            use_ocdbt=use_ocdbt,
-            use_zarr3=use_zarr3,
-            use_compression=use_compression,
-            multiprocessing_options=options,
-        )
-        super().__init__(handler, multiprocessing_options=options)
-
-
-class StandardCheckpointer(AsyncCheckpointer):
-    """An `AsyncCheckpointer` of trees of arrays and numbers.
-
-    Args:
-        async_options: See `AsyncCheckpointer`.
-        multiprocessing_options: See `AsyncCheckpointer`.
-        file_options: See `AsyncCheckpointer`.
-        atomicity_options: See `AsyncCheckpointer`.
-        checkpoint_metadata_store: See `AsyncCheckpointer`.
-        temporary_path_class: See `AsyncCheckpointer`.
-        **kwargs: Those of `StandardCheckpointHandler`.
-    """
-
-    def __init__(
-        self,
-        *,
-        async_options: AsyncOptions = AsyncOptions(),
-        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
-        file_options: FileOptions = FileOptions(),
-        atomicity_options: AtomicityOptions | None = None,
-        checkpoint_metadata_store: Any = None,
-        temporary_path_class: type[Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            StandardCheckpointHandler(multiprocessing_options=multiprocessing_options, **kwargs),
-            async_options=async_options,
-            multiprocessing_options=multiprocessing_options,
-            file_options=file_options,
-            atomicity_options=atomicity_options,
-            checkpoint_metadata_store=checkpoint_metadata_store,
-            temporary_path_class=temporary_path_class,
-        )
-
-    def save(  # type: ignore[override]  # as in Orbax, it takes the tree and no args object
-        self,
-        directory: str | os.PathLike[str],
-        state: Any,
-        *,
-        save_args: Any = None,
-        force: bool = False,
-        custom_metadata: dict[str, Any] | None = None,
-    ) -> None:
-        """Start to save a tree; return when it has been copied.
-
-        Args:
-            directory: A path where nothing exists yet.
-            state: A tree of arrays and numbers.
-            save_args: A tree of `SaveArgs` like it.
-            force: Whether to replace what exists there.
-            custom_metadata: JSON values kept with the checkpoint.
-
-        Raises:
-            ValueError: If the tree cannot be saved, or something exists at `directory` and `force` is off.
-        """
-        super().save(
-            directory, args=StandardSaveArgs(state, save_args), force=force, custom_metadata=custom_metadata
-        )
-
-    def restore(self, directory: str | os.PathLike[str], target: Any = None, *, strict: bool = True) -> Any:
-        """Return the tree in a directory.
-
-        Args:
-            directory: The path of the checkpoint.
-            target: See `StandardRestoreArgs.item`.
-            strict: See `StandardRestoreArgs`.
-
-        Raises:
-            FileNotFoundError: If there is no checkpoint.
-            ValueError: If the tree does not fit the target, or a save was interrupted there.
-        """
-        return super().restore(directory, args=StandardRestoreArgs(target, strict=strict))

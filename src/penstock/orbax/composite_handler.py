@@ -1,9 +1,13 @@
-"""Several named items in one checkpoint, each with its own directory and handler."""
+"""Several named items in one checkpoint, each with its own directory and handler.
+
+In a bucket there are no such directories: there the trees and the JSON of all items are one save.
+"""
 
 from __future__ import annotations
 
 __all__ = ("CompositeArgs", "CompositeCheckpointHandler", "CompositeOptions", "CompositeResults")
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,14 +16,10 @@ from typing import Any, Final, final
 
 from anyio import CancelScope, to_thread
 
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.items.item_types import Composite as Items
-from penstock.handlers.formats.items.item_types import Json, PyTree
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import ConfigError, PathError
-from penstock.kernel.protocols.leaf import KeyPath
-from penstock.kernel.protocols.store_capabilities import FolderListing
-from penstock.kernel.storage.paths import bucket_of
+from penstock.embedding import DirectoryBuild, SharedDirectory, built_in, kernel, paths, temporary_names
+from penstock.errors import ConfigError, PathError
+from penstock.items import Composite as Items
+from penstock.items import Json, PyTree
 from penstock.orbax.background_work import awaited_as_raised, together
 from penstock.orbax.base_pytree_handler import BasePyTreeCheckpointHandler, leaf_formats, start_joint_save
 from penstock.orbax.checkpoint_args import (
@@ -39,10 +39,16 @@ from penstock.orbax.future import Future, PipelineFuture, stopped
 from penstock.orbax.handler_registration import CheckpointHandlerRegistry, DefaultCheckpointHandlerRegistry
 from penstock.orbax.item_files import bucket_url, handler_path, is_there, path_text, place_of, store_at
 from penstock.orbax.joint_saves import JointDirectory, check_publishing, joint_build_around
+from penstock.orbax.leaf_args import items_first
 from penstock.orbax.monitoring import WRITE, timed
-from penstock.orbax.options import AsyncOptions, AtomicityOptions, FileOptions, MultiprocessingOptions
+from penstock.orbax.options import (
+    AsyncOptions,
+    AtomicityOptions,
+    FileOptions,
+    MultiprocessingOptions,
+    is_in_place,
+)
 from penstock.orbax.plain_handlers import JsonCheckpointHandler, WrapperArgs, get_legacy_handler_wrapper
-from penstock.orbax.publishing import SharedDirectory, TemporaryDirectory
 from penstock.orbax.pytree_handler import PyTreeCheckpointHandler
 from penstock.orbax.restore_tree import with_markers
 from penstock.orbax.stage_workers import UnknownTypeError
@@ -115,9 +121,9 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         self._options = composite_options
         self._primary_host = composite_options.multiprocessing_options.primary_host
         self._completes = True  # or else another process does
-        self._store = LocalStore()
+        self._store = built_in.LocalStore()
         self._metadata_store = MetadataStore(enable_write=False)
-        self._current_temporary_paths: dict[str, TemporaryDirectory | SharedDirectory] = {}
+        self._current_temporary_paths: dict[str, DirectoryBuild | SharedDirectory] = {}
 
     @property
     def _handler_registry(self) -> CheckpointHandlerRegistry:
@@ -145,7 +151,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         futures: dict[str, Sequence[Future]] = {}
 
         async def save(name: str, handler: Any, arg: CheckpointArgs) -> None:
-            place = building[name].get()
+            place = handler_path(building[name].path)
             if isinstance(handler, AsyncCheckpointHandler):
                 futures[name] = await handler.async_save(place, args=arg) or ()
             else:
@@ -207,10 +213,9 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
 
         existing = self._existing_items(directory)
         for one in self._current_temporary_paths.values():
-            if one.get().name in existing:
-                raise ValueError(
-                    f'Item "{one.get().name}" is a temporary item; call finalize() before metadata()'
-                )
+            name = os.path.basename(one.path)
+            if name in existing:
+                raise ValueError(f'Item "{name}" is a temporary item; call finalize() before metadata()')
 
         return self._step_metadata(directory, existing, of_items=True)
 
@@ -235,7 +240,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
             building = self._current_temporary_paths.get(name)
             if building is not None:
                 with timed(f"{WRITE}background_item_finalize_secs"):
-                    handler.finalize(building.get())
+                    handler.finalize(handler_path(building.path))
                     building.publish(synced=is_durable(handler))
 
                 del self._current_temporary_paths[name]
@@ -264,23 +269,24 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
 
     def _get_item_temporary_paths(
         self, directory: Any, args: Mapping[str, Any]
-    ) -> dict[str, TemporaryDirectory | SharedDirectory]:
+    ) -> dict[str, DirectoryBuild | SharedDirectory]:
         options, build = self._options, joint_build_around(directory)
         self._completes = build is None or build.is_primary
+        mode = None if options.file_options is None else options.file_options.path_permission_mode
         if build is not None:
-            check_publishing(options.atomicity_options, options.file_options)
+            check_publishing(options.atomicity_options, mode)
 
-        def place_of(name: str) -> TemporaryDirectory | SharedDirectory:
+        def place_of(name: str) -> DirectoryBuild | SharedDirectory:
             path = path_text(self._get_item_directory(directory, name))
             if build is not None:
                 return SharedDirectory(self._store, path, whole=False)
 
-            return TemporaryDirectory(
+            return DirectoryBuild(
                 self._store,
                 path,
                 overwrite=False,
-                atomicity=options.atomicity_options,
-                files=options.file_options,
+                in_place=is_in_place(options.atomicity_options),
+                mode=mode,
                 whole=False,
             )
 
@@ -303,7 +309,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         recorded: Any = None
         found: dict[str, CheckpointArgs] = {}
         for name in existing:
-            if TEMPORARY_SUFFIX in name:
+            if temporary_names.TEMPORARY_SUFFIX in name:
                 continue
             if name not in handlers:
                 if recorded is None:
@@ -364,7 +370,7 @@ class CompositeArgs(Composite, CheckpointArgs):
 CompositeResults = CompositeArgs
 
 
-def _create_all(building: Sequence[TemporaryDirectory | SharedDirectory]) -> None:
+def _create_all(building: Sequence[DirectoryBuild | SharedDirectory]) -> None:
     for one in building:
         one.create()
 
@@ -399,8 +405,8 @@ class _Tree:
         most = getattr(self.args, "ocdbt_target_data_file_size", None)
         return leaf_formats(self.item, self.args.save_args, self.handler._form, most)
 
-    def first(self) -> Callable[[KeyPath], bool] | None:
-        found: Callable[[KeyPath], bool] | None = self.handler._prioritise(self.item)
+    def first(self) -> Callable[[kernel.KeyPath], bool] | None:
+        found: Callable[[kernel.KeyPath], bool] | None = self.handler._prioritise(self.item)
         return found
 
 
@@ -452,7 +458,7 @@ async def save_items(place: JointDirectory, items: Mapping[str, tuple[Any, Any]]
 
     keywords: dict[str, Any] = {
         "save_args": {name: asked for name, tree in trees.items() if (asked := tree.formats()) is not None},
-        "prioritise": _prioritise({name: tree.first() for name, tree in trees.items()}),
+        "prioritise": items_first({name: tree.first() for name, tree in trees.items()}),
     }
     start = partial(leading._loop.acall, start_joint_save, leading._registry, leading._workers())
     try:
@@ -465,11 +471,11 @@ async def save_items(place: JointDirectory, items: Mapping[str, tuple[Any, Any]]
 
 def names_in_bucket(url: str) -> list[str] | None:
     """Return the names of the items of a checkpoint in a bucket; None for a local path. Blocking."""
-    if bucket_of(url) is None:
+    if paths.bucket_of(url) is None:
         return None
 
     store = store_at(url)
-    assert isinstance(store, FolderListing), "a bucket lists folders"
+    assert isinstance(store, kernel.FolderListing), "a bucket lists folders"
     return list(store.list_folders(url))
 
 
@@ -478,19 +484,6 @@ def _tree(handler: Any, args: Any) -> _Tree:
         return _Tree(handler.base, handler.checked(args), args)
 
     return _Tree(handler.base if isinstance(handler, PyTreeCheckpointHandler) else handler, args.item, args)
-
-
-def _prioritise(
-    functions: Mapping[str, Callable[[KeyPath], bool] | None],
-) -> Callable[[KeyPath], bool] | None:
-    if not any(functions.values()):
-        return None
-
-    def is_first(keys: KeyPath) -> bool:
-        function = functions.get(str(keys[0]))
-        return function is not None and function(keys[1:])
-
-    return is_first
 
 
 @final
@@ -508,9 +501,9 @@ class ItemHandlers:
     ) -> None:
         self.registry: CheckpointHandlerRegistry = DefaultCheckpointHandlerRegistry(registry)
         self.undetermined: set[str] | None = None  #: None unless item names were given
-        self._told: set[str] = set()  # items whose handler is determined
+        self._known_items: set[str] = set()  # items whose handler is determined
         if not names and not handlers:
-            self._told = {name for name, _ in self.unique()}
+            self._known_items = {name for name, _ in self.unique()}
             return
 
         self.undetermined = {name for name in names if name not in handlers}
@@ -557,8 +550,8 @@ class ItemHandlers:
 
         handler = get_registered_handler_cls(args)()
         if self.undetermined is None:
-            new = name not in self._told
-            self._told.add(name)
+            new = name not in self._known_items
+            self._known_items.add(name)
         else:
             new = name in self.undetermined
             self.undetermined.discard(name)

@@ -14,13 +14,7 @@ from typing import Any, Final, final
 
 import tensorstore as ts
 
-from penstock.handlers.formats.orbax.documents.file_names import MANIFEST
-from penstock.handlers.formats.orbax.documents.recording import renew_record
-from penstock.kernel.concurrency.threads import await_future
-from penstock.kernel.messages.save import Committed
-from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.stage import Actor
-from penstock.kernel.storage.foreign_files import foreign_files
+from penstock.embedding import await_future, file_names, kernel, record_changes
 from penstock.orbax.background_work import in_thread
 from penstock.orbax.tensorstore_specs import OcdbtWriteOptions, get_ts_context, kvstore_spec
 
@@ -32,8 +26,8 @@ _CHUNKS: Final = (re.compile(r"(?:^|/)\d+(?:\.\d+)*$"), re.compile(r"(?:^|/)c(?:
 
 
 def is_ocdbt_checkpoint(path: Any) -> bool:
-    """Whether the arrays of the tree at `path` lie in a database."""
-    return Path(path, MANIFEST).exists()
+    """Return whether the arrays of the tree at `path` lie in a database."""
+    return Path(path, file_names.MANIFEST).exists()
 
 
 async def merge_ocdbt_per_process_files(
@@ -87,18 +81,17 @@ class MergeProcessFiles:
     """A stage between `commit` and `finalize`: merges what type handlers wrote by TensorStore themselves."""
 
     @asynccontextmanager
-    async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
+    async def open(self, run: kernel.SaveRun, /) -> AsyncGenerator[kernel.Actor]:
         """Yield the actor of one save."""
 
-        async def merge(committed: Committed, /) -> Committed:
+        async def merge(committed: kernel.Committed, /) -> kernel.Committed:
             directory = run.workspace.temporary
             there = await run.threads.run(
                 lambda: [at for at, _, _ in os.walk(directory) if _has_processes(at)]
             )
             for place in there:
                 await merge_ocdbt_per_process_files(place, get_ts_context(), use_zarr3=False)
-                await run.threads.run(foreign_files(run.store, place).sync_tree, place)
-                await run.threads.run(renew_record, run.store, place)
+                await run.threads.run(record_changes, run.store, place)
 
             return committed
 

@@ -1,4 +1,4 @@
-"""What a handler's `async_save` returns: things whose `result` waits for work that goes on already."""
+"""Futures that a handler's `async_save` returns, of work that is running already."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, cast
 
-from penstock.blocking.background import start_loop
+from penstock.embedding import start_loop
 from penstock.orbax.background_work import called_as_raised
 
 GRACE_S = 5.0

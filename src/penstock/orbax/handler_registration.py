@@ -1,4 +1,4 @@
-"""Which handler takes which arguments for which item."""
+"""Registries of handlers, by item and class of arguments."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class DefaultCheckpointHandlerRegistry(CheckpointHandlerRegistry):
         return self._registry[item, args_cls]
 
     def has(self, item: str | None, args: ArgsOrType) -> bool:
-        """Whether there is a handler."""
+        """Return whether there is a handler."""
         return (item, _class_of(args)) in self._registry
 
     def get_all_entries(self) -> HandlerRegistryMapping:

@@ -1,4 +1,4 @@
-"""penstock's names in the place of `orbax.checkpoint`, for programs that nobody wants to edit."""
+"""Orbax and penstock in one program: penstock's names in Orbax's place, and Orbax's classes in ours."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType, TracebackType
 from typing import Any, ClassVar, Final, Self, final
 
-from penstock.kernel.errors import PenstockError
-from penstock.kernel.events import get_logger
+from penstock.embedding import get_logger
+from penstock.errors import PenstockError
 
 # Libraries that were written for Orbax derive handlers and arguments from Orbax's base classes, and make
 # Orbax's `SaveArgs`. A program that uses them has imported Orbax, so what it made is recognised by asking
@@ -46,9 +46,11 @@ def loaded_orbax(module: str = "") -> Any | None:
 
 
 _OURS: Final = "penstock.orbax"
+
 _ALSO_IMPORTED: Final = "jax.experimental.array_serialization.serialization"
 """What programs use without importing it, because Orbax does."""
 _NAMESPACE, _, _CHILD = ORBAX.partition(".")
+
 _EXPERIMENTAL: Final = f"{ORBAX}.experimental"
 
 
@@ -96,7 +98,7 @@ def install() -> Installation:
 
     Whether Orbax is installed does not matter. `orbax.checkpoint.v1` and `orbax.checkpoint.experimental.v1`
     are `penstock.orbax.v1`. Modules that this API does not have cannot be imported meanwhile: the error says
-    so, rather than that two libraries are mixed. It is told in the log, once; a second call changes nothing.
+    so, rather than that two libraries are mixed. The log says so, once; a second call changes nothing.
 
     Returns:
         The handle that takes it back.
@@ -126,7 +128,7 @@ class _Finder(MetaPathFinder, Loader):
         self._hidden: dict[str, ModuleType] = {}
 
     def put_in_place(self) -> None:
-        """Hide what is loaded of Orbax and is in nobody's use, and answer for it."""
+        """Hide what is loaded of Orbax and not in use, and answer for it."""
         self._hidden = _taken_out()
         import_module(_ALSO_IMPORTED)
         sys.meta_path.insert(0, self)

@@ -15,24 +15,29 @@ __all__ = (
     "SingleReplicaArrayRestoreArgs",
     "TransferPriority",
     "check_input_arguments",
+    "items_first",
     "keys_of",
+    "leaves_first",
 )
 
 import copy
 import enum
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
+from jax import tree_util
 
-from penstock.kernel.events import get_logger
+from penstock.embedding import flattening, get_logger
 from penstock.orbax.installation import Counterpart
+
+_tree: Any = tree_util  # jax declares no types for it
 
 
 class TransferPriority(enum.Enum):
-    """When an array is brought to the host, among those of one save."""
+    """The time at which an array is brought to the host, among those of one save."""
 
     SYNCHRONOUS = 0  #: before the saving call returns; then the array may change
     ASYNCHRONOUS_PRIORITIZED = 1  #: in the background, before the others
@@ -54,7 +59,7 @@ class PathAwaitingCreation(Protocol):
 
 
 class ParamInfo:
-    """Where and how one leaf of a checkpoint is stored; made by the caller of a type handler.
+    """The place of one leaf and the form that it is stored in; made by the caller of a type handler.
 
     `parent_dir` may be a path that is still being created: then it and `path` can be read only
     after `await_path_creation()`.
@@ -164,7 +169,7 @@ class ParamInfo:
 
 @dataclass
 class SaveArgs(Counterpart):
-    """How one leaf is to be saved.
+    """The options of a save for one leaf.
 
     Attributes:
         aggregate: Has no effect, as in Orbax since 0.5; that is logged.
@@ -187,7 +192,7 @@ class SaveArgs(Counterpart):
 
 @dataclass
 class RestoreArgs(Counterpart):
-    """How one leaf is to be restored.
+    """The options of a restore for one leaf.
 
     Attributes:
         restore_type: The type of the result; by default the saved type.
@@ -202,7 +207,7 @@ class RestoreArgs(Counterpart):
 
 @dataclass
 class ArrayRestoreArgs(RestoreArgs):
-    """How one leaf is to be restored as a jax.Array.
+    """The options of a restore for one leaf, as a jax.Array.
 
     Attributes:
         restore_type: See `RestoreArgs`.
@@ -241,7 +246,7 @@ class ArrayRestoreArgs(RestoreArgs):
 
 @dataclass
 class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
-    """How one leaf is to be restored by reading one replica and broadcasting it to the others.
+    """The options of a restore for one leaf whose replicas are read once, and broadcast.
 
     Attributes:
         single_replica_sharding: Has no effect: it follows from `sharding`; that is logged.
@@ -293,3 +298,27 @@ def _created(path: object, what: str) -> Any:
         raise ValueError(f"{what} is still being created: await info.await_path_creation() first")
 
     return cast("Any", path)
+
+
+def leaves_first(tree: Any, comes_first: Callable[[tuple[Any, ...]], bool]) -> Callable[[Any], bool]:
+    """Return a predicate over stored keys, from one over the key paths of `jax.tree_util`.
+
+    Args:
+        tree: The tree that is saved.
+        comes_first: Returns whether the leaf at a key path is copied first.
+    """
+    pairs: Any = _tree.tree_flatten_with_path(tree)[0]
+    first = {tuple([flattening.step(entry)[0] for entry in path]) for path, _ in pairs if comes_first(path)}
+    return first.__contains__
+
+
+def items_first(predicates: Mapping[str, Callable[[Any], bool] | None]) -> Callable[[Any], bool] | None:
+    """Return one predicate for several items, whose names precede the keys; None if no item has one."""
+    if not any(predicates.values()):
+        return None
+
+    def is_first(keys: tuple[Any, ...]) -> bool:
+        predicate = predicates.get(str(keys[0]))
+        return predicate is not None and predicate(keys[1:])
+
+    return is_first

@@ -1,14 +1,19 @@
-"""The type handler of jax.Arrays."""
+"""The type handlers of leaves: jax.Arrays, NumPy arrays, numbers and strings.
+
+In a pipeline each stands for the handler of penstock that does the same, its `leaf_handler`. Subclasses that
+override a method, and programs, call `serialize` and `deserialize` directly: then arrays go through
+TensorStore, into the database of this process or into directories of their own.
+"""
 
 from __future__ import annotations
 
 __all__ = (
     "ArrayHandler",
-    "Described",
     "InvalidShardingError",
     "NumpyHandler",
     "ScalarHandler",
     "SingleReplicaArrayHandler",
+    "SpecOptions",
     "StringHandler",
     "replicas_share_by_default",
     "single_replica_keywords",
@@ -17,7 +22,7 @@ __all__ = (
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, Final, cast, final
 
@@ -25,22 +30,21 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from penstock.blocking.background import run_sync, start_thread
-from penstock.handlers.coordinators.jax_processes import processes_of_jax
-from penstock.handlers.formats.orbax.documents import strings_document as strings
-from penstock.handlers.formats.orbax.documents.file_names import SHARDING, STRINGS
-from penstock.handlers.formats.orbax.writing.chunk_shapes import replica_shape
-from penstock.handlers.leaves import array, numpy_array, scalar, string
-from penstock.handlers.leaves.jax_arrays.devices import all_devices
-from penstock.handlers.leaves.jax_arrays.replica_axis import ReplicaAxis
-from penstock.kernel.errors import InvalidLeafError
-from penstock.kernel.protocols.leaf import KeyKind, LeafSpec
-from penstock.kernel.protocols.leaf import ParamInfo as KernelInfo
-from penstock.kernel.protocols.leaf_handlers import Waitable
+from penstock.embedding import (
+    ReplicaAxis,
+    built_in,
+    file_names,
+    kernel,
+    run_sync,
+    start_thread,
+)
+from penstock.embedding import strings_document as strings
+from penstock.errors import InvalidLeafError
 from penstock.orbax.array_io import (
+    ArrayWrite,
+    HostArray,
     ReplicaOptions,
-    Staged,
-    Written,
+    array_request,
     check_infos,
     open_arrays,
     opened_metadata,
@@ -49,7 +53,6 @@ from penstock.orbax.array_io import (
     resolve_paths,
     sharding_pointer,
     stage,
-    wanted_of,
     write_arrays,
     write_values,
 )
@@ -63,7 +66,7 @@ from penstock.orbax.leaf_args import (
     SingleReplicaArrayRestoreArgs,
     check_input_arguments,
 )
-from penstock.orbax.multihost import has_primary_host, is_primary_host
+from penstock.orbax.multihost import has_primary_host, is_primary_host, process_count, process_index
 from penstock.orbax.stage_workers import TypeHandler
 from penstock.orbax.tensorstore_specs import get_json_tspec_write
 from penstock.orbax.value_metadata import ScalarMetadata, StringMetadata, from_serialized_string
@@ -141,16 +144,13 @@ class ArrayHandler(TypeHandler):
         if self._metadata_key is not None or self._callback is not None:
             return None
 
-        replicas = self._replicas
-        described = Described(
-            replicas.parallel,
-            replicas.min_slice_bytes,
-            replicas.max_replicas,
+        described = SpecOptions(
+            replace(self._replicas, separate_folder=False),
             self._replica_id,
             self._enable_write_sharding_file and has_primary_host(self._primary_host),
             self._array_metadata_store is not None,
         )
-        return _leaf_handler(self.typestr(), None if described == Described() else described)
+        return _leaf_handler(self.typestr(), None if described == SpecOptions() else described)
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
         """Describe each stored leaf by an `ArrayMetadata`, with its sharding if one is recorded."""
@@ -163,7 +163,7 @@ class ArrayHandler(TypeHandler):
 
     async def serialize(
         self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
-    ) -> Sequence[Waitable]:
+    ) -> Sequence[kernel.Waitable]:
         """Bring arrays to the host, and begin to write them: they may be donated when this returns.
 
         Raises:
@@ -204,7 +204,7 @@ class ArrayHandler(TypeHandler):
             await info.await_path_creation()
 
         shardings = await _shardings(infos, args)
-        wanted = [wanted_of(arg, s, i) for arg, s, i in zip(args, shardings, infos, strict=True)]
+        wanted = [array_request(arg, s, i) for arg, s, i in zip(args, shardings, infos, strict=True)]
         opened = await open_arrays(infos, args, self._metadata_key)
         impls = await self._key_impls(infos)
 
@@ -218,18 +218,18 @@ class ArrayHandler(TypeHandler):
         sizes = [int(value.nbytes) for value in values]
         return [(size, size) for size in sizes]
 
-    def _write(self, staged: Sequence[Staged], infos: Sequence[ParamInfo]) -> None:
+    def _write(self, staged: Sequence[HostArray], infos: Sequence[ParamInfo]) -> None:
         resolve_paths(infos)
         write_arrays([one.array for one in staged], database=bool(infos[0].is_ocdbt_checkpoint))
         texts = [(one.array.info, one.sharding) for one in staged]
         if self._enable_write_sharding_file and is_primary_host(self._primary_host):
-            write_values(SHARDING, [(i, sharding_pointer(i.name), text) for i, text in texts if text])
+            write_values(
+                file_names.SHARDING, [(i, sharding_pointer(i.name), text) for i, text in texts if text]
+            )
 
         store = self._array_metadata_store
         if store is not None:
-            run_sync(
-                store.write, infos[0].parent_dir, [one.metadata for one in staged], processes_of_jax()[0]
-            )
+            run_sync(store.write, infos[0].parent_dir, [one.metadata for one in staged], process_index())
 
         self._tell("on_write_end", infos)
 
@@ -285,51 +285,46 @@ async def _shardings(infos: Sequence[ParamInfo], args: Sequence[RestoreArgs]) ->
 
 async def _recorded(infos: Sequence[ParamInfo], which: Sequence[int]) -> list[str | None]:
     """Read the recorded sharding of some leaves; None for all if nothing is recorded there."""
-    if not which or not await in_thread(os.path.exists, os.path.join(infos[0].parent_dir, SHARDING)):
+    if not which or not await in_thread(
+        os.path.exists, os.path.join(infos[0].parent_dir, file_names.SHARDING)
+    ):
         return [None] * len(which)
 
     chosen = [infos[at] for at in which]
-    texts = await read_values(SHARDING, chosen, [sharding_pointer(info.name) for info in chosen])
+    texts = await read_values(file_names.SHARDING, chosen, [sharding_pointer(info.name) for info in chosen])
     return [cast("str", text) or None for text in texts]
 
 
 @lru_cache(maxsize=64)
-def _leaf_handler(typestr: str, described: Described | None) -> array.ArrayHandler:
+def _leaf_handler(typestr: str, described: SpecOptions | None) -> built_in.ArrayHandler:
     """Equal handlers share one: a tree is planned anew for each different one."""
-    return array.ArrayHandler(typestr, described=described)
+    return built_in.ArrayHandler(typestr, described=described)
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Described:
-    """Adapts the handler's description of each array to the options.
+class SpecOptions:
+    """Adapts the handler's description of each array to the options."""
 
-    Attributes:
-        parallel: Whether each replica of a shard writes a part of it.
-        min_slice_bytes: Bytes of a part below which the shard is not divided.
-        max_replicas: The most parts that it is divided into.
-        replica_id: Which replica writes a shard that is not divided; None for any.
-        shardings: Whether shardings are recorded.
-        shapes: Whether the chunks of arrays and the kind of typed keys are recorded.
-    """
+    replicas: ReplicaOptions = field(default_factory=ReplicaOptions)
+    replica_id: int | None = 0  #: of the replica that writes a shard that is not divided; None for any
+    shardings: bool = True  #: whether shardings are recorded
+    shapes: bool = True  #: whether the chunks of arrays and the kind of typed keys are recorded
 
-    parallel: bool = True
-    min_slice_bytes: int | None = None
-    max_replicas: int | None = None
-    replica_id: int | None = 0
-    shardings: bool = True
-    shapes: bool = True
-
-    def __call__(self, spec: LeafSpec, key_path: str) -> LeafSpec:
+    def __call__(self, spec: kernel.LeafSpec, key_path: str) -> kernel.LeafSpec:
         """Return the spec with the options applied.
 
         Raises:
             InvalidLeafError: If no replica would write the array; it is a ValueError.
         """
-        if self.parallel and self.replica_id is None:
+        if self.replicas.parallel and self.replica_id is None:
             raise InvalidLeafError(key_path, "use_replica_parallel needs a replica_id")
 
-        n_parts = self._n_parts(spec)
+        shard, part = spec.write_shape, None
+        if shard is not None:
+            part = self.replicas.part_of(shard, spec.n_replicas, spec.itemsize)
+
+        n_parts = 1 if shard is None or part is None else math.prod(shard) // math.prod(part)
         if n_parts == 1 and (self.replica_id or 0) >= spec.n_replicas:
             problem = f"replica_id is {self.replica_id}, but its shards have {spec.n_replicas} replicas"
             raise InvalidLeafError(key_path, problem)
@@ -340,30 +335,17 @@ class Described:
             sharding=spec.sharding if self.shardings else None,
             shapes_recorded=self.shapes,
         )
-        return self._divided(spec, n_parts) if spec.is_global else spec
-
-    def _divided(self, spec: LeafSpec, n_parts: int) -> LeafSpec:
-        """Say which replicas write what, of an array of several processes. Nobody else then divides it."""
-        part = None if n_parts == 1 or not spec.nbytes else replica_shape(spec.write_shape or (), n_parts)
+        if not spec.is_global:
+            return spec
+        # Of several processes it is said here which replicas write what: nothing else divides it then.
         if part is None:
             return replace(spec, n_replicas=1, writer=self.replica_id or 0)
 
         return replace(spec, n_replicas=1, n_writers=n_parts, write_shape=part, chunk_shape=part)
 
-    def _n_parts(self, spec: LeafSpec) -> int:
-        wanted = spec.n_replicas if self.max_replicas is None else min(spec.n_replicas, self.max_replicas)
-        if not self.parallel or wanted <= 1 or spec.write_shape is None:
-            return 1
-
-        part = replica_shape(spec.write_shape, wanted)
-        if part is None or math.prod(part) * spec.itemsize < (self.min_slice_bytes or 0):
-            return 1
-
-        return wanted
-
 
 def replicas_share_by_default() -> bool:
-    """Whether replicas share the work by default: unless JAX_PLATFORMS names a GPU, as in Orbax."""
+    """Return whether replicas share the work by default: unless JAX_PLATFORMS names a GPU, as in Orbax."""
     platforms = os.environ.get("JAX_PLATFORMS", "").lower()
     return "gpu" not in platforms and "cuda" not in platforms
 
@@ -396,7 +378,7 @@ class NumpyHandler(TypeHandler):
     @cached_property
     def leaf_handler(self) -> Any:
         """The pipeline handler that does the same; None if there is none."""
-        return None if self._metadata_key else numpy_array.NumpyHandler(self.typestr())
+        return None if self._metadata_key else built_in.NumpyHandler(self.typestr())
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
         """Describe each stored leaf by an `ArrayMetadata`."""
@@ -405,7 +387,7 @@ class NumpyHandler(TypeHandler):
 
     async def serialize(
         self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
-    ) -> Sequence[Waitable]:
+    ) -> Sequence[kernel.Waitable]:
         """Copy arrays, and begin to write them.
 
         Raises:
@@ -451,21 +433,21 @@ class NumpyHandler(TypeHandler):
         resolve_paths(infos)
         database = bool(infos[0].is_ocdbt_checkpoint)
         writes = [
-            Written(
+            ArrayWrite(
                 info,
                 get_json_tspec_write(
                     info,
                     database,
-                    array.shape,
-                    array.shape,
-                    array.dtype,
-                    (self._process_id or processes_of_jax()[0]) if database else None,
+                    built_in.shape,
+                    built_in.shape,
+                    built_in.dtype,
+                    (self._process_id or process_index()) if database else None,
                     self._metadata_key,
                     arg,
                 ),
-                [((...,), array)],
+                [((...,), built_in)],
             )
-            for array, info, arg in zip(arrays, infos, args, strict=True)
+            for built_in, info, arg in zip(arrays, infos, args, strict=True)
         ]
         write_arrays(writes, database=database)
 
@@ -488,7 +470,7 @@ class ScalarHandler(NumpyHandler):
     @cached_property
     def leaf_handler(self) -> Any:
         """The pipeline handler that does the same; None if there is none."""
-        return None if self._metadata_key else scalar.ScalarHandler(self.typestr())
+        return None if self._metadata_key else built_in.ScalarHandler(self.typestr())
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
         """Describe each stored leaf by a `ScalarMetadata`."""
@@ -497,7 +479,7 @@ class ScalarHandler(NumpyHandler):
 
     async def serialize(
         self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
-    ) -> Sequence[Waitable]:
+    ) -> Sequence[kernel.Waitable]:
         """Begin to write numbers."""
         return await super().serialize([np.asarray(value) for value in values], infos, args)
 
@@ -538,7 +520,7 @@ class StringHandler(TypeHandler):
     """
 
     def __init__(self, filename: str | None = None) -> None:
-        self._filename = filename or STRINGS
+        self._filename = filename or file_names.STRINGS
 
     def typestr(self) -> str:
         """`string`."""
@@ -547,7 +529,7 @@ class StringHandler(TypeHandler):
     @cached_property
     def leaf_handler(self) -> Any:
         """The pipeline handler that does the same; None if there is none."""
-        return string.StringHandler(self.typestr()) if self._filename == STRINGS else None
+        return built_in.StringHandler(self.typestr()) if self._filename == file_names.STRINGS else None
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
         """Describe each stored leaf by a `StringMetadata`. Reads nothing."""
@@ -558,7 +540,7 @@ class StringHandler(TypeHandler):
 
     async def serialize(
         self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
-    ) -> Sequence[Waitable]:
+    ) -> Sequence[kernel.Waitable]:
         """Begin to write strings.
 
         Raises:
@@ -598,10 +580,10 @@ class StringHandler(TypeHandler):
 
 def _check_places(values: Sequence[Any], infos: Sequence[ParamInfo]) -> None:
     """Refuse a name that is a prefix of another: a slash nests in the document, so one would be lost."""
-    handler = string.StringHandler()
-    leaves: list[tuple[KernelInfo, str]] = []
+    handler = built_in.StringHandler()
+    leaves: list[tuple[kernel.ParamInfo, str]] = []
     for info, value in zip(infos, values, strict=True):
-        place = KernelInfo((info.name,), (KeyKind.MAPPING,), info.name)
+        place = kernel.ParamInfo((info.name,), (kernel.KeyKind.MAPPING,), info.name)
         handler.describe(str(value), place)  # refuses what cannot be stored
         leaves.append((place, str(value)))
 
@@ -694,18 +676,18 @@ class SingleReplicaArrayHandler(ArrayHandler):
 
         devices = cast("npt.NDArray[np.object_]", sharding.mesh.devices)
         one = np.take(devices, self.primary_replica_id or 0, axis=self.replica_axis_index or 0)
-        if np.size(one) == len(all_devices()):
+        if np.size(one) == len(cast("Any", jax).devices()):
             raise InvalidShardingError("all devices are in one replica: there is no other to read it for")
 
 
 def single_replica_keywords(registry: Any, keywords: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a restore is told besides, if the type handler of jax.Arrays reads one replica.
+    """Return the keywords that a restore gets, too, if the type handler of jax.Arrays reads one replica.
 
     Args:
         registry: Of type handlers.
         keywords: Of the restore. One that casts or resizes arrays is of each process alone.
     """
-    if processes_of_jax()[1] == 1 or "like" not in keywords or {"dtype", "strict"} & keywords.keys():
+    if process_count() == 1 or "like" not in keywords or {"dtype", "strict"} & keywords.keys():
         return {}
 
     handler = registry.get(jax.Array) if registry.has(jax.Array) else None

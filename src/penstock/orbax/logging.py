@@ -1,4 +1,4 @@
-"""Loggers that a `CheckpointManager` tells of its saves and restores."""
+"""Loggers of the saves and restores of a `CheckpointManager`."""
 
 from __future__ import annotations
 

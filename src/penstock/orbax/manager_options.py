@@ -1,4 +1,4 @@
-"""Options of a `CheckpointManager`, under Orbax's names."""
+"""The options of a `CheckpointManager`, and the policies that follow from them, penstock's own included."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast, final
 
-from penstock.kernel.errors import ConfigError
+from penstock.embedding import missing_metrics, steps_to_delete
+from penstock.errors import ConfigError
 from penstock.orbax.options import AsyncOptions, AtomicityOptions, FileOptions, MultiprocessingOptions
 from penstock.orbax.preservation_policy import (
     AnyPreservationPolicy,
@@ -29,9 +30,7 @@ from penstock.orbax.save_decision_policy import (
     SaveDecisionPolicy,
     default_policy,
 )
-from penstock.steps.keep_policies import KeepPolicy, StepInfo, steps_to_delete
-from penstock.steps.save_policies import SaveMoment, SavePolicy
-from penstock.steps.step_metrics import missing_metrics
+from penstock.steps import KeepPolicy, SaveMoment, SavePolicy, StepInfo
 
 _WRITING = {
     "save_interval_steps": 0,
@@ -50,7 +49,7 @@ _WRITING = {
 
 @dataclass
 class CheckpointManagerOptions:
-    """When a manager saves, what it keeps, and how.
+    """The options of a manager: which steps it saves and keeps, and the way that it does.
 
     Attributes:
         save_interval_steps: Saves steps that are a multiple of it, and the first step.
@@ -86,7 +85,7 @@ class CheckpointManagerOptions:
         preservation_policy: Decides which steps stay, in place of the other options; also one of penstock's
             own, as `penstock.steps.KeepLast`.
         prevent_write_metrics: Whether metrics are used but not written.
-        enable_should_save_is_saving_in_progress_check: If False, policies are told that no save is running.
+        enable_should_save_is_saving_in_progress_check: If False, policies do not see that a save runs.
         enable_per_process_directory_creation: Has no effect; needs a `primary_host` of None.
         lightweight_initialize: Whether to skip reading time and metrics of existing steps.
 
@@ -202,22 +201,22 @@ def as_decision_policy(policy: SaveDecisionPolicy | SavePolicy) -> SaveDecisionP
     if "context" in inspect.signature(function).parameters:
         return cast("SaveDecisionPolicy", policy)
 
-    return _Deciding(cast("SavePolicy", policy))
+    return _SaveAdapter(cast("SavePolicy", policy))
 
 
 def own_policy_of(policy: SaveDecisionPolicy) -> SavePolicy | None:
     """Return the policy of penstock's kind that one of Orbax's kind stands for; None if it is no such."""
-    return policy.policy if isinstance(policy, _Deciding) else None
+    return policy.policy if isinstance(policy, _SaveAdapter) else None
 
 
 def as_preservation_policy(policy: PreservationPolicy | KeepPolicy) -> PreservationPolicy:
     """Return a keep policy as one of Orbax's kind; one of that kind is returned as it is."""
-    return _Preserving(policy) if isinstance(policy, KeepPolicy) else policy
+    return _KeepAdapter(policy) if isinstance(policy, KeepPolicy) else policy
 
 
 def needs_metrics(policy: PreservationPolicy) -> bool:
-    """Whether a policy is one of penstock's that looks at metrics, which must then be kept with the steps."""
-    return isinstance(policy, _Preserving) and "metrics" in policy.policy.needs
+    """Return whether a policy of penstock's ranks by metrics, which are then kept with the steps."""
+    return isinstance(policy, _KeepAdapter) and "metrics" in policy.policy.needs
 
 
 def check_metrics(
@@ -228,7 +227,7 @@ def check_metrics(
     Raises:
         ValueError: If one is misspelt; the nearest name is in it.
     """
-    if not isinstance(policy, _Preserving) or not isinstance(metrics, Mapping) or not metrics:
+    if not isinstance(policy, _KeepAdapter) or not isinstance(metrics, Mapping) or not metrics:
         return ()
 
     return missing_metrics(policy.policy, cast("Mapping[str, Any]", metrics), _infos(steps))
@@ -236,7 +235,7 @@ def check_metrics(
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Deciding:
+class _SaveAdapter:
     policy: SavePolicy
     opened_s: float = field(default_factory=time.time)
 
@@ -261,7 +260,7 @@ class _Deciding:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Preserving:
+class _KeepAdapter:
     policy: KeepPolicy
 
     def should_preserve(
@@ -281,7 +280,7 @@ def _infos(steps: Sequence[PolicyCheckpointInfo]) -> list[StepInfo]:
 
 
 def _seconds(moment: datetime.datetime) -> float:
-    """When a step was complete; NaN if that was not looked at."""
+    """Return the time at which a step was complete; NaN if it was not read."""
     return moment.timestamp() if moment.year > 1 else math.nan
 
 

@@ -1,4 +1,4 @@
-"""The directory that a manager keeps its steps in. Blocking."""
+"""The directory that a manager keeps its steps in, and what the managers of a job decide. Blocking."""
 
 from __future__ import annotations
 
@@ -16,12 +16,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar, cast, final
 
-from penstock.blocking.background import start_thread
-from penstock.blocking.loop_thread import LoopThread
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.discovery.step_dirs import is_checkpoint
-from penstock.kernel.errors import (
+from penstock import Checkpointer
+from penstock.embedding import (
+    Announcements,
+    Leftovers,
+    LoopThread,
+    WriterHold,
+    delete_step,
+    deletion,
+    follows_from_step,
+    get_logger,
+    is_checkpoint,
+    kernel,
+    paths,
+    start_thread,
+    temporary_names,
+)
+from penstock.embedding import step_directory as on_disk
+from penstock.errors import (
     ConfigError,
     CorruptCheckpointError,
     InUseError,
@@ -30,12 +42,6 @@ from penstock.kernel.errors import (
     RootInUseError,
     StorageError,
 )
-from penstock.kernel.events import get_logger
-from penstock.kernel.protocols.coordinator import Announcements
-from penstock.kernel.protocols.store_capabilities import Leftovers, ReadHolds
-from penstock.kernel.storage.deletion import remove_abandoned
-from penstock.kernel.storage.paths import path_or_url
-from penstock.kernel.storage.writer_hold import WriterHold
 from penstock.orbax.item_files import bucket_url, path_text, place_of, store_at
 from penstock.orbax.joint_saves import active_processes, is_joint, job_options
 from penstock.orbax.manager_options import CheckpointManagerOptions, own_policy_of
@@ -53,23 +59,21 @@ from penstock.orbax.save_decision_policy import (
 from penstock.orbax.step import as_name_format, is_empty, standard_name_format
 from penstock.orbax.step_links import StepLinks
 from penstock.orbax.step_metadata import RootMetadata
-from penstock.steps import step_directory as on_disk
-from penstock.steps.save_policies import follows_from_step
-from penstock.steps.step_deletion import delete_step
 
 _IN_USE: Final = "step.root_in_use"
+
 _LONG_AGO: Final = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
 
 @dataclass
 class CheckpointInfo:
-    """What policies see of a step.
+    """A step as policies see it.
 
     Attributes:
         step: Its number.
         time: When it was complete; for a step that was just saved, when its save began.
         metrics: None if it has none.
-        path: Where it lies, or will; None for a step that is only being considered.
+        path: Its directory, or the one it will have; None for a step that is only being considered.
         is_readable: False if its time or its metrics are damaged, its time is unknown, or there is nothing in
             it. Such a step stays, and is not counted.
     """
@@ -187,7 +191,7 @@ class Root:
         return self._names.find_step(base, step).path if self._given else base / self._names.build_name(step)
 
     def has_item(self, path: Any, name: str) -> bool:
-        """Whether a step has an item."""
+        """Return whether a step has an item."""
         return self._store.kind(path_text(path / name)) is not None
 
     def check_content(self, path: Any) -> None:
@@ -202,7 +206,7 @@ class Root:
     @contextmanager
     def reading(self, path: Any) -> Generator[None]:
         """Hold a step, so that no penstock on this machine deletes it meanwhile."""
-        if not isinstance(self._store, ReadHolds):  # as a bucket: a reader there is told that it is gone
+        if not isinstance(self._store, kernel.ReadHolds):  # as a bucket: a reader there gets an error
             yield
             return
 
@@ -248,7 +252,7 @@ class Root:
         """Delete a step, or move it away. It is gone when this returns.
 
         Raises:
-            StorageError: If that failed, for instance because somebody on this machine reads it.
+            StorageError: If that failed, for instance because it is read on this machine.
         """
         path = path_text(self.path(step))
         left = delete_step(self._store, os.path.dirname(path), os.path.basename(path), self._trash)
@@ -346,12 +350,12 @@ class Root:
             return
 
         for name in self._store.list_directory(self._path):
-            if TEMPORARY_SUFFIX not in name:
+            if temporary_names.TEMPORARY_SUFFIX not in name:
                 continue
 
             path = os.path.join(self._path, name)
             try:
-                remove_abandoned(self._store, path)
+                deletion.remove_abandoned(self._store, path)
             except InUseError:
                 continue  # a live save holds what it builds
             except StorageError as error:
@@ -400,7 +404,7 @@ class JobDecisions:
         processes = options.multiprocessing_options
         jointly = is_joint(processes) and not options.read_only
         self._primary = active_processes(processes)[0]
-        make = partial(_announcements, path_or_url(directory), processes)
+        make = partial(_announcements, paths.path_or_url(directory), processes)
         self._loop = LoopThread(make, name="penstock.orbax") if jointly else None
         self.is_alone = self._loop is None  #: whether there are no others
         self.is_primary = self.is_alone or process_index() == self._primary  #: whether this one decides
@@ -435,7 +439,7 @@ class JobDecisions:
         return own
 
     def wanted(self, step: int, policy: SaveDecisionPolicy, says: Callable[[int], bool]) -> bool:
-        """Whether a step is saved.
+        """Return whether a step is saved.
 
         Args:
             step: Its number.
@@ -469,7 +473,7 @@ class JobDecisions:
     ) -> tuple[list[int], Exception | None]:
         """Return which steps are to be deleted once a new one is durable; or none, and what a policy raises.
 
-        To be asked before that step is saved: if the deciding process cannot, nobody waits for its answer.
+        Called before that step is saved: if the deciding process cannot say, the others do not wait for it.
 
         Args:
             policy: Which steps stay.
@@ -503,7 +507,7 @@ class JobDecisions:
 
 
 def _says_alike(policy: SaveDecisionPolicy) -> bool:
-    """Whether what a policy says depends on the steps alone, or on what jax tells all processes alike."""
+    """Return whether a policy decides by the steps alone, or by what jax says in all processes alike."""
     if type(policy) is AnySavePolicy:
         return all(map(_says_alike, policy.policies))
 

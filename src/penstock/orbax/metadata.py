@@ -1,4 +1,4 @@
-"""What is known of a stored tree without reading it, under Orbax's names."""
+"""Descriptions of stored trees and leaves, made without reading them, under Orbax's names."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def record_saved_duration(checkpoint_start_time: float) -> None:
 
 
 class _LatestSave:
-    """When the latest save of this process began, or the process itself did."""
+    """The time at which the latest save of this process began, or the process itself."""
 
     def __init__(self) -> None:
         self.began = time.time()

@@ -37,17 +37,17 @@ def process_index() -> int:
 
 
 def is_primary_host(primary_host: int | None) -> bool:
-    """Whether this is the process that writes what is written once. With None every process is."""
+    """Return whether this is the process that writes what is written once. With None every process is."""
     return primary_host is None or primary_host == process_index()
 
 
 def has_primary_host(primary_host: int | None) -> bool:
-    """Whether some process of the job is the one that writes what is written once."""
+    """Return whether some process of the job is the one that writes what is written once."""
     return primary_host in (None, 0) or 0 < primary_host < process_count()
 
 
 def is_pathways_backend() -> bool:
-    """Whether one process controls all devices of the job, which penstock does not support."""
+    """Return whether one process controls all devices of the job, which penstock does not support."""
     client: Any = _jax.devices()[0].client
     return hasattr(client, "pathways") or client.runtime_type in {"pathways", "proxy/pathways"}
 
@@ -97,7 +97,7 @@ def sync_global_processes(
 
 
 def reached_preemption(step: int) -> bool:
-    """Whether the job is to end after this step."""
+    """Return whether the job is to end after this step."""
     try:
         return bool(_multihost.reached_preemption_sync_point(step))
     except RuntimeError:  # jax was configured not to look

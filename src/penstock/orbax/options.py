@@ -16,18 +16,18 @@ __all__ = (
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
-from penstock.kernel.errors import ConfigError
+from penstock.errors import ConfigError
 
 _jax: Any = jax
 
 
 @dataclass
 class AsyncOptions:
-    """How saves work in the background.
+    """The options of saves in the background.
 
     Attributes:
         timeout_secs: How long a save may take after staging, in seconds.
@@ -44,7 +44,7 @@ class AsyncOptions:
 
 @dataclass
 class MultiprocessingOptions:
-    """Which processes save.
+    """The processes that save.
 
     Attributes:
         primary_host: The process that publishes; None: every process saves by itself. If several save
@@ -58,8 +58,19 @@ class MultiprocessingOptions:
     barrier_sync_key_prefix: str | None = None
 
 
+class Processes(Protocol):
+    """The options of either API that say which processes save."""
+
+    @property
+    def primary_host(self) -> int | None: ...
+    @property
+    def active_processes(self) -> set[int] | None: ...
+    @property
+    def barrier_sync_key_prefix(self) -> str | None: ...
+
+
 def check_primary_host(primary_host: int | None) -> None:
-    """Refuse a primary host that does not exist: nobody would write what is written once.
+    """Refuse a primary host that does not exist: what is written once would not be written.
 
     Raises:
         ConfigError: If the job has no such process. It is a ValueError.
@@ -70,7 +81,7 @@ def check_primary_host(primary_host: int | None) -> None:
 
 
 class AtomicityMode(str, Enum):  # noqa: UP042  # as in Orbax, its text is not its value
-    """What shows that a checkpoint is complete."""
+    """The ways to show that a checkpoint is complete."""
 
     AUTO = "auto"
     COMMIT_FILE = "commit_file"
@@ -79,7 +90,7 @@ class AtomicityMode(str, Enum):  # noqa: UP042  # as in Orbax, its text is not i
 
 @dataclass(frozen=True)
 class AtomicityOptions:
-    """How a checkpoint becomes visible.
+    """The way that a checkpoint becomes visible.
 
     Attributes:
         mode: `ATOMIC_RENAME` builds it beside its place and renames it; it has a commit mark, too.
@@ -91,6 +102,11 @@ class AtomicityOptions:
 
     mode: AtomicityMode = AtomicityMode.AUTO
     allow_legacy_atomic_rename: bool = False
+
+
+def is_in_place(atomicity: AtomicityOptions | None) -> bool:
+    """Return whether a checkpoint is built under its own name."""
+    return atomicity is not None and atomicity.mode is AtomicityMode.COMMIT_FILE
 
 
 @dataclass(frozen=True)
@@ -119,7 +135,7 @@ class MemoryLimitOptions:
 
 @dataclass
 class PyTreeMetadataOptions:
-    """How the structure of a tree is recorded.
+    """The record of the structure of a tree.
 
     Attributes:
         support_rich_types: Whether it is recorded which sequences are tuples, and of which class named

@@ -7,7 +7,7 @@ __all__ = ("CheckpointingImpl", "register_type_handlers")
 from enum import Enum, auto
 from typing import Any, NoReturn
 
-from penstock.kernel.errors import ConfigError
+from penstock.errors import ConfigError
 
 
 def register_type_handlers(
@@ -24,7 +24,7 @@ def register_type_handlers(
 
 
 class CheckpointingImpl(Enum):
-    """How arrays are saved where one process controls all devices. penstock has only `NO_DISPATCHER`."""
+    """The ways to save arrays where one process controls all devices. penstock has only `NO_DISPATCHER`."""
 
     COLOCATED_PYTHON = auto()
     PERSISTENCE = auto()

@@ -1,4 +1,4 @@
-"""Nested dicts, lists and plain values, as JSON."""
+"""Handlers of JSON and of protobuf messages, and handlers from before there were arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.kernel.errors import SpecError
+from penstock.errors import SpecError
 from penstock.orbax.checkpoint_args import (
     AsyncCheckpointHandler,
     CheckpointArgs,
@@ -104,7 +104,7 @@ class JsonCheckpointHandler(AsyncCheckpointHandler):
 @register_with_handler(JsonCheckpointHandler, for_save=True)
 @dataclass
 class JsonSaveArgs(CheckpointArgs):
-    """What to save.
+    """The object of a save.
 
     Attributes:
         item: JSON values.
@@ -116,7 +116,7 @@ class JsonSaveArgs(CheckpointArgs):
 @register_with_handler(JsonCheckpointHandler, for_restore=True)
 @dataclass
 class JsonRestoreArgs(CheckpointArgs):
-    """What to restore.
+    """The options of a restore.
 
     Attributes:
         item: Has no effect.
@@ -192,7 +192,7 @@ class ProtoCheckpointHandler(AsyncCheckpointHandler):
 @register_with_handler(ProtoCheckpointHandler, for_save=True)
 @dataclass
 class ProtoSaveArgs(CheckpointArgs):
-    """What to save.
+    """The object of a save.
 
     Attributes:
         item: A message.
@@ -204,7 +204,7 @@ class ProtoSaveArgs(CheckpointArgs):
 @register_with_handler(ProtoCheckpointHandler, for_restore=True)
 @dataclass
 class ProtoRestoreArgs(CheckpointArgs):
-    """What to restore.
+    """The options of a restore.
 
     Attributes:
         item: The class of the message.

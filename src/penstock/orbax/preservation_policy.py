@@ -1,4 +1,4 @@
-"""Which steps a manager keeps, under Orbax's names."""
+"""Policies for the steps that a manager keeps, under Orbax's names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ InfoT = TypeVar("InfoT", bound=PolicyCheckpointInfo)
 
 @dataclass(kw_only=True)
 class PreservationContext:
-    """What policies see besides the steps: nothing yet."""
+    """The circumstances in which a policy is asked: none yet."""
 
 
 class PreservationPolicy(Protocol):

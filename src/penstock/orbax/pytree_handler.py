@@ -1,4 +1,4 @@
-"""Trees of arrays, numbers, strings and whatever else has a type handler."""
+"""Trees of arrays, numbers, strings and whatever else has a type handler, with transforms."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, Final, Literal, Protocol, final
 
 import jax
 
-from penstock.checkpointer.description import CheckpointMetadata
-from penstock.handlers.formats.orbax.documents.file_names import LEGACY_MSGPACK, MANIFEST
-from penstock.kernel.errors import NotACheckpointError, SpecError, UnsupportedFormatError
+from penstock import CheckpointMetadata
+from penstock.embedding import file_names
+from penstock.errors import NotACheckpointError, SpecError, UnsupportedFormatError
 from penstock.orbax.base_pytree_handler import (
     BasePyTreeCheckpointHandler,
     BasePyTreeRestoreArgs,
@@ -234,8 +234,12 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
     def _refuse_other_name(self, directory: str) -> None:
         """Refuse a tree that has a file of values which penstock would not find, and so not read."""
         name = self._aggregate_filename
-        if name is not None and name != LEGACY_MSGPACK and os.path.isfile(os.path.join(directory, name)):
-            problem = f"its values lie in {name!r}: rename that file to {LEGACY_MSGPACK!r}"
+        if (
+            name is not None
+            and name != file_names.LEGACY_MSGPACK
+            and os.path.isfile(os.path.join(directory, name))
+        ):
+            problem = f"its values lie in {name!r}: rename that file to {file_names.LEGACY_MSGPACK!r}"
             raise UnsupportedFormatError(directory, problem)
 
 
@@ -257,7 +261,7 @@ class _Reader:
 @register_with_handler(PyTreeCheckpointHandler, for_save=True)
 @dataclass
 class PyTreeSaveArgs(CheckpointArgs):
-    """What to save and how.
+    """The object of a save, and its options.
 
     Attributes:
         item: A tree.
@@ -282,7 +286,7 @@ class PyTreeSaveArgs(CheckpointArgs):
 @register_with_handler(PyTreeCheckpointHandler, for_restore=True)
 @dataclass
 class PyTreeRestoreArgs(CheckpointArgs):
-    """What to restore and how. Trees may be `TreeMetadata`.
+    """The target of a restore, and its options. Trees may be `TreeMetadata`.
 
     Attributes:
         item: A tree of the structure of the result; its leaves may be anything, and one that is
@@ -394,7 +398,7 @@ def restore_transformed(args: Args, reader: Reader, directory: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is read and how, by stored key."""
+    """The stored leaves that are read, each with its options."""
 
     rules: Mapping[str, Transform]
     restore_args: Mapping[str, RestoreArgs]  #: by key in the result
@@ -516,9 +520,9 @@ def _by_function(args: Args, reader: Reader, directory: Any) -> Any:
 
 
 def _shown(reader: Reader, directory: Any) -> tuple[Any, Any]:
-    """What the caller's function sees of the stored tree: what each leaf is, and where it lies."""
+    """Return what the caller's function gets of the stored tree: an entry and a `ParamInfo` for each leaf."""
     about, kinds = reader.metadata(directory), reader.kinds(directory)
-    use_ocdbt = (directory / MANIFEST).exists()
+    use_ocdbt = (directory / file_names.MANIFEST).exists()
     context = get_ts_context(use_ocdbt=use_ocdbt)
 
     def name(path: Any) -> str:
@@ -565,7 +569,7 @@ def _is_metadata(node: Any) -> bool:
 
 
 def _is_stored(node: Any) -> bool:
-    """Whether it is a leaf of what is stored, where an empty node is one, too."""
+    """Return whether it is a leaf of what is stored, where an empty node is one, too."""
     return _is_metadata(node) or is_empty_node(node)
 
 

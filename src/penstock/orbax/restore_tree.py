@@ -1,12 +1,15 @@
-"""Restores the tree in a directory into the requested structure and types."""
+"""The restore of a tree: into the requested structure and types, or as a description of what is stored.
+
+A request that a target of penstock's `restore` can say is one restore. Others are decided leaf by leaf.
+"""
 
 from __future__ import annotations
 
 __all__ = (
     "EMPTY",
     "PLACEHOLDER",
-    "Asked",
-    "Calls",
+    "Reader",
+    "RestoreRequest",
     "as_lists",
     "describe_tree",
     "empty_value",
@@ -29,20 +32,25 @@ from jax import tree_util
 from jax.experimental.layout import Format
 from jax.sharding import Sharding
 
-from penstock.blocking.background import run_sync
-from penstock.checkpointer.description import CheckpointMetadata, LeafMetadata
-from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.formats.orbax.documents.file_names import MANIFEST
-from penstock.handlers.leaves.empty import EmptyNamedTuple
-from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
-from penstock.kernel.errors import (
+from penstock import CheckpointMetadata, LeafMetadata
+from penstock.embedding import (
+    EmptyNamedTuple,
+    describe_target,
+    dtypes,
+    file_names,
+    flattening,
+    kernel,
+    pair_keys,
+    prng_keys,
+    run_sync,
+)
+from penstock.errors import (
     DuplicateNameError,
     HandlerError,
     SpecError,
     StructureMismatchError,
     TreeDifference,
 )
-from penstock.kernel.protocols.leaf import KeyPath
 from penstock.orbax.arrays import asked_placement, is_narrowed, jax_dtype
 from penstock.orbax.background_work import in_thread
 from penstock.orbax.leaf_args import ArrayRestoreArgs, ParamInfo, RestoreArgs
@@ -57,15 +65,12 @@ from penstock.orbax.value_metadata import (
     ZarrMetadata,
     from_serialized_string,
 )
-from penstock.stages.planning.leaf_sources import ABSENT, describe_target
-from penstock.stages.planning.matching import pair_keys
-from penstock.stages.pytree.flattening import step
 
 _tree: Any = tree_util  # jax declares no types for it
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RestoreRequest:
     """The request of a restore.
 
     Attributes:
@@ -82,13 +87,13 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
-    """How the checkpoint is read.
+class Reader:
+    """The calls that read a checkpoint.
 
     Attributes:
         metadata: Returns what is stored.
         restore: Restores onto a target, with keywords of `penstock.Checkpointer.restore`.
-        own_files: Returns the stored types whose type handlers read files of their own, as they are told by
+        own_files: Returns the stored types whose type handlers read files of their own, as
             the `RestoreArgs`.
     """
 
@@ -97,7 +102,7 @@ class Calls:
     own_files: Callable[[], Collection[str]] = frozenset
 
 
-def restore_tree(asked: Asked, calls: Calls) -> Any:
+def restore_tree(asked: RestoreRequest, calls: Reader) -> Any:
     """Restore a tree.
 
     Raises:
@@ -139,11 +144,11 @@ def restore_tree(asked: Asked, calls: Calls) -> Any:
 
     own_files = calls.own_files()
     wanted = {
-        keys: want(
+        keys: leaf_target(
             stored[keys],
             args.get(keys, _AS_SAVED),
             None if asked.item is None else here[keys],
-            told=stored[keys].kind in own_files,
+            takes_args=stored[keys].kind in own_files,
         )
         for keys in read
     }
@@ -151,7 +156,7 @@ def restore_tree(asked: Asked, calls: Calls) -> Any:
     return _put_together(treedef, here, stored, values, asked)
 
 
-def _restore_shortly(asked: Asked, calls: Calls) -> tuple[Any] | None:
+def _restore_shortly(asked: RestoreRequest, calls: Reader) -> tuple[Any] | None:
     """Restore onto the item directly; None if that is not possible, which mostly shows before reading."""
     target = target_of(asked.item, asked.restore_args)
     if target is None:
@@ -166,17 +171,17 @@ def _restore_shortly(asked: Asked, calls: Calls) -> tuple[Any] | None:
 
 def _put_together(
     treedef: Any,
-    here: Mapping[KeyPath, Any],
-    stored: Mapping[KeyPath, LeafMetadata],
-    values: Mapping[KeyPath, Any],
-    asked: Asked,
+    here: Mapping[kernel.KeyPath, Any],
+    stored: Mapping[kernel.KeyPath, LeafMetadata],
+    values: Mapping[kernel.KeyPath, Any],
+    asked: RestoreRequest,
 ) -> Any:
     leaves = [_value(keys, value, stored, values, asked) for keys, value in here.items()]
     result = _tree.tree_unflatten(treedef, leaves)
     return _plain(result, asked) if asked.item is None else result
 
 
-def _plain(tree: Any, asked: Asked) -> Any:
+def _plain(tree: Any, asked: RestoreRequest) -> Any:
     return tree if asked.rich else as_lists(tree)
 
 
@@ -184,17 +189,18 @@ _AS_SAVED: Final = RestoreArgs()
 
 
 def _to_be_read(
-    item: Sequence[Found], stored: Mapping[KeyPath, LeafMetadata], asked: Asked, path: str
-) -> list[KeyPath]:
+    item: Sequence[TreeNode], stored: Mapping[kernel.KeyPath, LeafMetadata], asked: RestoreRequest, path: str
+) -> list[kernel.KeyPath]:
     """Compare the structures; return the leaves to read."""
     check, leaves = is_empty(), list(stored.values())
     pairing = pair_keys([found.keys for found in item], list(stored))
+    missing = frozenset(pairing.missing)
     differences: list[TreeDifference] = []
-    read: list[KeyPath] = []
-    for found, row in zip(item, pairing.rows, strict=True):
+    read: list[kernel.KeyPath] = []
+    for at, found in enumerate(item):
         if check(found.value) or found.value is PLACEHOLDER:  # None leaves out a leaf deliberately
             continue
-        if row == ABSENT:
+        if at in missing:
             differences.append(TreeDifference("missing", found.key_path, describe_target(found.value)))
         else:
             read.append(found.keys)
@@ -212,7 +218,7 @@ def _to_be_read(
     return read
 
 
-def _check_args(asked: Asked, here: Mapping[KeyPath, Any]) -> None:
+def _check_args(asked: RestoreRequest, here: Mapping[kernel.KeyPath, Any]) -> None:
     """Refuse restore args that are not of the structure of the tree.
 
     Raises:
@@ -226,7 +232,7 @@ def _check_args(asked: Asked, here: Mapping[KeyPath, Any]) -> None:
     missing = here.keys() - given
     missing = {keys for keys in missing if not (check(here[keys]) or here[keys] is PLACEHOLDER)}
     missing = {keys for keys in missing if getattr(here[keys], "kind", None) not in EMPTY}
-    unexpected = set[KeyPath]() if asked.partial else set(given) - here.keys()
+    unexpected = set[kernel.KeyPath]() if asked.partial else set(given) - here.keys()
     if missing or unexpected:
         raise ValueError(
             f"restore_args must have the structure of the tree: they lack {_shown(missing)}, "
@@ -238,7 +244,7 @@ def _is_node(value: Any) -> bool:
     return isinstance(value, dict | list | tuple)
 
 
-def _shown(keys: Collection[KeyPath]) -> str:
+def _shown(keys: Collection[kernel.KeyPath]) -> str:
     return str(sorted("/".join(path) for path in keys)[:10])
 
 
@@ -247,7 +253,7 @@ def _has_wide_arrays(tree: Any) -> bool:
     return any(type(leaf) is np.ndarray and is_narrowed(leaf.dtype) for leaf in leaves)
 
 
-def _by_keys(restore_args: Any) -> dict[KeyPath, RestoreArgs]:
+def _by_keys(restore_args: Any) -> dict[kernel.KeyPath, RestoreArgs]:
     if restore_args is None:
         return {}
 
@@ -256,7 +262,9 @@ def _by_keys(restore_args: Any) -> dict[KeyPath, RestoreArgs]:
     }
 
 
-def _read(wanted: Mapping[KeyPath, Wanted], calls: Calls, *, whole: bool) -> dict[KeyPath, Any]:
+def _read(
+    wanted: Mapping[kernel.KeyPath, LeafTarget], calls: Reader, *, whole: bool
+) -> dict[kernel.KeyPath, Any]:
     """Restore all leaves or some of them, and finish each."""
     like = _nested({keys: one.like for keys, one in wanted.items()})
     casts = {keys: one.dtype for keys, one in wanted.items() if one.dtype is not None and not one.as_stored}
@@ -276,11 +284,11 @@ def _read(wanted: Mapping[KeyPath, Wanted], calls: Calls, *, whole: bool) -> dic
 
 
 def _value(
-    keys: KeyPath,
+    keys: kernel.KeyPath,
     in_item: Any,
-    stored: Mapping[KeyPath, LeafMetadata],
-    values: Mapping[KeyPath, Any],
-    asked: Asked,
+    stored: Mapping[kernel.KeyPath, LeafMetadata],
+    values: Mapping[kernel.KeyPath, Any],
+    asked: RestoreRequest,
 ) -> Any:
     """The leaf of the result: the value read, an empty node, or the leaf of the item."""
     if keys in values:
@@ -291,7 +299,7 @@ def _value(
     return empty_value(stored[keys].kind)
 
 
-def _nested(flat: Mapping[KeyPath, Any]) -> Any:
+def _nested(flat: Mapping[kernel.KeyPath, Any]) -> Any:
     """Make a tree of dicts from leaves by their stored keys."""
     if () in flat:
         return flat[()]
@@ -306,7 +314,7 @@ def _nested(flat: Mapping[KeyPath, Any]) -> Any:
     return root
 
 
-def _at(tree: Any, keys: KeyPath) -> Any:
+def _at(tree: Any, keys: kernel.KeyPath) -> Any:
     """The value at a path of stored keys, in a tree of dicts and sequences."""
     if not keys:
         return tree
@@ -315,7 +323,7 @@ def _at(tree: Any, keys: KeyPath) -> Any:
 
 
 def as_lists(tree: Any) -> Any:
-    """Return the tree with lists in place of tuples, as Orbax restores it unless told otherwise."""
+    """Return the tree with lists in place of tuples, as Orbax restores it by default."""
     node: Any = tree
     if isinstance(tree, dict):
         return {key: as_lists(value) for key, value in node.items()}
@@ -337,7 +345,7 @@ _NUMBERS: Final = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LeafTarget:
     """One leaf of a result.
 
     Attributes:
@@ -370,7 +378,9 @@ def empty_value(typestr: str) -> Any:
             return None
 
 
-def want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any, *, told: bool = False) -> Wanted:
+def leaf_target(
+    leaf: LeafMetadata, args: RestoreArgs, in_item: Any, *, takes_args: bool = False
+) -> LeafTarget:
     """Decide what a stored leaf is restored as.
 
     Args:
@@ -378,50 +388,50 @@ def want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any, *, told: bool = Fa
         args: The request.
         in_item: The leaf of the caller's tree, whose shape and dtype apply to a jax.Array; None if
             there is none.
-        told: Whether the type handler that wrote the leaf is told by `args` what to make of it.
+        takes_args: Whether the type handler that wrote the leaf gets `args` itself.
 
     Raises:
         ValueError: If a different shape is requested, and `strict` is set.
     """
-    if told and args.restore_type in (None, _CLASSES.get(leaf.kind)):
-        return Wanted(as_stored(leaf.kind))
+    if takes_args and args.restore_type in (None, _CLASSES.get(leaf.kind)):
+        return LeafTarget(as_stored(leaf.kind))
 
-    found = _want(leaf, args, in_item)
+    found = _leaf_target(leaf, args, in_item)
     if found.dtype is None or not _is_stored_as(leaf, found.dtype):
         return found
 
     return replace(found, as_stored=True)
 
 
-def _want(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
+def _leaf_target(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> LeafTarget:
     if leaf.shape is None and leaf.kind in _ARRAYS and leaf.random_key_impl is None:
-        return Wanted(as_stored(leaf.kind))  # its handler knows where it lies, and is given all of `args`
+        return LeafTarget(as_stored(leaf.kind))  # its handler finds it, and gets all of `args`
 
     kind = args.restore_type
     if kind is None:
         kind = leaf.kind
     if kind == "jax.Array" or (isinstance(kind, type) and issubclass(kind, jax.Array)):
-        return _want_array(leaf, args, in_item)
+        return _array_target(leaf, args, in_item)
     if leaf.shape is None:
-        return Wanted(as_stored(kind) if isinstance(kind, str) else kind)
+        return LeafTarget(as_stored(kind) if isinstance(kind, str) else kind)
     if kind == "np.ndarray" or kind is np.ndarray:
-        return Wanted(np.ndarray, args.dtype)
+        return LeafTarget(np.ndarray, args.dtype)
     if kind == "scalar" or (isinstance(kind, type) and issubclass(kind, int | float | complex | np.number)):
         dtype = np.dtype(leaf.dtype if args.dtype is None else args.dtype)
         finish = cast("Callable[[Any], Any]", kind) if isinstance(kind, type) else None
-        return Wanted(_NUMBERS.get(dtype.kind, float), args.dtype, finish)
+        return LeafTarget(_NUMBERS.get(dtype.kind, float), args.dtype, finish)
 
-    return Wanted(as_stored(kind) if isinstance(kind, str) else kind)
+    return LeafTarget(as_stored(kind) if isinstance(kind, str) else kind)
 
 
 def _is_stored_as(leaf: LeafMetadata, dtype: Any) -> bool:
     try:
-        return bool(leaf.dtype) and numpy_dtype(leaf.dtype) == np.dtype(dtype)
+        return bool(leaf.dtype) and dtypes.numpy_dtype(leaf.dtype) == np.dtype(dtype)
     except TypeError:  # not a dtype: the cast reports it
         return False
 
 
-def _want_array(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
+def _array_target(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> LeafTarget:
     shape, dtype, strict, place = None, args.dtype, True, None
     if isinstance(args, ArrayRestoreArgs):
         shape, strict, place = args.global_shape, args.strict, asked_placement(args)
@@ -429,7 +439,7 @@ def _want_array(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
             shape = in_item.shape if shape is None else shape
             dtype = in_item.dtype if dtype is None else dtype
     if leaf.shape is None or leaf.random_key_impl is not None:
-        return _want_keys(leaf, place)
+        return _keys_target(leaf, place)
 
     if is_narrowed(leaf.dtype if dtype is None else dtype):
         dtype = jax_dtype(leaf.dtype if dtype is None else dtype)
@@ -443,29 +453,29 @@ def _want_array(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> Wanted:
 
     resized = wanted_shape != leaf.shape
     if place is None and not resized:
-        return Wanted(jax.Array, dtype)
+        return LeafTarget(jax.Array, dtype)
 
     fmt, sharding = (place, place.sharding) if isinstance(place, Format) else (None, place)
     make: Any = jax.ShapeDtypeStruct
     like = make(wanted_shape, np.dtype(leaf.dtype if dtype is None else dtype), sharding=sharding)
-    return Wanted(like, dtype, None if fmt is None else lambda value: _put(value, fmt), resized)
+    return LeafTarget(like, dtype, None if fmt is None else lambda value: _put(value, fmt), resized)
 
 
-def _want_keys(leaf: LeafMetadata, place: Any) -> Wanted:
-    """Whether a leaf is a typed PRNG key, whose shape and dtype only its own handler knows."""
+def _keys_target(leaf: LeafMetadata, place: Any) -> LeafTarget:
+    """Return whether a leaf is a typed PRNG key, whose shape and dtype only its own handler knows."""
     if place is None or leaf.shape is None:
-        return Wanted(jax.Array)
+        return LeafTarget(jax.Array)
 
-    return Wanted(jax.Array, None, lambda value: _put(value, place))
+    return LeafTarget(jax.Array, None, lambda value: _put(value, place))
 
 
 def _is_array(value: Any) -> bool:
-    """Whether a value has a numeric dtype and a shape with at least one axis."""
+    """Return whether a value has a numeric dtype and a shape with at least one axis."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(value, type) or not shape or dtype is None:
         return False
 
-    return not is_key(dtype)
+    return not prng_keys.is_key(dtype)
 
 
 def _put(value: Any, place: Any) -> Any:
@@ -473,6 +483,7 @@ def _put(value: Any, place: Any) -> Any:
 
 
 _struct: Any = jax.ShapeDtypeStruct
+
 _TYPES: Final = frozenset({int, float, str, np.ndarray})
 
 
@@ -515,7 +526,7 @@ def target_of(item: Any, restore_args: Any) -> tuple[Any, Sequence[Any]] | None:
 
 
 def fits(restored: Any, wanted: Sequence[Any]) -> bool:
-    """Whether the leaves of a result are as requested."""
+    """Return whether the leaves of a result are as requested."""
     leaves = _tree.tree_leaves(restored)
     return len(leaves) == len(wanted) and all(
         type(leaf) is kind or (kind is jax.Array and isinstance(leaf, jax.Array))
@@ -524,7 +535,7 @@ def fits(restored: Any, wanted: Sequence[Any]) -> bool:
 
 
 def has_structure_of(restored: Any, item: Any) -> bool:
-    """Whether a tree of dicts and lists has exactly the structure of an item, which leaves out no leaf."""
+    """Return whether a tree of dicts and lists has the structure of an item, which leaves out no leaf."""
     leaves, structure = _tree.tree_flatten(item)
     same: bool = structure == _tree.tree_structure(restored)
     return same and not any(leaf is PLACEHOLDER for leaf in leaves)
@@ -535,7 +546,7 @@ def _is_args(node: object) -> bool:
 
 
 def _is_plain(arg: ArrayRestoreArgs, leaf: Any) -> bool:
-    """Whether the request for an array matches the item, with a sharding."""
+    """Return whether the request for an array matches the item, with a sharding."""
     return (
         isinstance(arg.sharding, Sharding)
         and arg.mesh is None
@@ -544,16 +555,16 @@ def _is_plain(arg: ArrayRestoreArgs, leaf: Any) -> bool:
         and (arg.global_shape == leaf.shape if arg.global_shape is not None else arg.strict)
         and bool(leaf.shape)
         and leaf.dtype != np.uint32  # it may be the data of a stored key
-        and not is_key(leaf.dtype)
+        and not prng_keys.is_key(leaf.dtype)
         and not is_narrowed(leaf.dtype)
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TreeNode:
     """A leaf, or an empty node."""
 
-    keys: KeyPath
+    keys: kernel.KeyPath
     path: tuple[Any, ...]  #: as jax has it
     value: Any
 
@@ -564,7 +575,7 @@ class Found:
         return shown
 
 
-def flatten(tree: Any) -> tuple[list[Found], Any]:
+def flatten(tree: Any) -> tuple[list[TreeNode], Any]:
     """Take a tree apart.
 
     Returns:
@@ -574,9 +585,9 @@ def flatten(tree: Any) -> tuple[list[Found], Any]:
         DuplicateNameError: If two have the same keys.
     """
     pairs, treedef = _tree.tree_flatten_with_path(tree, is_leaf=is_empty())
-    found: dict[KeyPath, Found] = {}
+    found: dict[kernel.KeyPath, TreeNode] = {}
     for path, value in pairs:
-        one = Found(tuple([step(entry)[0] for entry in path]), path, value)
+        one = TreeNode(tuple([flattening.step(entry)[0] for entry in path]), path, value)
         if found.setdefault(one.keys, one) is not one:
             raise DuplicateNameError(".".join(one.keys), found[one.keys].key_path, one.key_path)
 
@@ -617,7 +628,7 @@ def with_markers(tree: Any) -> Any:
 
 
 def _has_unmarked(tree: Any) -> bool:
-    """Whether there is an empty node that is not its own marker. Asks jax about containers alone."""
+    """Return whether there is an empty node that is not its own marker. Asks jax about containers alone."""
     one_level = _tree.default_registry.flatten_one_level
     leaves: set[type] = set()  # what is a leaf depends on its type alone
     waiting: list[object] = [tree]
@@ -680,7 +691,7 @@ def _is_metadata(node: object) -> bool:
 async def _ask(
     leaves: Sequence[LeafMetadata], directory: Any, registry: Any, use_zarr3: bool
 ) -> dict[str, Any]:
-    use_ocdbt = await in_thread((Path(directory) / MANIFEST).exists)
+    use_ocdbt = await in_thread((Path(directory) / file_names.MANIFEST).exists)
     said: dict[str, Any] = {}
     for typestr in dict.fromkeys(leaf.kind for leaf in leaves):
         names = [leaf.name for leaf in leaves if leaf.kind == typestr]
@@ -706,7 +717,7 @@ def _describe(leaf: LeafMetadata, directory: Any) -> Any:
         return StringMetadata(name=leaf.name, directory=directory)
 
     assert leaf.shape is not None
-    dtype: np.dtype[Any] = numpy_dtype(leaf.dtype)
+    dtype: np.dtype[Any] = dtypes.numpy_dtype(leaf.dtype)
     if leaf.kind == "scalar":
         return ScalarMetadata(name=leaf.name, directory=directory, dtype=dtype)
 

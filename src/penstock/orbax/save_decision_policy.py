@@ -1,4 +1,4 @@
-"""When a manager saves, under Orbax's names."""
+"""Policies for the steps that a manager saves, under Orbax's names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.orbax.options import MultiprocessingOptions
 
 
 class PolicyCheckpointInfo(Protocol):
-    """What policies see of a step."""
+    """A step as policies see it."""
 
     step: int
     metrics: dict[str, Any] | None
@@ -33,7 +33,7 @@ class PolicyCheckpointInfo(Protocol):
 
 @dataclass(kw_only=True)
 class DecisionContext:
-    """What policies see besides the steps.
+    """The circumstances in which a policy is asked.
 
     Attributes:
         is_saving_in_progress: Whether a save is running in the background.

@@ -1,4 +1,4 @@
-"""Where Orbax has the context that TensorStore opens arrays in."""
+"""The module `serialization` of Orbax's API: the context that TensorStore opens arrays in."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Orbax's type handlers as workers in penstock's pipelines.
+"""Orbax's type handlers as handlers in penstock's pipelines, and what they get there.
 
-The handlers of the API stand for penstock's own streaming handlers. A third-party handler, or a subclass
-that changes reading or writing, is adapted: it keeps its own files.
+The handlers of the API stand for those of penstock. A third-party handler, or a subclass that changes
+reading or writing, is adapted: it keeps its own files, and has byte limiters and jax's keys as in Orbax.
 """
 
 from __future__ import annotations
@@ -27,30 +27,82 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, cast, final
+from typing import Any, Final, Literal, TypeAlias, cast, final
 
 import jax
 from jax import tree_util
 from jax.core import Tracer
 
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.kernel.errors import HandlerError
-from penstock.kernel.memory.byte_account import ByteAccount, ByteLease
-from penstock.kernel.memory.regulator import Flow, MemoryRegulator
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
-from penstock.kernel.plugins.handler_entries import type_name
-from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyKind
-from penstock.kernel.protocols.leaf import ParamInfo as KernelInfo
-from penstock.kernel.protocols.leaf_handlers import HandlerLookup, LeafHandler, Waitable
+from penstock import MemoryRegulator
+from penstock.embedding import (
+    EMPTY_MARKERS,
+    AdaptedHandler,
+    ByteAccount,
+    built_in,
+    kernel,
+)
+from penstock.errors import HandlerError
 from penstock.orbax.background_work import in_thread
 from penstock.orbax.item_files import handler_path
 from penstock.orbax.leaf_args import ParamInfo, RestoreArgs, SaveArgs
 from penstock.orbax.tensorstore_specs import get_ts_context
 
 _OURS: Final = __name__.rpartition(".")[0] + "."
+
 _NODES: Final[frozenset[type]] = frozenset({dict, list, tuple, type(None), jax.ShapeDtypeStruct, Tracer})
+
 _WITH_A_PLACE: Final = ("jax.Array", "np.ndarray", "scalar", "string")
+
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class TypeHandler(ABC):
+    """Writes and reads the leaves of one type. Subclass it for a type of your own.
+
+    Leaves come in batches, each leaf with a `ParamInfo` that says where it is stored. Files go
+    into `info.parent_dir`, named after `info.name`.
+    """
+
+    @abstractmethod
+    def typestr(self) -> str:
+        """The recorded name of the type, by which a restore finds the handler."""
+
+    @abstractmethod
+    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
+        """Describe stored leaves without reading them: a `Metadata` for each."""
+
+    @abstractmethod
+    async def serialize(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
+    ) -> Sequence[kernel.Waitable]:
+        """Begin to write values; return once they are copied and may change.
+
+        Returns:
+            Futures that are done once everything is written. Their work is already running.
+        """
+
+    @abstractmethod
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[Any]:
+        """Read values, in the order of `infos`."""
+
+    def finalize(self, directory: Any) -> None:
+        """Complete the files in `directory`: called once per save, when every future is done."""
+        return
+
+    def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
+        """Return for each value the bytes of host memory that writing and reading it take.
+
+        By default the size that the value itself reports, or else that of the Python object.
+        """
+        return [(leaf_size(value), leaf_size(value)) for value in values]
+
+    def stage_worker(self) -> Any:
+        """Return the pipeline handler of such leaves; called by penstock's registry."""
+        from penstock.orbax.stage_workers import StageWorkers
+
+        return StageWorkers().of(self)
 
 
 class UnknownTypeError(HandlerError, TypeError, ValueError):
@@ -62,7 +114,11 @@ class UnknownTypeError(HandlerError, TypeError, ValueError):
     """
 
     def __init__(self, key_path: str, type_: type | str) -> None:
-        what = type_name(type_) if isinstance(type_, type) else f"the stored type {type_!r}"
+        what = (
+            f"{type_.__module__}.{type_.__qualname__}"
+            if isinstance(type_, type)
+            else f"the stored type {type_!r}"
+        )
         super().__init__(f"{key_path}: no type handler is registered for {what}")
         self.key_path, self.type_ = key_path, type_
 
@@ -92,17 +148,17 @@ class StageWorkers:
     ts_context: Any = field(default_factory=get_ts_context)
     limiters: Limiters | None = None
 
-    def of(self, handler: Any) -> LeafHandler:
+    def of(self, handler: Any) -> kernel.LeafHandler:
         """Return the pipeline handler for the leaves of `handler`."""
         class_ = next((c for c in type(handler).__mro__ if c.__module__.startswith(_OURS)), None)
         if class_ is not None and _keeps(handler, class_, "serialize", "deserialize", "finalize"):
             native = getattr(handler, "leaf_handler", None)
             if native is not None:
-                return cast("LeafHandler", native)
+                return cast("kernel.LeafHandler", native)
 
         return AdaptedHandler(StageTypeHandler(handler, self))
 
-    def info(self, info: KernelInfo, typestr: str, *, use_ocdbt: bool) -> ParamInfo:
+    def info(self, info: kernel.ParamInfo, typestr: str, *, use_ocdbt: bool) -> ParamInfo:
         """Make Orbax's `ParamInfo` of a leaf in a pipeline."""
         limiters = self.limiters
         return ParamInfo(
@@ -150,25 +206,25 @@ class StageTypeHandler:
         return str(self.inner.typestr())
 
     async def serialize(
-        self, values: Sequence[Any], infos: Sequence[KernelInfo], args: Sequence[Any] | None = None
-    ) -> Sequence[Waitable]:
+        self, values: Sequence[Any], infos: Sequence[kernel.ParamInfo], args: Sequence[Any] | None = None
+    ) -> Sequence[kernel.Waitable]:
         asked = self.workers.save_args
         args = [asked.get(info.name) or SaveArgs() for info in infos] if args is None else args
         use_ocdbt = self.workers.use_ocdbt is not False
         return cast(
-            "Sequence[Waitable]",
+            "Sequence[kernel.Waitable]",
             await self.inner.serialize(list(values), self._infos(infos, use_ocdbt=use_ocdbt), args),
         )
 
     async def deserialize(
-        self, infos: Sequence[KernelInfo], args: Sequence[Any] | None = None
+        self, infos: Sequence[kernel.ParamInfo], args: Sequence[Any] | None = None
     ) -> Sequence[Any]:
         asked = self.workers.restore_args
         args = [asked.get(info.name) or RestoreArgs() for info in infos] if args is None else args
         found = await self._stored_infos(infos)
         return cast("Sequence[Any]", await self.inner.deserialize(found, args))
 
-    async def metadata(self, infos: Sequence[KernelInfo]) -> Sequence[Any]:
+    async def metadata(self, infos: Sequence[kernel.ParamInfo]) -> Sequence[Any]:
         return cast("Sequence[Any]", await self.inner.metadata(await self._stored_infos(infos)))
 
     def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
@@ -183,11 +239,11 @@ class StageTypeHandler:
         if finalize is not None:
             finalize(handler_path(directory))
 
-    def _infos(self, infos: Sequence[KernelInfo], *, use_ocdbt: bool) -> list[ParamInfo]:
+    def _infos(self, infos: Sequence[kernel.ParamInfo], *, use_ocdbt: bool) -> list[ParamInfo]:
         typestr = self.typestr()
         return [self.workers.info(info, typestr, use_ocdbt=use_ocdbt) for info in infos]
 
-    async def _stored_infos(self, infos: Sequence[KernelInfo]) -> list[ParamInfo]:
+    async def _stored_infos(self, infos: Sequence[kernel.ParamInfo]) -> list[ParamInfo]:
         use_ocdbt = self.workers.use_ocdbt
         if use_ocdbt is None:
             use_ocdbt = await in_thread((Path(infos[0].directory) / "manifest.ocdbt").exists)
@@ -209,11 +265,11 @@ class StageRegistry:
     def __init__(self, registry: Any, workers: StageWorkers) -> None:
         self._registry = registry
         self._workers = workers
-        self._nodes: HandlerLookup | None = None  # of penstock; made when one is needed
-        self._types: dict[type | str, LeafHandler] = {}
-        self._handlers: dict[int, LeafHandler] = {}  # by identity of what was registered
+        self._nodes: kernel.HandlerLookup | None = None  # of penstock; made when one is needed
+        self._types: dict[type | str, kernel.LeafHandler] = {}
+        self._handlers: dict[int, kernel.LeafHandler] = {}  # by identity of what was registered
 
-    def lookup(self, type_: type, key_path: str) -> LeafHandler:
+    def lookup(self, type_: type, key_path: str) -> kernel.LeafHandler:
         """Find the handler for a leaf of this type, or of what a class of `as_stored` stands for.
 
         Raises:
@@ -221,7 +277,7 @@ class StageRegistry:
         """
         return self._find(getattr(type_, _TYPESTR, type_), key_path)
 
-    def for_typestr(self, typestr: str, key_path: str) -> LeafHandler:
+    def for_typestr(self, typestr: str, key_path: str) -> kernel.LeafHandler:
         """Find the handler that wrote a leaf.
 
         Raises:
@@ -234,13 +290,13 @@ class StageRegistry:
         known = [typestr for typestr in _WITH_A_PLACE if self._registry.has(typestr)]
         return frozenset(name for name in known if isinstance(self._find(name, ""), AdaptedHandler))
 
-    def _find(self, kind: type | str, key_path: str) -> LeafHandler:
+    def _find(self, kind: type | str, key_path: str) -> kernel.LeafHandler:
         if kind not in self._types:
             self._types[kind] = self._made(kind, key_path)
 
         return self._types[kind]
 
-    def _made(self, kind: type | str, key_path: str) -> LeafHandler:
+    def _made(self, kind: type | str, key_path: str) -> kernel.LeafHandler:
         if self._registry.has(kind):
             handler = self._registry.get(kind)
             if id(handler) not in self._handlers:  # one for all its types: they are one batch
@@ -257,15 +313,15 @@ class StageRegistry:
 
         raise UnknownTypeError(key_path, kind)
 
-    def _own(self) -> HandlerLookup:
+    def _own(self) -> kernel.HandlerLookup:
         if self._nodes is None:
-            self._nodes = default_handlers(entry_points=False)
+            self._nodes = built_in.default_handlers(entry_points=False)
 
         return self._nodes
 
 
 def _keeps(handler: object, class_: type, *names: str) -> bool:
-    """Whether a handler has a class's own methods of these names, not overridden."""
+    """Return whether a handler has a class's own methods of these names, not overridden."""
     return all(
         getattr(type(handler), name) is getattr(class_, name) and name not in vars(handler) for name in names
     )
@@ -279,10 +335,12 @@ def as_stored(typestr: str) -> type:
 
 _TYPESTR: Final = "_penstock_stored_typestr"
 
+Flow: TypeAlias = Literal["save", "restore"]
+
 
 @final
 class ByteLimiter:
-    """What Orbax calls a `ByteLimiter`, over an account of penstock's. Use it in one event loop.
+    """Orbax's `ByteLimiter` over an account of penstock's. For one event loop.
 
     Args:
         account: Where the bytes come from.
@@ -292,7 +350,7 @@ class ByteLimiter:
 
     def __init__(self, account: ByteAccount) -> None:
         self._account = account
-        self._held: list[ByteLease] = []
+        self._held: list[Any] = []
 
     @property
     def max_bytes(self) -> int:
@@ -361,7 +419,7 @@ def leaf_size(value: object) -> int:
 _tree: Any = tree_util  # jax declares no types for it
 
 
-def key_entries(info: KernelInfo) -> tuple[Any, ...]:
+def key_entries(info: kernel.ParamInfo) -> tuple[Any, ...]:
     """Return the key path of a leaf as `jax.tree_util` has it: `DictKey`, `SequenceKey`, `GetAttrKey`, ...
 
     Of a leaf that is saved these are the entries of its tree. Of one that is restored they are what
@@ -380,7 +438,7 @@ def key_entries(info: KernelInfo) -> tuple[Any, ...]:
                 text = text[: -len(shown)]
                 break
         else:  # a custom entry, or a key that is not a string
-            entry = _tree.DictKey(key) if kind is KeyKind.MAPPING else _tree.SequenceKey(int(key))
+            entry = _tree.DictKey(key) if kind is kernel.KeyKind.MAPPING else _tree.SequenceKey(int(key))
 
         entries.append(entry)
 
@@ -388,8 +446,8 @@ def key_entries(info: KernelInfo) -> tuple[Any, ...]:
     return tuple(entries)
 
 
-def _candidates(key: str, kind: KeyKind) -> Iterator[Any]:
-    if kind is not KeyKind.MAPPING:
+def _candidates(key: str, kind: kernel.KeyKind) -> Iterator[Any]:
+    if kind is not kernel.KeyKind.MAPPING:
         yield _tree.SequenceKey(int(key))
         yield _tree.FlattenedIndexKey(int(key))
         return
@@ -400,52 +458,3 @@ def _candidates(key: str, kind: KeyKind) -> Iterator[Any]:
         yield _tree.DictKey(ast.literal_eval(key))  # a number, or a bool
     except (ValueError, SyntaxError):
         return
-
-
-class TypeHandler(ABC):
-    """Writes and reads the leaves of one type. Subclass it for a type of your own.
-
-    Leaves come in batches, each leaf with a `ParamInfo` that says where it is stored. Files go
-    into `info.parent_dir`, named after `info.name`.
-    """
-
-    @abstractmethod
-    def typestr(self) -> str:
-        """The recorded name of the type, by which a restore finds the handler."""
-
-    @abstractmethod
-    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
-        """Describe stored leaves without reading them: a `Metadata` for each."""
-
-    @abstractmethod
-    async def serialize(
-        self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
-    ) -> Sequence[Waitable]:
-        """Begin to write values; return once they are copied and may change.
-
-        Returns:
-            Futures that are done once everything is written. Their work is already running.
-        """
-
-    @abstractmethod
-    async def deserialize(
-        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
-    ) -> Sequence[Any]:
-        """Read values, in the order of `infos`."""
-
-    def finalize(self, directory: Any) -> None:
-        """Complete the files in `directory`: called once per save, when every future is done."""
-        return
-
-    def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
-        """Return for each value the bytes of host memory that writing and reading it take.
-
-        By default the size that the value itself reports, or else that of the Python object.
-        """
-        return [(leaf_size(value), leaf_size(value)) for value in values]
-
-    def stage_worker(self) -> Any:
-        """Return the pipeline handler of such leaves; called by penstock's registry."""
-        from penstock.orbax.stage_workers import StageWorkers
-
-        return StageWorkers().of(self)

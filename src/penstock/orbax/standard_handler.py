@@ -1,4 +1,4 @@
-"""Trees that contain only arrays and numbers."""
+"""Trees that contain only arrays and numbers; and the `RestoreArgs` that follow from a target."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax import tree_util
 
-from penstock.checkpointer.description import CheckpointMetadata
-from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
+from penstock import CheckpointMetadata
+from penstock.embedding import prng_keys
 from penstock.orbax.arrays import key_data, placement_of
 from penstock.orbax.base_pytree_handler import BasePyTreeCheckpointHandler
 from penstock.orbax.checkpoint_args import (
@@ -34,6 +34,7 @@ from penstock.orbax.type_handlers import PLACEHOLDER
 from penstock.orbax.value_metadata import ArrayMetadata, Metadata, ScalarMetadata, StringMetadata
 
 STANDARD_ARRAY_TYPES = (int, float, np.ndarray, jax.Array)
+
 _tree: Any = tree_util  # jax declares no types for it
 
 
@@ -202,7 +203,7 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 @register_with_handler(StandardCheckpointHandler, for_save=True)
 @dataclass
 class StandardSaveArgs(CheckpointArgs):
-    """What to save and how.
+    """The object of a save, and its options.
 
     Attributes:
         item: A tree of arrays and numbers.
@@ -225,7 +226,7 @@ class StandardSaveArgs(CheckpointArgs):
 @register_with_handler(StandardCheckpointHandler, for_restore=True)
 @dataclass
 class StandardRestoreArgs(CheckpointArgs):
-    """What to restore and how.
+    """The target of a restore, and its options.
 
     Attributes:
         item: A tree like the result: of arrays and numbers, whose types, dtypes, shapes and shardings the
@@ -332,6 +333,7 @@ def _not_strict(args: RestoreArgs) -> RestoreArgs:
 
 
 _jax: Any = jax
+
 _PYTHON: Final = ((np.bool_, bool), (np.integer, int), (np.floating, float), (np.complexfloating, complex))
 
 
@@ -399,7 +401,7 @@ def _args_like(value: Any, sharding: Any, *, set_global_shape: bool, strict: boo
         case ArrayMetadata() | jax.ShapeDtypeStruct() if sharding is None:
             return RestoreArgs(restore_type=np.ndarray, dtype=value.dtype)
         case ArrayMetadata() | jax.ShapeDtypeStruct() | jax.Array():
-            shape = value.shape if set_global_shape and not is_key(value.dtype) else None
+            shape = value.shape if set_global_shape and not prng_keys.is_key(value.dtype) else None
             return ArrayRestoreArgs(dtype=value.dtype, sharding=sharding, global_shape=shape, strict=strict)
         case np.ndarray():
             array = cast("Any", value)

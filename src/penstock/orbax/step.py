@@ -1,4 +1,4 @@
-"""How the directories of steps are named, and found, under Orbax's names."""
+"""The names of the directories of steps, and the search for steps, under Orbax's names."""
 
 from __future__ import annotations
 
@@ -38,37 +38,38 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, final
 
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.documents.file_names import COMMIT_MARK
-from penstock.kernel.errors import ConfigError, CorruptCheckpointError, NotACheckpointError, SpecError
-from penstock.kernel.protocols.stores import Store
+from penstock import steps as own
+from penstock.embedding import file_names, kernel, step_directory, temporary_names
+from penstock.errors import ConfigError, CorruptCheckpointError, NotACheckpointError, SpecError
 from penstock.orbax.item_files import bucket_url, handler_path, path_as_given, path_text, place_of, store_at
 from penstock.orbax.options import AtomicityOptions
 from penstock.orbax.step_metadata import StepMetadata, get_step_metadata
-from penstock.steps import step_names as own
-from penstock.steps.step_directory import find_steps, is_finished, list_root
 
-TMP_DIR_SUFFIX: Final = TEMPORARY_SUFFIX
+TMP_DIR_SUFFIX: Final = temporary_names.TEMPORARY_SUFFIX
+
 STEP_NAME: Final = re.compile(r"(?:.+_)?(\d+)")
-_TEMPORARY_STEP: Final = re.compile(rf"(?:.*_)?(\d+){re.escape(TEMPORARY_SUFFIX)}.*")
+
+_TEMPORARY_STEP: Final = re.compile(rf"(?:.*_)?(\d+){re.escape(temporary_names.TEMPORARY_SUFFIX)}.*")
 
 
 def is_gcs_path(path: Any) -> bool:
-    """Whether a path is in a Google Cloud Storage bucket."""
+    """Return whether a path is in a Google Cloud Storage bucket."""
     return str(path).startswith("gs://")
 
 
 def is_tmp_checkpoint(path: Any) -> bool:
-    """Whether `path` is a checkpoint that is still being written, or that a crash left unfinished."""
+    """Return whether `path` is a checkpoint that is still being written, or that a crash left unfinished."""
     if bucket_url(path) is not None or _kind(path) != "directory":
         return False  # in a bucket, what is not complete is not there
 
     path = Path(path)
-    return TEMPORARY_SUFFIX in path.name or (is_gcs_path(path) and not (path / COMMIT_MARK).exists())
+    return temporary_names.TEMPORARY_SUFFIX in path.name or (
+        is_gcs_path(path) and not (path / file_names.COMMIT_MARK).exists()
+    )
 
 
 def is_checkpoint_finalized(path: Any) -> bool:
-    """Whether `path` is a complete checkpoint; what is not there is none."""
+    """Return whether `path` is a complete checkpoint; what is not there is none."""
     return not is_tmp_checkpoint(path) and _kind(path) == "directory"
 
 
@@ -126,8 +127,8 @@ def _kind(path: Any) -> str | None:
 
 
 is_path_finalized = is_checkpoint_finalized
-is_path_temporary = is_tmp_checkpoint
 
+is_path_temporary = is_tmp_checkpoint
 
 MetadataT = TypeVar("MetadataT")
 
@@ -138,7 +139,7 @@ def step_prefix_with_underscore(step_prefix: str | None) -> str:
 
 
 def is_standard_name_format(name_format: Any) -> bool:
-    """Whether `standard_name_format` made it."""
+    """Return whether `standard_name_format` made it."""
     return has_standard_names(name_format)
 
 
@@ -222,17 +223,17 @@ class Metadata:
 
     @property
     def init_timestamp_nsecs(self) -> int | None:
-        """When its save began, in nanoseconds since the epoch."""
+        """The time at which its save began, in nanoseconds since the epoch."""
         return self._recorded().init_timestamp_nsecs
 
     @property
     def commit_timestamp_nsecs(self) -> int | None:
-        """When it was complete."""
+        """The time at which it was complete."""
         return self._recorded().commit_timestamp_nsecs
 
     @property
     def commit_timestamp(self) -> datetime.datetime:
-        """When it was complete; if that is not recorded, when its directory last changed.
+        """The time at which it was complete; if that is not recorded, of the last change of its directory.
 
         Raises:
             CorruptCheckpointError: If what is recorded is not as it was written.
@@ -284,8 +285,11 @@ class _Format(NameFormat[Metadata]):
     def find_all(self, base_path: Any) -> Iterator[Metadata]:
         """Yield every step, and every empty directory that is named like one, as in Orbax."""
         base, store = place_of(base_path), store_at(base_path)
-        listed = list_root(store, path_text(base))
-        found = {name: step for step, name in find_steps(store, path_text(base), self.names, listed).items()}
+        listed = step_directory.list_root(store, path_text(base))
+        found = {
+            name: step
+            for step, name in step_directory.find_steps(store, path_text(base), self.names, listed).items()
+        }
         for name in listed:
             step = self.names.step(name)
             if step is not None and name not in found and is_empty(store, os.path.join(base, name)):
@@ -295,7 +299,7 @@ class _Format(NameFormat[Metadata]):
 
     def find_step(self, base_path: Any, step: int) -> Metadata:
         path, store = place_of(base_path) / self.build_name(step), store_at(base_path)
-        if not (is_finished(store, path_text(path)) or is_empty(store, path_text(path))):
+        if not (step_directory.is_finished(store, path_text(path)) or is_empty(store, path_text(path))):
             raise NotACheckpointError(path_text(path), f"there is no step {step} of {self}")
 
         return Metadata(step, path)
@@ -328,13 +332,13 @@ class _Composite(NameFormat[Any]):
         raise NotACheckpointError(path_text(base_path), "\n".join(problems))
 
 
-def is_empty(store: Store, path: str) -> bool:
-    """Whether there is a directory with nothing in it."""
+def is_empty(store: kernel.Store, path: str) -> bool:
+    """Return whether there is a directory with nothing in it."""
     return store.kind(path) == "directory" and not store.list_directory(path)
 
 
 def _once(steps: Iterable[Any]) -> Iterator[Any]:
-    """Leave out what lies where one before it does."""
+    """Leave out a step at the path of one before it."""
     seen: set[str] = set()
     for found in steps:
         if path_text(found.path) not in seen:
@@ -421,7 +425,7 @@ def get_save_directory(
 
 
 def has_standard_names(name_format: Any) -> bool:
-    """Whether `standard_name_format` made it."""
+    """Return whether `standard_name_format` made it."""
     return isinstance(name_format, _Format)
 
 

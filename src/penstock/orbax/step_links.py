@@ -10,14 +10,14 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Final, TypeAlias, final
 
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
+from penstock.embedding import temporary_names
 
 SameFile: TypeAlias = Callable[[], bool]
 
 
 @final
 class _Together:
-    """A directory that several processes save, and who is to be told when it has its own path."""
+    """A directory that several processes save, and the call to make when it has its own path."""
 
     def __init__(self, built: str, path: str, tell: Callable[[str, SameFile], object]) -> None:
         self._built = built
@@ -112,7 +112,7 @@ class StepLinks:
             one.hold()
 
     def published(self) -> None:
-        """Call everybody who asked for it: all of them have saved the step, and it is published."""
+        """Make the calls that were asked for: all processes have saved the step, and it is published."""
         for one in self._together:
             one.published()
 
@@ -126,9 +126,9 @@ class StepLinks:
         self._together.clear()
 
     def complete(self) -> None:
-        """Call everybody who asked for it: all is written, and the step is about to get its own path.
+        """Make the calls that were asked for: all is written, and the step is about to get its own path.
 
-        Afterwards somebody else could have replaced it there.
+        Afterwards another save could have replaced it there.
         """
         for built, path, tell in self._saved:
             tell(built, path)
@@ -141,15 +141,15 @@ class StepLinks:
     def _item_in(self, place: str, directory: str) -> str | None:
         """Return the item that a directory in a place becomes; None if it is no item of the step."""
         parent, name = os.path.split(directory)
-        is_of_step = os.path.dirname(place) == self._step + TEMPORARY_SUFFIX
+        is_of_step = os.path.dirname(place) == self._step + temporary_names.TEMPORARY_SUFFIX
         return name if parent == place and is_of_step else None
 
     def _item(self, directory: str) -> str | None:
         """Return the item that a directory becomes; None if it does not belong to the step."""
         parent, name = os.path.split(directory)
         return (
-            name.removesuffix(TEMPORARY_SUFFIX)
-            if parent.removesuffix(TEMPORARY_SUFFIX) == self._step
+            name.removesuffix(temporary_names.TEMPORARY_SUFFIX)
+            if parent.removesuffix(temporary_names.TEMPORARY_SUFFIX) == self._step
             else None
         )
 

@@ -1,4 +1,4 @@
-"""The metadata of a whole checkpoint: the document `_CHECKPOINT_METADATA`.
+"""The metadata of a whole checkpoint: the document `_CHECKPOINT_METADATA`, and several items by name.
 
 Source:
     ORBAX_FORMAT.md §3.2.
@@ -28,10 +28,9 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, cast
 
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import CorruptCheckpointError, SpecError, StorageError
-from penstock.orbax.item_files import path_text, place_of, rewrite_document, sealed_documents, store_at
+from penstock.embedding import built_in, file_names, rewrite_document, sealed_documents
+from penstock.errors import CorruptCheckpointError, SpecError, StorageError
+from penstock.orbax.item_files import path_text, place_of, store_at
 from penstock.orbax.step_statistics import SaveStepStatistics
 
 
@@ -156,7 +155,7 @@ class MetadataStore:
     def __init__(self, *, enable_write: bool, blocking_write: bool = True) -> None:
         self.enable_write = enable_write
         self._blocking = blocking_write
-        self._store = LocalStore()
+        self._store = built_in.LocalStore()
         self._lock = RLock()
 
     def __reduce__(self) -> Any:
@@ -195,7 +194,7 @@ class MetadataStore:
         directory = directory or os.curdir
         sealed = sealed_documents(store_at(directory), directory)
         try:
-            data = sealed.read_about() if name == CHECKPOINT_METADATA else sealed.read(name)
+            data = sealed.read_about() if name == file_names.CHECKPOINT_METADATA else sealed.read(name)
             found: Any = json.loads(data)
         except CorruptCheckpointError:
             raise
@@ -231,7 +230,7 @@ def step_metadata_file_path(path: str | os.PathLike[str]) -> Any:
     if store_at(directory).kind(path_text(directory)) == "file":
         raise NotADirectoryError(f"Path is not a directory: {directory}")
 
-    return directory / CHECKPOINT_METADATA
+    return directory / file_names.CHECKPOINT_METADATA
 
 
 def get_step_metadata(path: str | os.PathLike[str]) -> StepMetadata:

@@ -1,4 +1,4 @@
-"""What a manager measures of its saves and restores, and the loggers that it tells."""
+"""Measurements of the saves and restores of a manager, and the loggers that get them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from penstock.kernel.events import get_logger
+from penstock.embedding import get_logger
 
 T = TypeVar("T")
 
 
 @dataclass
 class SaveStepStatistics:
-    """What Orbax measures of a save: times in seconds since the epoch, and durations in seconds.
+    """Orbax's measurements of a save: times in seconds since the epoch, and durations in seconds.
 
     The time between two saves is not measured; a `SaveReport` of penstock says where the time of one went.
     """
@@ -51,7 +51,7 @@ class SaveStepStatistics:
 
 @dataclass
 class RestoreStepStatistics:
-    """What Orbax measures of a restore: times in seconds since the epoch, and durations in seconds."""
+    """Orbax's measurements of a restore: times in seconds since the epoch, and durations in seconds."""
 
     step: int | None = None
     event_type: str | None = "restore"
@@ -63,7 +63,7 @@ class RestoreStepStatistics:
 
 
 class AbstractLogger(ABC):
-    """Is told of each save and restore of a manager."""
+    """Gets an entry for each save and restore of a manager."""
 
     @abstractmethod
     def log_entry(self, msg: Any, *args: Any, **kwargs: Any) -> None:
@@ -91,7 +91,7 @@ class CompositeLogger(AbstractLogger):
 
 
 class SaveTimes:
-    """When the parts of a save began, and how long each took."""
+    """The time at which each part of a save began, and its duration."""
 
     def __init__(self) -> None:
         self._began = time.time()

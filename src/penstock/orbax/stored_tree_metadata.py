@@ -17,7 +17,7 @@ _tree: Any = tree_util  # jax declares no types for it
 
 @dataclass
 class ValueMetadataEntry:
-    """What is recorded of a leaf; what a `legacy_transform_fn` gets of each.
+    """The record of a leaf, as a `legacy_transform_fn` gets it.
 
     Attributes:
         value_type: What `_METADATA` calls its type.
@@ -50,7 +50,7 @@ class TreeMetadata(Protocol):
 
     @property
     def use_zarr3(self) -> bool:
-        """Whether its arrays are stored as zarr version 3."""
+        """Return whether its arrays are stored as zarr version 3."""
         ...
 
     def tree_flatten(self) -> Any: ...

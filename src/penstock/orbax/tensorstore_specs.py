@@ -1,4 +1,4 @@
-"""TensorStore specs: where an array lies and how it is stored, as in Orbax.
+"""TensorStore specs: the place and the storage of an array, as in Orbax.
 
 Source:
     ORBAX_FORMAT.md §1.5, §1.6; tests/orbax_face compares each spec with Orbax's own.
@@ -29,8 +29,7 @@ from typing import Any, Final, cast
 import numpy as np
 import tensorstore as ts
 
-from penstock.handlers.formats.orbax.writing.chunk_shapes import orbax_chunk_shape
-from penstock.handlers.leaves.jax_arrays.prng_keys import is_key
+from penstock.embedding import chunk_shapes, prng_keys
 from penstock.orbax.leaf_args import ParamInfo, RestoreArgs, SaveArgs
 
 _ts: Any = ts  # its stubs use names that they do not define
@@ -124,7 +123,7 @@ def _ocdbt_spec(directory: str, name: str | None, writing: OcdbtWriteOptions | N
         spec["base"] = _base_spec(directory)
     else:
         files: dict[str, Any] = _ts.KvStore.Spec(_base_spec(directory + "/")).to_json()
-        # The manifest alone is replaced atomically: nobody looks at data files it does not name.
+        # The manifest alone is replaced atomically: data files that it does not name are not read.
         spec["base"] = {**files, "file_io_locking": {"mode": "non_atomic"}}
         spec["manifest"] = files
     if writing is not None:
@@ -274,7 +273,7 @@ def chunk_shape_for(
     if any(not 0 <= axis < len(write_shape) for axis in arg.shard_axes):
         raise ValueError(f"shard_axes {arg.shard_axes} of {info.name!r} are not all within shape {shape}")
 
-    return orbax_chunk_shape(shape, write_shape, itemsize, most, arg.shard_axes)
+    return chunk_shapes.orbax_chunk_shape(shape, write_shape, itemsize, most, arg.shard_axes)
 
 
 def get_json_tspec_read(
@@ -287,7 +286,7 @@ def get_json_tspec_read(
 
     Args:
         info: Of the leaf.
-        use_ocdbt: Whether it lies in a database.
+        use_ocdbt: Whether it is in a database.
         metadata_key: The name of the array's metadata; by default that of its format.
         raise_array_data_missing_error: Whether a missing chunk is an error; else it reads as zeros.
 
@@ -352,7 +351,7 @@ def get_cast_tspec_serialize(tspec: dict[str, Any], value: Any, args: SaveArgs) 
 
 def get_cast_tspec_deserialize(tspec: dict[str, Any], args: RestoreArgs) -> dict[str, Any]:
     """Return the spec to read an array, cast to `args.dtype` unless that is None or a PRNG key dtype."""
-    if args.dtype is None or is_key(args.dtype):
+    if args.dtype is None or prng_keys.is_key(args.dtype):
         return tspec
 
     return {"base": tspec, "driver": "cast", "dtype": _name(args.dtype)}

@@ -1,4 +1,4 @@
-"""PyTrees as plain dicts and lists, and back: the helpers of Orbax's `tree` and `utils` modules."""
+"""PyTrees as plain dicts and lists, and back, and merged: helpers of Orbax's `tree` and `utils`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ from penstock.orbax.arrays import to_shape_dtype_struct
 PyTree: TypeAlias = Any
 
 _tree: Any = tree_util  # jax declares no types for it
+
 _MAPPING_KEYS: Any = (_tree.DictKey, _tree.GetAttrKey)
+
 _SEQUENCE_KEYS: Any = (_tree.SequenceKey, _tree.FlattenedIndexKey)
 
 
@@ -64,27 +66,27 @@ def str_keypath(keypath: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def is_dict_key(key: Any) -> bool:
-    """Whether a key is of a mapping, or names an attribute."""
+    """Return whether a key is of a mapping, or names an attribute."""
     return isinstance(key, _MAPPING_KEYS)
 
 
 def is_sequence_key(key: Any) -> bool:
-    """Whether a key is an index."""
+    """Return whether a key is an index."""
     return isinstance(key, _SEQUENCE_KEYS)
 
 
 def is_empty_node(x: Any) -> bool:
-    """Whether this is a node of a tree, not a leaf, and has no children; None is one."""
+    """Return whether this is a node of a tree, not a leaf, and has no children; None is one."""
     return not _is_leaf(x) and not _children(x)
 
 
 def is_empty_or_leaf(x: Any) -> bool:
-    """Whether this has no children: a leaf, None, or an empty container."""
+    """Return whether this has no children: a leaf, None, or an empty container."""
     return _is_leaf(x) or not _children(x)
 
 
 def is_flat_dict(tree: PyTree) -> bool:
-    """Whether this is a dict of nothing but leaves."""
+    """Return whether this is a dict of nothing but leaves."""
     return isinstance(tree, dict) and all(map(_is_leaf, cast("Any", tree).values()))
 
 
@@ -208,7 +210,7 @@ def from_flat_dict(
                 made.add(id(below))
             node = node[step]
             if id(node) not in made:
-                raise ValueError(f"{key!r} lies below a leaf")
+                raise ValueError(f"{key!r} is below a leaf")
         if last in node:
             raise ValueError(f"{key!r} is the beginning of another key")
 
@@ -324,7 +326,7 @@ def _merged(old: Any, new: Any, *, overwrite: bool, is_leaf: IsLeaf) -> Any:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Whether two nodes can be merged: both have names, or indices, or they are of one type."""
+    """Return whether two nodes can be merged: both have names, or indices, or they are of one type."""
     return type(a) is type(b) or (_has_names(a) and _has_names(b)) or (_is_sequence(a) and _is_sequence(b))
 
 

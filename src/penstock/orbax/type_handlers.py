@@ -1,4 +1,4 @@
-"""The module `type_handlers` of Orbax's API: what writes and reads the leaves of each type."""
+"""The module `type_handlers` of Orbax's API: type handlers, and the registries that find one for a leaf."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from typing import Any, Final, Protocol, cast, final, runtime_checkable
 import jax
 import numpy as np
 
-from penstock.kernel.protocols.leaf_handlers import HandlerLookup, Waitable
+from penstock.embedding import kernel
 from penstock.orbax.array_metadata_store import Store
 from penstock.orbax.database_merging import is_ocdbt_checkpoint, merge_ocdbt_per_process_files
 from penstock.orbax.installation import loaded_orbax
@@ -116,7 +116,7 @@ class TypeHandlerRegistry(Protocol):
         ...
 
     def has(self, ty: Any) -> bool:
-        """Whether there is a handler of a type, or of a recorded type name."""
+        """Return whether there is a handler of a type, or of a recorded type name."""
         ...
 
 
@@ -134,7 +134,7 @@ class PlaceholderHandler(TypeHandler):
 
     async def serialize(
         self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
-    ) -> Sequence[Waitable]:
+    ) -> Sequence[kernel.Waitable]:
         """Refuse: there is nothing to save."""
         raise NotImplementedError("a placeholder cannot be saved")
 
@@ -168,12 +168,12 @@ def standard_registry(otherwise: Callable[[Any], TypeHandler | None]) -> TypeHan
     """Make a registry of these.
 
     Args:
-        otherwise: Asked for a type, or a recorded type name, that nobody registered.
+        otherwise: Asked for a type, or a recorded type name, that is not registered.
     """
     return _Registry(*default_entries(), otherwise=otherwise)
 
 
-def stage_registry(registry: Any, workers: StageWorkers | None = None) -> HandlerLookup:
+def stage_registry(registry: Any, workers: StageWorkers | None = None) -> kernel.HandlerLookup:
     """Return Orbax's registry as a `penstock.Checkpointer` takes one.
 
     Args:
@@ -334,7 +334,7 @@ def get_type_handler(ty: Any) -> TypeHandler:
 
 
 def has_type_handler(ty: Any) -> bool:
-    """Whether a type, or a recorded type name, has a handler in this process."""
+    """Return whether a type, or a recorded type name, has a handler in this process."""
     return _PROCESS_WIDE.has(ty)
 
 
@@ -361,18 +361,18 @@ def supported_types() -> list[Any]:
 
 
 def is_placeholder(value: Any) -> bool:
-    """Whether this stands for a leaf that is not read."""
+    """Return whether this stands for a leaf that is not read."""
     return value is PLACEHOLDER
 
 
 def is_supported_type(value: Any, pytree_metadata_options: Any = None) -> bool:
-    """Whether a value can be saved without a custom handler."""
+    """Return whether a value can be saved without a custom handler."""
     known = (str, int, float, np.number, np.ndarray, bytes, jax.Array)
     return isinstance(value, known) or is_supported_empty_value(value, pytree_metadata_options)
 
 
 def is_supported_empty_value(value: Any, pytree_metadata_options: Any = None) -> bool:
-    """Whether a value is None or an empty container whose kind is recorded."""
+    """Return whether a value is None or an empty container whose kind is recorded."""
     if isinstance(value, tuple) and hasattr(cast("object", value), "_fields"):
         return not value and bool(getattr(pytree_metadata_options, "support_rich_types", False))
 

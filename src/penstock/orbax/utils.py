@@ -1,4 +1,4 @@
-"""The module `utils` of Orbax's API: what code for it imports from there."""
+"""The module `utils` of Orbax's API, and the placeholders in msgpack files of old versions."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from penstock.handlers.formats.orbax.documents.file_names import ARRAY_METADATAS, METADATA, SHARDING
-from penstock.handlers.stores.local import LocalStore
+from penstock.embedding import built_in, file_names
 from penstock.orbax.arrays import to_shape_dtype_struct
 from penstock.orbax.monitoring import record_saved_duration
 from penstock.orbax.multihost import (
@@ -92,19 +91,20 @@ from penstock.orbax.tree import (
 
 sync_global_devices = sync_global_processes
 
-
 _jax: Any = jax
+
 _PREFIXES: Final = ("PLACEHOLDER://", "AGGREGATED://")
-_NO_LEAVES: Final = frozenset({METADATA, SHARDING, ARRAY_METADATAS})
+
+_NO_LEAVES: Final = frozenset({file_names.METADATA, file_names.SHARDING, file_names.ARRAY_METADATAS})
 
 
 def is_scalar(x: Any) -> bool:
-    """Whether `x` is a Python or NumPy number."""
+    """Return whether `x` is a Python or NumPy number."""
     return isinstance(x, int | float | np.number)
 
 
 def leaf_is_placeholder(leaf: Any) -> bool:
-    """Whether a leaf of an old msgpack file only says that its value is stored elsewhere."""
+    """Return whether a leaf of an old msgpack file only says that its value is stored elsewhere."""
     return isinstance(leaf, str) and leaf.startswith(_PREFIXES)
 
 
@@ -127,7 +127,7 @@ def name_from_leaf_placeholder(placeholder: str) -> str:
 
 
 def all_leaves_are_placeholders(tree: PyTree) -> bool:
-    """Whether the msgpack file itself holds no value."""
+    """Return whether the msgpack file itself holds no value."""
     return all(leaf_is_placeholder(leaf) for leaf in _jax.tree.leaves(tree))
 
 
@@ -138,7 +138,7 @@ def pytree_structure(directory: Any) -> PyTree:
         FileNotFoundError: If there is no such directory.
         ValueError: If one name is the beginning of another.
     """
-    store, path = LocalStore(), str(Path(directory))
+    store, path = built_in.LocalStore(), str(Path(directory))
     if store.kind(path) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 

@@ -1,4 +1,4 @@
-"""Descriptions of stored leaves, made without reading them."""
+"""Descriptions of stored leaves and of their shardings, made without reading arrays or having the devices."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from penstock.handlers.leaves.jax_arrays.devices import Device, all_devices
-from penstock.kernel.events import get_logger
+from penstock.embedding import get_logger
 
 
 @dataclass
@@ -159,7 +158,7 @@ class Zarr3Metadata(ZarrMetadata):
 
 @dataclass(frozen=True)
 class StorageMetadata:
-    """How an array is stored.
+    """The way that an array is stored.
 
     Attributes:
         chunk_shape: The shape of the smallest part that can be read.
@@ -243,6 +242,7 @@ def _compression(algorithm: object, options: object) -> Compression:
 
 
 _jax: Any = jax
+
 _sharding: Any = SingleDeviceSharding
 
 
@@ -258,7 +258,7 @@ class DeviceMetadata:
         return cls(id=data["id"])
 
     @classmethod
-    def from_jax_device(cls, device: Device) -> DeviceMetadata:
+    def from_jax_device(cls, device: Any) -> DeviceMetadata:
         """Make one from a device of this process."""
         return cls(id=device.id)
 
@@ -286,9 +286,9 @@ class DeviceMetadataMesh:
         Raises:
             ValueError: If one is not here.
         """
-        here = {device.id: device for device in all_devices()}
+        here = {device.id: device for device in _jax.devices()}
 
-        def find(device: DeviceMetadata) -> Device:
+        def find(device: DeviceMetadata) -> Any:
             if device.id not in here:
                 raise ValueError(
                     f"the array was saved from device {device.id}, and here are {sorted(here)}: "
@@ -362,7 +362,7 @@ class NamedShardingMetadata(ShardingMetadata):
 
     def to_jax_sharding(self) -> NamedSharding:
         shape = tuple(int(size) for size in self.shape)
-        nested = self.device_mesh.to_jax_device_mesh() if self.device_mesh else all_devices()
+        nested = self.device_mesh.to_jax_device_mesh() if self.device_mesh else _jax.devices()
         found: list[Any] = _jax.tree.leaves(nested)
         devices = np.empty(len(found), dtype=object)
         devices[:] = found
@@ -423,7 +423,7 @@ class SingleDeviceShardingMetadata(ShardingMetadata):
 
     def to_jax_sharding(self) -> SingleDeviceSharding:
         wanted = _device_name(self.device_str)
-        local: Sequence[Device] = _jax.local_devices()
+        local: Sequence[Any] = _jax.local_devices()
         for device in local:
             if _device_name(str(device)) == wanted:
                 return cast("SingleDeviceSharding", _sharding(device))

@@ -1,4 +1,4 @@
-"""Abstract trees as targets and options of penstock's own `restore`. Pure."""
+"""Trees as stored and as asked for: the options of penstock's `save` and `restore`."""
 
 from __future__ import annotations
 
@@ -15,37 +15,88 @@ import numpy as np
 from jax import tree_util
 from jax.sharding import Sharding
 
-from penstock.handlers.dtypes import dtype_name, numpy_dtype
-from penstock.handlers.formats.orbax.documents.file_names import METADATA
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import NotACheckpointError
-from penstock.kernel.protocols.leaf import KeyPath, LeafSpec
+from penstock import SaveFormat
+from penstock.embedding import built_in, dtypes, file_names, flattening, kernel, pair_keys
+from penstock.errors import NotACheckpointError
 from penstock.orbax.arrays import is_narrowed, jax_dtype
 from penstock.orbax.item_files import store_at
 from penstock.orbax.v1.options import ArrayOptions
 from penstock.orbax.v1.tree import PLACEHOLDER, has_attributes, is_supported_abstract_leaf, is_supported_leaf
 from penstock.orbax.value_metadata import StorageMetadata, ZarrMetadata, from_serialized_string
-from penstock.stages.planning.matching import pair_keys
-from penstock.stages.pytree.flattening import FlatLeaf, flatten_tree
+
+_jax: Any = jax
 
 _tree: Any = tree_util  # jax declares no types for it
-_jax: Any = jax
+
 _PYTHON: Final = (bool, int, float)
 
 Finish = Callable[[Any], Any]
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class StoredTree:
+    """The recorded description of each leaf of a tree, in order."""
+
+    keys: Sequence[kernel.KeyPath]
+    kinds: Sequence[tuple[Any, ...]]
+    specs: Sequence[kernel.LeafSpec]
+    documents: Sequence[Mapping[str, Any] | None]  #: of arrays in zarr, their metadata
+
+
+def read_tree(directory: str) -> StoredTree:
+    """Read the documents of the tree in a directory. Blocking.
+
+    Raises:
+        NotACheckpointError: If there is none. It is a FileNotFoundError.
+        CorruptCheckpointError: If it is damaged.
+    """
+    store = store_at(directory)
+    if store.kind(os.path.join(directory, file_names.METADATA)) is None:
+        raise NotACheckpointError(directory, f"holds no tree: it has no {file_names.METADATA}")
+
+    checkpoint = built_in.OrbaxLayout().open(store, directory)
+    leaves = checkpoint.leaves
+    documents = [checkpoint.zarr_metadata(number) for number in range(len(leaves))]
+    return StoredTree(leaves.keys, leaves.kinds, leaves.specs, documents)
+
+
+def save_format_of(saving: ArrayOptions.Saving, *, jointly: bool = False) -> SaveFormat:
+    """Return the save format that the options of a tree describe.
+
+    Args:
+        saving: The options.
+        jointly: Whether several processes save it together.
+    """
+    parallel = saving.use_replica_parallel
+    least, most = saving.min_slice_bytes_for_replica_parallel, saving.max_replicas_for_replica_parallel
+    form = SaveFormat(
+        ocdbt=saving.use_ocdbt,
+        zarr=3 if saving.use_zarr3 else 2,
+        codec="auto" if saving.use_compression else "none",
+        ocdbt_target_data_file_size=saving.ocdbt_target_data_file_size if saving.use_ocdbt else None,
+    )
+    if not jointly:
+        return form
+
+    return replace(
+        form,
+        replica_parallel=parallel is not False,
+        replica_parallel_min_bytes=form.replica_parallel_min_bytes if least is None else least,
+        replica_parallel_max_replicas=most,
+    )
+
+
+@final
 @dataclass(slots=True)
 class Plan:
-    """How to load a tree as requested."""
+    """The target and the options of a restore that loads a tree as requested."""
 
     like: Any
     options: dict[str, Any] = field(default_factory=dict[str, Any])  #: of penstock's `restore`
     finishes: dict[int, Finish] = field(default_factory=dict[int, Finish])  #: by place in flatten order
-    asked: dict[KeyPath, Any] = field(
-        default_factory=dict[KeyPath, Any]
+    asked: dict[kernel.KeyPath, Any] = field(
+        default_factory=dict[kernel.KeyPath, Any]
     )  #: of leaves with their own handlers
 
     def finish(self, tree: Any) -> Any:
@@ -53,7 +104,7 @@ class Plan:
         if not self.finishes:
             return tree
 
-        leaves, treedef = flatten_tree(tree)
+        leaves, treedef = flattening.flatten_tree(tree)
         values = [leaf.value for leaf in leaves]
         for at, finish in self.finishes.items():
             values[at] = finish(values[at])
@@ -63,7 +114,7 @@ class Plan:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _LeafTarget:
     """The requested form of a leaf."""
 
     like: Any
@@ -92,12 +143,12 @@ def plan_load(
     Raises:
         ValueError: If they do not fit.
     """
-    wanted, treedef = flatten_tree(abstract)
+    wanted, treedef = flattening.flatten_tree(abstract)
     specs = dict(zip(stored.keys, stored.specs, strict=True))
     _check_keys(wanted, specs, partial=partial)
 
-    plan, likes, left_out, kept = Plan(None), list[Any](), dict[KeyPath, None](), False
-    casts: dict[KeyPath, Any] = {}
+    plan, likes, left_out, kept = Plan(None), list[Any](), dict[kernel.KeyPath, None](), False
+    casts: dict[kernel.KeyPath, Any] = {}
     for at, leaf in enumerate(wanted):
         spec = specs.get(leaf.info.keys)
         if leaf.value is PLACEHOLDER and spec is not None:
@@ -111,7 +162,7 @@ def plan_load(
             likes.append((custom or {})[spec.typestr])
             continue
 
-        one = _wanted(leaf.value, spec, resize=resize)
+        one = _leaf_target(leaf.value, spec, resize=resize)
         likes.append(one.like)
         if one.finish is not None:
             plan.finishes[at] = one.finish
@@ -130,7 +181,9 @@ def plan_load(
     return plan
 
 
-def _check_keys(wanted: Sequence[FlatLeaf], specs: Mapping[KeyPath, LeafSpec], *, partial: bool) -> None:
+def _check_keys(
+    wanted: Sequence[Any], specs: Mapping[kernel.KeyPath, kernel.LeafSpec], *, partial: bool
+) -> None:
     """Refuse leaves that only one side has. `restore` compares empty containers."""
     stored = list(specs)
     pairing = pair_keys([leaf.info.keys for leaf in wanted], stored)
@@ -160,13 +213,13 @@ def mismatch(problems: Sequence[str]) -> ValueError:
     )
 
 
-def _wanted(abstract: Any, spec: LeafSpec, *, resize: bool) -> _Wanted:
+def _leaf_target(abstract: Any, spec: kernel.LeafSpec, *, resize: bool) -> _LeafTarget:
     if spec.typestr == "None" and is_supported_abstract_leaf(abstract):
-        return _Wanted(None)  # it was masked when it was saved
+        return _LeafTarget(None)  # it was masked when it was saved
     if spec.is_empty_marker:
-        return _Wanted(empty_value(spec) if abstract is None else abstract)
+        return _LeafTarget(empty_value(spec) if abstract is None else abstract)
     if abstract is None or spec.shape is None:
-        return _as_saved(spec) if abstract is None else _Wanted(abstract)
+        return _as_saved(spec) if abstract is None else _LeafTarget(abstract)
 
     kind = abstract if isinstance(abstract, type) else type(abstract)
     if has_attributes(kind, "shape", "dtype", "sharding"):
@@ -177,18 +230,18 @@ def _wanted(abstract: Any, spec: LeafSpec, *, resize: bool) -> _Wanted:
     if issubclass(kind, _PYTHON):
         return _number(kind, spec)
 
-    return _Wanted(kind)
+    return _LeafTarget(kind)
 
 
-def _as_saved(spec: LeafSpec) -> _Wanted:
+def _as_saved(spec: kernel.LeafSpec) -> _LeafTarget:
     """Request a leaf as it was saved; a jax.Array of a dtype that jax has here."""
     if spec.typestr == "jax.Array" and spec.shape is not None and is_narrowed(spec.dtype):
-        return _Wanted(jax.Array, jax_dtype(spec.dtype))
+        return _LeafTarget(jax.Array, jax_dtype(spec.dtype))
 
-    return _Wanted(_as_stored(spec))
+    return _LeafTarget(_as_stored(spec))
 
 
-def _as_stored(spec: LeafSpec) -> Any:
+def _as_stored(spec: kernel.LeafSpec) -> Any:
     """Return the type that a leaf had when it was saved."""
     match spec.typestr:
         case "jax.Array":
@@ -196,7 +249,7 @@ def _as_stored(spec: LeafSpec) -> Any:
         case "np.ndarray":
             return np.ndarray
         case "scalar":
-            dtype = numpy_dtype(spec.dtype)
+            dtype = dtypes.numpy_dtype(spec.dtype)
             return bool if dtype.kind == "b" else int if np.issubdtype(dtype, np.integer) else float
         case "string":
             return str
@@ -204,17 +257,17 @@ def _as_stored(spec: LeafSpec) -> Any:
             return None
 
 
-def _array(abstract: Any, spec: LeafSpec, *, resize: bool) -> _Wanted:
+def _array(abstract: Any, spec: kernel.LeafSpec, *, resize: bool) -> _LeafTarget:
     if abstract is None:
         return _as_saved(spec)
 
     shape: Any = abstract.shape if abstract.shape is not None else spec.shape
-    dtype: Any = abstract.dtype if abstract.dtype is not None else numpy_dtype(spec.dtype)
+    dtype: Any = abstract.dtype if abstract.dtype is not None else dtypes.numpy_dtype(spec.dtype)
     if is_narrowed(dtype):
         dtype = jax_dtype(dtype)
     sharding, finish = _placement(abstract)
     if _jax.dtypes.issubdtype(dtype, _jax.dtypes.prng_key):
-        return _Wanted(_jax.ShapeDtypeStruct(shape, dtype, sharding=sharding), finish=finish)
+        return _LeafTarget(_jax.ShapeDtypeStruct(shape, dtype, sharding=sharding), finish=finish)
     if tuple(shape) != spec.shape and not resize:
         raise ValueError(
             f"Requested shape: {tuple(shape)} is not compatible with the stored shape: {spec.shape}. To pad "
@@ -225,9 +278,9 @@ def _array(abstract: Any, spec: LeafSpec, *, resize: bool) -> _Wanted:
     if impl is not None:  # requested as key data, as an abstract tree describes it
         finish = partial_of(_wrap_key, impl)
 
-    changed = None if dtype_name(np.dtype(dtype)) == spec.dtype else dtype
+    changed = None if dtypes.dtype_name(np.dtype(dtype)) == spec.dtype else dtype
     like = _jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-    return _Wanted(like, changed, tuple(shape) != spec.shape, finish)
+    return _LeafTarget(like, changed, tuple(shape) != spec.shape, finish)
 
 
 def _wrap_key(impl: str, data: Any) -> Any:
@@ -246,29 +299,29 @@ def _placement(abstract: Any) -> tuple[Sharding | None, Finish | None]:
     return sharding.sharding, lambda array: _jax.device_put(array, sharding)
 
 
-def _host_array(spec: LeafSpec, dtype: Any, finish: Finish | None = None) -> _Wanted:
+def _host_array(spec: kernel.LeafSpec, dtype: Any, finish: Finish | None = None) -> _LeafTarget:
     """Request a NumPy array of the stored shape."""
-    stored = numpy_dtype(spec.dtype)
+    stored = dtypes.numpy_dtype(spec.dtype)
     if dtype is None or isinstance(dtype, property) or np.dtype(dtype) == stored:
-        return _Wanted(np.ndarray, finish=finish)
+        return _LeafTarget(np.ndarray, finish=finish)
 
     # A view of one element says shape and dtype and holds no memory.
     like = np.broadcast_to(np.zeros((), np.dtype(dtype)), spec.shape or ())
-    return _Wanted(like, np.dtype(dtype), finish=finish)
+    return _LeafTarget(like, np.dtype(dtype), finish=finish)
 
 
-def _number(kind: type[Any], spec: LeafSpec) -> _Wanted:
+def _number(kind: type[Any], spec: kernel.LeafSpec) -> _LeafTarget:
     """Request a Python number, converted from whatever is stored."""
     if spec.shape != ():
         raise ValueError(f"Restored result is not a scalar: it has the shape {spec.shape}.")
     if spec.typestr == "scalar" and _as_stored(spec) is kind:
-        return _Wanted(kind)
+        return _LeafTarget(kind)
 
     return _host_array(spec, None, lambda array: kind(array.item()))
 
 
 def _may_be_absent(value: Any, *, partial: bool) -> bool:
-    """Whether a leaf can be kept if the checkpoint lacks it: a value can, a struct cannot."""
+    """Return whether a leaf can be kept if the checkpoint lacks it: a value can, a struct cannot."""
     return _is_empty(value) or value is PLACEHOLDER or (partial and is_supported_leaf(value))
 
 
@@ -315,7 +368,7 @@ class NumpyMetadata:
 _EMPTY: Final[dict[str, type[Any]]] = {"Dict": dict, "List": list, "Tuple": tuple}
 
 
-def leaf_metadata(spec: LeafSpec, document: Mapping[str, Any] | None = None) -> Any:
+def leaf_metadata(spec: kernel.LeafSpec, document: Mapping[str, Any] | None = None) -> Any:
     """Describe a leaf: arrays by their metadata, numbers and strings by an example.
 
     Args:
@@ -327,12 +380,12 @@ def leaf_metadata(spec: LeafSpec, document: Mapping[str, Any] | None = None) -> 
             sharding = _sharding(spec.sharding) if spec.sharding else None
             zarr = ZarrMetadata.from_json(document)
             storage = StorageMetadata(spec.chunk_shape, spec.write_shape, zarr)
-            return ArrayMetadata(spec.shape, numpy_dtype(spec.dtype), sharding, storage)
+            return ArrayMetadata(spec.shape, dtypes.numpy_dtype(spec.dtype), sharding, storage)
         case "np.ndarray":
             storage = StorageMetadata(spec.chunk_shape, None, ZarrMetadata.from_json(document))
-            return NumpyMetadata(spec.shape, numpy_dtype(spec.dtype), storage)
+            return NumpyMetadata(spec.shape, dtypes.numpy_dtype(spec.dtype), storage)
         case "scalar":
-            return 0 if np.issubdtype(numpy_dtype(spec.dtype), np.integer) else 0.0
+            return 0 if np.issubdtype(dtypes.numpy_dtype(spec.dtype), np.integer) else 0.0
         case "string":
             return "string"
         case _ if spec.is_empty_marker:
@@ -349,61 +402,7 @@ def _sharding(text: str) -> Any:
         return None
 
 
-def empty_value(spec: LeafSpec) -> Any:
+def empty_value(spec: kernel.LeafSpec) -> Any:
     """Return the empty container, or None, that a marker stands for."""
     kind = _EMPTY.get(spec.typestr)
     return None if kind is None else kind()
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class StoredTree:
-    """The recorded description of each leaf of a tree, in order."""
-
-    keys: Sequence[KeyPath]
-    kinds: Sequence[tuple[Any, ...]]
-    specs: Sequence[LeafSpec]
-    documents: Sequence[Mapping[str, Any] | None]  #: of arrays in zarr, their metadata
-
-
-def read_tree(directory: str) -> StoredTree:
-    """Read the documents of the tree in a directory. Blocking.
-
-    Raises:
-        NotACheckpointError: If there is none. It is a FileNotFoundError.
-        CorruptCheckpointError: If it is damaged.
-    """
-    store = store_at(directory)
-    if store.kind(os.path.join(directory, METADATA)) is None:
-        raise NotACheckpointError(directory, f"holds no tree: it has no {METADATA}")
-
-    checkpoint = OrbaxLayout().open(store, directory)
-    leaves = checkpoint.leaves
-    documents = [checkpoint.zarr_metadata(number) for number in range(len(leaves))]
-    return StoredTree(leaves.keys, leaves.kinds, leaves.specs, documents)
-
-
-def save_format_of(saving: ArrayOptions.Saving, *, jointly: bool = False) -> SaveFormat:
-    """Return the save format that the options of a tree describe.
-
-    Args:
-        saving: The options.
-        jointly: Whether several processes save it together.
-    """
-    parallel = saving.use_replica_parallel
-    least, most = saving.min_slice_bytes_for_replica_parallel, saving.max_replicas_for_replica_parallel
-    form = SaveFormat(
-        ocdbt=saving.use_ocdbt,
-        zarr=3 if saving.use_zarr3 else 2,
-        codec="auto" if saving.use_compression else "none",
-        ocdbt_target_data_file_size=saving.ocdbt_target_data_file_size if saving.use_ocdbt else None,
-    )
-    if not jointly:
-        return form
-
-    return replace(
-        form,
-        replica_parallel=parallel is not False,
-        replica_parallel_min_bytes=form.replica_parallel_min_bytes if least is None else least,
-        replica_parallel_max_replicas=most,
-    )

@@ -125,32 +125,32 @@ class Context:
 
     @property
     def array(self) -> ArrayOptions:
-        """How arrays are stored and loaded."""
+        """The options of arrays."""
         return self._array
 
     @property
     def asynchronous(self) -> AsyncOptions:
-        """What happens in the background."""
+        """The options of work in the background."""
         return self._asynchronous
 
     @property
     def pytree(self) -> PyTreeOptions:
-        """How trees are saved and loaded."""
+        """The options of trees."""
         return self._pytree
 
     @property
     def file(self) -> FileOptions:
-        """How files and directories are made."""
+        """The options of files and directories."""
         return self._file
 
     @property
     def multiprocessing(self) -> MultiprocessingOptions:
-        """Which processes take part."""
+        """The processes that take part."""
         return self._multiprocessing
 
     @property
     def checkpointables(self) -> CheckpointablesOptions:
-        """Which handlers save and load objects."""
+        """The handlers of objects."""
         return self._checkpointables
 
     @property
@@ -160,27 +160,27 @@ class Context:
 
     @property
     def deletion(self) -> DeletionOptions:
-        """How checkpoints are deleted."""
+        """The options of deletions."""
         return self._deletion
 
     @property
     def memory(self) -> MemoryOptions:
-        """How much memory saves and loads may hold."""
+        """The limits of memory."""
         return self._memory
 
     @property
     def safetensors(self) -> SafetensorsOptions:
-        """How safetensors files are read."""
+        """The options of safetensors files."""
         return self._safetensors
 
     @property
     def atomicity(self) -> AtomicityOptions:
-        """How a checkpoint becomes visible. It is built beside its place and renamed, whatever this says."""
+        """The way that a checkpoint becomes visible. It is renamed to its path, whatever this says."""
         return self._atomicity
 
     @property
     def checkpoint_layout(self) -> CheckpointLayout:
-        """What lies at the paths that are loaded."""
+        """The layout of the checkpoints that are loaded."""
         return self._checkpoint_layout
 
     @checkpoint_layout.setter

@@ -8,20 +8,23 @@ import json
 import os
 from typing import Any, cast
 
-from penstock.handlers.formats.common.temporary_names import temporary_path
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import PathError, StorageError
-from penstock.kernel.storage.deletion import delete_file
-from penstock.kernel.storage.paths import bucket_of, path_or_url
-from penstock.orbax.item_files import replace_file, store_at
+from penstock.embedding import (
+    built_in,
+    delete_step,
+    deletion,
+    file_names,
+    kernel,
+    paths,
+    replace_file,
+    temporary_names,
+)
+from penstock.errors import PathError, StorageError
+from penstock.orbax.item_files import store_at
 from penstock.orbax.v1.handler_registration import check_names
 from penstock.orbax.v1.locating import Kind, find, item_names
 from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, finished
 from penstock.orbax.v1.options import CheckpointLayout
 from penstock.orbax.v1.path_types import PathLike
-from penstock.steps.step_deletion import delete_step
 
 
 def delete(path: PathLike, *, checkpointable_name: str | None = None, missing_ok: bool = False) -> bool:
@@ -54,23 +57,23 @@ def delete_async(
 
 
 def _begin(path: PathLike, name: str | None, *, missing_ok: bool) -> Operation[bool]:
-    place = path_or_url(path)
-    if name is not None and bucket_of(place) is not None:
+    place = paths.path_or_url(path)
+    if name is not None and paths.bucket_of(place) is not None:
         raise PathError(place, "is in a bucket, where no single item is deleted; delete the checkpoint")
     if name is not None:
         check_names((name,))
 
     async def run(operation: Operation[bool]) -> bool:
-        return await Threads(1).run(_delete, place, name, missing_ok)
+        return await kernel.Threads(1).run(_delete, place, name, missing_ok)
 
     return begin(f"delete {place!r}", run)
 
 
 def _delete(path: str, name: str | None, missing_ok: bool) -> bool:
     store = store_at(path)
-    if bucket_of(path) is None and not os.path.lexists(path):
+    if paths.bucket_of(path) is None and not os.path.lexists(path):
         return _absent(path, missing_ok)
-    if bucket_of(path) is not None and store.kind(path) is None:
+    if paths.bucket_of(path) is not None and store.kind(path) is None:
         return _absent(path, missing_ok)
 
     found = find(path, CheckpointLayout.AUTO)
@@ -84,20 +87,20 @@ def _delete(path: str, name: str | None, missing_ok: bool) -> bool:
             raise ValueError(f"{name!r} is the only checkpointable of {path}: delete the whole checkpoint")
 
     if found.kind is Kind.SAFETENSORS and os.path.isfile(path):
-        delete_file(LocalStore(), path, temporary_path(path))
+        deletion.delete_file(built_in.LocalStore(), path, temporary_names.temporary_path(path))
         return True
 
     if name is None:
         delete_step(store, os.path.dirname(doomed), os.path.basename(doomed), None)
     else:
-        _delete_item(LocalStore(), path, name)
+        _delete_item(built_in.LocalStore(), path, name)
 
     return True
 
 
-def _delete_item(store: LocalStore, path: str, name: str) -> None:
+def _delete_item(store: built_in.LocalStore, path: str, name: str) -> None:
     """Delete an item that the checkpoint no longer lists by then: one that is listed and lost is damage."""
-    file = os.path.join(path, CHECKPOINT_METADATA)
+    file = os.path.join(path, file_names.CHECKPOINT_METADATA)
     data = store.read_file(file) if store.kind(file) == "file" else b""
     listed: dict[str, Any] = json.loads(data) if data else {}
     handlers = listed.get("item_handlers")

@@ -10,7 +10,7 @@ __all__ = (
     "PartialSaveReplacementError",
 )
 
-from penstock.kernel.errors import PenstockError
+from penstock.errors import PenstockError
 
 
 class InvalidLayoutError(PenstockError, ValueError):

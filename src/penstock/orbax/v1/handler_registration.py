@@ -1,4 +1,4 @@
-"""Which handler an object goes to."""
+"""Handlers of checkpointables, and the registries that find one for an object or for what was saved."""
 
 from __future__ import annotations
 
@@ -33,12 +33,84 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast, final, runtime_checkable
 
-from penstock.kernel.errors import HandlerError
-from penstock.kernel.events import get_logger
+from penstock.embedding import get_logger
+from penstock.errors import HandlerError
 from penstock.orbax.v1.path_types import Path, PathAwaitingCreation
 
+Checkpointable: TypeAlias = Any
+
+AbstractCheckpointable: TypeAlias = Any
+
+T = TypeVar("T")
+
+AbstractT = TypeVar("AbstractT")
+
+
+@runtime_checkable
+class StatefulCheckpointable(Protocol):
+    """An object that saves itself, and loads itself in place."""
+
+    async def save(self, directory: PathAwaitingCreation) -> Awaitable[None]:
+        """Begin to save; see `CheckpointableHandler.save`."""
+        ...
+
+    async def load(self, directory: Path) -> Awaitable[None]:
+        """Begin to load; see `CheckpointableHandler.load`."""
+        ...
+
+
+@runtime_checkable
+class CheckpointableHandler(Protocol[T, AbstractT]):
+    """Saves and loads one kind of object, each in its own directory.
+
+    Any object with these methods is one. `save` and `load` run while the caller waits; the awaitable that
+    they return is awaited in the background.
+    """
+
+    async def save(self, directory: PathAwaitingCreation, checkpointable: T) -> Awaitable[None]:
+        """Copy what is needed from an object, which may change once this returns.
+
+        Args:
+            directory: Where to write. It may not exist yet: await its creation in the returned
+                awaitable, not here.
+            checkpointable: The object.
+
+        Returns:
+            An awaitable that writes it.
+        """
+        ...
+
+    async def load(self, directory: Path, abstract_checkpointable: AbstractT | None = None) -> Awaitable[T]:
+        """Begin to load what was saved in a directory, as requested; with None as it was saved.
+
+        Returns:
+            An awaitable of the object.
+        """
+        ...
+
+    async def metadata(self, directory: Path) -> AbstractT:
+        """Describe what was saved, in a form that `load` takes."""
+        ...
+
+    def is_handleable(self, checkpointable: Any) -> bool:
+        """Return whether `save` takes this object."""
+        ...
+
+    def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None:
+        """Return whether `load` takes this, which is not None; None if that depends on what was saved."""
+        ...
+
+
+def typestr(handler_cls: type[Any]) -> str:
+    """Return the name that a checkpoint records of a handler; penstock's are recorded as Orbax's."""
+    recorded: str | None = vars(handler_cls).get("RECORDED_AS")
+    return recorded or f"{handler_cls.__module__}.{handler_cls.__qualname__}"
+
+
 HandlerType: TypeAlias = type[Any]
+
 RegistryEntry: TypeAlias = tuple[HandlerType, str | None]
+
 HandlerT = TypeVar("HandlerT", bound=type[Any])
 
 
@@ -75,7 +147,7 @@ class CheckpointableHandlerRegistry(Protocol):
         ...
 
     def has(self, checkpointable_name: str) -> bool:
-        """Whether a handler was added for a name."""
+        """Return whether a handler was added for a name."""
         ...
 
     def get_all_entries(self) -> Sequence[RegistryEntry]:
@@ -341,10 +413,14 @@ def _types(registry: CheckpointableHandlerRegistry) -> list[type[Any]]:
 
 STATE: Final = "state"
 """The item that `save` makes."""
+
 AUTO: Final = "AUTO"
 """Asks `load` to find the item that holds a tree."""
+
 METRICS: Final = "metrics"
+
 DELETION: Final = "_CHECKPOINT_DELETION"
+
 RESERVED: Final = frozenset({METRICS, AUTO, DELETION})
 
 
@@ -387,74 +463,6 @@ def check_names(names: Iterable[Any]) -> None:
     for name in names:
         if not isinstance(name, str) or name in {".", ".."} or os.sep in name or "\0" in name:
             raise ValueError(f"a checkpointable cannot be called {name!r}: it is the name of its directory")
-
-
-Checkpointable: TypeAlias = Any
-AbstractCheckpointable: TypeAlias = Any
-
-T = TypeVar("T")
-AbstractT = TypeVar("AbstractT")
-
-
-@runtime_checkable
-class StatefulCheckpointable(Protocol):
-    """An object that saves itself, and loads itself in place."""
-
-    async def save(self, directory: PathAwaitingCreation) -> Awaitable[None]:
-        """Begin to save; see `CheckpointableHandler.save`."""
-        ...
-
-    async def load(self, directory: Path) -> Awaitable[None]:
-        """Begin to load; see `CheckpointableHandler.load`."""
-        ...
-
-
-@runtime_checkable
-class CheckpointableHandler(Protocol[T, AbstractT]):
-    """Saves and loads one kind of object, each in its own directory.
-
-    Any object with these methods is one. `save` and `load` run while the caller waits; the awaitable that
-    they return is awaited in the background.
-    """
-
-    async def save(self, directory: PathAwaitingCreation, checkpointable: T) -> Awaitable[None]:
-        """Copy what is needed from an object, which may change once this returns.
-
-        Args:
-            directory: Where to write. It may not exist yet: await its creation in the returned
-                awaitable, not here.
-            checkpointable: The object.
-
-        Returns:
-            An awaitable that writes it.
-        """
-        ...
-
-    async def load(self, directory: Path, abstract_checkpointable: AbstractT | None = None) -> Awaitable[T]:
-        """Begin to load what was saved in a directory, as requested; with None as it was saved.
-
-        Returns:
-            An awaitable of the object.
-        """
-        ...
-
-    async def metadata(self, directory: Path) -> AbstractT:
-        """Describe what was saved, in a form that `load` takes."""
-        ...
-
-    def is_handleable(self, checkpointable: Any) -> bool:
-        """Whether `save` takes this object."""
-        ...
-
-    def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None:
-        """Whether `load` takes this, which is not None; None if that depends on what was saved."""
-        ...
-
-
-def typestr(handler_cls: type[Any]) -> str:
-    """Return the name that a checkpoint records of a handler; penstock's are recorded as Orbax's."""
-    recorded: str | None = vars(handler_cls).get("RECORDED_AS")
-    return recorded or f"{handler_cls.__module__}.{handler_cls.__qualname__}"
 
 
 def handler_for_load(

@@ -1,4 +1,4 @@
-"""Loading one tree or named objects, and describing what can be loaded."""
+"""Loading one tree or named objects, and describing what can be loaded; of safetensors, too."""
 
 from __future__ import annotations
 
@@ -25,12 +25,9 @@ from anyio import to_thread
 from jax import sharding
 from jax.sharding import AbstractMesh, NamedSharding
 
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.dtypes import numpy_dtype
-from penstock.kernel.config.config import Config
-from penstock.kernel.errors import ChecksumError, MissingFileError, StructureMismatchError
-from penstock.kernel.events import get_logger
-from penstock.kernel.storage.paths import path_or_url
+from penstock import Checkpointer, Config
+from penstock.embedding import dtypes, get_logger, paths
+from penstock.errors import ChecksumError, MissingFileError, StructureMismatchError
 from penstock.orbax.v1.abstract_tree import mismatch
 from penstock.orbax.v1.context import Context, get_context
 from penstock.orbax.v1.errors import InvalidLayoutError
@@ -46,9 +43,9 @@ from penstock.orbax.v1.handler_registration import (
 )
 from penstock.orbax.v1.locating import (
     CheckpointMetadata,
-    Found,
     Kind,
     PyTreeMetadata,
+    Survey,
     find,
     item_names,
     tree_name,
@@ -59,7 +56,9 @@ from penstock.orbax.v1.path_types import Path, PathLike
 from penstock.orbax.v1.tree import PyTreeOf, is_supported_abstract_leaf
 
 Abstract: TypeAlias = Any
+
 _jax: Any = jax
+
 _OURS: Final = "penstock."
 
 
@@ -198,7 +197,7 @@ def _begin_load(path: PathLike, abstract_state: Any, checkpointable_name: str | 
     abstract = _standardized(abstract_state)
     check_one_name(checkpointable_name)
     _check_abstract(abstract)
-    path_or_url(path)
+    paths.path_or_url(path)
 
     async def load_tree(operation: Operation[Any]) -> Any:
         found = await to_thread.run_sync(_find, path, get_context())
@@ -234,7 +233,7 @@ def _begin_load_items(path: PathLike, abstract_checkpointables: Any) -> Operatio
     return begin("load", load_items)
 
 
-async def _load_each(found: Found, asked: dict[str, Any]) -> dict[str, Any]:
+async def _load_each(found: Survey, asked: dict[str, Any]) -> dict[str, Any]:
     registry = _registry()
     loading: dict[str, tuple[Any, Awaitable[Any]]] = {}
     loaded: dict[str, Any] = {}
@@ -261,11 +260,11 @@ async def _load_each(found: Found, asked: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-def _find(path: PathLike, context: Context) -> Found:
+def _find(path: PathLike, context: Context) -> Survey:
     return find(path, context.checkpoint_layout, marked=context.atomicity.needs_mark)
 
 
-def _find_items(path: PathLike, context: Context) -> tuple[Found, list[str]]:
+def _find_items(path: PathLike, context: Context) -> tuple[Survey, list[str]]:
     found = _find(path, context)
     if found.kind is Kind.SAFETENSORS:
         raise NotImplementedError("safetensors hold one tree and no named checkpointables: use `load`")
@@ -275,7 +274,7 @@ def _find_items(path: PathLike, context: Context) -> tuple[Found, list[str]]:
     return found, item_names(found)
 
 
-def _about(found: Found, described: Any) -> CheckpointMetadata[Any]:
+def _about(found: Survey, described: Any) -> CheckpointMetadata[Any]:
     if isinstance(described, dict):
         described.pop(METRICS, None)  # pyright: ignore[reportUnknownMemberType]
 
@@ -289,7 +288,7 @@ def _about(found: Found, described: Any) -> CheckpointMetadata[Any]:
     )
 
 
-def _path(found: Found, name: str | None = None) -> Path:
+def _path(found: Survey, name: str | None = None) -> Path:
     path = get_context().file.path_class(found.path)
     return path if name is None else path / name
 
@@ -330,7 +329,7 @@ def _check_abstract(abstract: Any) -> None:
 _sharding: Any = sharding
 
 
-async def load_safetensors(found: Found, abstract: Any) -> Any:
+async def load_safetensors(found: Survey, abstract: Any) -> Any:
     """Load a flat tree, as NumPy arrays unless asked otherwise; structs without a sharding on all devices."""
     context = get_context()
     options: dict[str, Any] = {}
@@ -364,13 +363,14 @@ def _config(options: SafetensorsOptions) -> Config | None:
     return Config.load().changed({"restore": {"piece_bytes": options.read_chunk_bytes}})
 
 
-async def safetensors_metadata(found: Found, path: Path) -> CheckpointMetadata[Any]:
+async def safetensors_metadata(found: Survey, path: Path) -> CheckpointMetadata[Any]:
     """Say what arrays there are, by name."""
     async with Checkpointer() as checkpointer:
         about = await checkpointer.metadata(found.path)
 
     tree = {
-        leaf.name: _jax.ShapeDtypeStruct(leaf.shape or (), numpy_dtype(leaf.dtype)) for leaf in about.leaves
+        leaf.name: _jax.ShapeDtypeStruct(leaf.shape or (), dtypes.numpy_dtype(leaf.dtype))
+        for leaf in about.leaves
     }
     return CheckpointMetadata(
         path,

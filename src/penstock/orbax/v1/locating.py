@@ -1,12 +1,12 @@
-"""Which layout a checkpoint has, and which of its items holds the tree. Blocking."""
+"""Discovery: the layout of a checkpoint, the item that holds its tree, and what it records. Blocking."""
 
 from __future__ import annotations
 
 __all__ = (
     "CheckpointMetadata",
-    "Found",
     "Kind",
     "PyTreeMetadata",
+    "Survey",
     "find",
     "is_orbax_checkpoint",
     "item_names",
@@ -19,20 +19,15 @@ import os
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeAlias, TypeVar, final
 
-from penstock.handlers.formats.common.temporary_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.orbax.documents.checkpoint_metadata import (
-    CheckpointMetadata as RecordedMetadata,
+from penstock.embedding import (
+    checkpoint_metadata,
+    file_names,
+    kernel,
+    paths,
+    sealed_documents,
+    temporary_names,
 )
-from penstock.handlers.formats.orbax.documents.file_names import (
-    CHECKPOINT_METADATA,
-    COMMIT_MARK,
-    METADATA,
-    V1_MARK,
-)
-from penstock.handlers.formats.orbax.documents.sealed_documents import SealedDocuments
-from penstock.kernel.errors import ChecksumError, MissingFileError
-from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.paths import path_or_url
+from penstock.errors import ChecksumError, MissingFileError
 from penstock.orbax.item_files import store_at
 from penstock.orbax.v1.errors import InvalidLayoutError
 from penstock.orbax.v1.handler_registration import AUTO, RESERVED, STATE
@@ -52,21 +47,21 @@ class Kind(enum.Enum):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Found:
+class Survey:
     """A checkpoint, and what it records of itself."""
 
     path: str
     kind: Kind
     names: frozenset[str]  #: of what is in its directory
-    about: RecordedMetadata
-    store: Store
+    about: checkpoint_metadata.CheckpointMetadata
+    store: kernel.Store
 
     def is_tree(self, name: str | None) -> bool:
-        """Whether an item is a tree; with None, whether the checkpoint itself is."""
+        """Return whether an item is a tree; with None, whether the checkpoint itself is."""
         if name is None:
-            return METADATA in self.names
+            return file_names.METADATA in self.names
 
-        return self.store.kind(os.path.join(self.path, name, METADATA)) == "file"
+        return self.store.kind(os.path.join(self.path, name, file_names.METADATA)) == "file"
 
     def recorded(self, name: str | None) -> str | None:
         """Return the recorded handler of an item; None if none is recorded."""
@@ -78,7 +73,7 @@ class Found:
 
 
 def is_orbax_checkpoint(path: PathLike) -> bool:
-    """Whether there is a finished checkpoint of Orbax's layout at `path`; a damaged one is one, too."""
+    """Return whether a finished checkpoint of Orbax's layout is at `path`; a damaged one is one, too."""
     try:
         find(path, CheckpointLayout.ORBAX)
     except (ChecksumError, MissingFileError):
@@ -89,7 +84,7 @@ def is_orbax_checkpoint(path: PathLike) -> bool:
     return True
 
 
-def find(path: PathLike, layout: CheckpointLayout, *, marked: bool = False) -> Found:
+def find(path: PathLike, layout: CheckpointLayout, *, marked: bool = False) -> Survey:
     """Look at the checkpoint at a path.
 
     Args:
@@ -102,7 +97,7 @@ def find(path: PathLike, layout: CheckpointLayout, *, marked: bool = False) -> F
         ChecksumError: If what it records of itself is not as it was written.
         MissingFileError: If that was written and is lost.
     """
-    place = path_or_url(path)
+    place = paths.path_or_url(path)
     try:
         found = _find(place, layout)
     except (ChecksumError, MissingFileError):
@@ -113,13 +108,15 @@ def find(path: PathLike, layout: CheckpointLayout, *, marked: bool = False) -> F
             "checkpoint. If it is of another layout, say so with `ctx.checkpoint_layout = ...`."
         ) from error
 
-    if marked and found.kind is not Kind.SAFETENSORS and COMMIT_MARK not in found.names:
-        raise InvalidLayoutError(f"Found incomplete checkpoint at {place}: it has no {COMMIT_MARK}.")
+    if marked and found.kind is not Kind.SAFETENSORS and file_names.COMMIT_MARK not in found.names:
+        raise InvalidLayoutError(
+            f"Found incomplete checkpoint at {place}: it has no {file_names.COMMIT_MARK}."
+        )
 
     return found
 
 
-def tree_name(found: Found, name: str | None) -> str | None:
+def tree_name(found: Survey, name: str | None) -> str | None:
     """Return the name of the item that holds the tree; None if the checkpoint itself is it.
 
     Args:
@@ -151,19 +148,19 @@ def tree_name(found: Found, name: str | None) -> str | None:
     return name
 
 
-def item_names(found: Found) -> list[str]:
+def item_names(found: Survey) -> list[str]:
     """Return the names of all items: `state` first, the others in alphabetical order."""
     names = [
         name
         for name in found.names
         if name not in RESERVED
-        and TEMPORARY_SUFFIX not in name  # what a deletion left that was interrupted
+        and temporary_names.TEMPORARY_SUFFIX not in name  # what a deletion left that was interrupted
         and found.store.kind(os.path.join(found.path, name)) == "directory"
     ]
     return sorted(names, key=lambda name: (name != STATE, name))
 
 
-def _find(path: str, layout: CheckpointLayout) -> Found:
+def _find(path: str, layout: CheckpointLayout) -> Survey:
     store = store_at(path)
     kind = store.kind(path)
     if kind is None:
@@ -171,46 +168,50 @@ def _find(path: str, layout: CheckpointLayout) -> Found:
 
     names = frozenset(store.list_directory(path)) if kind == "directory" else frozenset[str]()
     if layout is not CheckpointLayout.ORBAX:
-        marks = {V1_MARK, CHECKPOINT_METADATA, METADATA} & names
+        marks = {file_names.V1_MARK, file_names.CHECKPOINT_METADATA, file_names.METADATA} & names
         if not (marks and layout is CheckpointLayout.AUTO):
             return _safetensors(store, path, kind, names)
 
     if kind != "directory":
         raise NotADirectoryError(f"Checkpoint path {path} is not a directory.")
-    if TEMPORARY_SUFFIX in os.path.basename(path):
+    if temporary_names.TEMPORARY_SUFFIX in os.path.basename(path):
         raise ValueError(f"Found incomplete checkpoint at {path}.")
-    if V1_MARK in names and CHECKPOINT_METADATA not in names:
-        raise FileNotFoundError(f"Checkpoint path {path} is missing the file {CHECKPOINT_METADATA!r}.")
-    if V1_MARK not in names:
+    if file_names.V1_MARK in names and file_names.CHECKPOINT_METADATA not in names:
+        raise FileNotFoundError(
+            f"Checkpoint path {path} is missing the file {file_names.CHECKPOINT_METADATA!r}."
+        )
+    if file_names.V1_MARK not in names:
         _check_v0(store, path, names)
 
-    about = SealedDocuments.open(store, path, names).about(names)
-    return Found(path, Kind.V1 if V1_MARK in names else Kind.V0, names, about, store)
+    about = sealed_documents(store, path).about(names)
+    return Survey(path, Kind.V1 if file_names.V1_MARK in names else Kind.V0, names, about, store)
 
 
-def _check_v0(store: Store, path: str, names: frozenset[str]) -> None:
+def _check_v0(store: kernel.Store, path: str, names: frozenset[str]) -> None:
     """Refuse an item of a checkpoint, a directory of checkpoints, and any other directory."""
     parent = os.path.dirname(path)
-    if store.kind(os.path.join(parent, CHECKPOINT_METADATA)) is not None:
+    if store.kind(os.path.join(parent, file_names.CHECKPOINT_METADATA)) is not None:
         raise ValueError(f"{path} is an item of a checkpoint: load it from {parent}, by its name.")
-    if {CHECKPOINT_METADATA, METADATA} & names:
+    if {file_names.CHECKPOINT_METADATA, file_names.METADATA} & names:
         return
 
     def has(name: str, document: str) -> bool:
         return store.kind(os.path.join(path, name, document)) is not None
 
-    below = [name for name in sorted(names) if has(name, CHECKPOINT_METADATA)]
+    below = [name for name in sorted(names) if has(name, file_names.CHECKPOINT_METADATA)]
     if below:
         raise ValueError(f"{path} is a directory of checkpoints, one of which can be loaded: {below}")
-    if not any(has(name, METADATA) for name in names):
-        raise ValueError(f"{path} is not a checkpoint: neither it nor an item in it has a {METADATA}.")
+    if not any(has(name, file_names.METADATA) for name in names):
+        raise ValueError(
+            f"{path} is not a checkpoint: neither it nor an item in it has a {file_names.METADATA}."
+        )
 
 
-def _safetensors(store: Store, path: str, kind: str, names: frozenset[str]) -> Found:
+def _safetensors(store: kernel.Store, path: str, kind: str, names: frozenset[str]) -> Survey:
     if not (path.endswith(_SAFETENSORS) if kind == "file" else any(n.endswith(_SAFETENSORS) for n in names)):
         raise ValueError(f"{path} is neither a safetensors file nor a directory with one")
 
-    return Found(path, Kind.SAFETENSORS, names, RecordedMetadata(), store)
+    return Survey(path, Kind.SAFETENSORS, names, checkpoint_metadata.CheckpointMetadata(), store)
 
 
 MetadataT = TypeVar("MetadataT")
@@ -220,7 +221,7 @@ PyTreeMetadata: TypeAlias = Any
 
 
 class CheckpointMetadata(Generic[MetadataT]):
-    """What a checkpoint holds. Passed to `load`, it asks for everything as it was saved.
+    """The description of a checkpoint. Passed to `load`, it asks for everything as it was saved.
 
     Args:
         path: The path of the checkpoint.
@@ -257,22 +258,22 @@ class CheckpointMetadata(Generic[MetadataT]):
 
     @property
     def init_timestamp_nsecs(self) -> int | None:
-        """When the save began: nanoseconds since the epoch."""
+        """The time at which the save began, in nanoseconds since the epoch."""
         return self._init_timestamp_nsecs
 
     @property
     def commit_timestamp_nsecs(self) -> int | None:
-        """When it was done: nanoseconds since the epoch."""
+        """The time at which it was done, in nanoseconds since the epoch."""
         return self._commit_timestamp_nsecs
 
     @property
     def init_timestamp(self) -> datetime.datetime | None:
-        """When the save began."""
+        """The time at which the save began."""
         return _datetime(self._init_timestamp_nsecs)
 
     @property
     def commit_timestamp(self) -> datetime.datetime | None:
-        """When it was done."""
+        """The time at which it was done."""
         return _datetime(self._commit_timestamp_nsecs)
 
     @property

@@ -15,11 +15,9 @@ import anyio
 from anyio import CancelScope, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
 
-from penstock.blocking.background import start_loop
-from penstock.kernel.concurrency.threads import LoopHandle
-from penstock.kernel.errors import PenstockError, RunningLoopError
-from penstock.kernel.events import get_logger
-from penstock.kernel.memory.memory_limit import auto_memory_limit
+from penstock import MemoryRegulator
+from penstock.embedding import LoopHandle, get_logger, start_loop
+from penstock.errors import PenstockError, RunningLoopError
 from penstock.orbax.background_work import as_raised
 
 T = TypeVar("T")
@@ -27,7 +25,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class AsyncResponse(Protocol[T_co]):
-    """What the `_async` functions return. Await it, or wait for it in a thread."""
+    """The response of the `_async` functions. Await it, or wait for it in a thread."""
 
     def result(self, timeout: float | None = None) -> T_co:
         """Wait for the end; return the result or raise the error.
@@ -87,7 +85,7 @@ class Operation(Generic[T]):
         self._done.add_done_callback(call)
 
     def done(self) -> bool:
-        """Whether it has ended, with or without an error."""
+        """Return whether it has ended, with or without an error."""
         return self._done.done()
 
     def cancel(self) -> None:
@@ -135,7 +133,7 @@ class Operation(Generic[T]):
             self._fail(PenstockError(f"{self.name} was cancelled"))
 
     def fail(self, error: BaseException) -> None:
-        """Give an error to everybody who waits."""
+        """Give an error to all that wait."""
         self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -157,7 +155,6 @@ Main: TypeAlias = Callable[[Operation[T]], Awaitable[T]]
 _HOST: Final[ContextVar[tuple[int, TaskGroup] | None]] = ContextVar("penstock_orbax_host", default=None)
 """The loop of an operation, by its thread. What handlers start inside shares that loop."""
 
-
 _PARTS: Final[ContextVar[int]] = ContextVar("penstock_orbax_parts", default=1)
 """How many parts of an operation share its memory."""
 
@@ -168,7 +165,7 @@ def budget(limit: int | None) -> int | None:
     if parts <= 1:
         return limit
 
-    return max(1, (auto_memory_limit() if limit is None else limit) // parts)
+    return max(1, (MemoryRegulator().limit if limit is None else limit) // parts)
 
 
 def begin(name: str, main: Main[T]) -> Operation[T]:
@@ -233,7 +230,7 @@ async def hosting(parts: int = 1) -> AsyncGenerator[None, None]:
 
 
 def give_up(awaitables: Iterable[object]) -> None:
-    """Close coroutines that nobody will await."""
+    """Close coroutines that will not be awaited."""
     for one in awaitables:
         if isinstance(one, Coroutine):
             one.close()

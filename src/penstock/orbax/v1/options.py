@@ -1,4 +1,4 @@
-"""The options of a `Context`."""
+"""The options of a `Context`. While a context is entered, its options cannot be changed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias, cast, final
 
-from penstock.handlers.leaves.array import ArrayHandler
-from penstock.kernel.errors import ConfigError
-from penstock.orbax.leaf_type_handlers import Described, replicas_share_by_default
+from penstock.embedding import built_in
+from penstock.errors import ConfigError
+from penstock.orbax.array_io import ReplicaOptions
+from penstock.orbax.leaf_type_handlers import SpecOptions, replicas_share_by_default
 from penstock.orbax.pathways import check_supported
 from penstock.orbax.v1.handler_registration import CheckpointableHandlerRegistry, default_registry
 from penstock.orbax.v1.path_types import Path
@@ -67,7 +68,7 @@ def ids_within(*roots: object) -> frozenset[int]:
 
 
 class TransferPriority(enum.Enum):
-    """When a leaf is copied to the host: a result of `is_prioritized_key_fn`."""
+    """The time at which a leaf is copied to the host: a result of `is_prioritized_key_fn`."""
 
     SYNCHRONOUS = "synchronous"
     ASYNCHRONOUS_PRIORITIZED = "asynchronous_prioritized"
@@ -99,7 +100,7 @@ class MemoryOptions(Guarded):
 
     @dataclass(frozen=True, kw_only=True)
     class RegulatorOptions:
-        """How Orbax adapts its limit from one save to the next. It has no effect."""
+        """Options of Orbax's limit, which it adapts from one save to the next. They have no effect."""
 
         max_memory_limit_gib: float
         profiler: Any
@@ -160,11 +161,11 @@ _STORE: Final = ArrayMetadataStore()
 
 @dataclass(kw_only=True)
 class ArrayOptions(Guarded):
-    """How arrays are stored and loaded."""
+    """The options of arrays."""
 
     @dataclass(kw_only=True)
     class Saving(Guarded):
-        """How arrays are stored.
+        """The options of a save.
 
         Attributes:
             storage_options: For all leaves.
@@ -192,7 +193,7 @@ class ArrayOptions(Guarded):
 
         @dataclass(kw_only=True)
         class StorageOptions(Guarded):
-            """How a leaf is stored.
+            """The storage of one leaf.
 
             Attributes:
                 dtype: What it is cast to.
@@ -221,7 +222,7 @@ class ArrayOptions(Guarded):
 
     @dataclass(kw_only=True)
     class Loading(Guarded):
-        """How arrays are loaded.
+        """The options of a load.
 
         Attributes:
             enable_padding_and_truncation: Whether arrays are padded with zeros and truncated to
@@ -233,7 +234,7 @@ class ArrayOptions(Guarded):
 
         @dataclass(kw_only=True)
         class LoadAndBroadcastOptions(Guarded):
-            """How Orbax broadcasts what one replica has read. It has no effect."""
+            """Options of Orbax's broadcast of what one replica has read. They have no effect."""
 
             replica_axis_index: int | None = 0
             primary_replica_id: int | None = 0
@@ -249,17 +250,19 @@ class ArrayOptions(Guarded):
     loading: Loading = field(default_factory=Loading)
 
 
-def array_handler_of(saving: ArrayOptions.Saving) -> ArrayHandler:
+def array_handler_of(saving: ArrayOptions.Saving) -> built_in.ArrayHandler:
     """Return the handler that saves jax.Arrays as these options say."""
     parallel = saving.use_replica_parallel
-    described = Described(
-        replicas_share_by_default() if parallel is None else parallel,
-        saving.min_slice_bytes_for_replica_parallel,
-        saving.max_replicas_for_replica_parallel,
+    described = SpecOptions(
+        ReplicaOptions(
+            replicas_share_by_default() if parallel is None else parallel,
+            saving.min_slice_bytes_for_replica_parallel,
+            saving.max_replicas_for_replica_parallel,
+        ),
         shardings=saving.enable_write_sharding_file,
         shapes=saving.array_metadata_store is not None,
     )
-    return ArrayHandler(described=None if described == Described() else described)
+    return built_in.ArrayHandler(described=None if described == SpecOptions() else described)
 
 
 def storage_options_of(
@@ -280,7 +283,7 @@ def storage_options_of(
 
 
 class AtomicityMode(enum.StrEnum):
-    """How a checkpoint becomes visible. penstock always renames, and writes the commit mark, too."""
+    """The ways that a checkpoint becomes visible. penstock always renames, and writes the commit mark."""
 
     AUTO = "auto"
     COMMIT_FILE = "commit_file"
@@ -297,7 +300,7 @@ class CheckpointLayout(enum.Enum):
 
 @dataclass(kw_only=True)
 class AsyncOptions(Guarded):
-    """What happens in the background.
+    """The options of work in the background.
 
     Attributes:
         timeout_secs: Seconds after which a save fails.
@@ -312,7 +315,7 @@ class AsyncOptions(Guarded):
 
 @dataclass(kw_only=True)
 class AtomicityOptions(Guarded):
-    """How a checkpoint becomes visible. penstock always renames it, and writes the commit mark, too.
+    """The way that a checkpoint becomes visible. penstock always renames it, and writes the commit mark, too.
 
     Attributes:
         mode: With `COMMIT_FILE`, what has no commit mark is not loaded.
@@ -324,13 +327,13 @@ class AtomicityOptions(Guarded):
 
     @property
     def needs_mark(self) -> bool:
-        """Whether only what has a commit mark is loaded."""
+        """Return whether only what has a commit mark is loaded."""
         return self.mode is AtomicityMode.COMMIT_FILE and not self.allow_legacy_atomic_rename
 
 
 @dataclass(kw_only=True)
 class MultiprocessingOptions(Guarded):
-    """Which processes take part, and what their barriers are called.
+    """The processes that take part, and the names of their barriers.
 
     Attributes:
         primary_host: The process that writes what is written once; None for every one.
@@ -345,7 +348,7 @@ class MultiprocessingOptions(Guarded):
 
 @dataclass(kw_only=True)
 class FileOptions(Guarded):
-    """How files and directories are made.
+    """The options of files and directories.
 
     Attributes:
         path_permission_mode: Of the directory of a checkpoint, as in 0o750.
@@ -360,7 +363,7 @@ class FileOptions(Guarded):
 
 @dataclass(frozen=True)
 class PyTreeMetadataOptions:
-    """How the structure of a tree is recorded.
+    """The record of the structure of a tree.
 
     Attributes:
         support_rich_types: Has no effect: penstock reads rich types, and writes plain ones.
@@ -371,17 +374,17 @@ class PyTreeMetadataOptions:
 
 @dataclass(kw_only=True)
 class PyTreeOptions(Guarded):
-    """How trees are saved and loaded."""
+    """The options of trees."""
 
     @dataclass(kw_only=True)
     class Saving(Guarded):
-        """How trees are saved."""
+        """The options of a save."""
 
         pytree_metadata_options: Any = field(default_factory=PyTreeMetadataOptions)
 
     @dataclass(kw_only=True)
     class Loading(Guarded):
-        """How trees are loaded.
+        """The options of a load.
 
         Attributes:
             partial_load: Whether an abstract tree may leave out what the checkpoint has.
@@ -395,7 +398,7 @@ class PyTreeOptions(Guarded):
 
 @dataclass(kw_only=True)
 class CheckpointablesOptions(Guarded):
-    """Which handlers save and load objects.
+    """The handlers of objects.
 
     Attributes:
         registry: The handlers. Of those that can handle an object, the one registered last is used; one
@@ -425,11 +428,11 @@ class PathwaysOptions(Guarded):
 
 @dataclass(kw_only=True)
 class DeletionOptions(Guarded):
-    """How checkpoints are deleted."""
+    """The options of deletions."""
 
     @dataclass(kw_only=True)
     class GcsDeletionOptions(Guarded):
-        """How checkpoints in buckets are deleted.
+        """The options of deletions in buckets.
 
         Attributes:
             todelete_full_path: Must be None: nothing is moved in a bucket.
@@ -451,7 +454,7 @@ class DeletionOptions(Guarded):
 
 @dataclass(kw_only=True)
 class SafetensorsOptions(Guarded):
-    """How safetensors are read.
+    """The options of safetensors files.
 
     Attributes:
         max_over_read_ratio: Bytes read for each byte that is needed, at most. penstock reads no others.

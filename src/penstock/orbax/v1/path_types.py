@@ -1,8 +1,8 @@
-"""Paths, and paths that are still being created."""
+"""Paths that may still be created, as handlers get them."""
 
 from __future__ import annotations
 
-__all__ = ("Building", "Existing", "Path", "PathAwaitingCreation", "PathLike")
+__all__ = ("ExistingPath", "Path", "PathAwaitingCreation", "PathLike", "PendingPath")
 
 import os
 from collections.abc import Awaitable, Callable
@@ -30,7 +30,7 @@ class PathAwaitingCreation(Protocol):
 
     @property
     def path(self) -> Path:
-        """Where it will be."""
+        """Its path, once it is there."""
         ...
 
     async def await_creation(self) -> Path:
@@ -39,7 +39,7 @@ class PathAwaitingCreation(Protocol):
 
 
 @final
-class Building(PathAwaitingCreation):
+class PendingPath(PathAwaitingCreation):
     """A directory that is created, with those of all items, when it is first awaited.
 
     Args:
@@ -58,7 +58,7 @@ class Building(PathAwaitingCreation):
 
     @property
     def path(self) -> Path:
-        """Where it will be."""
+        """Its path, once it is there."""
         return self._path
 
     async def await_creation(self) -> Path:
@@ -75,7 +75,7 @@ class Building(PathAwaitingCreation):
 class _Below(PathAwaitingCreation):
     """A path below the directory. That of an item exists once the directory does; others are not created."""
 
-    def __init__(self, root: Building, path: Path) -> None:
+    def __init__(self, root: PendingPath, path: Path) -> None:
         self._root = root
         self._path = path
 
@@ -92,14 +92,14 @@ class _Below(PathAwaitingCreation):
 
 
 @final
-class Existing(PathAwaitingCreation):
+class ExistingPath(PathAwaitingCreation):
     """A directory that exists already."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def __truediv__(self, other: PathLike) -> PathAwaitingCreation:
-        return Existing(self._path / os.fspath(other))
+        return ExistingPath(self._path / os.fspath(other))
 
     @property
     def path(self) -> Path:

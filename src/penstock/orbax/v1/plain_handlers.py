@@ -8,7 +8,7 @@ import json
 from collections.abc import Awaitable
 from typing import Any, Final, final
 
-from penstock.kernel.concurrency.threads import Threads
+from penstock.embedding import kernel
 from penstock.orbax.item_files import find_text, write_text
 from penstock.orbax.multihost import is_primary_host
 from penstock.orbax.v1.context import get_context
@@ -52,7 +52,7 @@ class JsonHandler:
         return None
 
     async def _read(self, directory: str) -> Any:
-        text = await Threads(1).run(find_text, directory, self._names)
+        text = await kernel.Threads(1).run(find_text, directory, self._names)
         if text is None:
             raise FileNotFoundError(
                 f"Unable to parse JSON file in {directory}. Recognized filenames are: {self._names}"
@@ -128,7 +128,7 @@ class ProtoHandler:
     async def _read(self, directory: str, kind: type[Any]) -> Any:
         from google.protobuf import text_format
 
-        text = await Threads(1).run(find_text, directory, [self._filename])
+        text = await kernel.Threads(1).run(find_text, directory, [self._filename])
         if text is None:
             raise FileNotFoundError(f"there is no {self._filename} in {directory}")
 
@@ -187,5 +187,5 @@ async def _write(directory: PathAwaitingCreation, name: str, text: str, is_prima
 
 
 def _is_message(kind: type[Any]) -> bool:
-    """Whether a class is a protobuf message; protobuf need not be installed."""
+    """Return whether a class is a protobuf message; protobuf need not be installed."""
     return any(base.__module__ == "google.protobuf.message" for base in kind.__mro__)

@@ -1,4 +1,4 @@
-"""Which steps stay."""
+"""Policies for the steps that stay, as `penstock.orbax.v1.training` shows them."""
 
 from __future__ import annotations
 

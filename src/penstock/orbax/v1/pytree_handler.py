@@ -1,4 +1,4 @@
-"""Trees as checkpointables: penstock's pipelines behind v1's handler protocol."""
+"""Trees as checkpointables: penstock's pipelines behind v1's handler protocol, with v1's leaf handlers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,13 @@ import numpy as np
 from anyio import to_thread
 from jax import tree_util
 
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.checkpointer.pipelines import save_pipeline
-from penstock.handlers.formats.orbax.tree_layout import TreeLayout
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.save_format import SaveArgs
-from penstock.kernel.errors import InvalidLeafError, NoHandlerError, StructureMismatchError
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
-from penstock.kernel.protocols.coordinator import SingleProcessCoordinator
-from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
-from penstock.kernel.protocols.leaf_handlers import Waitable
+from penstock import Checkpointer, HandlerRegistry, SaveArgs, pipelines
+from penstock.embedding import TreeLayout, built_in, flattening, kernel
+from penstock.errors import InvalidLeafError, NoHandlerError, StructureMismatchError
 from penstock.orbax.array_metadata_store import Store, recorded_by, validate
 from penstock.orbax.database_merging import MergeProcessFiles
 from penstock.orbax.joint_saves import joint_build_around
+from penstock.orbax.leaf_args import leaves_first
 from penstock.orbax.stage_workers import Limiters, key_entries, leaf_size
 from penstock.orbax.tensorstore_specs import get_ts_context
 from penstock.orbax.v1.abstract_tree import (
@@ -50,7 +43,7 @@ from penstock.orbax.v1.options import (
     array_handler_of,
     storage_options_of,
 )
-from penstock.orbax.v1.path_types import Existing, Path, PathAwaitingCreation
+from penstock.orbax.v1.path_types import ExistingPath, Path, PathAwaitingCreation
 from penstock.orbax.v1.serialization import (
     BUILT_IN,
     DeserializationContext,
@@ -63,9 +56,9 @@ from penstock.orbax.v1.serialization import (
     check_types,
 )
 from penstock.orbax.v1.tree import PyTree
-from penstock.stages.pytree.flattening import nest_columns, step
 
 _tree: Any = tree_util  # jax declares no types for it
+
 _VALIDATOR: Final = ArrayMetadataValidator()
 
 
@@ -99,7 +92,7 @@ class PyTreeHandler:
 
     @property
     def keeps_own_files(self) -> bool:
-        """Whether something of the caller's writes files beside the tree, or looks at those of the tree."""
+        """Return whether the caller's own handlers or store write files in the tree, or read those of it."""
         store = self._context.array.saving.array_metadata_store
         records = store is not None and not isinstance(store, ArrayMetadataStore)
         return records or self._has_validator or bool(CustomLeaves(self._leaves, self._context).types())
@@ -161,12 +154,12 @@ class PyTreeHandler:
         columns = tree.keys, tree.kinds, tree.specs, tree.documents
         for keys, kinds, spec, document in zip(*columns, strict=True):
             if spec.typestr in names:
-                info = ParamInfo(keys, kinds, "", str(directory))
+                info = kernel.ParamInfo(keys, kinds, "", str(directory))
                 found.append(await custom.metadata(spec.typestr, info))
             else:
                 found.append(leaf_metadata(spec, document))
 
-        return nest_columns(tree.keys, tree.kinds, found)
+        return flattening.nest_columns(tree.keys, tree.kinds, found)
 
     def is_handleable(self, checkpointable: Any) -> bool:
         try:
@@ -189,7 +182,7 @@ class PyTreeHandler:
         path = await directory.await_creation()
         build = joint_build_around(path)
         layout = TreeLayout(save_format_of(options, jointly=build is not None))
-        pipeline = save_pipeline(layout)
+        pipeline = pipelines.save_pipeline(layout)
         if options.use_ocdbt and build is None:  # for leaf handlers that write databases of their own
             pipeline = pipeline.insert_after("commit", MergeProcessFiles(), called="merge")
         store = options.array_metadata_store
@@ -199,10 +192,10 @@ class PyTreeHandler:
         save_args = _save_args(options, tree)
         limit = budget(self._context.memory.save_limit)
         custom = CustomLeaves(self._leaves, self._context)
-        await to_thread.run_sync(LocalStore().make_directory, str(path))
+        await to_thread.run_sync(built_in.LocalStore().make_directory, str(path))
         registry = custom.registry()
         # By itself, this process cannot save what is spread over others.
-        coordinator = SingleProcessCoordinator() if build is None else build.nested_coordinator()
+        coordinator = kernel.SingleProcessCoordinator() if build is None else build.nested_coordinator()
         async with Checkpointer(
             memory_limit=limit, layout=layout, registry=registry, coordinator=coordinator
         ) as checkpointer:
@@ -310,13 +303,7 @@ def _first(context: Context, tree: PyTree) -> Any:
     if function is None:
         return None
 
-    pairs, _ = _tree.tree_flatten_with_path(tree)
-    first = {tuple([step(entry)[0] for entry in path]) for path, _ in pairs if _is_first(function(path))}
-
-    def is_first(keys: KeyPath) -> bool:
-        return keys in first
-
-    return is_first
+    return leaves_first(tree, lambda path: _is_first(function(path)))
 
 
 def _is_first(answer: Any) -> bool:
@@ -339,7 +326,7 @@ class CustomLeaves:
     leaves: LeafHandlerRegistry
     context: Context
     stored: frozenset[str] = frozenset()
-    asked: Mapping[KeyPath, Any] = field(default_factory=dict[KeyPath, Any])
+    asked: Mapping[kernel.KeyPath, Any] = field(default_factory=dict[kernel.KeyPath, Any])
     limiters: Limiters | None = None
     _made: dict[type[Any], _AdaptedLeafHandler] = field(
         default_factory=dict["type[Any]", "_AdaptedLeafHandler"], init=False, repr=False
@@ -351,14 +338,14 @@ class CustomLeaves:
 
     def registry(self) -> HandlerRegistry:
         """Return penstock's own handlers, with the options applied to that of arrays, and these."""
-        registry = default_handlers()
+        registry = built_in.default_handlers()
         registry.register(jax.Array, array_handler_of(self.context.array.saving), override=True)
         for leaf_type, handler in self._entries():
             registry.register(leaf_type, self._adapted(handler), override=True)
 
         return registry
 
-    async def metadata(self, name: str, info: ParamInfo) -> Any:
+    async def metadata(self, name: str, info: kernel.ParamInfo) -> Any:
         """Describe a leaf saved by the handler with this recorded name."""
         handler = next((one for _, one in self._entries() if self._recorded(one) == name), None)
         if handler is None:
@@ -406,12 +393,12 @@ class _AdaptedLeafHandler:
         return self.name
 
     async def serialize(
-        self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[Any] | None = None
-    ) -> Sequence[Waitable]:
+        self, values: Sequence[Any], infos: Sequence[kernel.ParamInfo], args: Sequence[Any] | None = None
+    ) -> Sequence[kernel.Waitable]:
         params = [
             SerializationParam(key_entries(info), value) for info, value in zip(infos, values, strict=True)
         ]
-        directory = Existing(self._path(infos[0]))
+        directory = ExistingPath(self._path(infos[0]))
         limiters = self.call.limiters
         context = SerializationContext(directory, ts_context=get_ts_context())
         if limiters is not None:
@@ -422,13 +409,13 @@ class _AdaptedLeafHandler:
         return []
 
     async def deserialize(
-        self, infos: Sequence[ParamInfo], args: Sequence[Any] | None = None
+        self, infos: Sequence[kernel.ParamInfo], args: Sequence[Any] | None = None
     ) -> Sequence[Any]:
         params = [DeserializationParam(key_entries(info), self.call.asked.get(info.keys)) for info in infos]
         found: Sequence[Any] = await (await self.inner.deserialize(params, self._context(infos[0])))
         return found
 
-    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
+    async def metadata(self, infos: Sequence[kernel.ParamInfo]) -> Sequence[Any]:
         params = [DeserializationParam[Any](key_entries(info)) for info in infos]
         found: Sequence[Any] = await self.inner.metadata(params, self._context(infos[0]))
         return found
@@ -440,10 +427,10 @@ class _AdaptedLeafHandler:
     def finalize(self, directory: str) -> None:
         """Do nothing: `serialize` has awaited everything."""
 
-    def _path(self, info: ParamInfo) -> Path:
+    def _path(self, info: kernel.ParamInfo) -> Path:
         return self.call.context.file.path_class(info.directory)
 
-    def _context(self, info: ParamInfo) -> DeserializationContext:
+    def _context(self, info: kernel.ParamInfo) -> DeserializationContext:
         saving, limiters = self.call.context.array.saving, self.call.limiters
         byte_limiter = None if limiters is None else limiters.in_flight
         return DeserializationContext(

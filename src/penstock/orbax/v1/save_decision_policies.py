@@ -1,4 +1,4 @@
-"""When a step is saved."""
+"""Policies for the steps that are saved, as `penstock.orbax.v1.training` shows them."""
 
 from __future__ import annotations
 

@@ -1,13 +1,16 @@
-"""Saving one tree, or several named objects, as one checkpoint."""
+"""Saving one tree, or several named objects, as one checkpoint.
+
+Handlers fill a directory that is published as a whole, by one process or by all of a job. To a bucket,
+penstock builds the whole checkpoint, and no handler writes files.
+"""
 
 from __future__ import annotations
 
 __all__ = (
-    "Saving",
+    "ItemsSave",
     "begin_save",
     "check_state",
     "prepare_save",
-    "processes_of",
     "save",
     "save_async",
     "save_checkpointables",
@@ -29,21 +32,22 @@ from typing import Any, Final, final
 from anyio import fail_after, move_on_after
 from jax import tree_util
 
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.formats.items.item_types import Composite as Items
-from penstock.handlers.formats.items.item_types import Json, PyTree
-from penstock.handlers.formats.orbax.documents import checkpoint_metadata
-from penstock.handlers.formats.orbax.documents.file_names import CHECKPOINT_METADATA, V1_MARK
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.config.job_options import JobOptions
-from penstock.kernel.errors import ConfigError, NoHandlerError, PathError
-from penstock.kernel.protocols.coordinator import SingleProcessCoordinator
-from penstock.kernel.storage.paths import bucket_of, path_to_save_to
-from penstock.kernel.storage.workspace import Workspace
+from penstock import Checkpointer, JobOptions
+from penstock.embedding import (
+    DirectoryBuild,
+    SharedDirectory,
+    built_in,
+    checkpoint_metadata,
+    file_names,
+    kernel,
+    paths,
+    refuse_save,
+    temporary_names,
+)
+from penstock.errors import ConfigError, NoHandlerError, PathError
+from penstock.items import Composite as Items
+from penstock.items import Json, PyTree
 from penstock.orbax.background_work import together
-from penstock.orbax.item_files import mark_complete
 from penstock.orbax.joint_saves import (
     check_processes,
     check_publishing,
@@ -51,10 +55,8 @@ from penstock.orbax.joint_saves import (
     is_joint,
     job_options,
     joint_place,
-    refuse_save,
 )
-from penstock.orbax.options import FileOptions, MultiprocessingOptions
-from penstock.orbax.publishing import SharedDirectory
+from penstock.orbax.leaf_args import items_first
 from penstock.orbax.v1.abstract_tree import save_format_of
 from penstock.orbax.v1.context import Context, get_context
 from penstock.orbax.v1.handler_registration import (
@@ -66,13 +68,14 @@ from penstock.orbax.v1.handler_registration import (
     typestr,
 )
 from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, finished, give_up, hosting
-from penstock.orbax.v1.path_types import Building, PathLike
+from penstock.orbax.v1.path_types import PathLike, PendingPath
 from penstock.orbax.v1.plain_handlers import JsonHandler, MetricsHandler
 from penstock.orbax.v1.pytree_handler import CustomLeaves, PyTreeHandler
 from penstock.orbax.v1.serialization import StandardLeafHandlerRegistry, UnregisteredTypeError
 from penstock.orbax.v1.tree import JsonType, Leaf, PyTreeOf, is_supported_leaf
 
 CLEANING_S = 60.0
+
 _PLAIN: Final = (JsonHandler, MetricsHandler)
 
 
@@ -195,7 +198,7 @@ def prepare_save(
     overwrite: bool,
     custom_metadata: JsonType | None,
     metrics: JsonType | None = None,
-) -> Saving:
+) -> ItemsSave:
     """Check the arguments of a save; see `begin_save`."""
     if not checkpointables:
         raise ValueError(f"`checkpointables` must not be empty, but got {checkpointables!r}")
@@ -205,7 +208,7 @@ def prepare_save(
     registry = context.checkpointables.registry
     items = {**checkpointables, **({METRICS: metrics} if metrics else {})}
     handlers = {name: resolve_handler_for_save(registry, item, name=name) for name, item in items.items()}
-    return Saving(path_to_save_to(path), items, handlers, context, overwrite, custom_metadata)
+    return ItemsSave(paths.path_to_save_to(path), items, handlers, context, overwrite, custom_metadata)
 
 
 def check_state(state: Any) -> None:
@@ -222,28 +225,22 @@ def check_state(state: Any) -> None:
 
 
 def saves_jointly(context: Context) -> bool:
-    """Whether all processes of the job save together.
+    """Return whether all processes of the job save together.
 
     Raises:
         ConfigError: If that is asked for in a way that they cannot. It is a ValueError.
     """
-    processes = processes_of(context)
+    processes = context.multiprocessing
     check_processes(processes)
     if not is_joint(processes):
         return False
 
-    check_publishing(None, FileOptions(context.file.path_permission_mode))
+    check_publishing(None, context.file.path_permission_mode)
     return True
 
 
-def processes_of(context: Context) -> MultiprocessingOptions:
-    """Return which processes of the job save together."""
-    asked = context.multiprocessing
-    return MultiprocessingOptions(asked.primary_host, asked.active_processes, asked.barrier_sync_key_prefix)
-
-
 @final
-class Saving:
+class ItemsSave:
     """One save: creates the directory, lets the handlers fill it, completes and publishes it.
 
     Args:
@@ -272,12 +269,11 @@ class Saving:
         self._custom_metadata = custom_metadata
         self._jointly = saves_jointly(context)
         self._started_ns = time.time_ns()
-        self._store = LocalStore()
-        self._layout = OrbaxLayout()
-        self._layout.temporary_name(path)  # refuses names that cannot be read again
+        self._store = built_in.LocalStore()
+        temporary_names.temporary_path(path)  # refuses names that cannot be read again
         self._bucket: BucketSave | None = None
-        if bucket_of(path) is not None:
-            job = job_options(processes_of(context)) if self._jointly else None
+        if paths.bucket_of(path) is not None:
+            job = job_options(context.multiprocessing) if self._jointly else None
             self._bucket = BucketSave(path, items, handlers, context, overwrite, custom_metadata, job)
             try:
                 self._bucket.check()
@@ -300,45 +296,39 @@ class Saving:
             callback()
 
     async def _save_alone(self, operation: Operation[None]) -> None:
-        # Created in the loop of the operation: locks and limiters belong to one loop.
-        threads = Threads()
-        workspace = Workspace(
+        threads = kernel.Threads()  # made in the loop of the operation, which it belongs to
+        building = DirectoryBuild(
             self._store,
-            threads,
             self.path,
-            self._layout.temporary_name(self.path),
             overwrite=self._overwrite,
-            recognises=partial(self._layout.recognises, self._store),
+            recognises=partial(built_in.OrbaxLayout().recognises, self._store),
         )
 
-        async def make() -> None:
-            await workspace.open()
+        def create() -> None:
+            building.create()
             for name in self._handlers:
-                await workspace.open(name)
+                self._store.make_directory(os.path.join(building.path, name))
 
         try:
-            await workspace.check()
-            await self._fill(operation, workspace.temporary, make)
-            await threads.run(self._complete, workspace.temporary)
-            await workspace.publish()
+            await threads.run(building.check)
+            await self._fill(operation, building.path, partial(threads.run, create))
+            await threads.run(self._complete, building)
         except BaseException:
             with move_on_after(CLEANING_S, shield=True):
-                await workspace.discard()
+                await threads.run(building.discard)
 
             raise
-        finally:
-            workspace.release()
 
     async def _save_jointly(self, operation: Operation[None]) -> None:
         """Save together with the other processes: each has its handlers fill one place, and one publishes."""
-        from penstock.orbax.joint_saves import JointBuild  # one process needs nothing of it
+        from penstock.embedding import JointBuild
 
         asked = self._asked()
 
         def complete(build: JointBuild) -> None:
-            self._complete(build.place)
+            self._complete(SharedDirectory(self._store, build.place))
 
-        async with Checkpointer(job=job_options(processes_of(self._context))) as checkpointer:
+        async with Checkpointer(job=job_options(self._context.multiprocessing)) as checkpointer:
             build = await JointBuild.begin(
                 checkpointer, self.path, asked, complete, overwrite=self._overwrite
             )
@@ -355,7 +345,7 @@ class Saving:
         return [*items, f"option custom_metadata\t{described_json(self._custom_metadata)}"]
 
     async def _fill_together(self, operation: Operation[None], place: str) -> None:
-        threads = Threads()
+        threads = kernel.Threads()
 
         async def make() -> None:
             for name in self._handlers:
@@ -367,7 +357,7 @@ class Saving:
     async def _fill(
         self, operation: Operation[None], place: str, make: Callable[[], Awaitable[None]]
     ) -> None:
-        directory = Building(self._context.file.path_class(place), make)
+        directory = PendingPath(self._context.file.path_class(place), make)
         async with hosting(len(self._items)):
             writing: dict[str, Awaitable[None]] = {}
 
@@ -383,23 +373,23 @@ class Saving:
             finally:
                 give_up(writing.values())
 
-    def _complete(self, place: str) -> None:
-        """Make the files of the handlers durable, and write the documents of the checkpoint."""
+    def _complete(self, building: DirectoryBuild | SharedDirectory) -> None:
+        """Write the documents of the checkpoint, and publish it with what the handlers wrote."""
+        place = building.path
         mode = self._context.file.path_permission_mode
         if mode is not None:
             for name in ("", *self._handlers):
                 os.chmod(os.path.join(place, name), mode)
 
-        self._store.sync_tree(place)
         about = checkpoint_metadata.encode(
             started_ns=self._started_ns,
             committed_ns=time.time_ns(),
             custom_metadata=self._custom_metadata,
             item_handlers={name: typestr(handler.__class__) for name, handler in self._handlers.items()},
         )
-        self._store.write_file(os.path.join(place, V1_MARK), b"")
-        self._store.write_file(os.path.join(place, CHECKPOINT_METADATA), about)
-        mark_complete(self._store, place, whole=True)
+        self._store.write_file(os.path.join(place, file_names.V1_MARK), b"")
+        self._store.write_file(os.path.join(place, file_names.CHECKPOINT_METADATA), about)
+        building.publish(synced=False)
 
 
 def staged(operation: Operation[None]) -> Operation[None]:
@@ -464,7 +454,7 @@ class BucketSave:
                 raise PathError(self.url, f"{problem}; trees and JSON are saved there")
 
     async def __call__(self, operation: Operation[None]) -> None:
-        """Save, once `check` has passed. `operation` is told when the objects may be changed.
+        """Save, once `check` has passed. Marks `operation` as begun when the objects may be changed.
 
         Raises:
             PenstockError: What `penstock.Checkpointer.save` raises.
@@ -473,7 +463,7 @@ class BucketSave:
             save_format=save_format_of(self.context.array.saving, jointly=self.job is not None),
             memory_limit=self.context.memory.save_limit,
             registry=CustomLeaves(StandardLeafHandlerRegistry(), self.context).registry(),
-            coordinator=SingleProcessCoordinator() if self.job is None else None,
+            coordinator=kernel.SingleProcessCoordinator() if self.job is None else None,
             job=self.job,
         ) as checkpointer:
             try:
@@ -501,16 +491,5 @@ class BucketSave:
         trees = {name: one for name, one in self.handlers.items() if isinstance(one, PyTreeHandler)}
         asked = {name: one.save_args(self.items[name]) for name, one in trees.items()}
         given = {name: args for name, args in asked.items() if args is not None}
-        first = _first({name: one.comes_first(self.items[name]) for name, one in trees.items()})
+        first = items_first({name: one.comes_first(self.items[name]) for name, one in trees.items()})
         return {"save_args": given or None, "prioritise": first}
-
-
-def _first(functions: Mapping[str, Any]) -> Callable[[tuple[Any, ...]], bool] | None:
-    if not any(functions.values()):
-        return None
-
-    def is_first(keys: tuple[Any, ...]) -> bool:
-        function = functions.get(str(keys[0]))
-        return function is not None and bool(function(keys[1:]))
-
-    return is_first

@@ -1,4 +1,4 @@
-"""Handlers of user-defined leaf types, and their arguments."""
+"""Handlers of leaf types of the caller's, their arguments, and their registries."""
 
 from __future__ import annotations
 
@@ -22,12 +22,91 @@ import jax
 import numpy as np
 from jax import tree_util
 
-from penstock.kernel.errors import HandlerError
+from penstock.embedding import flattening
+from penstock.errors import HandlerError
 from penstock.orbax.v1.arrays import AbstractArray, AbstractShardedArray
 from penstock.orbax.v1.handler_registration import typestr
 from penstock.orbax.v1.path_types import Path, PathAwaitingCreation
 from penstock.orbax.v1.tree import PLACEHOLDER, has_attributes
-from penstock.stages.pytree.flattening import step
+
+LeafT = TypeVar("LeafT")
+
+AbstractLeafT = TypeVar("AbstractLeafT")
+
+
+@dataclass
+class SerializationParam(Generic[LeafT]):
+    """A leaf to save, and its path in the tree: jax's keys."""
+
+    keypath: tuple[Any, ...]
+    value: LeafT
+
+    @property
+    def name(self) -> str:
+        """The stored name: the keys joined by dots."""
+        return _name(self.keypath)
+
+
+@dataclass
+class SerializationContext:
+    """The directory that leaves are saved to, and limiters of the bytes copied and written at once."""
+
+    parent_dir: PathAwaitingCreation
+    ts_context: Any = None
+    byte_limiter: Any = None
+    device_host_byte_limiter: Any = None
+
+
+@dataclass
+class DeserializationParam(Generic[AbstractLeafT]):
+    """A leaf to load: its path in the tree, and its abstract leaf, if there is one."""
+
+    keypath: tuple[Any, ...]
+    value: AbstractLeafT | type[AbstractLeafT] | None = None
+
+    @property
+    def name(self) -> str:
+        """The stored name: the keys joined by dots."""
+        return _name(self.keypath)
+
+
+@dataclass
+class DeserializationContext:
+    """The directory that leaves are loaded from, and their format."""
+
+    parent_dir: Path
+    ocdbt_checkpoint: bool
+    zarr3_checkpoint: bool
+    ts_context: Any = None
+    byte_limiter: Any = None
+
+
+@runtime_checkable
+class LeafHandler(Protocol[LeafT, AbstractLeafT]):
+    """Saves and loads leaves of one type in its own files. Constructed with the argument `context`."""
+
+    async def serialize(
+        self, params: Sequence[SerializationParam[LeafT]], serialization_context: SerializationContext
+    ) -> Awaitable[None]:
+        """Copy the values, which may change once this returns; return an awaitable that writes them."""
+        ...
+
+    async def deserialize(
+        self,
+        params: Sequence[DeserializationParam[AbstractLeafT]],
+        deserialization_context: DeserializationContext,
+    ) -> Awaitable[Sequence[LeafT]]:
+        """Begin to load; return an awaitable of the values, in order."""
+        ...
+
+    async def metadata(
+        self,
+        params: Sequence[DeserializationParam[None]],
+        deserialization_context: DeserializationContext,
+    ) -> Sequence[AbstractLeafT]:
+        """Describe what was saved, in a form that `deserialize` takes."""
+        ...
+
 
 _tree: Any = tree_util  # jax declares no types for it
 
@@ -67,11 +146,11 @@ class LeafHandlerRegistry(Protocol):
         ...
 
     def is_handleable(self, leaf_type: type[Any]) -> bool:
-        """Whether leaves of a type have a handler."""
+        """Return whether leaves of a type have a handler."""
         ...
 
     def is_abstract_handleable(self, abstract_type: type[Any]) -> bool:
-        """Whether an abstract leaf type has a handler."""
+        """Return whether an abstract leaf type has a handler."""
         ...
 
     def get_secondary_typestrs(self, handler_type: type[Any]) -> Sequence[str]:
@@ -240,7 +319,7 @@ def _abstract_type(entry: _Entry) -> type[Any]:
 
 
 def _is_below(kind: type[Any], other: type[Any]) -> bool:
-    """Whether a type is a subclass of another one, or has the attributes of that protocol."""
+    """Return whether a type is a subclass of another one, or has the attributes of that protocol."""
     if getattr(other, "_is_protocol", False):
         names = [name for name in other.__annotations__ if not name.startswith("_")]
         return has_attributes(kind, *names)
@@ -250,83 +329,5 @@ def _is_below(kind: type[Any], other: type[Any]) -> bool:
         return False
 
 
-LeafT = TypeVar("LeafT")
-AbstractLeafT = TypeVar("AbstractLeafT")
-
-
 def _name(keypath: tuple[Any, ...]) -> str:
-    return ".".join([step(key)[0] for key in keypath])
-
-
-@dataclass
-class SerializationParam(Generic[LeafT]):
-    """A leaf to save, and its path in the tree: jax's keys."""
-
-    keypath: tuple[Any, ...]
-    value: LeafT
-
-    @property
-    def name(self) -> str:
-        """The stored name: the keys joined by dots."""
-        return _name(self.keypath)
-
-
-@dataclass
-class SerializationContext:
-    """Where leaves are saved, and the limiters of the bytes copied and written at once."""
-
-    parent_dir: PathAwaitingCreation
-    ts_context: Any = None
-    byte_limiter: Any = None
-    device_host_byte_limiter: Any = None
-
-
-@dataclass
-class DeserializationParam(Generic[AbstractLeafT]):
-    """A leaf to load: its path in the tree, and its abstract leaf, if there is one."""
-
-    keypath: tuple[Any, ...]
-    value: AbstractLeafT | type[AbstractLeafT] | None = None
-
-    @property
-    def name(self) -> str:
-        """The stored name: the keys joined by dots."""
-        return _name(self.keypath)
-
-
-@dataclass
-class DeserializationContext:
-    """Where leaves are loaded from."""
-
-    parent_dir: Path
-    ocdbt_checkpoint: bool
-    zarr3_checkpoint: bool
-    ts_context: Any = None
-    byte_limiter: Any = None
-
-
-@runtime_checkable
-class LeafHandler(Protocol[LeafT, AbstractLeafT]):
-    """Saves and loads leaves of one type in its own files. Constructed with the argument `context`."""
-
-    async def serialize(
-        self, params: Sequence[SerializationParam[LeafT]], serialization_context: SerializationContext
-    ) -> Awaitable[None]:
-        """Copy the values, which may change once this returns; return an awaitable that writes them."""
-        ...
-
-    async def deserialize(
-        self,
-        params: Sequence[DeserializationParam[AbstractLeafT]],
-        deserialization_context: DeserializationContext,
-    ) -> Awaitable[Sequence[LeafT]]:
-        """Begin to load; return an awaitable of the values, in order."""
-        ...
-
-    async def metadata(
-        self,
-        params: Sequence[DeserializationParam[None]],
-        deserialization_context: DeserializationContext,
-    ) -> Sequence[AbstractLeafT]:
-        """Describe what was saved, in a form that `deserialize` takes."""
-        ...
+    return ".".join([flattening.step(key)[0] for key in keypath])

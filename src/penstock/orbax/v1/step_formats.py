@@ -1,4 +1,4 @@
-"""How the directories of steps are named and found, in the newer API."""
+"""Steps in the newer API: the names of their directories, and what they and the directory of steps record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
-from penstock.kernel.errors import CorruptCheckpointError
+from penstock.errors import CorruptCheckpointError
 from penstock.orbax import step as established
 from penstock.orbax.step import NameFormat
 from penstock.orbax.v1.locating import CheckpointMetadata as OneCheckpoint
@@ -26,7 +26,7 @@ MetadataT = TypeVar("MetadataT")
 
 @final
 class CheckpointMetadata(OneCheckpoint[MetadataT]):
-    """What a checkpoint is, as one of several steps.
+    """The description of a checkpoint as one of several steps.
 
     Args:
         step: Its number.
@@ -71,7 +71,7 @@ class CheckpointMetadata(OneCheckpoint[MetadataT]):
 
     @property
     def time(self) -> datetime.datetime:
-        """When it was done."""
+        """The time at which it was done."""
         return datetime.datetime.fromtimestamp((self.commit_timestamp_nsecs or 0) / 1e9, tz=datetime.UTC)
 
     def __repr__(self) -> str:
@@ -81,7 +81,7 @@ class CheckpointMetadata(OneCheckpoint[MetadataT]):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RootMetadata:
-    """What is kept with a directory of steps.
+    """The metadata of a directory of steps.
 
     Attributes:
         directory: The directory.

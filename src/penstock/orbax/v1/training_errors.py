@@ -1,4 +1,4 @@
-"""What goes wrong with steps."""
+"""The errors about steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ("StepAlreadyExistsError", "StepNotFoundError")
 
 from typing import final
 
-from penstock.kernel.errors import CorruptCheckpointError, StepExistsError
+from penstock.errors import CorruptCheckpointError, StepExistsError
 
 StepAlreadyExistsError = StepExistsError
 

@@ -44,12 +44,12 @@ _tree: Any = tree_util  # jax declares no types for it
 
 
 def is_supported_leaf(x: object) -> bool:
-    """Whether `save` knows leaves of this type."""
+    """Return whether `save` knows leaves of this type."""
     return isinstance(x, _LEAVES)
 
 
 def is_supported_abstract_leaf(x: object) -> bool:
-    """Whether `load` takes this type as an abstract leaf."""
+    """Return whether `load` takes this type as an abstract leaf."""
     if x is PLACEHOLDER:
         return True
 
@@ -58,6 +58,6 @@ def is_supported_abstract_leaf(x: object) -> bool:
 
 
 def has_attributes(kind: type, *names: str) -> bool:
-    """Whether objects of a type have attributes, as far as the type shows: dataclasses declare theirs."""
+    """Return whether objects of a type have attributes, as far as it declares them: dataclasses do."""
     declared = {name for base in kind.__mro__ for name in inspect.get_annotations(base)}
     return all(name in declared or hasattr(kind, name) for name in names)
