@@ -19,7 +19,7 @@ import pytest
 from etils import epath
 
 import penstock
-from penstock.kernel.errors import HandlerFailedError
+from penstock.errors import HandlerFailedError
 from penstock.orbax import metadata as penstock_metadata
 from penstock.orbax import type_handlers as penstock_handlers
 from penstock.orbax.type_handlers import stage_registry
@@ -195,7 +195,7 @@ async def test_the_handler_is_a_worker_of_penstock_s_pipelines(
 
 
 async def test_penstock_s_own_registry_takes_the_handler_as_it_is(tmp_path: Path) -> None:
-    from penstock.handlers.leaves.default_handlers import default_handlers
+    from penstock.handlers import default_handlers
 
     handler = handler_of(penstock_handlers, penstock_metadata)
     registry = default_handlers(entry_points=False)

@@ -16,9 +16,9 @@ import pytest
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 import penstock.orbax as face
+from penstock import MemoryRegulator
+from penstock.kernel import KeyKind, ParamInfo
 from penstock.kernel.memory.byte_account import ByteAccount
-from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.protocols.leaf import KeyKind, ParamInfo
 from penstock.orbax import v1
 from penstock.orbax.stage_workers import ByteLimiter, Limiters, key_entries
 from penstock.orbax.v1.path_types import ExistingPath

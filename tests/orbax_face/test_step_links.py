@@ -11,7 +11,7 @@ import pytest
 
 import penstock.orbax as ocp
 from penstock.directory_builds import DirectoryBuild
-from penstock.handlers.stores.local import LocalStore
+from penstock.handlers import LocalStore
 from penstock.orbax.step_links import StepLinks
 
 

@@ -28,7 +28,7 @@ from tests.orbax_face.leaf_round_trips import (
     write,
 )
 
-from penstock.kernel.errors import DeletedLeafError, DuplicateNameError
+from penstock.errors import DeletedLeafError, DuplicateNameError
 from penstock.orbax import type_handlers as ours
 from penstock.orbax.array_metadata_store import Store
 

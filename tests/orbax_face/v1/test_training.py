@@ -14,7 +14,7 @@ import pytest
 from anyio import to_thread
 
 import penstock.orbax.v1 as penstock_v1
-from penstock.kernel.errors import ConfigError
+from penstock.errors import ConfigError
 from penstock.orbax.v1.handlers import local_registry
 from penstock.steps import EverySteps, KeepLast
 
