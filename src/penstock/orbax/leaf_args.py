@@ -16,13 +16,12 @@ __all__ = (
     "TransferPriority",
     "check_input_arguments",
     "items_first",
-    "keys_of",
     "leaves_first",
 )
 
 import copy
 import enum
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Protocol, cast, runtime_checkable
@@ -269,22 +268,6 @@ def check_input_arguments(*args: Sized) -> None:
         raise ValueError("a type handler was called with nothing to do: an input of length 0")
     if len(lengths) > 1:
         raise ValueError(f"the inputs of a type handler differ in length: {[len(arg) for arg in args]}")
-
-
-def keys_of(info: ParamInfo) -> Sequence[str]:
-    """Return the stored keys of a leaf; without a key path its name is split."""
-    if info.keypath is None:
-        return info.name.split(".") if info.name else ()
-
-    return [_key_name(key) for key in info.keypath]
-
-
-def _key_name(key: object) -> str:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-
-    return str(key)
 
 
 def _is_awaiting(path: object) -> bool:

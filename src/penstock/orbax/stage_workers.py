@@ -257,14 +257,14 @@ class StageRegistry:
 
     Args:
         registry: Has `get` and `has`, by type and by stored type name.
-        workers: Makes workers of what it has.
+        workers: Makes workers of what it has, for one save or restore.
     """
 
     __slots__ = ("_handlers", "_nodes", "_registry", "_types", "_workers")
 
-    def __init__(self, registry: Any, workers: StageWorkers) -> None:
+    def __init__(self, registry: Any, workers: StageWorkers | None = None) -> None:
         self._registry = registry
-        self._workers = workers
+        self._workers = workers or StageWorkers()
         self._nodes: kernel.HandlerLookup | None = None  # of penstock; made when one is needed
         self._types: dict[type | str, kernel.LeafHandler] = {}
         self._handlers: dict[int, kernel.LeafHandler] = {}  # by identity of what was registered

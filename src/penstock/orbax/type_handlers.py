@@ -67,7 +67,7 @@ from penstock.orbax.leaf_type_handlers import (
     SingleReplicaArrayHandler,
     StringHandler,
 )
-from penstock.orbax.stage_workers import StageRegistry, StageWorkers, TypeHandler
+from penstock.orbax.stage_workers import TypeHandler
 from penstock.orbax.tensorstore_specs import (
     get_cast_tspec_deserialize,
     get_cast_tspec_serialize,
@@ -171,16 +171,6 @@ def standard_registry(otherwise: Callable[[Any], TypeHandler | None]) -> TypeHan
         otherwise: Asked for a type, or a recorded type name, that is not registered.
     """
     return _Registry(*default_entries(), otherwise=otherwise)
-
-
-def stage_registry(registry: Any, workers: StageWorkers | None = None) -> kernel.HandlerLookup:
-    """Return Orbax's registry as a `penstock.Checkpointer` takes one.
-
-    Args:
-        registry: Has `get` and `has`.
-        workers: Makes the handlers of one save or restore.
-    """
-    return StageRegistry(registry, workers or StageWorkers())
 
 
 @final
