@@ -7,6 +7,8 @@ as a module, but not as a part of the room.
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 import penstock
+import penstock.embedding
 
 ROOT = Path(__file__).parents[1]
 FACE = ROOT / "src" / "penstock"
@@ -162,6 +165,57 @@ def test_nothing_is_imported_around_penstock() -> None:
     wrong = [place for path in everything for name, place in imports(path) if head(name) in {*PARTS, ""}]
 
     assert wrong == []
+
+
+PUBLIC_DOORS = ("errors", "items", "pipelines", "steps")
+"""The public modules of `penstock` that a face may import from, beside the root and the seam."""
+
+
+def is_of_the_seam(name: str) -> bool:
+    """Whether the Orbax face may import this name of penstock: its own, the seam's, or a public one."""
+    _, *inner = name.split(".")
+    if inner[0] in {"orbax", "embedding"}:
+        return True
+    if len(inner) == 1:
+        return inner[0] in penstock.__all__
+
+    door, public = inner[0], ".".join(inner[1:])
+    return door in PUBLIC_DOORS and public in importlib.import_module(f"penstock.{door}").__all__
+
+
+def test_the_orbax_face_imports_the_seam_and_public_names_alone() -> None:
+    face = [path for path in library() if path.is_relative_to(FACE / "orbax")]
+    wrong = [
+        place
+        for path in face
+        for name, place in imports(path)
+        if head(name) == "penstock" and not is_of_the_seam(name)
+    ]
+
+    assert face
+    assert wrong == []
+
+
+def test_what_is_not_of_the_seam_is_told_apart() -> None:
+    assert is_of_the_seam("penstock.Checkpointer")
+    assert is_of_the_seam("penstock.errors.ConfigError")
+    assert not is_of_the_seam("penstock.kernel.errors.ConfigError")
+    assert not is_of_the_seam("penstock.steps.step_names")
+    assert not is_of_the_seam("penstock.kernel")
+
+
+def test_the_seam_has_a_sentence_for_each_name_and_no_name_that_no_face_uses() -> None:
+    used = {
+        name.removeprefix("penstock.embedding.")
+        for path in library()
+        if path.is_relative_to(FACE / "orbax")
+        for name, _ in imports(path)
+        if name.startswith("penstock.embedding.")
+    }
+    described = re.findall(r"^    (\w+): [A-Z]", penstock.embedding.__doc__ or "", re.MULTILINE)
+
+    assert set(penstock.embedding.__all__) == used
+    assert sorted(described) == sorted(penstock.embedding.__all__)
 
 
 def test_a_cycle_is_found() -> None:

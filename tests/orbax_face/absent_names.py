@@ -7,8 +7,7 @@ from typing import Final
 ABSENT: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "checkpoint_manager": (
         (
-            *("AbstractCheckpointer", "CheckpointArgs", "CheckpointHandler", "CheckpointHandlerRegistry"),
-            *("CheckpointInfo", "CompositeCheckpointHandler", "JsonCheckpointHandler", "METADATA_ITEM_NAME"),
+            *("AbstractCheckpointer", "CheckpointHandlerRegistry", "METADATA_ITEM_NAME"),
             *("ProtoCheckpointHandler", "deserialize_root_metadata", "is_async_checkpointer"),
             *("determine_default_item_mode_from_args", "serialize_root_metadata"),
         ),
@@ -30,7 +29,7 @@ ABSENT: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     ),
     "path.step": (
         (
-            *("ALLOWED_STEP_NAME_PATTERN", "MetadataT", "TMP_DIR_STEP_PATTERN", "all_temporary_paths"),
+            *("ALLOWED_STEP_NAME_PATTERN", "TMP_DIR_STEP_PATTERN", "all_temporary_paths"),
             "single_host_load_and_broadcast_name_format",
         ),
         "Parts of Orbax's own functions; `tmp_checkpoints` names what is unfinished.",
@@ -53,6 +52,10 @@ ABSENT: Final[dict[str, tuple[tuple[str, ...], str]]] = {
         "They are for Orbax's own tests. See `penstock.testing`.",
     ),
     "testing": (("local_path",), "It is for Orbax's own tests of several processes."),
+    "tree": (
+        ("tree_difference", "tree_trim"),
+        "No public program calls them. `merge_trees` and `transform_utils.intersect_trees` are there.",
+    ),
     "transform_utils": (("RestoreArgs",), "It is in `type_handlers`."),
     "(the package)": (
         ("experimental",),

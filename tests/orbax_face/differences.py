@@ -62,7 +62,6 @@ LEAVES: Final[Section] = {
     ),
     "type_handlers.is_supported_type": _NONE_DEFAULT,
     "type_handlers.is_supported_empty_value": _NONE_DEFAULT,
-    "tree.tree_trim": "A sequence never stands for a class with named fields, with `strict=False` either.",
     "utils.to_flat_dict": "Two leaves of one key (`{1: a, '1': b}`) are a ValueError; Orbax drops one.",
     "utils.from_flattened_with_keypath": (
         "A missing index, or keys of both kinds in a container, is a ValueError; Orbax asserts it."

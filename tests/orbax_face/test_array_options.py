@@ -21,8 +21,8 @@ from tests.orbax_face.leaf_round_trips import on
 
 import penstock.orbax
 import penstock.orbax.v1 as ours_v1
-from penstock.orbax.common import array_metadata_store as ours
-from penstock.orbax.v1.common.handler_directories import Existing
+from penstock.orbax import array_metadata_store as ours
+from penstock.orbax.v1.path_types import ExistingPath
 
 LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)
 NAMES = ("penstock", "orbax")
@@ -414,11 +414,11 @@ def test_a_validator_of_v1_may_refuse(tmp_path: Path) -> None:
         anyio.run(
             _save_with,
             ours_v1.handlers.PyTreeHandler(array_metadata_validator=Refusing()),
-            Existing(tmp_path / "one"),
+            ExistingPath(tmp_path / "one"),
         )
 
     part = ours_v1.handlers.PyTreeHandler(array_metadata_validator=Refusing(), partial_save_mode=True)
-    anyio.run(_save_with, part, Existing(tmp_path / "two"))
+    anyio.run(_save_with, part, ExistingPath(tmp_path / "two"))
 
 
 # How large data files are

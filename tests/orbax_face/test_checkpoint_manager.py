@@ -21,7 +21,7 @@ from tests.orbax_face.signatures import methods_of, signature_difference
 
 import penstock.orbax
 from penstock import steps
-from penstock.handlers.stores.local import LocalStore
+from penstock.handlers import LocalStore
 
 LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)
 NAMES = ("penstock", "orbax")

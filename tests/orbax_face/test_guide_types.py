@@ -19,10 +19,10 @@ import pytest
 from etils import epath
 
 import penstock
-from penstock.kernel.errors import HandlerFailedError
+from penstock.errors import HandlerFailedError
 from penstock.orbax import metadata as penstock_metadata
 from penstock.orbax import type_handlers as penstock_handlers
-from penstock.orbax.v0.leaf_handlers.type_handler_registry import stage_registry
+from penstock.orbax.stage_workers import StageRegistry
 
 orbax_handlers: Any = orbax.checkpoint.type_handlers
 orbax_metadata: Any = orbax.checkpoint.metadata
@@ -174,7 +174,7 @@ async def test_the_handler_is_a_worker_of_penstock_s_pipelines(
     )
     tree = {"state": my_state(1), "deep": [my_state(2), np.arange(3)]}
     path = tmp_path / "checkpoint"
-    async with penstock.Checkpointer(registry=stage_registry(registry)) as checkpointer:
+    async with penstock.Checkpointer(registry=StageRegistry(registry)) as checkpointer:
         save = await checkpointer.save(path, tree)
         tree["state"].a[:] = -1  # type: ignore[attr-defined]  # staged: it may change
         await save
@@ -195,7 +195,7 @@ async def test_the_handler_is_a_worker_of_penstock_s_pipelines(
 
 
 async def test_penstock_s_own_registry_takes_the_handler_as_it_is(tmp_path: Path) -> None:
-    from penstock.handlers.leaves.default_handlers import default_handlers
+    from penstock.handlers import default_handlers
 
     handler = handler_of(penstock_handlers, penstock_metadata)
     registry = default_handlers(entry_points=False)
@@ -218,7 +218,7 @@ async def test_an_error_in_the_background_names_the_leaf_and_the_handler(tmp_pat
 
     handler._write = fail
     registry = penstock_handlers.create_type_handler_registry((MyState, handler))
-    async with penstock.Checkpointer(registry=stage_registry(registry)) as checkpointer:
+    async with penstock.Checkpointer(registry=StageRegistry(registry)) as checkpointer:
         with pytest.raises(HandlerFailedError, match=r"\['s'\].*MyStateHandler.*no space left") as caught:
             await (await checkpointer.save(tmp_path / "x", {"s": my_state()}))
 

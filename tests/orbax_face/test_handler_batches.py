@@ -16,13 +16,12 @@ import pytest
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 import penstock.orbax as face
+from penstock import MemoryRegulator
+from penstock.kernel import KeyKind, ParamInfo
 from penstock.kernel.memory.byte_account import ByteAccount
-from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.protocols.leaf import KeyKind, ParamInfo
 from penstock.orbax import v1
-from penstock.orbax.common.byte_limiters import ByteLimiter, Limiters
-from penstock.orbax.common.key_entries import key_entries
-from penstock.orbax.v1.common.handler_directories import Existing
+from penstock.orbax.stage_workers import ByteLimiter, Limiters, key_entries
+from penstock.orbax.v1.path_types import ExistingPath
 from penstock.stages.pytree.flattening import flatten_tree
 
 BOTH = pytest.mark.parametrize("library", [face, ocp], ids=["penstock", "orbax"])
@@ -246,7 +245,7 @@ async def test_a_leaf_handler_of_the_newer_form_gets_one_batch(tmp_path: Path) -
     registry.add(Remark, Remark, Counted)
     handler = v1.handlers.PyTreeHandler(leaf_handler_registry=registry)
     tree = {"a": Note("x"), "b": [Remark("y"), Note("z")], "c": Fields(Note("u"), 1)}
-    await (await handler.save(Existing(tmp_path / "tree"), tree))
+    await (await handler.save(ExistingPath(tmp_path / "tree"), tree))
     loaded: Any = await (await handler.load(tmp_path / "tree"))
 
     assert (loaded["a"].text, [note.text for note in loaded["b"]]) == ("x", ["y", "z"])
@@ -302,7 +301,7 @@ async def test_what_a_leaf_handler_writes_to_a_database_of_its_own_is_found(
     tree: dict[str, Any] = {"a": Note("x"), "b": [Note("some text")]}
     if with_arrays:
         tree["c"] = np.arange(3)
-    await (await handler.save(Existing(tmp_path / "tree"), tree))
+    await (await handler.save(ExistingPath(tmp_path / "tree"), tree))
     loaded: Any = await (await handler.load(tmp_path / "tree"))
 
     assert (loaded["a"].text, loaded["b"][0].text) == ("x", "some text")

@@ -19,7 +19,7 @@ import pytest
 from tests.unsealed import unseal
 
 import penstock.orbax
-from penstock.orbax.v0.handlers.base_pytree_handler import BasePyTreeSaveArgs
+from penstock.orbax.base_pytree_handler import BasePyTreeSaveArgs
 
 LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)
 NAMES = ("penstock", "orbax")

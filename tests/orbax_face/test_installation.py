@@ -10,7 +10,7 @@ from pathlib import Path
 import orbax.checkpoint  # and so it is in use here, and in every test that shares the process
 import pytest
 
-from penstock.orbax.substitution.installation import OrbaxInUseError, install
+from penstock.orbax.installation import OrbaxInUseError, install
 
 PROGRAM = """\
 import json, logging, sys

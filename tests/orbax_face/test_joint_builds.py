@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from anyio import CancelScope, Event, create_task_group, wait_all_tasks_blocked
 
+from penstock import Progress, SaveFuture
 from penstock import orbax as ocp
+from penstock.directory_builds import JointBuild
 from penstock.errors import OutcomeUnknownError, PeerFailedError
 from penstock.kernel.concurrency.threads import LoopHandle
-from penstock.kernel.pipeline.futures import Progress, SaveFuture, SavePromise
-from penstock.orbax.joint.joint_build import JointBuild
+from penstock.kernel.pipeline.futures import SavePromise
 
 pytestmark = pytest.mark.anyio
 

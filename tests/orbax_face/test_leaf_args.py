@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from penstock.orbax import type_handlers as ours
-from penstock.orbax.common.leaf_args import ParamInfo, PathAwaitingCreation, keys_of
+from penstock.orbax.leaf_args import PathAwaitingCreation
 
 theirs = ocp.type_handlers
 BOTH = pytest.mark.parametrize("library", [ours, theirs], ids=["penstock", "orbax"])
@@ -103,10 +103,3 @@ async def test_a_directory_that_is_being_created_is_waited_for(tmp_path: Path) -
 def test_who_has_await_creation_is_a_path_awaiting_creation(tmp_path: Path) -> None:
     assert isinstance(Awaiting(tmp_path), PathAwaitingCreation)
     assert not isinstance(tmp_path, PathAwaitingCreation)
-
-
-def test_the_keys_of_a_leaf_are_those_of_its_path(tmp_path: Path) -> None:
-    path, _ = jax.tree_util.tree_flatten_with_path({"a": [{"b.c": 1}]})
-    leaf = ParamInfo(name="a.0.b.c", parent_dir=tmp_path, keypath=path[0][0])
-    assert keys_of(leaf) == ["a", "0", "b.c"]
-    assert keys_of(leaf.replace(keypath=None)) == ["a", "0", "b", "c"]

@@ -33,7 +33,7 @@ NAMES = {
     "checkpoint_utils": ("construct_restore_args",),
     "tree": (
         *("str_keypath", "get_param_names", "serialize_tree", "deserialize_tree", "to_flat_dict"),
-        *("from_flat_dict", "is_flat_dict", "to_shape_dtype_struct", "tree_difference", "tree_trim"),
+        *("from_flat_dict", "is_flat_dict", "to_shape_dtype_struct"),
         "merge_trees",
     ),
     "utils": (

@@ -22,26 +22,15 @@ CASES = Cases()
 @CASES.shows(
     "transform_utils.intersect_trees.target",
     "tree.to_flat_dict.is_leaf",
-    "tree.tree_trim.trimmed_structure_callback",
-    "tree.tree_trim.allow_sequence_mapping_alignment",
     "merge_trees.target",
 )
 def functions_of_trees(ocp: Any, root: Path) -> Any:
     del root
-    left: list[Any] = []
     a, b = {"x": [1, 2], "y": 3}, {"x": [4, 5]}
-    trimmed = ocp.tree.tree_trim(
-        {"0": 0},
-        [7, 8],
-        trimmed_structure_callback=lambda path, value: left.append((path, value)),
-        allow_sequence_mapping_alignment=True,
-    )
     return (
         ocp.transform_utils.intersect_trees(a, b, target={"x": [0, 0]}),
         ocp.transform_utils.merge_trees(a, b, target={"x": [0, 0], "y": 0}),
         ocp.tree.to_flat_dict(a, is_leaf=lambda node: isinstance(node, list)),
-        trimmed,
-        left,
     )
 
 

@@ -13,8 +13,7 @@ import orbax.checkpoint
 import pytest
 
 import penstock.orbax
-from penstock.orbax.v0.trees import item_adapter as as_item
-from penstock.orbax.v0.trees import restore_tree as restoring
+from penstock.orbax import restore_tree as restoring
 
 _jax: Any = jax
 LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)
@@ -97,16 +96,16 @@ def test_the_short_way_is_taken_where_it_may(tmp_path: Path) -> None:
     path, asked = tmp_path / "one", penstock.orbax.checkpoint_utils.construct_restore_args(tree)
     checkpointer = penstock.orbax.PyTreeCheckpointer()
     checkpointer.save(path, tree)
-    target = as_item.target_of(tree, asked)
+    target = restoring.target_of(tree, asked)
     assert target is not None
 
     def metadata() -> Any:
         raise AssertionError("it is not needed")
 
     result = restoring.restore_tree(
-        restoring.Asked(tree, asked), restoring.Calls(metadata=metadata, restore=lambda like: tree)
+        restoring.RestoreRequest(tree, asked), restoring.Reader(metadata=metadata, restore=lambda like: tree)
     )
     assert result is tree
-    assert as_item.target_of({**tree, "more": 1}, asked) is None
-    assert not as_item.fits({**tree, "b": {"c": True, "d": "text"}}, target[1])
+    assert restoring.target_of({**tree, "more": 1}, asked) is None
+    assert not restoring.fits({**tree, "b": {"c": True, "d": "text"}}, target[1])
     checkpointer.close()

@@ -17,10 +17,10 @@ import pytest
 
 import penstock
 import penstock.orbax as ocp
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import ChecksumError, CorruptCheckpointError
-from penstock.orbax.common import array_metadata_store
-from penstock.orbax.common.item_files import rewrite_document
+from penstock.embedding import rewrite_document
+from penstock.errors import ChecksumError, CorruptCheckpointError
+from penstock.handlers import LocalStore
+from penstock.orbax import array_metadata_store
 
 TREE: Any = {"a": np.arange(6.0), "s": "text"}
 ABOUT = "_CHECKPOINT_METADATA"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.orbax.v0.manager.waiting_for_steps import _snapshot
+from penstock.orbax.checkpoint_utils import _snapshot
 
 
 def test_a_snapshot_has_the_files_of_the_step_folders_included(tmp_path: Path) -> None:

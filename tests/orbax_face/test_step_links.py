@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 import penstock.orbax as ocp
-from penstock.handlers.stores.local import LocalStore
-from penstock.orbax.v0.common.temporary_directory import TemporaryDirectory
-from penstock.orbax.v0.common.unchanged_links import StepLinks
+from penstock.directory_builds import DirectoryBuild
+from penstock.handlers import LocalStore
+from penstock.orbax.step_links import StepLinks
 
 
 def test_what_is_known_of_a_step_is_noted_before_anybody_can_replace_it(tmp_path: Path) -> None:
@@ -23,10 +23,10 @@ def test_what_is_known_of_a_step_is_noted_before_anybody_can_replace_it(tmp_path
         told.append((store.identity(built), to))
 
     links = StepLinks(str(final), None)
-    building = TemporaryDirectory(store, str(final), links=links)
-    links.when_complete(f"{building.get()}/default.orbax-checkpoint-tmp", note)
+    building = DirectoryBuild(store, str(final), before_publishing=links.complete)
+    links.when_complete(f"{building.path}/default.orbax-checkpoint-tmp", note)
     building.create()
-    (Path(building.get()) / "default").mkdir()
+    (Path(building.path) / "default").mkdir()
     building.publish(synced=False)
 
     assert told == [(store.identity(str(final / "default")), str(final / "default"))]

@@ -15,7 +15,7 @@ import pytest
 from etils import epath
 
 from penstock.orbax import type_handlers
-from penstock.orbax.common.leaf_args import ParamInfo, RestoreArgs, SaveArgs
+from penstock.orbax.leaf_args import ParamInfo, RestoreArgs, SaveArgs
 
 theirs = ocp.type_handlers
 CONTEXT = type_handlers.get_ts_context()

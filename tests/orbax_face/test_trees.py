@@ -21,11 +21,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from orbax.checkpoint._src.metadata import sharding as orbax_sharding
 from orbax.checkpoint._src.metadata import tree as orbax_tree_metadata
 
-from penstock.orbax import checkpoint_utils, metadata, test_utils, transform_utils, utils
-from penstock.orbax.common import sharding_metadata as penstock_sharding
-from penstock.orbax.common.value_metadata import ZarrMetadata
-from penstock.orbax.v0.common import tree_utils as tree
-from penstock.orbax.v0.common.stored_tree_metadata import TreeMetadata, build_default_tree_metadata
+from penstock.orbax import checkpoint_utils, metadata, test_utils, transform_utils, tree, utils
+from penstock.orbax import value_metadata as penstock_sharding
+from penstock.orbax.stored_tree_metadata import TreeMetadata, build_default_tree_metadata
+from penstock.orbax.value_metadata import ZarrMetadata
 
 orbax: Any = ocp
 P: Any = PartitionSpec

@@ -28,9 +28,9 @@ from tests.orbax_face.leaf_round_trips import (
     write,
 )
 
-from penstock.kernel.errors import DeletedLeafError, DuplicateNameError
+from penstock.errors import DeletedLeafError, DuplicateNameError
 from penstock.orbax import type_handlers as ours
-from penstock.orbax.common.array_metadata_store import Store
+from penstock.orbax.array_metadata_store import Store
 
 BOTH = pytest.mark.parametrize("library", list(LIBRARIES))
 # Orbax warns that it reads recorded shardings; absl's C++ side of it leaves sockets and loops.

@@ -17,7 +17,7 @@ from penstock.errors import PenstockError
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.connections import connect
 from penstock.kernel.config.config import StoreOptions
-from penstock.orbax.common.handler_paths import store_at
+from penstock.orbax.item_files import store_at
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.testing import FaultyStore
 

@@ -14,7 +14,7 @@ from tests.processes.trees import SPECS, P, differences, mesh_of, spread, values
 
 from penstock import orbax as ocp
 from penstock.errors import InactiveProcessError, PeerFailedError, PlansDifferError
-from penstock.orbax.common import array_metadata_store
+from penstock.orbax import array_metadata_store
 
 
 class OwnHandler(ocp.CheckpointHandler):

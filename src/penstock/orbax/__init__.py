@@ -105,36 +105,38 @@ if TYPE_CHECKING:
         version,
     )
     from penstock.orbax.abstract_checkpoint_manager import AbstractCheckpointManager
-    from penstock.orbax.checkpoint_manager import CheckpointManager
-    from penstock.orbax.common.leaf_args import ArrayRestoreArgs, RestoreArgs, SaveArgs
-    from penstock.orbax.future import Future
-    from penstock.orbax.options import AsyncOptions
-    from penstock.orbax.substitution.installation import install
-    from penstock.orbax.transform_utils import merge_trees
-    from penstock.orbax.v0.checkpointers.async_checkpointer import AsyncCheckpointer
-    from penstock.orbax.v0.checkpointers.checkpointer import AbstractCheckpointer, Checkpointer
-    from penstock.orbax.v0.checkpointers.shorthands import PyTreeCheckpointer, StandardCheckpointer
-    from penstock.orbax.v0.handlers.array_checkpoint_handler import ArrayCheckpointHandler
-    from penstock.orbax.v0.handlers.base_pytree_handler import BasePyTreeCheckpointHandler
-    from penstock.orbax.v0.handlers.checkpoint_handler import AsyncCheckpointHandler, CheckpointHandler
-    from penstock.orbax.v0.handlers.composite_handler import CompositeCheckpointHandler, CompositeOptions
-    from penstock.orbax.v0.handlers.handler_registration import (
-        CheckpointHandlerRegistry,
-        DefaultCheckpointHandlerRegistry,
-    )
-    from penstock.orbax.v0.handlers.json_handler import JsonCheckpointHandler
-    from penstock.orbax.v0.handlers.proto_handler import ProtoCheckpointHandler
-    from penstock.orbax.v0.handlers.pytree_handler import PyTreeCheckpointHandler
-    from penstock.orbax.v0.handlers.random_key_handler import (
+    from penstock.orbax.array_checkpoint_handlers import (
+        ArrayCheckpointHandler,
         JaxRandomKeyCheckpointHandler,
         NumpyRandomKeyCheckpointHandler,
     )
-    from penstock.orbax.v0.handlers.standard_handler import StandardCheckpointHandler
-    from penstock.orbax.v0.leaf_handlers.type_handler_registry import PLACEHOLDER
-    from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions
-    from penstock.orbax.v0.trees.transforms import RestoreTransform, Transform, apply_transformations
+    from penstock.orbax.base_pytree_handler import BasePyTreeCheckpointHandler
+    from penstock.orbax.checkpoint_args import AsyncCheckpointHandler, CheckpointHandler
+    from penstock.orbax.checkpoint_manager import CheckpointManager
+    from penstock.orbax.checkpointers import (
+        AbstractCheckpointer,
+        AsyncCheckpointer,
+        Checkpointer,
+        PyTreeCheckpointer,
+        StandardCheckpointer,
+    )
+    from penstock.orbax.composite_handler import CompositeCheckpointHandler, CompositeOptions
+    from penstock.orbax.future import Future
+    from penstock.orbax.handler_registration import (
+        CheckpointHandlerRegistry,
+        DefaultCheckpointHandlerRegistry,
+    )
+    from penstock.orbax.installation import install
+    from penstock.orbax.leaf_args import ArrayRestoreArgs, RestoreArgs, SaveArgs
+    from penstock.orbax.manager_options import CheckpointManagerOptions
+    from penstock.orbax.options import AsyncOptions
+    from penstock.orbax.plain_handlers import JsonCheckpointHandler, ProtoCheckpointHandler
+    from penstock.orbax.pytree_handler import PyTreeCheckpointHandler
+    from penstock.orbax.standard_handler import StandardCheckpointHandler
+    from penstock.orbax.transform_utils import RestoreTransform, Transform, apply_transformations, merge_trees
+    from penstock.orbax.type_handlers import PLACEHOLDER
 else:
-    from penstock.kernel.lazy_names import lazy_names as _lazy_names
+    from penstock.embedding import lazy_names as _lazy_names
 
     __getattr__, __dir__ = _lazy_names(
         __name__,
@@ -169,36 +171,53 @@ else:
                 "version",
             ),
             "penstock.orbax.abstract_checkpoint_manager": ("AbstractCheckpointManager",),
-            "penstock.orbax.checkpoint_manager": ("CheckpointManager",),
-            "penstock.orbax.common.leaf_args": ("ArrayRestoreArgs", "RestoreArgs", "SaveArgs"),
-            "penstock.orbax.future": ("Future",),
-            "penstock.orbax.options": ("AsyncOptions",),
-            "penstock.orbax.substitution.installation": ("install",),
-            "penstock.orbax.transform_utils": ("merge_trees",),
-            "penstock.orbax.v0.checkpointers.async_checkpointer": ("AsyncCheckpointer",),
-            "penstock.orbax.v0.checkpointers.checkpointer": ("AbstractCheckpointer", "Checkpointer"),
-            "penstock.orbax.v0.checkpointers.shorthands": ("PyTreeCheckpointer", "StandardCheckpointer"),
-            "penstock.orbax.v0.handlers.array_checkpoint_handler": ("ArrayCheckpointHandler",),
-            "penstock.orbax.v0.handlers.base_pytree_handler": ("BasePyTreeCheckpointHandler",),
-            "penstock.orbax.v0.handlers.checkpoint_handler": ("AsyncCheckpointHandler", "CheckpointHandler"),
-            "penstock.orbax.v0.handlers.composite_handler": (
-                "CompositeCheckpointHandler",
-                "CompositeOptions",
-            ),
-            "penstock.orbax.v0.handlers.handler_registration": (
-                "CheckpointHandlerRegistry",
-                "DefaultCheckpointHandlerRegistry",
-            ),
-            "penstock.orbax.v0.handlers.json_handler": ("JsonCheckpointHandler",),
-            "penstock.orbax.v0.handlers.proto_handler": ("ProtoCheckpointHandler",),
-            "penstock.orbax.v0.handlers.pytree_handler": ("PyTreeCheckpointHandler",),
-            "penstock.orbax.v0.handlers.random_key_handler": (
+            "penstock.orbax.array_checkpoint_handlers": (
+                "ArrayCheckpointHandler",
                 "JaxRandomKeyCheckpointHandler",
                 "NumpyRandomKeyCheckpointHandler",
             ),
-            "penstock.orbax.v0.handlers.standard_handler": ("StandardCheckpointHandler",),
-            "penstock.orbax.v0.leaf_handlers.type_handler_registry": ("PLACEHOLDER",),
-            "penstock.orbax.v0.manager.manager_options": ("CheckpointManagerOptions",),
-            "penstock.orbax.v0.trees.transforms": ("RestoreTransform", "Transform", "apply_transformations"),
+            "penstock.orbax.base_pytree_handler": ("BasePyTreeCheckpointHandler",),
+            "penstock.orbax.checkpoint_args": (
+                "AsyncCheckpointHandler",
+                "CheckpointHandler",
+            ),
+            "penstock.orbax.checkpoint_manager": ("CheckpointManager",),
+            "penstock.orbax.checkpointers": (
+                "AbstractCheckpointer",
+                "AsyncCheckpointer",
+                "Checkpointer",
+                "PyTreeCheckpointer",
+                "StandardCheckpointer",
+            ),
+            "penstock.orbax.composite_handler": (
+                "CompositeCheckpointHandler",
+                "CompositeOptions",
+            ),
+            "penstock.orbax.future": ("Future",),
+            "penstock.orbax.handler_registration": (
+                "CheckpointHandlerRegistry",
+                "DefaultCheckpointHandlerRegistry",
+            ),
+            "penstock.orbax.installation": ("install",),
+            "penstock.orbax.leaf_args": (
+                "ArrayRestoreArgs",
+                "RestoreArgs",
+                "SaveArgs",
+            ),
+            "penstock.orbax.manager_options": ("CheckpointManagerOptions",),
+            "penstock.orbax.options": ("AsyncOptions",),
+            "penstock.orbax.plain_handlers": (
+                "JsonCheckpointHandler",
+                "ProtoCheckpointHandler",
+            ),
+            "penstock.orbax.pytree_handler": ("PyTreeCheckpointHandler",),
+            "penstock.orbax.standard_handler": ("StandardCheckpointHandler",),
+            "penstock.orbax.transform_utils": (
+                "RestoreTransform",
+                "Transform",
+                "apply_transformations",
+                "merge_trees",
+            ),
+            "penstock.orbax.type_handlers": ("PLACEHOLDER",),
         },
     )

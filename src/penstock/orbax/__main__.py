@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.orbax.substitution.installation import install
+from penstock.orbax.installation import install
 
 _USAGE = "usage: python -m penstock.orbax (script.py | -m module) [argument ...]"
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
         runpy.run_module(given[0], run_name="__main__", alter_sys=True)
         return
 
-    sys.path[0] = str(Path(given[0]).resolve().parent)  # where a script finds what lies beside it
+    sys.path[0] = str(Path(given[0]).resolve().parent)  # where a script finds its neighbours
     runpy.run_path(given[0], run_name="__main__")
 
 

@@ -1,4 +1,4 @@
-"""What every manager of a directory of steps has, under Orbax's names."""
+"""The interface of managers of a directory of steps, under Orbax's names."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class AbstractCheckpointManager(Protocol):
 
     @abstractmethod
     def reached_preemption(self, step: int) -> bool:
-        """Whether the job is to end after this step."""
+        """Return whether the job is to end after this step."""
 
     @abstractmethod
     def should_save(self, step: int) -> bool:
-        """Whether `save` would save a step."""
+        """Return whether `save` would save a step."""
 
     @abstractmethod
     def delete(self, step: int) -> None:

@@ -8,12 +8,12 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from penstock.orbax.common.item_files import write_bytes
-from penstock.orbax.common.job_processes import is_primary_host
+from penstock.orbax.future import CommitFutureAwaitingContractedSignals, Future
+from penstock.orbax.item_files import write_bytes
 from penstock.orbax.msgpack_utils import msgpack_restore, msgpack_serialize
-from penstock.orbax.v0.common.save_future import CommitFutureAwaitingContractedSignals, Future
-from penstock.orbax.v0.common.tree_utils import serialize_tree
-from penstock.orbax.v0.common.v0_options import PyTreeMetadataOptions
+from penstock.orbax.multihost import is_primary_host
+from penstock.orbax.options import PyTreeMetadataOptions
+from penstock.orbax.tree import serialize_tree
 
 
 class AggregateHandler(ABC):

@@ -1,4 +1,4 @@
-"""What handlers are told, under the names of Orbax's module `checkpoint_args`; see `args`, too."""
+"""Handlers and their arguments, registered for each other, under the names of `checkpoint_args`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,337 @@ __all__ = (
     "register_with_handler",
 )
 
-from penstock.orbax.v0.common.checkpoint_args import (
-    CheckpointArgs,
-    get_registered_args_cls,
-    get_registered_handler_cls,
-    has_registered_args,
-    register_with_handler,
-)
-from penstock.orbax.v0.handlers.checkpoint_handler import CheckpointHandler
+import abc
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from threading import Lock
+from typing import Any, ClassVar, Final, Protocol, TypeVar, cast
+
+from penstock.embedding import run_sync
+from penstock.orbax.future import Future
+from penstock.orbax.installation import Counterpart, loaded_orbax
+
+
+class _Trees(Protocol):
+    @property
+    def has_own_records(self) -> bool: ...
+
+
+class CheckpointHandler(Counterpart):
+    """Saves and restores one kind of object. Use it through a `Checkpointer`, which makes saves atomic.
+
+    Handlers that derive from Orbax's class of this name are such handlers, too.
+    """
+
+    _ORBAX_CLASS = ("", "CheckpointHandler")
+    _ORBAX_NAME: ClassVar[str]  # of penstock's handlers: the name in `_CHECKPOINT_METADATA`
+    _DURABLE: ClassVar[bool]  # of penstock's handlers: whether `save` syncs all that it writes
+    _SAVES_TOGETHER: ClassVar[bool]  # likewise: whether several processes save one tree by it
+
+    @abc.abstractmethod
+    def save(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """Write an object into a directory that exists; return when it is written."""
+
+    @abc.abstractmethod
+    def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the object that was written into a directory."""
+
+    def metadata(self, directory: Any) -> Any | None:
+        """Describe what was written into a directory without reading all of it. None by default."""
+        return None
+
+    def finalize(self, directory: Any) -> None:
+        """Complete what was written, once, before it becomes visible. Does nothing by default."""
+
+    def close(self) -> None:
+        """Release the handler's resources. Does nothing by default."""
+
+    @classmethod
+    def typestr(cls) -> str:
+        """The recorded name of the handler. Handlers that Orbax has, too, are recorded under its names."""
+        return str(vars(cls).get("_ORBAX_NAME") or f"{cls.__module__}.{cls.__qualname__}")
+
+
+class AsyncCheckpointHandler(CheckpointHandler):
+    """A handler that returns once an object is copied, and writes it in the background."""
+
+    _ORBAX_CLASS = ("", "AsyncCheckpointHandler")
+
+    @abc.abstractmethod
+    async def async_save(self, directory: Any, *args: Any, **kwargs: Any) -> Sequence[Future] | None:
+        """Copy an object and begin to write it.
+
+        Returns:
+            Futures of work that is already running; when all are done, the object is written.
+        """
+
+
+class DeferredPathAsyncCheckpointHandler(AsyncCheckpointHandler):
+    """A handler whose `async_save` also takes a directory still being created: a `PathAwaitingCreation`."""
+
+
+def is_durable(handler: object) -> bool:
+    """Return whether a handler syncs what it writes. Files of other handlers are synced for them."""
+    return bool(vars(type(handler)).get("_DURABLE", False))
+
+
+def saves_together(handler: object) -> bool:
+    """Return whether a handler takes a `JointDirectory`, to save a whole checkpoint together with others."""
+    if not vars(type(handler)).get("_SAVES_TOGETHER", False):
+        return False
+
+    return not cast("_Trees", handler).has_own_records
+
+
+def wait_for_all(handler: Any, directory: Any, *args: Any, **kwargs: Any) -> None:
+    """Save synchronously with a handler's `async_save`. Also inside a running event loop."""
+
+    async def start() -> Sequence[Future]:
+        return await handler.async_save(directory, *args, **kwargs) or ()
+
+    for future in run_sync(start):
+        future.result()
+
+
+ArgsT = TypeVar("ArgsT", bound="type[CheckpointArgs]")
+
+_HANDLERS = "_penstock_handlers"  # of an args class: the handler it is for, by "save" and "restore"
+_ARGS = "_penstock_args"  # of a handler class: the args classes registered with it, in order
+
+
+@dataclass
+class CheckpointArgs(Counterpart):
+    """Base class of the arguments of one save or restore.
+
+    A handler has one subclass for each, registered with `register_with_handler`. Arguments that derive from
+    Orbax's class of this name are accepted, too, with the handlers that are registered with Orbax.
+    """
+
+    _ORBAX_CLASS = ("args", "CheckpointArgs")
+
+
+def register_with_handler(
+    handler_cls: type[Any], for_save: bool = False, for_restore: bool = False
+) -> Callable[[ArgsT], ArgsT]:
+    """Decorate a class of arguments that `handler_cls` takes.
+
+    If a class is registered twice, it belongs to the later handler.
+
+    Args:
+        handler_cls: The handler.
+        for_save: Whether they are for saving.
+        for_restore: Whether they are for restoring.
+
+    Raises:
+        ValueError: If they are for neither.
+        TypeError: If the decorated class is not a subclass of `CheckpointArgs`.
+    """
+    if not for_save and not for_restore:
+        raise ValueError("for_save and for_restore cannot both be False: the arguments are for nothing")
+
+    def register(args_cls: ArgsT) -> ArgsT:
+        if not issubclass(cast("type", args_cls), CheckpointArgs):
+            raise TypeError(f"{args_cls} must subclass CheckpointArgs to be registered")
+
+        handlers = dict(vars(args_cls).get(_HANDLERS, {}))
+        handlers |= {use: handler_cls for use, wanted in _uses(for_save, for_restore) if wanted}
+        setattr(args_cls, _HANDLERS, handlers)
+        known: tuple[type, ...] = vars(handler_cls).get(_ARGS, ())
+        if args_cls not in known:
+            setattr(handler_cls, _ARGS, (*known, args_cls))
+
+        register_handler_type(handler_cls)
+        return args_cls
+
+    return register
+
+
+def get_registered_handler_cls(arg: type[CheckpointArgs] | CheckpointArgs) -> type[Any]:
+    """Return the handler that takes arguments of a class.
+
+    Raises:
+        TypeError: If they are not `CheckpointArgs`.
+        ValueError: If that class itself is not registered. Base classes do not count.
+    """
+    args_cls = arg if isinstance(arg, type) else type(arg)
+    if not issubclass(cast("type", args_cls), CheckpointArgs):
+        raise TypeError(f"{args_cls} must be a subclass of CheckpointArgs")
+
+    handlers: dict[str, type[Any]] = vars(args_cls).get(_HANDLERS, {})
+    handler: type[Any] | None = handlers.get("save") or handlers.get("restore")
+    theirs = _orbax_registrations()
+    if handler is None and theirs is not None and issubclass(args_cls, theirs.CheckpointArgs):
+        return cast("type[Any]", theirs.get_registered_handler_cls(args_cls))
+    if handler is None:
+        raise ValueError(
+            f"Unable to find registered CheckpointHandler for {args_cls}; use register_with_handler"
+        )
+
+    return handler
+
+
+def get_registered_args_cls(handler: Any) -> tuple[type[CheckpointArgs], type[CheckpointArgs]]:
+    """Return the classes of arguments that a handler takes to save and to restore.
+
+    Args:
+        handler: A handler or its class. Registrations of its base classes do not count.
+
+    Raises:
+        ValueError: If either is not registered.
+    """
+    handler_cls = handler if isinstance(handler, type) else type(handler)
+    theirs = _orbax_registrations()
+    if theirs is not None and not vars(handler_cls).get(_ARGS) and theirs.has_registered_args(handler_cls):
+        found: tuple[type[CheckpointArgs], type[CheckpointArgs]] = theirs.get_registered_args_cls(handler_cls)
+        return found
+
+    return _args_for(handler_cls, "save"), _args_for(handler_cls, "restore")
+
+
+def has_registered_args(handler: Any) -> bool:
+    """Return whether a handler has classes of arguments to save and to restore with."""
+    try:
+        get_registered_args_cls(handler)
+    except ValueError:
+        return False
+
+    return True
+
+
+def construct_checkpoint_args(handler: Any, for_save: bool, *args: Any, **kwargs: Any) -> CheckpointArgs:
+    """Return the `CheckpointArgs` among the arguments of a call, or construct them from all arguments.
+
+    Raises:
+        ValueError: If there are none, and no class is registered with the handler.
+        TypeError: If they cannot be constructed from the arguments.
+    """
+    for arg in (*args, *kwargs.values()):
+        if isinstance(arg, CheckpointArgs):
+            return arg
+
+    save_cls, restore_cls = get_registered_args_cls(handler)
+    make = cast("Callable[..., CheckpointArgs]", save_cls if for_save else restore_cls)
+    return make(*args, **kwargs)
+
+
+def _orbax_registrations() -> Any | None:
+    """Orbax's module of the same functions, if the program has it: libraries register with that."""
+    return loaded_orbax("checkpoint_args")
+
+
+def _uses(for_save: bool, for_restore: bool) -> tuple[tuple[str, bool], ...]:
+    return ("save", for_save), ("restore", for_restore)
+
+
+def _args_for(handler_cls: type, use: str) -> type[CheckpointArgs]:
+    known: tuple[type[CheckpointArgs], ...] = vars(handler_cls).get(_ARGS, ())
+    for args_cls in known:
+        handlers: dict[str, type[Any]] = vars(args_cls).get(_HANDLERS, {})
+        if handlers.get(use) is handler_cls:
+            return args_cls
+
+    raise ValueError(f"Unable to find registered CheckpointArgs for {use} for {handler_cls}")
+
+
+# Orbax's API registers classes for the whole process, by a decorator, so there is one table per process.
+HandlerT = TypeVar("HandlerT", bound=type[Any])
+_OWN_HANDLERS: Final = "penstock.orbax.handlers"
+_V0: Final = ("orbax.checkpoint.v0._src.", "orbax.checkpoint._src.")
+_EARLIER: Final = {
+    "penstock.orbax.handlers.base_pytree.BasePyTreeCheckpointHandler": (
+        "orbax.checkpoint._src.handlers.base_pytree_checkpoint_handler.BasePyTreeCheckpointHandler"
+    ),
+}
+"""What earlier versions of penstock recorded, and what is recorded now."""
+
+
+class HandlerTypeRegistry:
+    """Handler classes by `typestr()`. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._registry: dict[str, type[Any]] = {}
+
+    def add(self, handler_type: type[Any]) -> None:
+        """Add a class. It replaces an earlier one of the same module and name.
+
+        Raises:
+            ValueError: If another class has the same `typestr()`.
+        """
+        name = _typestr(handler_type)
+        with self._lock:
+            known = self._registry.get(name)
+            if known is not None and _path(known) != _path(handler_type):
+                raise ValueError(
+                    f'Handler type string "{name}" already exists in the registry with type {known}. '
+                    f"Cannot add type {handler_type}."
+                )
+
+            self._registry[name] = handler_type
+
+    def get(self, handler_typestr: str) -> type[Any]:
+        """Return the class with a name.
+
+        Raises:
+            KeyError: If there is none.
+        """
+        with self._lock:
+            text = str(handler_typestr)
+            names = (handler_typestr, text.replace(*_V0, 1), _EARLIER.get(text))
+            for name in names:
+                if name is not None and name in self._registry:
+                    return self._registry[name]
+
+        theirs = _of_orbax(text)
+        if theirs is not None:
+            return theirs
+
+        raise KeyError(f'Handler type string "{handler_typestr}" not found in the registry.')
+
+
+def register_handler_type(handler_cls: HandlerT) -> HandlerT:
+    """Make a handler class known to the whole process; see `HandlerTypeRegistry.add`."""
+    _PROCESS_WIDE.add(handler_cls)
+    return handler_cls
+
+
+def get_handler_type(handler_typestr: str) -> type[Any]:
+    """Return the handler class with a recorded name; see `HandlerTypeRegistry.get`."""
+    try:
+        return _PROCESS_WIDE.get(handler_typestr)
+    except KeyError:
+        # The program may have used no name of the module that registers the class.
+        import_module(_OWN_HANDLERS)
+        return _PROCESS_WIDE.get(handler_typestr)
+
+
+def _of_orbax(typestr: str) -> type[Any] | None:
+    """Return the handler with a recorded name whose arguments are registered with Orbax."""
+    theirs = loaded_orbax("checkpoint_args")
+    if theirs is None:
+        return None
+
+    ahead: list[type[Any]] = theirs.CheckpointArgs.__subclasses__()
+    while ahead:
+        args_cls = ahead.pop()
+        with suppress(ValueError):  # of no handler
+            handler_type: type[Any] = theirs.get_registered_handler_cls(args_cls)
+            if _typestr(handler_type) == typestr:
+                return handler_type
+        ahead.extend(args_cls.__subclasses__())
+
+    return None
+
+
+def _typestr(handler_type: type[Any]) -> str:
+    typestr = getattr(handler_type, "typestr", None)
+    return ".".join(_path(handler_type)) if typestr is None else str(typestr())
+
+
+def _path(handler_type: type[Any]) -> tuple[str, str]:
+    return handler_type.__module__, handler_type.__qualname__
+
+
+_PROCESS_WIDE: Final = HandlerTypeRegistry()

@@ -1,4 +1,4 @@
-"""A directory of steps, under Orbax's names."""
+"""The manager of a directory of steps, under Orbax's names, and the handlers and arguments of its items."""
 
 from __future__ import annotations
 
@@ -20,17 +20,569 @@ __all__ = (
     "StepMetadata",
 )
 
-from typing import Any, Final, TypeAlias
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias, cast, overload
 
+from penstock.embedding import as_json_metrics, start_thread, step_directory, step_number
+from penstock.errors import ConfigError, NotACheckpointError, SpecError, StepExistsError
 from penstock.orbax.abstract_checkpoint_manager import AbstractCheckpointManager
-from penstock.orbax.v0.checkpointers.async_checkpointer import AsyncCheckpointer
-from penstock.orbax.v0.checkpointers.checkpointer import Checkpointer
-from penstock.orbax.v0.common.step_metadata import CompositeItemMetadata, RootMetadata, StepMetadata
-from penstock.orbax.v0.common.v0_options import AsyncOptions, FileOptions, MultiprocessingOptions
-from penstock.orbax.v0.manager.checkpoint_manager import CheckpointManager, StepAlreadyExistsError
-from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions
+from penstock.orbax.checkpoint_args import CheckpointArgs, CheckpointHandler, get_registered_args_cls
+from penstock.orbax.checkpointers import AsyncCheckpointer, Checkpointer
+from penstock.orbax.composite_handler import CompositeArgs, CompositeCheckpointHandler, CompositeOptions
+from penstock.orbax.handler_registration import DefaultCheckpointHandlerRegistry
+from penstock.orbax.manager_options import CheckpointManagerOptions, check_metrics, needs_metrics, policies_of
+from penstock.orbax.manager_root import CheckpointInfo, JobDecisions, Root, new_info
+from penstock.orbax.multihost import reached_preemption
+from penstock.orbax.options import AsyncOptions, FileOptions, MultiprocessingOptions
+from penstock.orbax.plain_handlers import JsonCheckpointHandler, JsonRestoreArgs, JsonSaveArgs, WrapperArgs
+from penstock.orbax.preservation_policy import best_of
+from penstock.orbax.save_decision_policy import DecisionContext
+from penstock.orbax.step_metadata import CompositeItemMetadata, RootMetadata, StepMetadata
+from penstock.orbax.step_statistics import SaveTimes, log_restore, log_save
+
+StepAlreadyExistsError = StepExistsError
 
 DEFAULT_ITEM_NAME: Final = "default"
+
 METRIC_ITEM_NAME: Final = "metrics"
+
 RESERVED_ITEM_NAMES: Final[list[str]] = []
+
 ItemMetadata: TypeAlias = CompositeItemMetadata | Any
+
+DEFAULT_ITEM: Final = step_directory.TREE
+"""The name of the item of a step that is one object."""
+
+
+class CheckpointManager:
+    """Saves steps into one directory, keeps the ones worth keeping, and restores them.
+
+    A context manager that also works inside a running event loop. It serves one thread. In a job of several
+    processes each has one, and all call it alike: process 0 decides what is saved and deleted.
+
+    A step is one object, or several named ones. The names and handlers given here decide which; without
+    them the arguments of the first save or restore do.
+
+    Args:
+        directory: The directory of the steps.
+        checkpointers: Saves the object, or by name each of several; the older way to say it.
+        options: When to save, what to keep, and how.
+        metadata: The caller's own JSON values, kept with the directory. Existing ones are not replaced.
+        item_names: The names of several objects, whose first arguments decide their handlers.
+        item_handlers: The handler of the object, or by name of each of several.
+        logger: Its `log_entry` is called with a dict for each save and restore.
+        handler_registry: Which handler serves which item; in place of the other three.
+
+    Raises:
+        ValueError: If arguments or options contradict each other.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        checkpointers: Any = None,
+        options: CheckpointManagerOptions | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        item_names: Sequence[str] | None = None,
+        item_handlers: Any = None,
+        logger: Any = None,
+        handler_registry: Any = None,
+    ) -> None:
+        self._options = CheckpointManagerOptions() if options is None else options
+        self._deciding, self._preserving = policies_of(self._options)
+        self._checkpointer, self._single = make_checkpointer(
+            self._options, checkpointers, item_names, item_handlers, handler_registry
+        )
+        wants_metrics = self._options.best_fn is not None or needs_metrics(self._preserving)
+        self._writes_metrics = wants_metrics and not self._options.prevent_write_metrics
+        self._logger = logger
+        self._job = JobDecisions(directory, self._options)
+        self._root = Root(directory, self._options, is_primary=self._job.is_primary)
+        self._infos = self._job.opened(self._root, metadata)
+        self._finishing: Future[None] | None = None
+        self._saving: tuple[int, Sequence[CheckpointInfo]] | None = None  # and what is deleted after it
+
+    @property
+    def directory(self) -> Any:
+        """The directory of the steps."""
+        return self._root.directory
+
+    def all_steps(self, read: bool = False) -> Sequence[int]:
+        """Return every step that this manager knows, including the one being saved.
+
+        Args:
+            read: Whether to list the directory again first; see `reload`.
+        """
+        if read:
+            self.reload()
+
+        return [info.step for info in self._infos]
+
+    def latest_step(self) -> int | None:
+        """Return the last step; None if there is none."""
+        return self._infos[-1].step if self._infos else None
+
+    def best_step(self) -> int | None:
+        """Return the step with the best metrics, the latest of equals; without `best_fn` the last step.
+
+        Returns None if no step has metrics. A value that is not finite is worse than any finite one.
+        """
+        if self._options.best_fn is None:
+            return self.latest_step()
+
+        best = best_of(self._infos, self._options.best_fn, self._options.best_mode == "min")
+        return None if best is None else best.step
+
+    def reload(self) -> None:
+        """List the directory again, since others may have changed it."""
+        self._infos = self._root.infos()
+
+    def reached_preemption(self, step: int) -> bool:
+        """Return whether the job is to end after this step."""
+        return reached_preemption(step)
+
+    def should_save(self, step: int) -> bool:
+        """Return whether `save` would save a step: it is newer than all, and the options ask for it."""
+        latest = self.latest_step()
+        if self._options.read_only or (latest is not None and latest >= step):
+            return False
+
+        check = self._options.enable_should_save_is_saving_in_progress_check
+        context = DecisionContext(
+            is_saving_in_progress=check and self.is_saving_in_progress(),
+            reached_preemption=self.reached_preemption(step),
+            multiprocessing_options=self._options.multiprocessing_options,
+        )
+        return self._deciding.should_save(new_info(step), list(self._infos), context=context)
+
+    def save(
+        self,
+        step: int,
+        items: Any = None,
+        save_kwargs: Any = None,
+        metrics: Any = None,
+        force: bool | None = False,
+        args: CheckpointArgs | None = None,
+        custom_metadata: dict[str, Any] | None = None,
+    ) -> bool:
+        """Start to save a step, if the options ask for it. Returns when the objects have been copied.
+
+        The next save waits for it and raises its failure.
+
+        Args:
+            step: The number of the step.
+            items: The object, or several by name; the older way to say it.
+            save_kwargs: For the handler of the object, or by name for each of several.
+            metrics: Kept with the step if there is a `best_fn`, which is called with them.
+            force: Save whatever the options say, except with `read_only`.
+            args: What to save: the arguments of one object, or a `Composite` of those of several.
+            custom_metadata: JSON values kept with the step.
+
+        Returns:
+            Whether the step is being saved.
+
+        Raises:
+            StepAlreadyExistsError: If the step exists. It is a ValueError.
+            ValueError: If there is nothing to save, or the arguments are of the wrong kind.
+            Exception: What a handler raises, or the failure of the earlier save.
+        """
+        if items is None and args is None:
+            raise SpecError("Must provide `args` for `save`.")
+
+        number, times = step_number(step), SaveTimes()
+        check_args(items, args, single := self._is_single(not isinstance(args, CompositeArgs)))
+        wanted = force or self._job.wanted(number, self._deciding, self.should_save)
+        if self._options.read_only or not wanted:
+            return False
+
+        times.timed("wait_for_prev", self.wait_until_finished)
+        if number in self.all_steps():
+            raise StepAlreadyExistsError(number)
+        missing = check_metrics(self._preserving, metrics, self._infos)
+        if missing:
+            self._root.warn_once("step.metric_missing", metrics=missing)
+
+        written = metrics if self._writes_metrics else None
+        self._root.forget(number)
+        ckpt_args = args_to_save(self._checkpointer, items, save_kwargs, args, written, single=single)
+        infos = [*self._infos, new := new_info(number, metrics)]
+        doomed, failure = times.timed("get_old_steps", self._job.doomed, self._preserving, number, infos)
+        with self._root.saving(number, self.latest_step()) as path, times.part("checkpointer_blocking"):
+            self._checkpointer.save(path, args=ckpt_args, custom_metadata=custom_metadata, force=True)
+        self._infos.append(new)
+        self._begin_finishing(number, doomed, failure)
+        synchronous = not isinstance(self._checkpointer, AsyncCheckpointer)
+        log_save(self._logger, number, self.directory, times, synchronous=synchronous)
+        return True
+
+    def restore(
+        self,
+        step: int | None = None,
+        items: Any = None,
+        restore_kwargs: Any = None,
+        directory: str | os.PathLike[str] | None = None,
+        args: CheckpointArgs | None = None,
+    ) -> Any:
+        """Return what was saved as a step. Waits for a save that is under way first.
+
+        Args:
+            step: The number of the step; None for the latest.
+            items: The target: the object, or several by name; the older way to say it.
+            restore_kwargs: For the handler of the object, or by name for each of several.
+            directory: A directory of steps to read in place of this manager's.
+            args: What to restore, and how: the arguments of one object, or a `Composite` of several.
+
+        Returns:
+            The object, or a `Composite` of several.
+
+        Raises:
+            FileNotFoundError: If there is no such step, no step at all, or nothing in it.
+            ValueError: If the arguments are of the wrong kind.
+            Exception: What a handler raises.
+        """
+        begun = time.time()
+        self.wait_until_finished()
+        if step is None:
+            step = self.latest_step() if directory is None else self._root.latest_in(directory)
+        if step is None:
+            raise NotACheckpointError(str(directory or self.directory), "there is no step in it")
+
+        path = self._root.path(step_number(step), directory)
+        self._root.check_content(path)
+        single = self._is_single(self._root.has_item(path, DEFAULT_ITEM))
+        check_args(items, args, single)
+        if args is None:
+            found = make_args(
+                self._checkpointer, named(items, single), named(restore_kwargs, single), for_save=False
+            )
+            args = CompositeArgs(**found)
+        elif single:
+            args = CompositeArgs(**{DEFAULT_ITEM: args})
+
+        reading = time.time()
+        with self._root.reading(path):
+            found = self._object_of(self._checkpointer.restore(path, args=args))
+        log_restore(self._logger, step, path.parent, begun, reading)
+        return found
+
+    def item_metadata(self, step: int) -> Any:
+        """Return what the handlers know of a step's object, or of each of several.
+
+        Raises:
+            ValueError: If no step is given.
+        """
+        if cast("int | None", step) is None:
+            raise SpecError("a step must be given: only steps have items")
+
+        return self.metadata(step).item_metadata
+
+    @overload
+    def metadata(self, step: None = None) -> RootMetadata: ...
+    @overload
+    def metadata(self, step: int) -> StepMetadata: ...
+    def metadata(self, step: int | None = None) -> RootMetadata | StepMetadata:
+        """Describe a step without restoring it, or the directory if no step is given.
+
+        Raises:
+            FileNotFoundError: If there is no such step.
+        """
+        if step is None:
+            return self._root.metadata()
+
+        path = self._root.path(step_number(step))
+        found = self._checkpointer.metadata(path)
+        self._is_single(self._root.has_item(path, DEFAULT_ITEM))
+        item_metadata = self._object_of(found.item_metadata)
+        metrics = self.metrics(step) if step_directory.METRICS in (found.item_handlers or {}) else None
+        return replace(found, item_metadata=item_metadata, metrics=dict(metrics or found.metrics))
+
+    def metrics(self, step: int) -> Any:
+        """Return the metrics kept with a step; None if it has none."""
+        return self._root.metrics(step_number(step))
+
+    def delete(self, step: int) -> None:
+        """Delete a step, or move it away if the options say so. It is gone when this returns.
+
+        Does nothing with `read_only`.
+
+        Raises:
+            FileNotFoundError: If there is no such step.
+            OSError: If it could not be deleted, for instance because penstock reads it on this machine.
+        """
+        if self._options.read_only:
+            return
+
+        number = step_number(step)
+        if number not in self.all_steps():
+            raise NotACheckpointError(str(self._root.new_path(number)), "there is no such step")
+        # Several processes link files of the step before in the background.
+        if self._saving is not None and (self._saving[0] == number or not self._job.is_alone):
+            self.wait_until_finished()
+
+        self._job.decided(f"delete {number}", partial(self._root.delete, number))
+        self._infos = [info for info in self._infos if info.step != number]
+
+    def is_saving_in_progress(self) -> bool:
+        """Return whether a save is running in the background."""
+        return self._finishing is not None and not self._finishing.done()
+
+    def wait_until_finished(self) -> None:
+        """Wait until no save is running and old steps are deleted. Raises the failure of a save, once."""
+        finishing, saving = self._finishing, self._saving
+        if finishing is None or saving is None:
+            return
+
+        try:
+            finishing.result()
+        except BaseException:
+            if finishing.done():  # and not interrupted
+                kept = [info for info in (*self._infos, *saving[1]) if info.step != saving[0]]
+                self._infos = sorted(kept, key=lambda info: info.step)
+            raise
+        finally:
+            if finishing.done():
+                self._finishing, self._saving = None, None
+
+    def check_for_errors(self) -> None:
+        """Raise the failure of a save in the background, once. Does not wait."""
+        if self._finishing is not None and self._finishing.done():
+            self.wait_until_finished()
+
+    def close(self) -> None:
+        """Wait until nothing is running, then close the handlers. Idempotent if the handlers are."""
+        try:
+            self.wait_until_finished()
+        finally:
+            self._checkpointer.close()
+            self._root.close()
+            self._job.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _is_single(self, if_unknown: bool) -> bool:
+        """Return whether a step is one object. If that is not known yet, the caller decides it for good."""
+        if self._single is None:
+            self._single = if_unknown
+
+        return self._single
+
+    def _object_of(self, found: Any) -> Any:
+        if not self._single:
+            return found
+        if DEFAULT_ITEM not in found:
+            raise SpecError(f"no handler of {DEFAULT_ITEM!r} is known; pass a handler_registry or args")
+
+        return found[DEFAULT_ITEM]
+
+    def _begin_finishing(self, number: int, doomed: Sequence[int], failure: Exception | None) -> None:
+        """Have a step be completed, and others deleted, here or in the background; then raise a failure."""
+        gone = [info for info in self._infos if info.step in doomed]
+        self._infos = [info for info in self._infos if info.step not in doomed]
+        if isinstance(self._checkpointer, AsyncCheckpointer):
+            # Not a daemon: old steps are deleted even if the program ends without waiting.
+            self._finishing = start_thread(self._finish, number, doomed, name="penstock.orbax.manager")
+            self._saving = (number, gone)
+        else:
+            self._finish(number, doomed)
+        if failure is not None:
+            raise failure
+
+    def _finish(self, number: int, doomed: Sequence[int]) -> None:
+        if isinstance(self._checkpointer, AsyncCheckpointer):
+            self._checkpointer.wait_until_finished()
+
+        self._job.delete_after(number, self._root, doomed)
+
+
+def make_checkpointer(
+    options: CheckpointManagerOptions,
+    checkpointers: Any,
+    item_names: Sequence[str] | None,
+    item_handlers: Any,
+    handler_registry: Any,
+) -> tuple[Checkpointer, bool | None]:
+    """Return a checkpointer of steps, and whether a step is one object; None if that is not known yet.
+
+    Raises:
+        ValueError: If arguments exclude each other.
+    """
+    _check_exclusive(checkpointers, item_names, item_handlers, handler_registry)
+    metrics = JsonCheckpointHandler(
+        step_directory.METRICS, multiprocessing_options=options.multiprocessing_options
+    )
+    if checkpointers is not None:
+        handlers, asynchronous, timeout = _taken_apart(checkpointers)
+        if timeout is not None and options.async_options is None:
+            options.async_options = AsyncOptions(timeout_secs=timeout)
+
+        handler = _composite(options, {**handlers, step_directory.METRICS: metrics})
+        return _checkpointer(handler, options, asynchronous), not isinstance(checkpointers, dict)
+
+    asynchronous = options.enable_async_checkpointing
+    if item_names is None and item_handlers is None:
+        registry = DefaultCheckpointHandlerRegistry(handler_registry)
+        for args_cls in (JsonSaveArgs, JsonRestoreArgs):
+            if not registry.has(step_directory.METRICS, args_cls):
+                registry.add(step_directory.METRICS, args_cls, metrics)
+
+        return _checkpointer(_composite(options, {}, registry), options, asynchronous), None
+
+    single = isinstance(item_handlers, CheckpointHandler)
+    known: dict[str, Any] = {DEFAULT_ITEM: item_handlers} if single else dict.fromkeys(item_names or ())
+    if isinstance(item_handlers, Mapping):
+        known.update(cast("Mapping[str, Any]", item_handlers))
+
+    return _checkpointer(
+        _composite(options, {**known, step_directory.METRICS: metrics}), options, asynchronous
+    ), single
+
+
+def check_args(items: Any, args: Any, single: bool) -> None:
+    """Check that the arguments of a save or restore are of the right kind.
+
+    Raises:
+        ValueError: If they are not.
+    """
+    if isinstance(items, CheckpointArgs):
+        raise SpecError("items must not be CheckpointArgs; pass those as `args=`")
+    if args is None:
+        return
+    if not isinstance(args, CheckpointArgs):
+        raise SpecError(f"args must be CheckpointArgs, not {type(args).__name__}")
+    if single and isinstance(args, CompositeArgs):
+        raise SpecError("args are a Composite, but a step of this manager is one object")
+    if not single and not isinstance(args, CompositeArgs):
+        raise SpecError("args must be a Composite: a step of this manager has several items")
+
+
+def named(given: Any, single: bool) -> Mapping[str, Any]:
+    """Return by item what was given for one object or for several."""
+    if given is None:
+        return {}
+
+    return {DEFAULT_ITEM: given} if single else given
+
+
+def make_args(
+    checkpointer: Checkpointer, items: Mapping[str, Any], kwargs: Mapping[str, Any], *, for_save: bool
+) -> dict[str, CheckpointArgs]:
+    """Make arguments from items and keywords, for calls in the style from before Orbax had arguments.
+
+    Raises:
+        ValueError: If the handler of an item is not known.
+    """
+    names = items if for_save else dict.fromkeys([*items, *kwargs])
+    entries = checkpointer.handler._handler_registry.get_all_entries()
+    found: dict[str, CheckpointArgs] = {}
+    for name in names:
+        handlers = {args_cls: handler for (item, args_cls), handler in entries.items() if item == name}
+        if not handlers:
+            raise SpecError(f"the handler of the item {name!r} is not known; pass `args`")
+
+        save_cls, restore_cls = (
+            (WrapperArgs, WrapperArgs)
+            if WrapperArgs in handlers
+            else get_registered_args_cls(next(iter(handlers.values())))
+        )
+        make = cast("Any", save_cls if for_save else restore_cls)
+        found[name] = make(items.get(name), **(kwargs.get(name) or {}))
+
+    return found
+
+
+def args_to_save(
+    checkpointer: Checkpointer, items: Any, kwargs: Any, args: Any, metrics: Any, *, single: bool
+) -> CompositeArgs:
+    """Return the arguments that a step is saved with, its metrics as an item beside it."""
+    if args is None:
+        found = make_args(checkpointer, named(items, single), named(kwargs, single), for_save=True)
+    else:
+        found = {DEFAULT_ITEM: args} if single else dict(args)
+    if metrics is not None:
+        found[step_directory.METRICS] = JsonSaveArgs(_as_json(metrics))
+
+    return CompositeArgs(**found)
+
+
+def _as_json(metrics: Any) -> Any:
+    return as_json_metrics(cast("Mapping[str, Any]", metrics)) if isinstance(metrics, Mapping) else metrics
+
+
+def _check_exclusive(checkpointers: Any, item_names: Any, item_handlers: Any, handler_registry: Any) -> None:
+    wrong = (
+        ("item_names", "checkpointers", checkpointers and item_names),
+        ("item_handlers", "checkpointers", checkpointers and item_handlers),
+        ("item_names", "item_handlers", item_names and isinstance(item_handlers, CheckpointHandler)),
+    )
+    for name, other, both in wrong:
+        if both:
+            raise ConfigError(name, f"excludes {other}")
+
+    others = {"checkpointers": checkpointers, "item_handlers": item_handlers, "item_names": item_names}
+    for name, value in others.items():
+        if handler_registry is not None and value is not None:
+            raise ConfigError(name, "excludes handler_registry")
+
+
+def _taken_apart(checkpointers: Any) -> tuple[dict[str, Any], bool, int | None]:
+    """Return the handlers of checkpointers, whether any saves in the background, and the longest timeout."""
+    if not isinstance(checkpointers, (dict, Checkpointer)):
+        raise SpecError(f"checkpointers must be a Checkpointer or a dict of such, not {checkpointers!r}")
+
+    single = isinstance(checkpointers, Checkpointer)
+    each = cast("dict[str, Any]", {DEFAULT_ITEM: checkpointers} if single else checkpointers)
+    for name, one in each.items():
+        if not isinstance(one, Checkpointer):
+            raise SpecError(f"the checkpointer of {name!r} is a {type(one).__name__}")
+
+    timeouts = [one.timeout_s for one in each.values() if isinstance(one, AsyncCheckpointer)]
+    longest = int(max(timeouts)) if timeouts else None
+    return {name: one.handler for name, one in each.items()}, bool(timeouts), longest
+
+
+def _composite(
+    options: CheckpointManagerOptions, handlers: Mapping[str, Any], registry: Any = None
+) -> CompositeCheckpointHandler:
+    of_items = CompositeOptions(
+        multiprocessing_options=options.multiprocessing_options,
+        file_options=options.file_options,
+        async_options=options.async_options,
+        atomicity_options=options.atomicity_options,
+        temporary_path_class=options.temporary_path_class,
+    )
+    return CompositeCheckpointHandler(
+        composite_options=of_items, handler_registry=registry, **cast("dict[str, Any]", handlers)
+    )
+
+
+def _checkpointer(
+    handler: CompositeCheckpointHandler, options: CheckpointManagerOptions, asynchronous: bool
+) -> Checkpointer:
+    common: dict[str, Any] = {
+        "multiprocessing_options": options.multiprocessing_options,
+        "file_options": options.file_options,
+        "atomicity_options": options.atomicity_options,
+        "temporary_path_class": options.temporary_path_class,
+    }
+    async_options = options.async_options or AsyncOptions()
+    if asynchronous:
+        return AsyncCheckpointer(handler, async_options=async_options, **common)
+    if async_options.post_finalization_callback is not None:
+        raise ConfigError("post_finalization_callback", "is for saves in the background")
+
+    return Checkpointer(handler, **common)

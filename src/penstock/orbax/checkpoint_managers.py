@@ -28,10 +28,10 @@ __all__ = (
     "save_decision_policy",
 )
 
-from penstock.orbax.v0.manager import preservation_policy, save_decision_policy
-from penstock.orbax.v0.manager.checkpoint_manager import CheckpointManager
-from penstock.orbax.v0.manager.manager_options import CheckpointManagerOptions
-from penstock.orbax.v0.manager.preservation_policy import (
+from penstock.orbax import preservation_policy, save_decision_policy
+from penstock.orbax.checkpoint_manager import CheckpointManager
+from penstock.orbax.manager_options import CheckpointManagerOptions
+from penstock.orbax.preservation_policy import (
     AnyPreservationPolicy,
     BestN,
     CustomSteps,
@@ -43,7 +43,7 @@ from penstock.orbax.v0.manager.preservation_policy import (
     PreservationContext,
     PreservationPolicy,
 )
-from penstock.orbax.v0.manager.save_decision_policy import (
+from penstock.orbax.save_decision_policy import (
     AnySavePolicy,
     ContinuousCheckpointingPolicy,
     DecisionContext,

@@ -37,33 +37,11 @@ __all__ = (
     "handler_registration",
 )
 
-from penstock.orbax.v0.handlers import handler_registration
-from penstock.orbax.v0.handlers.array_checkpoint_handler import (
+from penstock.orbax import handler_registration
+from penstock.orbax.array_checkpoint_handlers import (
     ArrayCheckpointHandler,
     ArrayRestoreArgs,
     ArraySaveArgs,
-)
-from penstock.orbax.v0.handlers.base_pytree_handler import BasePyTreeCheckpointHandler
-from penstock.orbax.v0.handlers.checkpoint_handler import AsyncCheckpointHandler, CheckpointHandler
-from penstock.orbax.v0.handlers.composite_handler import (
-    CompositeArgs,
-    CompositeCheckpointHandler,
-    CompositeOptions,
-    CompositeResults,
-)
-from penstock.orbax.v0.handlers.handler_registration import (
-    CheckpointHandlerRegistry,
-    DefaultCheckpointHandlerRegistry,
-    create_default_handler_registry,
-)
-from penstock.orbax.v0.handlers.json_handler import JsonCheckpointHandler, JsonRestoreArgs, JsonSaveArgs
-from penstock.orbax.v0.handlers.proto_handler import ProtoCheckpointHandler, ProtoRestoreArgs, ProtoSaveArgs
-from penstock.orbax.v0.handlers.pytree_handler import (
-    PyTreeCheckpointHandler,
-    PyTreeRestoreArgs,
-    PyTreeSaveArgs,
-)
-from penstock.orbax.v0.handlers.random_key_handler import (
     JaxRandomKeyCheckpointHandler,
     JaxRandomKeyRestoreArgs,
     JaxRandomKeySaveArgs,
@@ -71,8 +49,26 @@ from penstock.orbax.v0.handlers.random_key_handler import (
     NumpyRandomKeyRestoreArgs,
     NumpyRandomKeySaveArgs,
 )
-from penstock.orbax.v0.handlers.standard_handler import (
-    StandardCheckpointHandler,
-    StandardRestoreArgs,
-    StandardSaveArgs,
+from penstock.orbax.base_pytree_handler import BasePyTreeCheckpointHandler
+from penstock.orbax.checkpoint_args import AsyncCheckpointHandler, CheckpointHandler
+from penstock.orbax.composite_handler import (
+    CompositeArgs,
+    CompositeCheckpointHandler,
+    CompositeOptions,
+    CompositeResults,
 )
+from penstock.orbax.handler_registration import (
+    CheckpointHandlerRegistry,
+    DefaultCheckpointHandlerRegistry,
+    create_default_handler_registry,
+)
+from penstock.orbax.plain_handlers import (
+    JsonCheckpointHandler,
+    JsonRestoreArgs,
+    JsonSaveArgs,
+    ProtoCheckpointHandler,
+    ProtoRestoreArgs,
+    ProtoSaveArgs,
+)
+from penstock.orbax.pytree_handler import PyTreeCheckpointHandler, PyTreeRestoreArgs, PyTreeSaveArgs
+from penstock.orbax.standard_handler import StandardCheckpointHandler, StandardRestoreArgs, StandardSaveArgs

@@ -1,8 +1,8 @@
-"""Loggers that a `CheckpointManager` tells of its saves and restores."""
+"""Loggers of the saves and restores of a `CheckpointManager`."""
 
 from __future__ import annotations
 
 __all__ = ("AbstractLogger", "CompositeLogger", "StandardLogger", "step_statistics")
 
-from penstock.orbax.v0.common import step_statistics
-from penstock.orbax.v0.common.step_statistics import AbstractLogger, CompositeLogger, StandardLogger
+from penstock.orbax import step_statistics
+from penstock.orbax.step_statistics import AbstractLogger, CompositeLogger, StandardLogger

@@ -1,4 +1,4 @@
-"""What is known of a stored tree without reading it, under Orbax's names."""
+"""Descriptions of stored trees and leaves, made without reading them, under Orbax's names."""
 
 from __future__ import annotations
 
@@ -21,25 +21,23 @@ __all__ = (
     "value",
 )
 
-from penstock.orbax.common import value_metadata as value
-from penstock.orbax.common.sharding_metadata import (
-    NamedShardingMetadata,
-    ShardingMetadata,
-    SingleDeviceShardingMetadata,
-)
-from penstock.orbax.common.value_metadata import (
-    ArrayMetadata,
-    Metadata,
-    ScalarMetadata,
-    StorageMetadata,
-    StringMetadata,
-)
-from penstock.orbax.v0.common import stored_tree_metadata as tree
-from penstock.orbax.v0.common.step_metadata import (
+from penstock.orbax import stored_tree_metadata as tree
+from penstock.orbax import value_metadata as value
+from penstock.orbax.step_metadata import (
     MetadataStore,
     RootMetadata,
     StepMetadata,
     get_step_metadata,
     metadata_store,
 )
-from penstock.orbax.v0.common.stored_tree_metadata import TreeMetadata
+from penstock.orbax.stored_tree_metadata import TreeMetadata
+from penstock.orbax.value_metadata import (
+    ArrayMetadata,
+    Metadata,
+    NamedShardingMetadata,
+    ScalarMetadata,
+    ShardingMetadata,
+    SingleDeviceShardingMetadata,
+    StorageMetadata,
+    StringMetadata,
+)

@@ -20,10 +20,8 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.formats.orbax.msgpack_files import CHUNKED
-from penstock.handlers.leaves.prng_keys import is_key
-from penstock.kernel.errors import SpecError
+from penstock.embedding import CHUNKED, dtypes, prng_keys
+from penstock.errors import SpecError
 
 MAX_CHUNK_SIZE: Final = 2**30
 """Bytes beyond which an array in a dict is cut into several msgpack values, which have 4 GiB at most."""
@@ -125,7 +123,7 @@ def _packed(value: Any) -> Any:
 def _unpacked(code: int, data: bytes) -> Any:
     if code in (_ARRAY, _SCALAR):
         shape, name, content = _msgpack.unpackb(data, raw=True)
-        array = np.frombuffer(content, dtype=numpy_dtype(name.decode())).reshape(shape)
+        array = np.frombuffer(content, dtype=dtypes.numpy_dtype(name.decode())).reshape(shape)
         return array if code == _ARRAY else array[()]
     if code == _COMPLEX:
         return complex(*_msgpack.unpackb(data))
@@ -136,7 +134,7 @@ def _unpacked(code: int, data: bytes) -> Any:
 
 
 def _array(value: Any) -> npt.NDArray[Any]:
-    if isinstance(value, jax.Array) and is_key(value.dtype):
+    if isinstance(value, jax.Array) and prng_keys.is_key(value.dtype):
         raise SpecError("a typed PRNG key has no place in msgpack: take jax.random.key_data of it")
 
     return np.asarray(value)

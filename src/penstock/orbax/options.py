@@ -13,13 +13,134 @@ __all__ = (
     "check_primary_host",
 )
 
-from penstock.orbax.v0.common.v0_options import (
-    AsyncOptions,
-    AtomicityMode,
-    AtomicityOptions,
-    FileOptions,
-    MemoryLimitOptions,
-    MultiprocessingOptions,
-    PyTreeMetadataOptions,
-    check_primary_host,
-)
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+import jax
+
+from penstock.errors import ConfigError
+
+_jax: Any = jax
+
+
+@dataclass
+class AsyncOptions:
+    """The options of saves in the background.
+
+    Attributes:
+        timeout_secs: How long a save may take after staging, in seconds.
+        barrier_sync_fn: Has no effect: there are no barriers.
+        post_finalization_callback: Called in the background, before the checkpoint gets its own name.
+        create_directories_asynchronously: Has no effect: creating a directory takes no time worth saving.
+    """
+
+    timeout_secs: int = 1200
+    barrier_sync_fn: Callable[..., Any] | None = None
+    post_finalization_callback: Callable[[], None] | None = None
+    create_directories_asynchronously: bool = True
+
+
+@dataclass
+class MultiprocessingOptions:
+    """The processes that save.
+
+    Attributes:
+        primary_host: The process that publishes; None: every process saves by itself. If several save
+            together, it is the first of them.
+        active_processes: The processes that take part; None for all of the job. The others may not save.
+        barrier_sync_key_prefix: Tells these saves from others to the same paths. There are no barriers.
+    """
+
+    primary_host: int | None = 0
+    active_processes: set[int] | None = None
+    barrier_sync_key_prefix: str | None = None
+
+
+class Processes(Protocol):
+    """The options of either API that say which processes save."""
+
+    @property
+    def primary_host(self) -> int | None: ...
+    @property
+    def active_processes(self) -> set[int] | None: ...
+    @property
+    def barrier_sync_key_prefix(self) -> str | None: ...
+
+
+def check_primary_host(primary_host: int | None) -> None:
+    """Refuse a primary host that does not exist: what is written once would not be written.
+
+    Raises:
+        ConfigError: If the job has no such process. It is a ValueError.
+    """
+    if primary_host is not None and not 0 <= primary_host < _jax.process_count():
+        problem = f"is {primary_host}, and the processes of the job are 0 to {_jax.process_count() - 1}"
+        raise ConfigError("primary_host", problem)
+
+
+class AtomicityMode(str, Enum):  # noqa: UP042  # as in Orbax, its text is not its value
+    """The ways to show that a checkpoint is complete."""
+
+    AUTO = "auto"
+    COMMIT_FILE = "commit_file"
+    ATOMIC_RENAME = "atomic_rename"
+
+
+@dataclass(frozen=True)
+class AtomicityOptions:
+    """The way that a checkpoint becomes visible.
+
+    Attributes:
+        mode: `ATOMIC_RENAME` builds it beside its place and renames it; it has a commit mark, too.
+            `COMMIT_FILE` builds it in its place; it is complete once it has its commit mark.
+            `AUTO` is the former.
+        allow_legacy_atomic_rename: Whether a checkpoint without a commit mark may be complete in
+            the mode `COMMIT_FILE`.
+    """
+
+    mode: AtomicityMode = AtomicityMode.AUTO
+    allow_legacy_atomic_rename: bool = False
+
+
+def is_in_place(atomicity: AtomicityOptions | None) -> bool:
+    """Return whether a checkpoint is built under its own name."""
+    return atomicity is not None and atomicity.mode is AtomicityMode.COMMIT_FILE
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """Permissions of directories.
+
+    Attributes:
+        path_permission_mode: Permissions of the directories of a checkpoint, as in `0o750`.
+        skip_sync_file_validations: Has no effect: the destination is always checked.
+    """
+
+    path_permission_mode: int | None = None
+    skip_sync_file_validations: bool = False
+
+
+@dataclass
+class MemoryLimitOptions:
+    """Bounds the host memory of a save.
+
+    Attributes:
+        max_transfer_concurrent_gb: Gigabytes that are copied from devices at once, at most.
+    """
+
+    max_transfer_concurrent_gb: int | None = None
+
+
+@dataclass
+class PyTreeMetadataOptions:
+    """The record of the structure of a tree.
+
+    Attributes:
+        support_rich_types: Whether it is recorded which sequences are tuples, and of which class named
+            tuples are; and whether tuples are restored as such without an item, where that is recorded.
+            Named tuples are restored as dicts then.
+    """
+
+    support_rich_types: bool = False

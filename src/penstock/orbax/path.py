@@ -1,4 +1,4 @@
-"""Where Orbax has the module that names the directories of steps."""
+"""The module `path` of Orbax's API, which has the module `step`."""
 
 from __future__ import annotations
 

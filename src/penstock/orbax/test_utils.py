@@ -29,18 +29,17 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from penstock.handlers.leaves.prng_keys import is_key
-from penstock.kernel.events import get_logger
-from penstock.orbax.common.leaf_args import ParamInfo
-from penstock.orbax.v0.common.tree_utils import PyTree, to_flat_dict
-from penstock.orbax.v0.leaf_handlers import default_registry as type_handlers
+from penstock.embedding import get_logger, prng_keys
+from penstock.orbax import type_handlers
+from penstock.orbax.leaf_args import ParamInfo
+from penstock.orbax.tree import PyTree, to_flat_dict
 
 _jax: Any = jax
 _spec: Any = PartitionSpec
 
 
 def is_leaf(x: Any) -> bool:
-    """Whether this is what the trees here have for leaves."""
+    """Return whether this is what the trees here have for leaves."""
     return isinstance(x, np.ndarray | Mesh | PartitionSpec | ParamInfo)
 
 
@@ -100,7 +99,7 @@ def assert_array_equal(testclass: Any, v_expected: Any, v_actual: Any) -> None:
 
     testclass.assertIsInstance(v_actual, type(v_expected))
     if isinstance(v_expected, jax.Array):
-        if is_key(v_expected.dtype):
+        if prng_keys.is_key(v_expected.dtype):
             v_expected, v_actual = jax.random.key_data(v_expected), jax.random.key_data(v_actual)
 
         expected, actual = v_expected.addressable_shards, v_actual.addressable_shards
@@ -127,7 +126,7 @@ def assert_tree_same_structure(testclass: Any, expected: PyTree, actual: PyTree)
 
 
 def print_directory(directory: Any, level: int = 0) -> None:
-    """Log what lies in a directory, and below it."""
+    """Log the content of a directory, and of those in it."""
     path = Path(directory)
     if not path.is_dir():
         raise ValueError(f"there is no directory {path}")

@@ -1,4 +1,4 @@
-"""Where Orbax has its version."""
+"""The module `version` of Orbax's API."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Which store a path lies in."""
+"""The store of a path."""
 
 from __future__ import annotations
 
-__all__ = ("StoreFinder",)
+__all__ = ("StoreFinder", "store_at")
 
 from collections.abc import Sequence
 from threading import Lock
 from typing import final
 
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.config import StoreOptions
+from penstock.kernel.config.config import Config, StoreOptions
 from penstock.kernel.protocols.store_capabilities import Leases
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import BUCKETS, bucket_of
@@ -73,3 +73,8 @@ class StoreFinder:
                 )
 
             return self._buckets[url]
+
+
+def store_at(path: str) -> Store:
+    """Return the store of an absolute path or a URL, as the configuration says. Connects to nothing."""
+    return LocalStore() if bucket_of(path) is None else StoreFinder(None, Config.load().store).at(path)

@@ -44,7 +44,7 @@ async def opened(root: Path, name: str, *, overwrite: bool = False) -> Workspace
 
 def joined(primary: Workspace) -> JoinedWorkspace:
     found = JoinedWorkspace(LocalStore(), Threads(), primary.final)
-    await found.enter(primary.path(""))
+    found.enter(primary.path(""))
     return found
 
 
@@ -208,7 +208,7 @@ async def test_what_somebody_else_has_built_since_is_put_back(tmp_path: Path) ->
         later[0].open_now()
 
     other = JoinedWorkspace(cast("Any", WakingStore(wake)), Threads(), primary.final)
-    await other.enter(primary.path(""))
+    other.enter(primary.path(""))
 
     assert not await other.take_back()
     write(later[0], "new", b"2")

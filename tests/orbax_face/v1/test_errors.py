@@ -13,7 +13,7 @@ import orbax.checkpoint.experimental.v1 as _orbax_v1
 import pytest
 
 import penstock.orbax.v1 as penstock_v1
-from penstock.kernel.errors import PenstockError
+from penstock import PenstockError
 
 orbax_v1: Any = _orbax_v1  # it has no types
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import penstock.orbax.v1 as penstock_v1
-from penstock.orbax.v1.common.handler_directories import Existing
-from penstock.orbax.v1.common.handler_registration import AlreadyExistsError, NoEntryError
 from penstock.orbax.v1.errors import InvalidLayoutError
-from penstock.orbax.v1.trees.leaf_registry import AlreadyRegisteredTypeError, UnregisteredTypeError
+from penstock.orbax.v1.handler_registration import AlreadyExistsError, NoEntryError
+from penstock.orbax.v1.path_types import ExistingPath
+from penstock.orbax.v1.serialization import AlreadyRegisteredTypeError, UnregisteredTypeError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -201,7 +201,7 @@ def test_whoever_has_the_methods_is_a_handler() -> None:
     assert isinstance(PointHandler(), penstock_v1.CheckpointableHandler)
     assert isinstance(penstock_v1.handlers.PyTreeHandler(), penstock_v1.CheckpointableHandler)
     assert not isinstance(Counter(1), penstock_v1.CheckpointableHandler)
-    assert isinstance(Existing(Path()), penstock_v1.path.PathAwaitingCreation)
+    assert isinstance(ExistingPath(Path()), penstock_v1.path.PathAwaitingCreation)
 
 
 @pytest.mark.parametrize("at", ["save", "background"])
@@ -277,7 +277,7 @@ def test_an_async_handler_is_at_work_before_the_checkpoint_is_there(tmp_path: Pa
 async def test_the_tree_handler_alone(tmp_path: Path) -> None:
     handler = penstock_v1.handlers.PyTreeHandler()
     tree = {"a": jnp.arange(4.0), "b": [1, "x"]}
-    await (await handler.save(Existing(tmp_path / "tree"), tree))
+    await (await handler.save(ExistingPath(tmp_path / "tree"), tree))
 
     assert not (tmp_path / "tree" / "_CHECKPOINT_METADATA").exists()
     loaded = await (await handler.load(tmp_path / "tree", {"a": np.ndarray, "b": [int, None]}))
@@ -290,7 +290,7 @@ async def test_the_tree_handler_alone(tmp_path: Path) -> None:
     assert handler.is_abstract_handleable({"a": int, "b": ..., "c": None})
     assert not handler.is_abstract_handleable({"a": AbstractPoint})
     with pytest.raises(UnregisteredTypeError):
-        await handler.save(Existing(tmp_path / "x"), {"a": object()})
+        await handler.save(ExistingPath(tmp_path / "x"), {"a": object()})
     with pytest.raises(FileNotFoundError):
         await (await handler.load(tmp_path / "none"))
 
@@ -325,7 +325,7 @@ async def test_leaves_of_ones_own_type(tmp_path: Path) -> None:
     registry.add(Point, AbstractPoint, PointLeafHandler)
     handler = penstock_v1.handlers.PyTreeHandler(leaf_handler_registry=registry)
     tree = {"points": [Point(1, 2), Point(3, 4)], "array": np.arange(3)}
-    await (await handler.save(Existing(tmp_path / "tree"), tree))
+    await (await handler.save(ExistingPath(tmp_path / "tree"), tree))
 
     loaded = await (await handler.load(tmp_path / "tree"))
     assert loaded["points"] == tree["points"]

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import penstock.orbax.v1 as ocp
-from penstock.kernel.errors import PenstockError, RunningLoopError
+from penstock import PenstockError
+from penstock.errors import RunningLoopError
 from penstock.kernel.memory.memory_limit import auto_memory_limit
-from penstock.orbax.v1.common.operation import Operation, begin, budget, finished, hosting
+from penstock.orbax.v1.operation import Operation, begin, budget, finished, hosting
 
 
 async def test_synchronous_names_work_inside_a_running_loop(tmp_path: Path) -> None:

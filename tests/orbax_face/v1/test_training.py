@@ -14,7 +14,7 @@ import pytest
 from anyio import to_thread
 
 import penstock.orbax.v1 as penstock_v1
-from penstock.kernel.errors import ConfigError
+from penstock.errors import ConfigError
 from penstock.orbax.v1.handlers import local_registry
 from penstock.steps import EverySteps, KeepLast
 
@@ -392,3 +392,21 @@ def test_steps_of_metadata_are_printed() -> None:
 
     assert repr(one).endswith("step=3, metrics={'a': 1})")
     assert one.time.year == 1970
+
+
+def test_a_policy_sees_all_that_a_context_says_of_processes(tmp_path: Path) -> None:
+    seen = list[Any]()
+
+    class Policy:
+        def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
+            seen.append(context.multiprocessing_options.barrier_sync_key_prefix)
+            return False
+
+    context = penstock_v1.Context()
+    context.multiprocessing.barrier_sync_key_prefix = "a run"
+    with penstock_v1.training.Checkpointer(
+        tmp_path, context=context, save_decision_policy=Policy()
+    ) as checkpointer:
+        assert not checkpointer.should_save(1)
+
+    assert seen == ["a run"]

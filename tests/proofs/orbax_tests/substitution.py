@@ -22,22 +22,22 @@ _FACES = ((_ROOT, "penstock.orbax"), (f"{_ROOT}.experimental.v1", "penstock.orba
 _V1 = f"{_ROOT}.experimental.v1._src"
 _ALSO = {
     f"{_ROOT}._src.metadata.sharding": (
-        "penstock.orbax.common.sharding_metadata",
+        "penstock.orbax.value_metadata",
         ("DeviceMetadata", "DeviceMetadataMesh", "from_jax_sharding", "from_serialized_string"),
     ),
-    f"{_V1}.serialization.array_leaf_handler": ("penstock.orbax.v1.trees.leaf_metadata", ("ArrayMetadata",)),
-    f"{_V1}.serialization.numpy_leaf_handler": ("penstock.orbax.v1.trees.leaf_metadata", ("NumpyMetadata",)),
-    f"{_V1}.context.context": ("penstock.orbax.v1.context.context", ("get_context",)),
+    f"{_V1}.serialization.array_leaf_handler": ("penstock.orbax.v1.abstract_tree", ("ArrayMetadata",)),
+    f"{_V1}.serialization.numpy_leaf_handler": ("penstock.orbax.v1.abstract_tree", ("NumpyMetadata",)),
+    f"{_V1}.context.context": ("penstock.orbax.v1.context", ("get_context",)),
     f"{_V1}.handlers.pytree_handler": (
-        "penstock.orbax.v1.common.v1_errors",
+        "penstock.orbax.v1.errors",
         ("PartialSaveReplacementError",),
     ),
     f"{_V1}.handlers.registration": (
-        "penstock.orbax.v1.common.handler_registration",
+        "penstock.orbax.v1.handler_registration",
         ("NoEntryError", "resolve_handler_for_load", "resolve_handler_for_save"),
     ),
     f"{_V1}.serialization.registry": (
-        "penstock.orbax.v1.trees.leaf_registry",
+        "penstock.orbax.v1.serialization",
         ("AlreadyRegisteredTypeError", "UnregisteredTypeError"),
     ),
 }
@@ -45,11 +45,11 @@ _ALSO = {
 
 _STATE = {
     (f"{_ROOT}._src.serialization.type_handler_registry", "GLOBAL_TYPE_HANDLER_REGISTRY"): (
-        "penstock.orbax.v0.leaf_handlers.default_registry",
+        "penstock.orbax.type_handlers",
         "_PROCESS_WIDE",
     ),
     (f"{_V1}.handlers.registration", "_GLOBAL_REGISTRY"): (
-        "penstock.orbax.v1.common.handler_registration",
+        "penstock.orbax.v1.handler_registration",
         "_GLOBAL_REGISTRY",
     ),
 }

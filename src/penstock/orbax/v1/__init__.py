@@ -58,17 +58,15 @@ from penstock.orbax.v1 import (
     training,
     tree,
 )
-from penstock.orbax.v1.common.handler_types import (
+from penstock.orbax.v1.context import Context
+from penstock.orbax.v1.deleting import delete, delete_async
+from penstock.orbax.v1.handler_registration import (
     AbstractCheckpointable,
     Checkpointable,
     CheckpointableHandler,
     StatefulCheckpointable,
 )
-from penstock.orbax.v1.common.operation import AsyncResponse
-from penstock.orbax.v1.context.context import Context
-from penstock.orbax.v1.operations.checkpoint_info import CheckpointMetadata, PyTreeMetadata
-from penstock.orbax.v1.operations.deleting import delete, delete_async
-from penstock.orbax.v1.operations.loading import (
+from penstock.orbax.v1.loading import (
     checkpointables_metadata,
     load,
     load_async,
@@ -79,8 +77,9 @@ from penstock.orbax.v1.operations.loading import (
     metadata,
     pytree_metadata,
 )
-from penstock.orbax.v1.operations.locating import is_orbax_checkpoint
-from penstock.orbax.v1.operations.saving import (
+from penstock.orbax.v1.locating import CheckpointMetadata, PyTreeMetadata, is_orbax_checkpoint
+from penstock.orbax.v1.operation import AsyncResponse
+from penstock.orbax.v1.saving import (
     save,
     save_async,
     save_checkpointables,

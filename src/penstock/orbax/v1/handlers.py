@@ -20,27 +20,26 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from penstock.orbax.v1.common.handler_registration import (
+from penstock.orbax.v1.handler_registration import (
+    METRICS,
+    STATE,
+    AbstractCheckpointable,
     AlreadyExistsError,
+    Checkpointable,
+    CheckpointableHandler,
     CheckpointableHandlerRegistry,
+    StatefulCheckpointable,
     global_registry,
     local_registry,
     register_handler,
 )
-from penstock.orbax.v1.common.handler_types import (
-    AbstractCheckpointable,
-    Checkpointable,
-    CheckpointableHandler,
-    StatefulCheckpointable,
-)
-from penstock.orbax.v1.common.item_names import METRICS, STATE
-from penstock.orbax.v1.trees.plain_handlers import (
+from penstock.orbax.v1.plain_handlers import (
     JsonHandler,
     MetricsHandler,
     ProtoHandler,
     StatefulCheckpointableHandler,
 )
-from penstock.orbax.v1.trees.pytree_handler import PyTreeHandler
+from penstock.orbax.v1.pytree_handler import PyTreeHandler
 
 _OLDER: Final = ("orbax.checkpoint._src.handlers.", "orbax.checkpoint.v0._src.handlers.")
 

@@ -12,14 +12,9 @@ __all__ = (
 
 from collections.abc import Collection
 
-from penstock.kernel.concurrency.threads import Threads
-from penstock.orbax.common import job_processes
-from penstock.orbax.common.job_processes import (
-    is_pathways_backend,
-    is_primary_host,
-    process_count,
-    process_index,
-)
+from penstock.embedding import kernel
+from penstock.orbax import multihost as job_processes
+from penstock.orbax.multihost import is_pathways_backend, is_primary_host, process_count, process_index
 
 
 async def sync_global_processes(
@@ -41,4 +36,4 @@ async def sync_global_processes(
     """
     del timeout, record_event_name
     if processes is None or len(processes) > 1:
-        await Threads(1).run(job_processes.sync_global_processes, f"{key}_{operation_id}")
+        await kernel.Threads(1).run(job_processes.sync_global_processes, f"{key}_{operation_id}")

@@ -9,5 +9,5 @@ __all__ = (
     "step",
 )
 
-from penstock.orbax.v1.common.path_types import Path, PathAwaitingCreation, PathLike
-from penstock.orbax.v1.steps import step_formats as step
+from penstock.orbax.v1 import step_formats as step
+from penstock.orbax.v1.path_types import Path, PathAwaitingCreation, PathLike

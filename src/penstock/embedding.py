@@ -1,0 +1,296 @@
+"""All that a face over penstock is built with, beside the public names of `penstock` itself.
+
+`penstock.orbax` imports this module, `penstock` and its public modules (`errors`, `items`, `pipelines`,
+`steps`), and nothing else of ours; a test keeps it. A callback of another library or a service would do
+likewise. What is a module here is a door: its names are used through it. Each name is fetched from its own
+module when it is first used, so that importing this is light.
+
+The engine and its options:
+    TreeLayout: Stores a tree in a directory that its caller publishes, without the documents of a
+        checkpoint.
+    CUSTOM: The key under which such a tree keeps the custom metadata of its caller.
+    CODED_CHUNK: The bytes above which a chunk that is compressed is cut.
+    kernel: The public module of protocols and messages: what stages, handlers and stores are written
+        with.
+    Announcements: Values that one process of a job tells the others, by name.
+    ByteAccount: Bytes that are leased and given back, first come, first served.
+    KnownValues: The values of the checkpoints that an engine has saved, for saves that link to them.
+    BaseIfWhole: A checkpoint to link unchanged leaves to, if it is still whole.
+    DirectoryBuild: A checkpoint of one process whose files its caller writes.
+    JointBuild: A checkpoint whose files the callers in all processes of a job write.
+    SharedDirectory: A directory that the processes of a job fill together.
+    act_on_answer: Lets the primary of a job find something out, and all processes act on it.
+    refuse_save: Tells the other processes of a job that this one does not come to a save.
+
+Trees and leaves:
+    built_in: The public module of the handlers, layouts and stores that penstock has.
+    AdaptedHandler: A handler of batches, which writes files of its own, as a handler of a pipeline.
+    EMPTY_MARKERS: The recorded types of nodes with nothing in them.
+    EmptyNamedTuple: Stands for a named tuple without fields.
+    ReplicaAxis: The axis of a mesh along which the replicas of an array are.
+    chunk_shapes: Functions that choose the shapes of chunks.
+    dtypes: Names of dtypes, those of ml_dtypes included.
+    prng_keys: Typed PRNG keys: their data and their implementation.
+    flattening: Functions that take trees apart and put them together.
+    pair_keys: Pairs the leaves of a target with those that are stored.
+    describe_target: Describes the leaf of a target in an error.
+
+Documents of a checkpoint:
+    file_names: The names of what is in the directory of a checkpoint, and of unfinished ones.
+    checkpoint_metadata: The document of a whole checkpoint, encoded and decoded.
+    encode_strings: Encodes the document of the strings of a tree.
+    sealed_documents: Finds the documents of a directory, each compared with its digest where it is
+        read.
+    rewrite_document: Writes a document durably, and records its digest anew.
+    replace_file: Replaces a file in one step, durably.
+    record_changes: Records anew what others changed in a tree that is being built.
+    check_arrays: Compares stored arrays with their checksums.
+    CHUNKED: Marks an array in msgpack that is cut into several values.
+
+Stores and paths:
+    paths: Paths and URLs as callers give them, and what they stand for.
+    store_at: Returns the store of a path or a URL.
+    holds: Holds on a directory, alone or with readers.
+    deletion: Deletes files and what interrupted saves left.
+    make_name_durable: Makes the name of a published checkpoint durable, or says that it may not be.
+    snapshot_of: Returns a snapshot of a checkpoint to read it from, of a store that makes some.
+    renewing_leases: Renews the leases of stores while a block runs.
+    Leases: A store whose holds end by themselves if they are not renewed.
+    Leftovers: A store that knows what interrupted saves left in it.
+    WriterHold: Shows who saves into a directory of steps.
+
+Steps:
+    step_directory: The steps of a directory, listed and read.
+    step_number: Returns the number of a step, or refuses it.
+    steps_to_delete: Returns the steps that a policy does not keep.
+    follows_from_step: Whether a policy says the same in all processes of a job.
+    missing_metrics: Names the metrics that a policy needs and no step has.
+    as_json_metrics: Returns metrics as JSON has them.
+    delete_step: Deletes a step, or moves it away.
+    watch_steps: Waits for steps that others save.
+    is_checkpoint: Whether a directory is a checkpoint.
+
+Threads, loops and events:
+    run_sync: Waits for a coroutine function, in an event loop of another thread.
+    start_loop: Runs a coroutine function in a thread with an event loop, in the background.
+    start_thread: Calls a blocking function in a thread, in the background.
+    LoopThread: Holds an async resource open for callers in other threads.
+    LoopHandle: Posts calls to an event loop from other threads.
+    await_future: Awaits a future of a thread, or of TensorStore.
+    failures: Failures that keep nothing of their callers alive.
+    get_logger: Returns penstock's log of events.
+    lazy_names: Gives a package names that are imported on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__all__ = (
+    "CHUNKED",
+    "CODED_CHUNK",
+    "CUSTOM",
+    "EMPTY_MARKERS",
+    "AdaptedHandler",
+    "Announcements",
+    "BaseIfWhole",
+    "ByteAccount",
+    "DirectoryBuild",
+    "EmptyNamedTuple",
+    "JointBuild",
+    "KnownValues",
+    "Leases",
+    "Leftovers",
+    "LoopHandle",
+    "LoopThread",
+    "ReplicaAxis",
+    "SharedDirectory",
+    "TreeLayout",
+    "WriterHold",
+    "act_on_answer",
+    "as_json_metrics",
+    "await_future",
+    "built_in",
+    "check_arrays",
+    "checkpoint_metadata",
+    "chunk_shapes",
+    "delete_step",
+    "deletion",
+    "describe_target",
+    "dtypes",
+    "encode_strings",
+    "failures",
+    "file_names",
+    "flattening",
+    "follows_from_step",
+    "get_logger",
+    "holds",
+    "is_checkpoint",
+    "kernel",
+    "lazy_names",
+    "make_name_durable",
+    "missing_metrics",
+    "pair_keys",
+    "paths",
+    "prng_keys",
+    "record_changes",
+    "refuse_save",
+    "renewing_leases",
+    "replace_file",
+    "rewrite_document",
+    "run_sync",
+    "sealed_documents",
+    "snapshot_of",
+    "start_loop",
+    "start_thread",
+    "step_directory",
+    "step_number",
+    "steps_to_delete",
+    "store_at",
+    "watch_steps",
+)
+
+if TYPE_CHECKING:
+    from penstock import handlers as built_in
+    from penstock import kernel
+    from penstock.blocking.background import run_sync, start_loop, start_thread
+    from penstock.blocking.loop_thread import LoopThread
+    from penstock.directory_builds import (
+        DirectoryBuild,
+        JointBuild,
+        SharedDirectory,
+        act_on_answer,
+        refuse_save,
+    )
+    from penstock.handlers import dtypes
+    from penstock.handlers.formats.orbax import checkpoint_metadata, file_names
+    from penstock.handlers.formats.orbax import storage_choice as chunk_shapes
+    from penstock.handlers.formats.orbax.discovery import is_checkpoint
+    from penstock.handlers.formats.orbax.document_files import (
+        record_changes,
+        replace_file,
+        rewrite_document,
+        sealed_documents,
+    )
+    from penstock.handlers.formats.orbax.leaf_documents import encode_strings
+    from penstock.handlers.formats.orbax.msgpack_files import CHUNKED
+    from penstock.handlers.formats.orbax.orbax_layout import CUSTOM, TreeLayout
+    from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK
+    from penstock.handlers.formats.verification import check_arrays
+    from penstock.handlers.leaves import prng_keys
+    from penstock.handlers.leaves.empty import EmptyNamedTuple
+    from penstock.handlers.leaves.single_replica import ReplicaAxis
+    from penstock.kernel.concurrency.threads import LoopHandle, await_future
+    from penstock.kernel.events import get_logger
+    from penstock.kernel.lazy_names import lazy_names
+    from penstock.kernel.memory.byte_account import ByteAccount
+    from penstock.kernel.pipeline import failures
+    from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+    from penstock.kernel.protocols.coordinator import Announcements
+    from penstock.kernel.protocols.leaf import EMPTY_MARKERS
+    from penstock.kernel.protocols.store_capabilities import Leases, Leftovers
+    from penstock.kernel.storage import deletion, holds, paths
+    from penstock.kernel.storage.lease_renewal import renewing_leases
+    from penstock.kernel.storage.optional_base import BaseIfWhole
+    from penstock.kernel.storage.snapshots import snapshot_of
+    from penstock.kernel.storage.workspace import make_name_durable
+    from penstock.kernel.storage.writer_hold import WriterHold
+    from penstock.orbax.item_files import store_at
+    from penstock.stages.planning.leaf_sources import describe_target
+    from penstock.stages.planning.matching import pair_keys
+    from penstock.stages.pytree import flattening
+    from penstock.stages.reuse.value_cache import KnownValues
+    from penstock.steps import step_directory
+    from penstock.steps.keep_policies import steps_to_delete
+    from penstock.steps.save_policies import follows_from_step
+    from penstock.steps.step_deletion import delete_step
+    from penstock.steps.step_metrics import as_json_metrics, missing_metrics
+    from penstock.steps.step_names import step_number
+    from penstock.steps.step_watch import watch_steps
+else:
+    from importlib import import_module as _import_module
+
+    from penstock.kernel.lazy_names import lazy_names as _lazy_names
+
+    _DOORS = {
+        "built_in": "penstock.handlers",
+        "checkpoint_metadata": "penstock.handlers.formats.orbax.checkpoint_metadata",
+        "chunk_shapes": "penstock.handlers.formats.orbax.storage_choice",
+        "deletion": "penstock.kernel.storage.deletion",
+        "dtypes": "penstock.handlers.dtypes",
+        "failures": "penstock.kernel.pipeline.failures",
+        "file_names": "penstock.handlers.formats.orbax.file_names",
+        "flattening": "penstock.stages.pytree.flattening",
+        "holds": "penstock.kernel.storage.holds",
+        "kernel": "penstock.kernel",
+        "paths": "penstock.kernel.storage.paths",
+        "prng_keys": "penstock.handlers.leaves.prng_keys",
+        "step_directory": "penstock.steps.step_directory",
+    }
+    _get, __dir__ = _lazy_names(
+        __name__,
+        {
+            "penstock.blocking.background": (
+                "run_sync",
+                "start_loop",
+                "start_thread",
+            ),
+            "penstock.blocking.loop_thread": ("LoopThread",),
+            "penstock.directory_builds": (
+                "DirectoryBuild",
+                "JointBuild",
+                "SharedDirectory",
+                "act_on_answer",
+                "refuse_save",
+            ),
+            "penstock.handlers.formats.orbax.discovery": ("is_checkpoint",),
+            "penstock.handlers.formats.orbax.document_files": (
+                "record_changes",
+                "replace_file",
+                "rewrite_document",
+                "sealed_documents",
+            ),
+            "penstock.handlers.formats.orbax.leaf_documents": ("encode_strings",),
+            "penstock.handlers.formats.orbax.msgpack_files": ("CHUNKED",),
+            "penstock.handlers.formats.verification": ("check_arrays",),
+            "penstock.handlers.formats.orbax.orbax_layout": (
+                "CUSTOM",
+                "TreeLayout",
+            ),
+            "penstock.handlers.formats.orbax.storage_choice": ("CODED_CHUNK",),
+            "penstock.handlers.leaves.empty": ("EmptyNamedTuple",),
+            "penstock.handlers.leaves.single_replica": ("ReplicaAxis",),
+            "penstock.kernel.concurrency.threads": (
+                "LoopHandle",
+                "await_future",
+            ),
+            "penstock.kernel.events": ("get_logger",),
+            "penstock.kernel.memory.byte_account": ("ByteAccount",),
+            "penstock.kernel.plugins.adapted_handler": ("AdaptedHandler",),
+            "penstock.kernel.protocols.coordinator": ("Announcements",),
+            "penstock.kernel.protocols.leaf": ("EMPTY_MARKERS",),
+            "penstock.kernel.protocols.store_capabilities": ("Leases", "Leftovers"),
+            "penstock.kernel.storage.lease_renewal": ("renewing_leases",),
+            "penstock.kernel.storage.optional_base": ("BaseIfWhole",),
+            "penstock.kernel.storage.snapshots": ("snapshot_of",),
+            "penstock.kernel.storage.workspace": ("make_name_durable",),
+            "penstock.kernel.storage.writer_hold": ("WriterHold",),
+            "penstock.stages.planning.leaf_sources": ("describe_target",),
+            "penstock.stages.planning.matching": ("pair_keys",),
+            "penstock.stages.reuse.value_cache": ("KnownValues",),
+            "penstock.steps.keep_policies": ("steps_to_delete",),
+            "penstock.steps.save_policies": ("follows_from_step",),
+            "penstock.steps.step_deletion": ("delete_step",),
+            "penstock.steps.step_metrics": (
+                "as_json_metrics",
+                "missing_metrics",
+            ),
+            "penstock.steps.step_names": ("step_number",),
+            "penstock.steps.step_watch": ("watch_steps",),
+            "penstock.stores.store_finder": ("store_at",),
+        },
+    )
+    lazy_names = _lazy_names
+
+    def __getattr__(name: str) -> object:
+        return _import_module(_DOORS[name]) if name in _DOORS else _get(name)

@@ -1,0 +1,751 @@
+"""Trees through penstock's pipelines: `PyTreeCheckpointHandler` and others delegate to this.
+
+The handler holds Checkpointers open in the event loop of a thread. What it does there stands below it: the
+options of leaves, links to the step before, and saves alone, with other processes, or to a bucket.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "BasePyTreeCheckpointHandler",
+    "BasePyTreeRestoreArgs",
+    "BasePyTreeSaveArgs",
+    "leaf_formats",
+    "start_joint_save",
+)
+
+import math
+import os
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeGuard, TypeVar, final
+
+import jax
+import numpy as np
+from jax import tree_util
+
+from penstock import Checkpointer, CheckpointMetadata, Pipeline, SaveFormat, SaveFuture, pipelines
+from penstock import SaveArgs as LeafFormat
+from penstock.embedding import (
+    CODED_CHUNK,
+    CUSTOM,
+    BaseIfWhole,
+    KnownValues,
+    LoopThread,
+    TreeLayout,
+    built_in,
+    kernel,
+    paths,
+)
+from penstock.errors import ConfigError, CorruptCheckpointError, NotACheckpointError, StorageError
+from penstock.orbax.array_metadata_store import Store, recorded_by, store_of, validate
+from penstock.orbax.background_work import awaited_as_raised, called_as_raised
+from penstock.orbax.checkpoint_args import (
+    CheckpointArgs,
+    DeferredPathAsyncCheckpointHandler,
+    register_with_handler,
+    wait_for_all,
+)
+from penstock.orbax.database_merging import MergeProcessFiles
+from penstock.orbax.future import Future, PipelineFuture
+from penstock.orbax.item_files import bucket_url, path_text, place_of
+from penstock.orbax.joint_saves import JointDirectory, check_processes, joint_build_around
+from penstock.orbax.leaf_args import (
+    PathAwaitingCreation,
+    RestoreArgs,
+    SaveArgs,
+    TransferPriority,
+    leaves_first,
+)
+from penstock.orbax.leaf_type_handlers import single_replica_keywords
+from penstock.orbax.monitoring import WRITE, timed
+from penstock.orbax.multihost import process_count
+from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions, PyTreeMetadataOptions
+from penstock.orbax.restore_tree import Reader, RestoreRequest, describe_tree, restore_tree, with_markers
+from penstock.orbax.stage_workers import Flow, Limiters, StageRegistry, StageWorkers, UnknownTypeError
+from penstock.orbax.step_links import links_in_force
+from penstock.orbax.tree import get_param_names, is_empty_or_leaf, to_flat_dict
+from penstock.orbax.type_handlers import default_registry
+
+if TYPE_CHECKING:  # one process needs nothing of it
+    from penstock.embedding import JointBuild
+
+T = TypeVar("T")
+
+_UNLIMITED: Final = 1 << 62  # bytes of a data file
+
+_tree: Any = tree_util  # jax declares no types for it
+
+
+class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
+    """Saves trees into given directories, and restores them.
+
+    It owns an event loop in a thread, from its first use until `close`, or until it is garbage
+    collected. All methods also work inside a running event loop.
+
+    Args:
+        save_concurrent_bytes: Host bytes that saves may hold.
+        restore_concurrent_bytes: Host bytes that restores may hold.
+        save_device_host_concurrent_bytes: Bytes copied from devices at once; or `"auto"`, for as much as
+            the machine can spare.
+        memory_limit_options: The upper limit of `"auto"`.
+        use_ocdbt: Whether all arrays lie in one OCDBT database; else each in a directory of its own.
+        use_zarr3: Whether arrays are of zarr version 3; else 2.
+        use_compression: Whether chunks that compress well are compressed, with zstd.
+        multiprocessing_options: Which processes save.
+        type_handler_registry: Handlers of leaf types; by default those registered for the process.
+        enable_post_merge_validation: Has no effect: every leaf is counted before a save is complete.
+        pytree_metadata_options: How structure is recorded.
+        array_metadata_validator: Checks the recorded array metadata in `finalize`; an error it raises fails
+            the save. None by default: shapes and chunks are counted when a save is committed.
+        enable_pinned_host_transfer: Has no effect: jax chooses how to copy.
+        is_prioritized_key_fn: Decides which leaves are copied first.
+
+    Raises:
+        ValueError: If `"auto"` is given without `memory_limit_options`.
+    """
+
+    _ORBAX_NAME = "orbax.checkpoint._src.handlers.base_pytree_checkpoint_handler.BasePyTreeCheckpointHandler"
+
+    _DURABLE = True
+    _SAVES_TOGETHER = True
+    _single = False  # whether the tree is one array, stored under its own name
+
+    def __init__(
+        self,
+        *,
+        save_concurrent_bytes: int | None = None,
+        restore_concurrent_bytes: int | None = None,
+        save_device_host_concurrent_bytes: int | Literal["auto"] | None = None,
+        memory_limit_options: MemoryLimitOptions | None = None,
+        use_ocdbt: bool = True,
+        use_zarr3: bool = False,
+        use_compression: bool = True,
+        multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
+        type_handler_registry: Any = None,
+        enable_post_merge_validation: bool = True,
+        pytree_metadata_options: PyTreeMetadataOptions = PyTreeMetadataOptions(),
+        array_metadata_validator: Any = None,
+        enable_pinned_host_transfer: bool | None = None,
+        is_prioritized_key_fn: Callable[[tuple[Any, ...]], Any] | None = None,
+    ) -> None:
+        self._form = SaveFormat(
+            ocdbt=use_ocdbt,
+            zarr=3 if use_zarr3 else 2,
+            codec="auto" if use_compression else "none",
+            rich_types=pytree_metadata_options.support_rich_types,
+        )
+        self._processes = multiprocessing_options
+        self._primary_host = multiprocessing_options.primary_host
+        self._validator = array_metadata_validator
+        self._is_first = is_prioritized_key_fn
+        limits = (
+            save_limit(save_concurrent_bytes, save_device_host_concurrent_bytes, memory_limit_options),
+            restore_concurrent_bytes,
+        )
+        self._layout = TreeLayout(self._form, single=self._single)
+        self._type_handler_registry = type_handler_registry
+        self._loop = LoopThread(
+            partial(open_checkpointers, self._layout, limits, self._form), name="penstock.orbax"
+        )
+
+    def get_param_names(self, item: Any) -> Any:
+        """Return a tree with each leaf replaced by its stored name."""
+        return get_param_names(item)
+
+    async def async_save(self, directory: Any, args: BasePyTreeSaveArgs) -> Sequence[Future] | None:
+        """Copy a tree and begin to write it; the tree may change when this returns.
+
+        Args:
+            directory: That exists, or is being created.
+            args: What to save, and how.
+
+        Returns:
+            A future that is over when everything is durable.
+
+        Raises:
+            ValueError: If the tree is empty, or has leaves that cannot be saved.
+        """
+        check_processes(self._processes)
+        item = args.item
+        if not jax.tree.leaves(item) and not item:
+            raise ValueError("Found empty item.")
+        if not isinstance(directory, os.PathLike | str) and isinstance(directory, PathAwaitingCreation):
+            directory = await directory.await_creation()
+        if isinstance(directory, JointDirectory):
+            return [await self._save_jointly(directory, args)]
+
+        build = joint_build_around(directory)
+        if build is not None:
+            return [await self._save_jointly(ItemPlace(path_text(directory), build), args)]
+
+        with timed(f"{WRITE}blocking_tree_map_duration_secs"):
+            keywords: dict[str, Any] = {
+                "save_args": leaf_formats(item, args.save_args, self._form, args.ocdbt_target_data_file_size),
+                "prioritise": self._prioritise(item),
+                "custom_metadata": None if args.custom_metadata is None else {CUSTOM: args.custom_metadata},
+                "pipeline": self._pipeline(args.ocdbt_target_data_file_size),
+            }
+            workers = self._workers(
+                ocdbt_target_data_file_size=args.ocdbt_target_data_file_size,
+                save_args=_by_name(args.save_args, SaveArgs),
+            )
+            serves = partial(with_type_handlers, self._registry, workers, self._layout)
+            path, marked = path_text(directory), with_markers(item)
+
+        keywords |= own_links(path, self._loop)
+        try:
+            with timed(f"{WRITE}blocking_d2h_duration_secs"):
+                save = await awaited_as_raised(self._loop.acall(start_save, serves, path, marked, keywords))
+        except UnknownTypeError as error:
+            raise ValueError(f"TypeHandler lookup failed for: type={error.type_}, {error}") from error
+
+        return [PipelineFuture(save, keep=self._loop)]
+
+    async def _save_jointly(self, place: JointDirectory | ItemPlace, args: BasePyTreeSaveArgs) -> Future:
+        """Begin to save a tree together with the other processes, or as a whole checkpoint in a bucket.
+
+        Raises:
+            ValueError: If there is custom metadata of the tree of a whole checkpoint, or a leaf cannot be
+                saved.
+        """
+        url = bucket_url(place.path)
+        if isinstance(place, JointDirectory) and args.custom_metadata is not None:
+            who = "Several processes" if url is None else "Saves to buckets"
+            raise ValueError(f"{who} save the custom metadata of a checkpoint, not of a tree.")
+
+        form, most = self._form, args.ocdbt_target_data_file_size
+        keywords: dict[str, Any] = {
+            "save_args": leaf_formats(args.item, args.save_args, form, most),
+            "prioritise": self._prioritise(args.item),
+            **joint_links(place, self._loop),
+        }
+        if args.custom_metadata is not None:
+            keywords["custom_metadata"] = {CUSTOM: args.custom_metadata}
+        if url is None and (most is not None or self._own_store is not None):
+            keywords["pipeline"] = self._recording_pipeline(most)
+
+        workers = self._workers(
+            ocdbt_target_data_file_size=most, save_args=_by_name(args.save_args, SaveArgs)
+        )
+        start = partial(self._loop.acall, start_joint_save, self._registry, workers)
+        try:
+            save = await awaited_as_raised(start(place, with_markers(args.item), keywords))
+            return PipelineFuture(save, keep=self._loop)
+        except UnknownTypeError as error:
+            raise ValueError(f"TypeHandler lookup failed for: type={error.type_}, {error}") from error
+
+    def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Write a tree; return when it is durable. See `async_save`."""
+        wait_for_all(self, directory, *args, **kwargs)
+
+    def restore(self, directory: Any, args: BasePyTreeRestoreArgs | None = None) -> Any:
+        """Return the tree in a directory.
+
+        Without arguments it is made of dicts and lists, with leaves of the types that were saved.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            ValueError: If the item and the stored tree differ in structure, or a leaf cannot be restored
+                as requested, or the directory is damaged.
+        """
+        args = args or BasePyTreeRestoreArgs()
+        path = path_text(directory)
+        if bucket_url(path) is None and not os.path.isdir(path):
+            raise NotACheckpointError(path, "Requested directory for restore does not exist")
+
+        asked = RestoreRequest(args.item, args.restore_args, args.partial_restore, rich=self._form.rich_types)
+        workers = self._workers(use_ocdbt=None, restore_args=_by_name(args.restore_args, RestoreArgs))
+        serves = partial(with_type_handlers, self._registry, workers, self._layout)
+        calls = Reader(
+            metadata=partial(self._loop.call, describe, serves, path),
+            restore=partial(self._restore, serves, path),
+            own_files=StageRegistry(self._registry, workers).own_files,
+        )
+        return called_as_raised(restore_tree, asked, calls)
+
+    def metadata(self, directory: Any) -> Any:
+        """Return a `TreeMetadata`: a tree of dicts and lists, with what is known of each leaf.
+
+        Raises:
+            FileNotFoundError: If there is no tree.
+            ValueError: If it is damaged.
+        """
+        about = self.about(directory)
+        return describe_tree(about, place_of(directory), self._registry, rich=self._form.rich_types)
+
+    def kinds(self, directory: Any) -> dict[str, str]:
+        """Return what `_METADATA` calls the type of each leaf, by its stored name; see `metadata`."""
+        return {leaf.name: leaf.kind for leaf in self.about(directory).leaves}
+
+    def finalize(self, directory: Any) -> None:
+        """Validate the recorded array metadata. What was written was merged when it was committed.
+
+        Raises:
+            Exception: What the validator raises.
+        """
+        store = store_of(self._registry)
+        if self._validator is not None and store is not None and self._primary_host is not None:
+            validate(self._validator, store, directory)
+
+    def close(self) -> None:
+        """End the thread. Using the handler again starts another one."""
+        self._loop.close()
+
+    def about(self, directory: Any) -> CheckpointMetadata:
+        """Return what `penstock.Checkpointer.metadata` does."""
+        serves = partial(with_type_handlers, self._registry, self._workers(use_ocdbt=None), self._layout)
+        found: CheckpointMetadata = called_as_raised(self._loop.call, describe, serves, path_text(directory))
+        return found
+
+    def _restore(self, serves: HandlerSetup, path: str, **keywords: Any) -> Any:
+        asked = {**keywords, **single_replica_keywords(self._registry, keywords)}
+        return self._loop.call(restore_value, serves, path, asked)
+
+    @property
+    def _registry(self) -> Any:
+        """The registry of type handlers that was given, or else the current one of the process."""
+        return self._type_handler_registry or default_registry()
+
+    def _workers(self, **options: Any) -> StageWorkers:
+        form: dict[str, Any] = {
+            "use_ocdbt": self._form.ocdbt,
+            "use_zarr3": self._form.zarr == 3,
+            "use_compression": self._form.codec != "none",
+        }
+        return StageWorkers(**(form | options))
+
+    @property
+    def has_own_records(self) -> bool:
+        """Return whether the caller's own store or validator records the arrays, or reads the records."""
+        return self._validator is not None or self._own_store is not None
+
+    @property
+    def _own_store(self) -> Any:
+        store = store_of(self._registry)
+        return None if type(store) is Store else store
+
+    def _pipeline(self, data_file_size: int | None) -> Pipeline[kernel.SaveRun]:
+        pipeline = self._recording_pipeline(data_file_size)
+        if not self._form.ocdbt:
+            return pipeline
+
+        # For type handlers that write databases of their own.
+        return pipeline.insert_after("commit", MergeProcessFiles(), called="merge")
+
+    def _recording_pipeline(self, data_file_size: int | None) -> Pipeline[kernel.SaveRun]:
+        pipeline = pipelines.save_pipeline()
+        if self._own_store is not None:
+            pipeline = recorded_by(self._own_store, self._form, pipeline)
+        if data_file_size is None or not self._form.ocdbt:
+            return pipeline
+
+        return pipeline.configure("write", file_bytes=data_file_size or _UNLIMITED)
+
+    def _prioritise(self, item: Any) -> Callable[[kernel.KeyPath], bool] | None:
+        function = self._is_first
+        return None if function is None else leaves_first(item, lambda path: _comes_first(function(path)))
+
+
+@register_with_handler(BasePyTreeCheckpointHandler, for_save=True)
+@dataclass
+class BasePyTreeSaveArgs(CheckpointArgs):
+    """The object of a save, and its options.
+
+    Attributes:
+        item: A tree.
+        save_args: A tree of `SaveArgs` like it; None, for a leaf or for all, means the defaults.
+        ocdbt_target_data_file_size: Bytes after which a data file is followed by another; 0: never.
+        custom_metadata: JSON kept with the tree.
+        partial_save_mode: Whether the tree is one part of a tree saved in several calls.
+    """
+
+    item: Any
+    save_args: Any = None
+    ocdbt_target_data_file_size: int | None = None
+    custom_metadata: Any = None
+    partial_save_mode: bool = False
+
+
+@register_with_handler(BasePyTreeCheckpointHandler, for_restore=True)
+@dataclass
+class BasePyTreeRestoreArgs(CheckpointArgs):
+    """The target of a restore, and its options.
+
+    Attributes:
+        item: A tree of the structure of the result; its leaves may be anything.
+        restore_args: A tree of `RestoreArgs`, like the item or else like the stored tree.
+        partial_restore: Whether the item may lack leaves that are stored.
+    """
+
+    item: Any = None
+    restore_args: Any = None
+    partial_restore: bool = False
+
+
+def _by_name(args: Any, kind: type[T]) -> Mapping[str, T]:
+    """Return the arguments of each leaf by its stored name; computed on first use, as few handlers ask."""
+    return {} if args is None else LazyMapping(partial(_named, args, kind))
+
+
+def _named(args: Any, kind: type[T]) -> dict[str, T]:
+    flat = to_flat_dict(args, sep=".", is_leaf=lambda node: isinstance(node, kind))
+    return {name: one for name, one in flat.items() if isinstance(one, kind)}
+
+
+def _comes_first(answer: Any) -> bool:
+    if isinstance(answer, TransferPriority):
+        return answer in {TransferPriority.SYNCHRONOUS, TransferPriority.ASYNCHRONOUS_PRIORITIZED}
+
+    return bool(answer)
+
+
+_NOTHING: Final = LeafFormat()
+
+
+def leaf_formats(item: Any, save_args: Any, form: SaveFormat, file_bytes: int | None) -> Any:
+    """Return the save options of each leaf; None if no leaf has any.
+
+    Args:
+        item: The tree.
+        save_args: A tree of `SaveArgs` like it, or None.
+        form: How arrays are stored.
+        file_bytes: The target size of a data file of the database. A chunk is in one file, so this
+            also bounds a chunk. None or 0: no bound.
+
+    Raises:
+        ValueError: If `save_args` has not the structure of the tree.
+    """
+    if save_args is not None:
+        _tree.tree_map(_nothing, item, save_args, is_leaf=is_empty_or_leaf)
+
+    most = file_bytes if form.ocdbt and file_bytes and file_bytes > 0 else None
+    if most is not None and form.codec != "none" and most >= CODED_CHUNK:
+        most = None  # chunks with a codec are smaller anyway
+    if save_args is None and most is None:
+        return None
+
+    if most is None:
+        formats = jax.tree.map(_translated, save_args, is_leaf=_is_args)
+    else:
+        leaves, structure = _tree.tree_flatten(item)
+        given = [None] * len(leaves) if save_args is None else structure.flatten_up_to(save_args)
+        bounded = [_bounded(_translated(one), value, most) for one, value in zip(given, leaves, strict=True)]
+        formats = structure.unflatten(bounded)
+
+    return formats if jax.tree.leaves(formats) else None
+
+
+def _nothing(value: object, asked: object) -> None:
+    """Only the structures are compared, and jax says where they differ."""
+
+
+def _translated(one: Any) -> LeafFormat | None:
+    if not _is_args(one):
+        return None
+
+    found = LeafFormat(one.dtype, one.chunk_byte_size, tuple(one.shard_axes))
+    return None if found == _NOTHING else found
+
+
+def _bounded(asked: LeafFormat | None, value: Any, most: int) -> LeafFormat | None:
+    """Bound the chunks of a leaf; the options of a leaf smaller than that do not change."""
+    dtype: Any = getattr(value, "dtype", None)
+    if not hasattr(dtype, "itemsize"):
+        return asked
+
+    known = asked or _NOTHING
+    itemsize = int((dtype if known.dtype is None else np.dtype(known.dtype)).itemsize)
+    small = math.prod(value.shape) * itemsize <= most
+    if small or (known.chunk_byte_size is not None and known.chunk_byte_size <= most):
+        return asked
+
+    return replace(known, chunk_byte_size=most)
+
+
+def _is_args(node: Any) -> TypeGuard[SaveArgs]:
+    return isinstance(node, SaveArgs)
+
+
+def own_links(path: str, loop: LoopThread[Resources]) -> Mapping[str, Any]:
+    """Return the keywords of a save that link unchanged leaves to the step before, if a manager saves.
+
+    Args:
+        path: The item of the step, as it is being built.
+        loop: Of the handler that saves; once the step is complete it notes where the values lie.
+    """
+    links = links_in_force()
+    if links is None:
+        return {}
+
+    links.when_complete(path, partial(loop.call, _note_moved, path))
+    return {"base": links.base_of(path)}
+
+
+def joint_links(place: ItemPlace | JointDirectory, loop: LoopThread[Resources]) -> Mapping[str, Any]:
+    """Return the same for a save of several processes.
+
+    Args:
+        place: The item of the step; nothing is linked if it is a whole checkpoint.
+        loop: Of the handler that saves; once the step is published it notes where the values lie.
+    """
+    links = links_in_force()
+    if links is None or isinstance(place, JointDirectory):
+        return {}
+
+    links.when_published(place.build.place, place.path, partial(loop.call, _note_published, place.path))
+    base = links.base_of_place(place.build.place, place.path)
+    return {} if base is None else {"base": BaseIfWhole(base)}
+
+
+async def _note_moved(resources: Resources, path: str, built: str, to: str) -> None:
+    """Note that a checkpoint whose values are known is at `built`, and is about to be moved to `to`."""
+    engine = resources.save.engine
+    engine.shared.of(KnownValues).moved(path, to, engine.store.identity(built))
+
+
+async def _note_published(resources: Resources, built: str, path: str, is_same: Callable[[], bool]) -> None:
+    """Note that what was saved at `built` is at `path`, unless another save has replaced it."""
+    if resources.within is None:
+        return
+
+    engine = resources.within.engine
+    identity = engine.store.identity(path)
+    if is_same():  # asked last
+        engine.shared.of(KnownValues).moved(built, path, identity)
+
+
+Limit: TypeAlias = int | None
+
+HandlerSetup: TypeAlias = Callable[[Checkpointer, Flow], Checkpointer]
+"""Gives a Checkpointer the type handlers of one save or restore."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """The Checkpointers of a tree handler. That for saves is that for restores if both have one budget."""
+
+    form: SaveFormat  #: how arrays are stored
+    save: Checkpointer
+    restore: Checkpointer
+    together: Checkpointer | None  #: saves with the other processes of the job, if there are any
+    within: Checkpointer | None  #: likewise, into a directory of a checkpoint that they build
+    receiving: Checkpointer | None = None  #: restores with them what one replica reads
+
+
+def save_limit(
+    concurrent: int | None, device_host: int | Literal["auto"] | None, options: MemoryLimitOptions | None
+) -> int | None:
+    """Return the host bytes that saves may hold, as three options say; None if none does.
+
+    Raises:
+        ValueError: If `"auto"` is given without its upper limit.
+    """
+    most = (
+        None
+        if options is None or options.max_transfer_concurrent_gb is None
+        else options.max_transfer_concurrent_gb
+    )
+    if device_host == "auto":
+        if most is None:
+            raise ValueError(
+                "memory_limit_options with max_transfer_concurrent_gb must be provided if the limit of "
+                'transfers from devices is "auto"'
+            )
+        device_host = None
+
+    given = [limit for limit in (concurrent, device_host) if limit is not None]
+    if most is not None:
+        given.append(int(most * 10**9))
+
+    return min(given) if given else None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemPlace:
+    """A directory of a checkpoint that all processes build."""
+
+    path: str
+    build: JointBuild
+
+
+@asynccontextmanager
+async def open_checkpointers(
+    layout: TreeLayout, limits: tuple[Limit, Limit], form: SaveFormat
+) -> AsyncGenerator[Resources]:
+    """Yield the Checkpointers of a tree handler.
+
+    Args:
+        layout: Of trees in given directories.
+        limits: Host bytes that saves may hold, and restores.
+        form: How arrays are stored in whole checkpoints.
+    """
+    chosen = built_in.AutoLayout(layout)
+    async with AsyncExitStack() as stack:
+        opened: list[Checkpointer] = []
+        for limit in dict.fromkeys(limits):
+            alone = kernel.SingleProcessCoordinator()  # a save of several processes needs the whole of it
+            checkpointer = Checkpointer(layout=chosen, memory_limit=limit, coordinator=alone)
+            opened.append(await stack.enter_async_context(checkpointer))
+
+        together: Checkpointer | None = None
+        within: Checkpointer | None = None
+        receiving: Checkpointer | None = None
+        if process_count() > 1:
+            memory = opened[0].engine.memory
+            joint = Checkpointer(save_format=form, memory=memory)
+            together = await stack.enter_async_context(joint)
+            parallel = TreeLayout(replace(form, replica_parallel=True), single=layout.single)
+            item = Checkpointer(layout=built_in.AutoLayout(parallel), memory=memory)
+            within = await stack.enter_async_context(item)
+            receiving = await stack.enter_async_context(Checkpointer(layout=chosen, memory_limit=limits[1]))
+
+        yield Resources(form, opened[0], opened[-1], together, within, receiving)
+
+
+async def start_save(
+    resources: Resources, serves: HandlerSetup, path: str, item: Any, keywords: dict[str, Any]
+) -> SaveFuture:
+    """Begin to save; unchanged leaves are linked to `keywords["base"]`, if that is still whole."""
+    base = keywords.pop("base", None)
+    checkpointer = serves(resources.save, "save")
+    if base is not None:
+        try:
+            return await checkpointer.save(path, item, overwrite=True, base=base, **keywords)
+        except (CorruptCheckpointError, StorageError) as error:
+            if not error.path.startswith(base):
+                raise  # otherwise the base is gone or damaged, and the save works without it
+
+    return await checkpointer.save(path, item, overwrite=True, **keywords)
+
+
+async def start_joint_save(
+    resources: Resources,
+    registry: Any,
+    workers: StageWorkers,
+    place: JointDirectory | ItemPlace,
+    item: Any,
+    keywords: dict[str, Any],
+) -> SaveFuture:
+    """Begin to save together with the other processes: a whole checkpoint, or into a directory of one.
+
+    In a bucket a process that saves alone saves a whole checkpoint, too.
+
+    Raises:
+        ConfigError: If there were none yet when this handler was first used.
+    """
+    if isinstance(place, JointDirectory) and paths.bucket_of(place.path) is not None:
+        return await _start_in_bucket(resources, registry, workers, place, item, keywords)
+
+    chosen = _joined(resources.within if isinstance(place, ItemPlace) else resources.together)
+    limiters = Limiters.of(chosen.engine.memory, "save")
+    handlers = StageRegistry(registry, replace(workers, limiters=limiters))
+    if isinstance(place, ItemPlace):
+        chosen = chosen.with_handlers(handlers, coordinator=place.build.nested_coordinator())
+        begin = partial(chosen.save, place.path, item, overwrite=True, **keywords)
+        return await place.build.begin_within(begin)
+
+    chosen = chosen.with_handlers(handlers)
+    place.begun.set()
+    about: dict[str, Any] = {"overwrite": place.overwrite, "custom_metadata": place.custom_metadata}
+    return await chosen.save(place.path, item, **about, **keywords)
+
+
+async def _start_in_bucket(
+    resources: Resources,
+    registry: Any,
+    workers: StageWorkers,
+    place: JointDirectory,
+    item: Any,
+    keywords: dict[str, Any],
+) -> SaveFuture:
+    """Begin to save a whole checkpoint to a bucket, where no handler can write files by itself.
+
+    A checkpoint that may be replaced is deleted first, as Orbax does: a bucket cannot replace in one step.
+    """
+    chosen = _joined(resources.together) if place.jointly else resources.save
+    engine = chosen.engine
+    bucket = paths.bucket_of(place.path)
+    assert bucket is not None, "the caller has looked"
+    layout = built_in.OrbaxLayout(
+        replace(resources.form, replica_parallel=place.jointly),
+        min(CODED_CHUNK, engine.memory.limit // 4),
+        plain_chunk=engine.config.store.of_scheme(bucket[0]).file_bytes,
+    )
+    limiters = Limiters.of(engine.memory, "save")
+    handlers = StageRegistry(registry, replace(workers, limiters=limiters))
+    chosen = chosen.with_handlers(handlers, built_in.AutoLayout(layout))
+    overwrite: Any = "delete-first" if place.overwrite else False
+    place.begun.set()
+    return await chosen.save(
+        place.path, item, overwrite=overwrite, custom_metadata=place.custom_metadata, **keywords
+    )
+
+
+def _joined(checkpointer: Checkpointer | None) -> Checkpointer:
+    """Return what saves with other processes.
+
+    Raises:
+        ConfigError: If there were none yet when the handler was first used.
+    """
+    if checkpointer is None:
+        problem = "must be initialised before the first save of a checkpointer"
+        raise ConfigError("jax.distributed", problem)
+
+    return checkpointer
+
+
+async def restore_value(
+    resources: Resources, serves: HandlerSetup, path: str, keywords: dict[str, Any]
+) -> Any:
+    """Return the tree at `path`; with `replica_axis`, together with the other processes of the job."""
+    together = resources.receiving if "replica_axis" in keywords else None
+    return await serves(together or resources.restore, "restore").restore(path, **keywords)
+
+
+def with_type_handlers(
+    registry: Any, workers: StageWorkers, layout: TreeLayout, checkpointer: Checkpointer, flow: Flow
+) -> Checkpointer:
+    """Return the Checkpointer with the type handlers of one save or restore.
+
+    What only such a handler finds is then not taken for missing.
+    """
+    limiters = Limiters.of(checkpointer.engine.memory, flow)
+    handlers = StageRegistry(registry, replace(workers, limiters=limiters))
+    own_files = handlers.own_files()
+    if not own_files:
+        return checkpointer.with_handlers(handlers)
+
+    return checkpointer.with_handlers(handlers, built_in.AutoLayout(layout.with_foreign(own_files)))
+
+
+async def describe(resources: Resources, serves: HandlerSetup, path: str) -> CheckpointMetadata:
+    """Say what the tree at `path` is."""
+    return await serves(resources.restore, "restore").metadata(path)
+
+
+@final
+class LazyMapping(Mapping[str, T]):
+    """The mapping that `make` returns, which is called at first use.
+
+    Args:
+        make: Returns the mapping.
+    """
+
+    def __init__(self, make: Callable[[], Mapping[str, T]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> Mapping[str, T]:
+        return self._make()
+
+    def __getitem__(self, key: str) -> T:
+        return self._made[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)

@@ -1,0 +1,694 @@
+"""The type handlers of leaves: jax.Arrays, NumPy arrays, numbers and strings.
+
+In a pipeline each stands for the handler of penstock that does the same, its `leaf_handler`. Subclasses that
+override a method, and programs, call `serialize` and `deserialize` directly: then arrays go through
+TensorStore, into the database of this process or into directories of their own.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "ArrayHandler",
+    "InvalidShardingError",
+    "NumpyHandler",
+    "ScalarHandler",
+    "SingleReplicaArrayHandler",
+    "SpecOptions",
+    "StringHandler",
+    "replicas_share_by_default",
+    "single_replica_keywords",
+)
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
+from typing import Any, Final, cast, final
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from penstock.embedding import (
+    ReplicaAxis,
+    built_in,
+    encode_strings,
+    file_names,
+    kernel,
+    run_sync,
+    start_thread,
+)
+from penstock.errors import InvalidLeafError
+from penstock.orbax.array_io import (
+    ArrayWrite,
+    HostArray,
+    ReplicaOptions,
+    array_request,
+    check_infos,
+    open_arrays,
+    opened_metadata,
+    read_array,
+    read_values,
+    resolve_paths,
+    sharding_pointer,
+    stage,
+    write_arrays,
+    write_values,
+)
+from penstock.orbax.array_metadata_store import RANDOM_KEY_IMPL
+from penstock.orbax.arrays import asked_placement
+from penstock.orbax.background_work import all_results, in_thread, reserved, together
+from penstock.orbax.leaf_args import (
+    ParamInfo,
+    RestoreArgs,
+    SaveArgs,
+    SingleReplicaArrayRestoreArgs,
+    check_input_arguments,
+)
+from penstock.orbax.multihost import has_primary_host, is_primary_host, process_count, process_index
+from penstock.orbax.stage_workers import TypeHandler
+from penstock.orbax.tensorstore_specs import get_json_tspec_write
+from penstock.orbax.value_metadata import ScalarMetadata, StringMetadata, from_serialized_string
+
+_RANKS: Final = range(3)
+"""The values of Orbax's `TransferPriority` but for the unknown: at once, soon, later."""
+
+
+class ArrayHandler(TypeHandler):
+    """Stores the distinct shards of a jax.Array; typed PRNG keys as their key data.
+
+    Args:
+        metadata_key: The name of an array's metadata file; by default that of its format.
+        primary_host: The process that records shardings; with None each does. A job that has no such
+            process records none.
+        replica_id: Which replica of a shard is written.
+        use_replica_parallel: Whether chunks are cut as if replicas shared the work of writing; by
+            default unless JAX_PLATFORMS names a GPU. In a pipeline a shard is one chunk all the same.
+        min_slice_bytes_for_replica_parallel: Bytes below which a shard is not cut so.
+        max_replicas_for_replica_parallel: The most parts that it is cut into.
+        enable_write_sharding_file: Whether shardings are recorded.
+        array_metadata_store: Records how arrays were cut, and the kind of typed keys; None to record neither.
+        enable_replica_parallel_separate_folder: Whether what is replicated has a directory of its own.
+        dispatcher: Not supported: must be None.
+        callback: Its `on_transfer_end` and `on_write_end` are called with the keys of each array; and first
+            its `key_priority`, if copies to the host are limited, for the order of the copies.
+
+    Raises:
+        NotImplementedError: If there is a dispatcher.
+    """
+
+    def __init__(
+        self,
+        metadata_key: str | None = None,
+        primary_host: int | None = 0,
+        replica_id: int | None = 0,
+        use_replica_parallel: bool | None = None,
+        min_slice_bytes_for_replica_parallel: int | None = None,
+        max_replicas_for_replica_parallel: int | None = None,
+        enable_write_sharding_file: bool = True,
+        array_metadata_store: Any = None,
+        enable_replica_parallel_separate_folder: bool = False,
+        dispatcher: Any = None,
+        callback: Any = None,
+    ) -> None:
+        if dispatcher is not None:
+            raise NotImplementedError("penstock has no dispatchers: every process saves its own shards")
+        if use_replica_parallel is None:
+            use_replica_parallel = replicas_share_by_default()
+
+        self._metadata_key = metadata_key
+        self._primary_host = primary_host
+        self._replica_id = replica_id
+        self._enable_write_sharding_file = enable_write_sharding_file
+        self._array_metadata_store = array_metadata_store
+        self._callback = callback
+        self._replicas = ReplicaOptions(
+            use_replica_parallel,
+            min_slice_bytes_for_replica_parallel,
+            max_replicas_for_replica_parallel,
+            enable_replica_parallel_separate_folder,
+        )
+
+    def has_dispatcher(self) -> bool:
+        """Return False: penstock has no dispatchers."""
+        return False
+
+    def typestr(self) -> str:
+        """`jax.Array`."""
+        return "jax.Array"
+
+    @property
+    def leaf_handler(self) -> Any:
+        """The pipeline handler that does the same, shared by equal handlers; None if there is none."""
+        if self._metadata_key is not None or self._callback is not None:
+            return None
+
+        described = SpecOptions(
+            replace(self._replicas, separate_folder=False),
+            self._replica_id,
+            self._enable_write_sharding_file and has_primary_host(self._primary_host),
+            self._array_metadata_store is not None,
+        )
+        return _leaf_handler(self.typestr(), None if described == SpecOptions() else described)
+
+    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
+        """Describe each stored leaf by an `ArrayMetadata`, with its sharding if one is recorded."""
+        opened = await open_arrays(infos, None, self._metadata_key)
+        shardings = await _recorded(infos, range(len(infos)))
+        return [
+            opened_metadata(store, info, from_serialized_string(text) if text else None)
+            for store, info, text in zip(opened, infos, shardings, strict=True)
+        ]
+
+    async def serialize(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
+    ) -> Sequence[kernel.Waitable]:
+        """Bring arrays to the host, and begin to write them: they may be donated when this returns.
+
+        Raises:
+            ValueError: If an array has no elements, cannot be stored, or two leaves have one name.
+            DeletedLeafError: If an array is deleted or donated.
+        """
+        args = args or [SaveArgs()] * len(values)
+        check_input_arguments(values, infos, args)
+        check_infos(infos)
+        refuse_empty(values, infos)
+        values, infos, args = self._prioritised(values, infos, args)
+        staged = await in_thread(stage, values, infos, args, self._replicas, self._metadata_key)
+        self._tell("on_transfer_end", infos)
+        return [start_thread(self._write, staged, infos)]
+
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[Any]:
+        """Read arrays, each with the requested or else the recorded sharding.
+
+        Args:
+            infos: Of the leaves.
+            args: `ArrayRestoreArgs`, or `RestoreArgs` to use the recorded sharding.
+
+        Raises:
+            ValueError: If there are no `args`, a leaf has no sharding or one over devices that
+                are not here, or the shape differs.
+            FileNotFoundError: If an array with its own directory is missing.
+        """
+        if args is None:
+            raise ValueError("to be restored as a jax.Array, a leaf needs ArrayRestoreArgs")
+
+        check_input_arguments(infos, args)
+        check_infos(infos)
+        if infos[0].is_ocdbt_checkpoint is None:
+            raise ValueError("is_ocdbt_checkpoint says how a stored array is to be read, and cannot be None")
+        for info in infos:
+            await info.await_path_creation()
+
+        shardings = await _shardings(infos, args)
+        wanted = [array_request(arg, s, i) for arg, s, i in zip(args, shardings, infos, strict=True)]
+        opened = await open_arrays(infos, args, self._metadata_key)
+        impls = await self._key_impls(infos)
+
+        async def read(at: int) -> Any:
+            return await read_array(opened[at], infos[at], wanted[at], impls.get(infos[at].name))
+
+        return await together([partial(read, at) for at in range(len(infos))])
+
+    def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
+        """Return for each value the bytes of its distinct shards, to write and to read."""
+        sizes = [int(value.nbytes) for value in values]
+        return [(size, size) for size in sizes]
+
+    def _write(self, staged: Sequence[HostArray], infos: Sequence[ParamInfo]) -> None:
+        resolve_paths(infos)
+        write_arrays([one.array for one in staged], database=bool(infos[0].is_ocdbt_checkpoint))
+        texts = [(one.array.info, one.sharding) for one in staged]
+        if self._enable_write_sharding_file and is_primary_host(self._primary_host):
+            write_values(
+                file_names.SHARDING, [(i, sharding_pointer(i.name), text) for i, text in texts if text]
+            )
+
+        store = self._array_metadata_store
+        if store is not None:
+            run_sync(store.write, infos[0].parent_dir, [one.metadata for one in staged], process_index())
+
+        self._tell("on_write_end", infos)
+
+    async def _key_impls(self, infos: Sequence[ParamInfo]) -> dict[str, str]:
+        """Find which leaves are typed PRNG keys, and of which kind."""
+        if self._array_metadata_store is None:
+            return {}
+
+        found = await self._array_metadata_store.read(checkpoint_dir=infos[0].parent_dir)
+        entries = next(iter(found.values())) if found else ()
+        extras: dict[str, dict[str, Any]] = {one.param_name: one.ext_metadata or {} for one in entries}
+        return {name: extra[RANDOM_KEY_IMPL] for name, extra in extras.items() if RANDOM_KEY_IMPL in extra}
+
+    def _prioritised(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs]
+    ) -> tuple[Sequence[Any], Sequence[ParamInfo], Sequence[SaveArgs]]:
+        """Order leaves as the callback wants them, if copies to the host are limited, as in Orbax.
+
+        Raises:
+            ValueError: If the callback knows no priority for one.
+        """
+        if self._callback is None or infos[0].device_host_byte_limiter is None:
+            return values, infos, args
+
+        ranks = [int(self._callback.key_priority(info.keypath).value) for info in infos]
+        for info, rank in zip(infos, ranks, strict=True):
+            if rank not in _RANKS:
+                raise ValueError(f"Prioritization is unknown for key {info.keypath}.")
+
+        order = sorted(range(len(ranks)), key=ranks.__getitem__)  # which keeps the order of equals
+        return [values[at] for at in order], [infos[at] for at in order], [args[at] for at in order]
+
+    def _tell(self, event: str, infos: Sequence[ParamInfo]) -> None:
+        if self._callback is not None:
+            for info in infos:
+                getattr(self._callback, event)(info.keypath)
+
+
+async def _shardings(infos: Sequence[ParamInfo], args: Sequence[RestoreArgs]) -> list[Any]:
+    """Find the requested or else the recorded sharding of each leaf."""
+    shardings = [asked_placement(arg) for arg in args]
+    absent = [at for at, sharding in enumerate(shardings) if sharding is None]
+    for at, text in zip(absent, await _recorded(infos, absent), strict=True):
+        if text is None:
+            raise ValueError(
+                f"no sharding is recorded for the leaf {infos[at].name!r}: give `sharding`, or `mesh` and "
+                f"`mesh_axes`, in ArrayRestoreArgs"
+            )
+        shardings[at] = from_serialized_string(text).to_jax_sharding()
+
+    return shardings
+
+
+async def _recorded(infos: Sequence[ParamInfo], which: Sequence[int]) -> list[str | None]:
+    """Read the recorded sharding of some leaves; None for all if nothing is recorded there."""
+    if not which or not await in_thread(
+        os.path.exists, os.path.join(infos[0].parent_dir, file_names.SHARDING)
+    ):
+        return [None] * len(which)
+
+    chosen = [infos[at] for at in which]
+    texts = await read_values(file_names.SHARDING, chosen, [sharding_pointer(info.name) for info in chosen])
+    return [cast("str", text) or None for text in texts]
+
+
+@lru_cache(maxsize=64)
+def _leaf_handler(typestr: str, described: SpecOptions | None) -> built_in.ArrayHandler:
+    """Equal handlers share one: a tree is planned anew for each different one."""
+    return built_in.ArrayHandler(typestr, described=described)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SpecOptions:
+    """Adapts the handler's description of each array to the options."""
+
+    replicas: ReplicaOptions = field(default_factory=ReplicaOptions)
+    replica_id: int | None = 0  #: of the replica that writes a shard that is not divided; None for any
+    shardings: bool = True  #: whether shardings are recorded
+    shapes: bool = True  #: whether the chunks of arrays and the kind of typed keys are recorded
+
+    def __call__(self, spec: kernel.LeafSpec, key_path: str) -> kernel.LeafSpec:
+        """Return the spec with the options applied.
+
+        Raises:
+            InvalidLeafError: If no replica would write the array; it is a ValueError.
+        """
+        if self.replicas.parallel and self.replica_id is None:
+            raise InvalidLeafError(key_path, "use_replica_parallel needs a replica_id")
+
+        shard, part = spec.write_shape, None
+        if shard is not None:
+            part = self.replicas.part_of(shard, spec.n_replicas, spec.itemsize)
+
+        n_parts = 1 if shard is None or part is None else math.prod(shard) // math.prod(part)
+        if n_parts == 1 and (self.replica_id or 0) >= spec.n_replicas:
+            problem = f"replica_id is {self.replica_id}, but its shards have {spec.n_replicas} replicas"
+            raise InvalidLeafError(key_path, problem)
+
+        spec = replace(
+            spec,
+            n_replicas=n_parts,
+            sharding=spec.sharding if self.shardings else None,
+            shapes_recorded=self.shapes,
+        )
+        if not spec.is_global:
+            return spec
+        # Of several processes it is said here which replicas write what: nothing else divides it then.
+        if part is None:
+            return replace(spec, n_replicas=1, writer=self.replica_id or 0)
+
+        return replace(spec, n_replicas=1, n_writers=n_parts, write_shape=part, chunk_shape=part)
+
+
+def replicas_share_by_default() -> bool:
+    """Return whether replicas share the work by default: unless JAX_PLATFORMS names a GPU, as in Orbax."""
+    platforms = os.environ.get("JAX_PLATFORMS", "").lower()
+    return "gpu" not in platforms and "cuda" not in platforms
+
+
+class NumpyHandler(TypeHandler):
+    """Stores an `np.ndarray` whole.
+
+    Args:
+        metadata_key: The name of an array's metadata file; by default that of its format.
+        ocdbt_process_id: The process whose directory in the database gets the arrays; by default this one.
+            Has no effect in a tree.
+        deepcopy_host_arrays: Whether arrays are copied, so that they may change during the save.
+            Has no effect in a tree: there they are.
+    """
+
+    def __init__(
+        self,
+        metadata_key: str | None = None,
+        ocdbt_process_id: str | None = None,
+        deepcopy_host_arrays: bool = True,
+    ) -> None:
+        self._metadata_key = metadata_key
+        self._process_id = ocdbt_process_id
+        self._copies = deepcopy_host_arrays
+
+    def typestr(self) -> str:
+        """`np.ndarray`."""
+        return "np.ndarray"
+
+    @cached_property
+    def leaf_handler(self) -> Any:
+        """The pipeline handler that does the same; None if there is none."""
+        return None if self._metadata_key else built_in.NumpyHandler(self.typestr())
+
+    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
+        """Describe each stored leaf by an `ArrayMetadata`."""
+        opened = await open_arrays(infos, None, self._metadata_key)
+        return [opened_metadata(store, info) for store, info in zip(opened, infos, strict=True)]
+
+    async def serialize(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
+    ) -> Sequence[kernel.Waitable]:
+        """Copy arrays, and begin to write them.
+
+        Raises:
+            ValueError: If an array has no elements, or two leaves have one name.
+        """
+        args = args or [SaveArgs()] * len(values)
+        check_input_arguments(values, infos, args)
+        check_infos(infos)
+        refuse_empty(values, infos)
+        copies = await in_thread(_copied, values) if self._copies else list(values)
+        return [start_thread(self._write, copies, infos, args)]
+
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[Any]:
+        """Read arrays, cast to the requested dtypes.
+
+        Raises:
+            FileNotFoundError: If one with its own directory is missing.
+            ValueError: If one in a database is missing.
+        """
+        args = args or [RestoreArgs()] * len(infos)
+        check_input_arguments(infos, args)
+        opened = await open_arrays(infos, args, self._metadata_key)
+        if all(info.byte_limiter is None for info in infos):
+            return await all_results([store.read() for store in opened], infos)
+
+        arrays: list[Any] = []
+        for store, info in zip(opened, infos, strict=True):
+            async with reserved(info.byte_limiter, store.size * store.dtype.numpy_dtype.itemsize):
+                arrays += await all_results([store.read()], [info])
+
+        return arrays
+
+    def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
+        """Return for each value its bytes, to write and to read."""
+        sizes = [np.asarray(value).nbytes for value in values]
+        return [(size, size) for size in sizes]
+
+    def _write(
+        self, arrays: Sequence[npt.NDArray[Any]], infos: Sequence[ParamInfo], args: Sequence[SaveArgs]
+    ) -> None:
+        resolve_paths(infos)
+        database = bool(infos[0].is_ocdbt_checkpoint)
+        writes = [
+            ArrayWrite(
+                info,
+                get_json_tspec_write(
+                    info,
+                    database,
+                    built_in.shape,
+                    built_in.shape,
+                    built_in.dtype,
+                    (self._process_id or process_index()) if database else None,
+                    self._metadata_key,
+                    arg,
+                ),
+                [((...,), built_in)],
+            )
+            for built_in, info, arg in zip(arrays, infos, args, strict=True)
+        ]
+        write_arrays(writes, database=database)
+
+
+class ScalarHandler(NumpyHandler):
+    """Stores a number as an array without axes; it is restored as a Python number.
+
+    Args:
+        metadata_key: See `NumpyHandler`.
+        ocdbt_process_id: Has no effect in a tree, see `NumpyHandler`.
+    """
+
+    def __init__(self, metadata_key: str | None = None, ocdbt_process_id: str | None = None) -> None:
+        super().__init__(metadata_key, ocdbt_process_id, deepcopy_host_arrays=False)
+
+    def typestr(self) -> str:
+        """`scalar`."""
+        return "scalar"
+
+    @cached_property
+    def leaf_handler(self) -> Any:
+        """The pipeline handler that does the same; None if there is none."""
+        return None if self._metadata_key else built_in.ScalarHandler(self.typestr())
+
+    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
+        """Describe each stored leaf by a `ScalarMetadata`."""
+        found = await super().metadata(infos)
+        return [ScalarMetadata(name=one.name, directory=one.directory, dtype=one.dtype) for one in found]
+
+    async def serialize(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
+    ) -> Sequence[kernel.Waitable]:
+        """Begin to write numbers."""
+        return await super().serialize([np.asarray(value) for value in values], infos, args)
+
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[Any]:
+        """Read numbers, each converted to its `restore_type`.
+
+        Raises:
+            ValueError: If the stored value is not a number.
+        """
+        numbers: list[Any] = []
+        for info, value in zip(infos, await super().deserialize(infos, args), strict=True):
+            if value.ndim:
+                raise ValueError(f"the leaf {info.name!r} is not a number: its shape is {value.shape}")
+            numbers.append(value.item())
+
+        kinds = [arg.restore_type for arg in args] if args else [None] * len(numbers)
+        return [kind(number) if kind else number for kind, number in zip(kinds, numbers, strict=True)]
+
+
+def refuse_empty(values: Sequence[Any], infos: Sequence[ParamInfo]) -> None:
+    """Raise `ValueError` if an array has no elements, which Orbax can neither write nor read."""
+    for value, info in zip(values, infos, strict=True):
+        if value.size == 0:
+            raise ValueError(f"an array without elements cannot be saved: {info.name!r} is {value.shape}")
+
+
+def _copied(values: Sequence[Any]) -> list[npt.NDArray[Any]]:
+    return [np.array(value, order="K") for value in values]
+
+
+class StringHandler(TypeHandler):
+    """Stores a `str` in a JSON document that all strings of a tree share.
+
+    Args:
+        filename: Of the document; by default `_strings.json`.
+    """
+
+    def __init__(self, filename: str | None = None) -> None:
+        self._filename = filename or file_names.STRINGS
+
+    def typestr(self) -> str:
+        """`string`."""
+        return "string"
+
+    @cached_property
+    def leaf_handler(self) -> Any:
+        """The pipeline handler that does the same; None if there is none."""
+        return built_in.StringHandler(self.typestr()) if self._filename == file_names.STRINGS else None
+
+    async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
+        """Describe each stored leaf by a `StringMetadata`. Reads nothing."""
+        for info in infos:
+            await info.await_path_creation()
+
+        return [StringMetadata(name=info.name, directory=info.parent_dir) for info in infos]
+
+    async def serialize(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
+    ) -> Sequence[kernel.Waitable]:
+        """Begin to write strings.
+
+        Raises:
+            ValueError: If two would be stored in one place, or one cannot be stored under its name.
+        """
+        check_input_arguments(values, infos)
+        check_infos(infos)
+        _check_places(values, infos)
+        return [start_thread(self._write, list(values), infos)]
+
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[Any]:
+        """Read strings.
+
+        Raises:
+            ValueError: If one is not there.
+        """
+        check_input_arguments(infos)
+        for info in infos:
+            await info.await_path_creation()
+
+        found = await read_values(self._filename, infos, [f"/{info.name}" for info in infos])
+        return [str(value) for value in found]
+
+    def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
+        """Return the length of each string in bytes."""
+        sizes = [len(str(value).encode(errors="replace")) for value in values]
+        return [(size, size) for size in sizes]
+
+    def _write(self, values: Sequence[str], infos: Sequence[ParamInfo]) -> None:
+        resolve_paths(infos)
+        write_values(
+            self._filename, [(i, f"/{i.name}", str(value)) for i, value in zip(infos, values, strict=True)]
+        )
+
+
+def _check_places(values: Sequence[Any], infos: Sequence[ParamInfo]) -> None:
+    """Refuse a name that is a prefix of another: a slash nests in the document, so one would be lost."""
+    handler = built_in.StringHandler()
+    leaves: list[tuple[kernel.ParamInfo, str]] = []
+    for info, value in zip(infos, values, strict=True):
+        place = kernel.ParamInfo((info.name,), (kernel.KeyKind.MAPPING,), info.name)
+        handler.describe(str(value), place)  # refuses what cannot be stored
+        leaves.append((place, str(value)))
+
+    encode_strings(leaves)
+
+
+class InvalidShardingError(ValueError):
+    """A sharding without replicas."""
+
+
+class SingleReplicaArrayHandler(ArrayHandler):
+    """Reads each distinct shard once, and puts it on the devices of every replica.
+
+    In a job of several processes, a checkpointer whose registry has it restores with `replica_axis`: one
+    replica is read, and sent to the others. In one process `ArrayHandler` reads each shard once, too; this
+    one requires that there are replicas.
+
+    Args:
+        replica_axis_index: The axis of the mesh along which replicas lie.
+        primary_replica_id: Which replica is read.
+        broadcast_memory_limit_bytes: Has no effect: the checkpointer's `restore_concurrent_bytes` is the
+            limit, of which a round takes a quarter.
+        broadcast_memory_scaling_factor: Has no effect.
+        **kwargs: The options of `ArrayHandler`.
+    """
+
+    def __init__(
+        self,
+        replica_axis_index: int | None = 0,
+        primary_replica_id: int | None = 0,
+        broadcast_memory_limit_bytes: int | None = None,
+        broadcast_memory_scaling_factor: float | None = 0.75,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.replica_axis_index = replica_axis_index
+        self.primary_replica_id = primary_replica_id
+        self.broadcast_memory_limit_bytes = broadcast_memory_limit_bytes
+        self.broadcast_memory_scaling_factor = broadcast_memory_scaling_factor
+
+    async def deserialize(
+        self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
+    ) -> Sequence[Any]:
+        """Read arrays.
+
+        Args:
+            infos: Of the leaves.
+            args: `SingleReplicaArrayRestoreArgs`, each with its sharding.
+
+        Raises:
+            InvalidShardingError: If a sharding is not a NamedSharding, or its mesh has one replica.
+            ValueError: If there are no such `args`, or as `ArrayHandler` raises it.
+        """
+        if args is None:
+            raise ValueError(
+                "a single replica is read with SingleReplicaArrayRestoreArgs, and there are none"
+            )
+
+        check_input_arguments(infos, args)
+        for arg in args:
+            if not isinstance(arg, SingleReplicaArrayRestoreArgs):
+                problem = f"a single replica is read with SingleReplicaArrayRestoreArgs, not {type(arg)}"
+                raise ValueError(problem)  # the kind that Orbax raises
+            if arg.sharding is None:
+                raise ValueError("a single replica is read with a sharding, and there is none")
+
+            self._check(arg.sharding)
+
+        return await super().deserialize(infos, args)
+
+    def keywords(self, like: Any) -> Mapping[str, Any]:
+        """Return the keywords of `Checkpointer.restore` that restore a target so; none without replicas."""
+        index, primary = self.replica_axis_index or 0, self.primary_replica_id or 0
+        for leaf in jax.tree.leaves(like):
+            sharding = getattr(leaf, "sharding", None)
+            if not isinstance(sharding, jax.sharding.NamedSharding):
+                continue
+
+            names = cast("Sequence[str]", sharding.mesh.axis_names)
+            if index < len(names) and ReplicaAxis(names[index], primary).one_replica(sharding) is not None:
+                return {"replica_axis": names[index], "primary_replica": primary}
+
+        return {}
+
+    def _check(self, sharding: Any) -> None:
+        if not isinstance(sharding, jax.sharding.NamedSharding):
+            raise InvalidShardingError(
+                f"replicas lie along an axis of a mesh: {sharding} is not a NamedSharding"
+            )
+
+        devices = cast("npt.NDArray[np.object_]", sharding.mesh.devices)
+        one = np.take(devices, self.primary_replica_id or 0, axis=self.replica_axis_index or 0)
+        if np.size(one) == len(cast("Any", jax).devices()):
+            raise InvalidShardingError("all devices are in one replica: there is no other to read it for")
+
+
+def single_replica_keywords(registry: Any, keywords: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keywords that a restore gets, too, if the type handler of jax.Arrays reads one replica.
+
+    Args:
+        registry: Of type handlers.
+        keywords: Of the restore. One that casts or resizes arrays is of each process alone.
+    """
+    if process_count() == 1 or "like" not in keywords or {"dtype", "strict"} & keywords.keys():
+        return {}
+
+    handler = registry.get(jax.Array) if registry.has(jax.Array) else None
+    return handler.keywords(keywords["like"]) if isinstance(handler, SingleReplicaArrayHandler) else {}

@@ -1,0 +1,162 @@
+"""Sharing unchanged files between steps: a manager names the earlier step, handlers of trees link to it."""
+
+from __future__ import annotations
+
+__all__ = ("SameFile", "StepLinks", "links_in_force")
+
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Final, TypeAlias, final
+
+from penstock.embedding import file_names
+
+SameFile: TypeAlias = Callable[[], bool]
+
+
+@final
+class _Together:
+    """A directory that several processes save, and the call to make when it has its own path."""
+
+    def __init__(self, built: str, path: str, tell: Callable[[str, SameFile], object]) -> None:
+        self._built = built
+        self._path = path
+        self._tell = tell
+        self._held: int | None = None
+
+    def hold(self) -> None:
+        # What is open keeps its inode number: nothing else that comes to lie there is taken for it.
+        with suppress(OSError):
+            self._held = os.open(self._built, os.O_RDONLY | os.O_DIRECTORY)
+
+    def published(self) -> None:
+        if self._held is not None:
+            self._tell(self._path, self._is_same)
+
+    def release(self) -> None:
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+    def _is_same(self) -> bool:
+        try:
+            return self._held is not None and os.path.samestat(os.fstat(self._held), os.stat(self._path))
+        except OSError:
+            return False
+
+
+@final
+class StepLinks:
+    """A step that is being saved, and the one whose files it may share.
+
+    Args:
+        step: The path that it will have.
+        base: The path of the other one; None if there is none.
+    """
+
+    def __init__(self, step: str, base: str | None) -> None:
+        self._step = step
+        self._base = base
+        self._saved: list[tuple[str, str, Callable[[str, str], object]]] = []
+        self._together: list[_Together] = []
+
+    @contextmanager
+    def in_force(self) -> Generator[None]:
+        """Make it known to handlers that are called inside."""
+        token = _IN_FORCE.set(self)
+        try:
+            yield
+        finally:
+            _IN_FORCE.reset(token)
+
+    def base_of(self, directory: str) -> str | None:
+        """Return the directory of the base that matches one being saved; None if it has none."""
+        path = self._in_base(self._item(directory))
+        return path if path is not None and os.path.isdir(path) else None
+
+    def base_of_place(self, place: str, directory: str) -> str | None:
+        """Return the directory of the base that matches one in a place that several processes fill.
+
+        It may be missing there.
+        """
+        return self._in_base(self._item_in(place, directory))
+
+    def when_complete(self, directory: str, tell: Callable[[str, str], object]) -> None:
+        """Call `tell` once the step is complete.
+
+        Args:
+            directory: That is being saved.
+            tell: Takes its path then, and the one that it will have.
+        """
+        item = self._item(directory)
+        if item is not None:
+            built = os.path.join(os.path.dirname(directory), item)
+            self._saved.append((built, os.path.join(self._step, item), tell))
+
+    def when_published(self, place: str, directory: str, tell: Callable[[str, SameFile], object]) -> None:
+        """Call `tell` once the step that several processes save is published.
+
+        Args:
+            place: That they fill.
+            directory: That is being saved in it.
+            tell: Takes the path that it has then, and what says whether it still is what was saved.
+        """
+        item = self._item_in(place, directory)
+        if item is not None:
+            self._together.append(_Together(directory, os.path.join(self._step, item), tell))
+
+    def written(self) -> None:
+        """Hold on to what this process saved with others: it is about to get its own path."""
+        for one in self._together:
+            one.hold()
+
+    def published(self) -> None:
+        """Make the calls that were asked for: all processes have saved the step, and it is published."""
+        for one in self._together:
+            one.published()
+
+        self.release()
+
+    def release(self) -> None:
+        """Hold on to nothing. Idempotent."""
+        for one in self._together:
+            one.release()
+
+        self._together.clear()
+
+    def complete(self) -> None:
+        """Make the calls that were asked for: all is written, and the step is about to get its own path.
+
+        Afterwards another save could have replaced it there.
+        """
+        for built, path, tell in self._saved:
+            tell(built, path)
+
+        self._saved.clear()
+
+    def _in_base(self, item: str | None) -> str | None:
+        return None if item is None or self._base is None else os.path.join(self._base, item)
+
+    def _item_in(self, place: str, directory: str) -> str | None:
+        """Return the item that a directory in a place becomes; None if it is no item of the step."""
+        parent, name = os.path.split(directory)
+        is_of_step = os.path.dirname(place) == self._step + file_names.TEMPORARY_SUFFIX
+        return name if parent == place and is_of_step else None
+
+    def _item(self, directory: str) -> str | None:
+        """Return the item that a directory becomes; None if it does not belong to the step."""
+        parent, name = os.path.split(directory)
+        return (
+            name.removesuffix(file_names.TEMPORARY_SUFFIX)
+            if parent.removesuffix(file_names.TEMPORARY_SUFFIX) == self._step
+            else None
+        )
+
+
+_IN_FORCE: Final[ContextVar[StepLinks | None]] = ContextVar("penstock.orbax.links", default=None)
+
+
+def links_in_force() -> StepLinks | None:
+    """Return the links of the manager that is saving right now; None if none is."""
+    return _IN_FORCE.get()

@@ -1,0 +1,158 @@
+"""Measurements of the saves and restores of a manager, and the loggers that get them."""
+
+from __future__ import annotations
+
+__all__ = (
+    "AbstractLogger",
+    "CompositeLogger",
+    "RestoreStepStatistics",
+    "SaveStepStatistics",
+    "SaveTimes",
+    "StandardLogger",
+    "log_restore",
+    "log_save",
+)
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from penstock.embedding import get_logger
+
+T = TypeVar("T")
+
+
+@dataclass
+class SaveStepStatistics:
+    """Orbax's measurements of a save: times in seconds since the epoch, and durations in seconds.
+
+    The time between two saves is not measured; a `SaveReport` of penstock says where the time of one went.
+    """
+
+    step: int | None = None
+    event_type: str | None = "save"
+    directory: str | None = None
+    reached_preemption: bool | None = False
+    preemption_received_at: float | None = None
+    synchronous: bool | None = False
+    wait_for_prev_start_time: float | None = None
+    wait_for_prev_duration_secs: float | None = None
+    time_between_consecutive_saves_sec: float | None = None
+    checkpointer_blocking_start_time: float | None = None
+    checkpointer_blocking_duration_secs: float | None = None
+    get_old_steps_start_time: float | None = None
+    get_old_steps_duration_secs: float | None = None
+    checkpoint_manager_blocking_start_time: float | None = None
+    checkpoint_manager_blocking_duration_secs: float | None = None
+
+
+@dataclass
+class RestoreStepStatistics:
+    """Orbax's measurements of a restore: times in seconds since the epoch, and durations in seconds."""
+
+    step: int | None = None
+    event_type: str | None = "restore"
+    directory: str | None = None
+    checkpointer_start_time: float | None = None
+    checkpointer_duration_secs: float | None = None
+    checkpoint_manager_start_time: float | None = None
+    checkpoint_manager_duration_secs: float | None = None
+
+
+class AbstractLogger(ABC):
+    """Gets an entry for each save and restore of a manager."""
+
+    @abstractmethod
+    def log_entry(self, msg: Any, *args: Any, **kwargs: Any) -> None:
+        """Take an entry: a dict of `SaveStepStatistics` or `RestoreStepStatistics`."""
+
+
+class StandardLogger(AbstractLogger):
+    """Writes entries to penstock's log, as the event `orbax.step`."""
+
+    def log_entry(self, msg: Any, *args: Any, **kwargs: Any) -> None:
+        """Log an entry."""
+        get_logger().info("orbax.step", entry=msg, **kwargs)
+
+
+class CompositeLogger(AbstractLogger):
+    """Passes entries to several loggers; what is no logger, or is a `CompositeLogger`, is left out."""
+
+    def __init__(self, *loggers: AbstractLogger) -> None:
+        self._loggers = [one for one in loggers if _is_single_logger(one)]
+
+    def log_entry(self, entry: Any) -> None:
+        """Pass an entry on."""
+        for logger in self._loggers:
+            logger.log_entry(entry)
+
+
+class SaveTimes:
+    """The time at which each part of a save began, and its duration."""
+
+    def __init__(self) -> None:
+        self._began = time.time()
+        self._parts: dict[str, float] = {}
+
+    def timed(self, part: str, function: Callable[..., T], *args: Any) -> T:
+        """Call a function, as a part of this name in `SaveStepStatistics`."""
+        with self.part(part):
+            return function(*args)
+
+    @contextmanager
+    def part(self, name: str) -> Generator[None]:
+        """Measure what is done inside likewise."""
+        self._parts[f"{name}_start_time"] = began = time.time()
+        yield
+        self._parts[f"{name}_duration_secs"] = time.time() - began
+
+    def statistics(self, step: int, directory: Any, *, synchronous: bool) -> SaveStepStatistics:
+        """Return what was measured until now."""
+        return SaveStepStatistics(
+            step=step,
+            directory=str(directory),
+            synchronous=synchronous,
+            checkpoint_manager_blocking_start_time=self._began,
+            checkpoint_manager_blocking_duration_secs=time.time() - self._began,
+            **self._parts,  # type: ignore[arg-type]  # the names of its parts
+        )
+
+
+def log_save(logger: Any, step: int, directory: Any, times: SaveTimes, *, synchronous: bool) -> None:
+    """Tell a manager's logger, if it has one, of a save that no longer blocks."""
+    if logger is not None:
+        logger.log_entry(asdict(times.statistics(step, directory, synchronous=synchronous)))
+
+
+def log_restore(logger: Any, step: int, directory: Any, began: float, reading_began: float) -> None:
+    """Tell a manager's logger, if it has one, of a restore that has just ended.
+
+    Args:
+        logger: Has `log_entry`; or None.
+        step: The step.
+        directory: The directory of steps that it was read from.
+        began: When the manager was called, in seconds since the epoch.
+        reading_began: When it began to read.
+    """
+    if logger is not None:
+        now = time.time()
+        statistics = RestoreStepStatistics(
+            step=step,
+            directory=str(directory),
+            checkpointer_start_time=reading_began,
+            checkpointer_duration_secs=now - reading_began,
+            checkpoint_manager_start_time=began,
+            checkpoint_manager_duration_secs=now - began,
+        )
+        logger.log_entry(asdict(statistics))
+
+
+def _is_single_logger(logger: object) -> bool:
+    single = isinstance(logger, AbstractLogger) and not isinstance(logger, CompositeLogger)
+    if not single:
+        get_logger().warning("orbax.logger_left_out", logger=repr(logger))
+
+    return single

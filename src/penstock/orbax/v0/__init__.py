@@ -1,1 +1,0 @@
-"""Orbax's first API, the one of `orbax.checkpoint`."""

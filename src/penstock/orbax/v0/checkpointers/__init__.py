@@ -1,1 +1,0 @@
-"""Orbax's `Checkpointer`, `AsyncCheckpointer`, and their short forms."""

@@ -1,1 +1,0 @@
-"""What the checkpointers, handlers and managers of Orbax's first API share."""

@@ -1,1 +1,0 @@
-"""How a tree handler saves and restores: targets, transformations, descriptions."""

@@ -1,0 +1,166 @@
+"""Steps in the newer API: the names of their directories, and what they and the directory of steps record."""
+
+from __future__ import annotations
+
+__all__ = (
+    "CheckpointMetadata",
+    "NameFormat",
+    "RootMetadata",
+    "composite_name_format",
+    "standard_name_format",
+)
+
+import datetime
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, final
+
+from penstock.errors import CorruptCheckpointError
+from penstock.orbax import step as established
+from penstock.orbax.step import NameFormat
+from penstock.orbax.v1.locating import CheckpointMetadata as OneCheckpoint
+from penstock.orbax.v1.path_types import Path
+
+MetadataT = TypeVar("MetadataT")
+
+
+@final
+class CheckpointMetadata(OneCheckpoint[MetadataT]):
+    """The description of a checkpoint as one of several steps.
+
+    Args:
+        step: Its number.
+        path: As in `penstock.orbax.v1.CheckpointMetadata`; so are those that are not named here.
+        metadata: That of the tree, or of each item by name; None where it was not read.
+        init_timestamp_nsecs: When the save began: nanoseconds since the epoch.
+        commit_timestamp_nsecs: When it was done.
+        custom_metadata: The caller's own.
+        metrics: Those of the step; None if it has none.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        path: Path,
+        *,
+        metadata: MetadataT,
+        init_timestamp_nsecs: int | None = None,
+        commit_timestamp_nsecs: int | None = None,
+        custom_metadata: Any = None,
+        metrics: Any = None,
+    ) -> None:
+        super().__init__(
+            path,
+            metadata=metadata,
+            init_timestamp_nsecs=init_timestamp_nsecs,
+            commit_timestamp_nsecs=commit_timestamp_nsecs,
+            custom_metadata=custom_metadata,
+        )
+        self._step = step
+        self._metrics = metrics
+
+    @property
+    def step(self) -> int:
+        """The number of the step."""
+        return self._step
+
+    @property
+    def metrics(self) -> Any:
+        """The metrics kept with it; None if it has none."""
+        return self._metrics
+
+    @property
+    def time(self) -> datetime.datetime:
+        """The time at which it was done."""
+        return datetime.datetime.fromtimestamp((self.commit_timestamp_nsecs or 0) / 1e9, tz=datetime.UTC)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, step={self._step}, metrics={self._metrics!r})"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RootMetadata:
+    """The metadata of a directory of steps.
+
+    Attributes:
+        directory: The directory.
+        custom_metadata: The caller's own.
+    """
+
+    directory: Path
+    custom_metadata: Any = None
+
+
+@final
+@dataclass(frozen=True)
+class _Format(NameFormat[CheckpointMetadata[None]]):
+    """A format of the established API, whose steps are described as in this one."""
+
+    names: NameFormat[Any]
+
+    @property
+    def single_host_load_and_broadcast(self) -> bool:
+        """As it was asked for."""
+        return bool(getattr(self.names, "single_host_load_and_broadcast", False))
+
+    def __str__(self) -> str:
+        return str(self.names)
+
+    def build_name(self, step: int) -> str:
+        return self.names.build_name(step)
+
+    def find_all(self, base_path: Any) -> Iterator[CheckpointMetadata[None]]:
+        return map(_described, self.names.find_all(base_path))
+
+    def find_step(self, base_path: Any, step: int) -> CheckpointMetadata[None]:
+        return _described(self.names.find_step(base_path, step))
+
+
+def standard_name_format(
+    *,
+    step_prefix: str | None = None,
+    step_format_fixed_length: int | None = None,
+    single_host_load_and_broadcast: bool = False,
+) -> NameFormat[CheckpointMetadata[None]]:
+    """Return a format of names such as `7`, `0007`, `step_7` or `step_0007`.
+
+    Args:
+        step_prefix: What precedes the number, followed by an underscore.
+        step_format_fixed_length: The number of digits, filled up with zeros.
+        single_host_load_and_broadcast: Has no effect: every process lists the directory.
+
+    Raises:
+        ValueError: If steps cannot have such names.
+    """
+    names = established.standard_name_format(
+        step_prefix=step_prefix,
+        step_format_fixed_length=step_format_fixed_length,
+        single_host_load_and_broadcast=single_host_load_and_broadcast,
+    )
+    return _Format(names)
+
+
+def composite_name_format(
+    write_name_format: NameFormat[CheckpointMetadata[None]],
+    read_name_formats: Sequence[NameFormat[CheckpointMetadata[None]]],
+) -> NameFormat[CheckpointMetadata[None]]:
+    """Return a format that names new steps in one way, and finds steps named in any of several.
+
+    Raises:
+        ValueError: If the format for writing is not one of those for reading.
+    """
+    return established.composite_name_format(write_name_format, read_name_formats)
+
+
+def _described(found: Any) -> CheckpointMetadata[None]:
+    """Describe a step; one whose times are damaged is a step, too, of which no time is known."""
+    try:
+        times: dict[str, Any] = {
+            "init_timestamp_nsecs": found.init_timestamp_nsecs,
+            "commit_timestamp_nsecs": found.commit_timestamp_nsecs,
+        }
+    except CorruptCheckpointError:
+        times = {}
+
+    return CheckpointMetadata(found.step, found.path, metadata=None, **times)

@@ -1,1 +1,0 @@
-"""A directory of steps in Orbax's newer API: its checkpointer, policies, names and errors."""

@@ -1,1 +1,0 @@
-"""Trees in Orbax's v1 API: the handler of PyTrees, leaf handlers, abstract trees as targets."""
