@@ -306,8 +306,10 @@ class Membership:
             silent.pop(member.index, None)
             if silent and member.is_primary and not self.is_local:
                 # Who has brought its part is not needed any more: the save goes on without it.
-                for index in await job.calls.by_process(self.keys.each("part")):
-                    silent.pop(index, None)
+                brought = await job.calls.by_process(self.keys.each("part"))
+                silent = {index: stage for index, stage in silent.items() if index not in brought}
+                if len(brought) == member.count - 1:  # the last to bring fell silent before it could say so
+                    await job.calls.put(self.keys.here("part"), b"1", replace=True)
             if silent and not self._needs_nobody:
                 raise self._of_silence(silent)
             if self._detector.is_unanswered and not is_served_by_primary:

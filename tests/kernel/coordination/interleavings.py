@@ -666,8 +666,11 @@ class Explorer:
         silent = detector.silent(by_answers=index == 0)
         silent.pop(index, None)
         if silent and index == 0:
-            for brought in _by_process(world.service, OperationKeys(process.identity).each("part")):
-                silent.pop(brought, None)
+            keys = OperationKeys(process.identity)
+            brought = _by_process(world.service, keys.each("part"))
+            silent = {each: stage for each, stage in silent.items() if each not in brought}
+            if len(brought) == COUNT - 1:
+                world = world._replace(service={**world.service, keys.here("part"): b"1"})
         if not silent:
             return world
 
