@@ -249,11 +249,12 @@ class Claims:
                 self._check_over(claim, other, older_than_s)
 
             finishes = other.purpose == "committing" and claim.purpose == "saving"
-            purpose, mark = ("committing", other.mark) if finishes else (claim.purpose, b"")
+            purpose: Purpose = "committing" if finishes else claim.purpose
+            mark = other.mark if finishes else b""
             claim.renewed = self._clock()
-            tag = client.swap(key, self._written(claim, cast("Purpose", purpose), mark), there[1])
+            tag = client.swap(key, self._written(claim, purpose, mark), there[1])
             if tag is not None:
-                claim.purpose, claim.mark, claim.tag = cast("Purpose", purpose), mark, tag
+                claim.purpose, claim.mark, claim.tag = purpose, mark, tag
                 claim.found = "committing" if finishes else "leftovers"
                 return
 
