@@ -34,7 +34,7 @@ def fill(bucket: Bucket, what: bytes) -> None:
 
 def counting(bucket: Bucket) -> tuple[BucketStore, Interposed]:
     asked = Interposed(bucket.client())
-    return BucketStore(URL, lambda _: None, objects=asked), asked  # type: ignore[arg-type]  # it does all
+    return BucketStore(URL, lambda _: None, objects=asked), asked
 
 
 def settled(store: BucketStore) -> BucketSnapshot:
