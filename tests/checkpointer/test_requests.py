@@ -147,7 +147,7 @@ async def test_short_ranges_are_verified_together(server: ObjectServer) -> None:
 
 async def test_a_manager_takes_few_requests(server: ObjectServer) -> None:
     async with CheckpointManager(ROOT) as manager:
-        assert len(requests(server)) <= 6
+        assert len(requests(server)) <= 7
         for step in (1, 2):
             future = await manager.save(step, tree(step))
             assert future is not None
