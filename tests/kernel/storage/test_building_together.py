@@ -42,9 +42,9 @@ async def opened(root: Path, name: str, *, overwrite: bool = False) -> Workspace
     return workspace
 
 
-def joined(primary: Workspace) -> JoinedWorkspace:
+async def joined(primary: Workspace) -> JoinedWorkspace:
     found = JoinedWorkspace(LocalStore(), Threads(), primary.final)
-    found.enter(primary.path(""))
+    await found.enter(primary.path(""))
     return found
 
 
@@ -57,7 +57,7 @@ def write(workspace: Workspace | JoinedWorkspace, name: str, data: bytes) -> Non
 async def test_what_all_have_built_is_published_and_nothing_else_is_left(tmp_path: Path) -> None:
     for content in (b"old", b"new"):
         primary = await opened(tmp_path, content.decode(), overwrite=True)
-        other = joined(primary)
+        other = await joined(primary)
         await other.open("ocdbt.process_1/d")
         write(other, "ocdbt.process_1/d/x", content)
         await primary.publish()
@@ -111,13 +111,13 @@ async def test_what_a_killed_process_left_is_removed_by_a_save_of_any_kind(tmp_p
 
 async def test_who_wakes_writes_nothing_into_what_is_built_or_published_since(tmp_path: Path) -> None:
     primary = await opened(tmp_path, "a")
-    asleep = joined(primary)
+    asleep = await joined(primary)
     await asleep.open("ocdbt.process_1")
     await primary.discard()
     primary.release()
 
     again = await opened(tmp_path, "b")
-    await joined(again).open("ocdbt.process_1")
+    await (await joined(again)).open("ocdbt.process_1")
     for _ in range(2):
         with pytest.raises(StorageError, match="No such file"):
             write(asleep, "ocdbt.process_1/x", b"late")
@@ -144,7 +144,7 @@ async def alone(root: Path) -> Workspace:
 async def test_a_place_is_taken_back_once_and_all_hear_of_it(tmp_path: Path) -> None:
     stopped = await opened(tmp_path, "a")
     write(stopped, "x", b"1")
-    others = [joined(stopped), joined(stopped)]
+    others = [await joined(stopped), await joined(stopped)]
     with pytest.raises(InUseError):
         await alone(tmp_path)
 
@@ -160,7 +160,7 @@ async def test_a_place_is_taken_back_once_and_all_hear_of_it(tmp_path: Path) -> 
 
 async def test_a_primary_whose_place_was_taken_changes_nothing_when_it_wakes(tmp_path: Path) -> None:
     stopped = await opened(tmp_path, "a")
-    await joined(stopped).take_back()
+    await (await joined(stopped)).take_back()
     again = await alone(tmp_path)
     write(again, "new", b"2")
 
@@ -182,7 +182,7 @@ async def test_a_primary_whose_place_was_taken_changes_nothing_when_it_wakes(tmp
 
 async def test_what_the_primary_published_is_not_taken_back(tmp_path: Path) -> None:
     primary = await opened(tmp_path, "a")
-    other = joined(primary)
+    other = await joined(primary)
     write(primary, "x", b"1")
     await primary.publish()
     primary.release()
@@ -208,7 +208,7 @@ async def test_what_somebody_else_has_built_since_is_put_back(tmp_path: Path) ->
         later[0].open_now()
 
     other = JoinedWorkspace(cast("Any", WakingStore(wake)), Threads(), primary.final)
-    other.enter(primary.path(""))
+    await other.enter(primary.path(""))
 
     assert not await other.take_back()
     write(later[0], "new", b"2")
