@@ -47,7 +47,7 @@ def forget_locals(error: BaseException, until: BaseException | None = None) -> N
 
         due += [cause for cause in (one.__cause__, one.__context__) if cause is not None]
         if isinstance(one, BaseExceptionGroup):
-            due += one.exceptions
+            due += cast("tuple[BaseException, ...]", one.exceptions)
 
 
 def without_frame(error: E) -> E:

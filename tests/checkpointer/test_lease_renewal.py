@@ -31,7 +31,9 @@ BEATS = 4
 class Beating(Leases):
     """A store that counts its renewals."""
 
-    lease_s = LEASE_S
+    @property
+    def lease_s(self) -> float:
+        return LEASE_S
 
     def __init__(self) -> None:
         self.n_beats, self.enough = 0, Event()

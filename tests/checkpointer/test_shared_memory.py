@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.core import Tracer
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.leaves.array import ArrayHandler
@@ -28,7 +29,7 @@ def aligned() -> np.ndarray[Any, np.dtype[np.float32]]:
 
 def copying() -> Any:
     registry, handler = default_handlers(), ArrayHandler(alias_host=False)
-    types: tuple[type, ...] = (jax.Array, jax.ShapeDtypeStruct, jax.core.Tracer)
+    types: tuple[type, ...] = (jax.Array, jax.ShapeDtypeStruct, Tracer)
     for type_ in types:
         registry.register(type_, handler, override=True)
 

@@ -75,7 +75,8 @@ def by_checkpointer(
 
             def save(number: int, states: Any) -> Awaitable[SaveFuture]:
                 base = folder / str(number - 1) if keywords.get("base") and number else None
-                return checkpointer.save(folder / str(number), states.pop(), **(keywords | {"base": base}))
+                chosen: Any = keywords | {"base": base}
+                return checkpointer.save(folder / str(number), states.pop(), **chosen)
 
             yield save
 
@@ -313,7 +314,8 @@ async def test_a_failure_of_a_manager_keeps_no_state(folder: Path, fault: Fault)
 
 async def test_a_handler_that_fails_keeps_no_state(folder: Path) -> None:
     states, kept = States(), list[Any]()
-    handler = ParcelHandler({"['parcel']": ValueError("is broken")})
+    handler = ParcelHandler()
+    handler.fail("serialize", "parcel", ValueError("is broken"))
     registry = with_parcels(default_handlers(entry_points=False), handler)
     async with Checkpointer(registry=registry) as checkpointer:
         await attempted(checkpointer, folder / "a", [parcels(states, 0)], kept)

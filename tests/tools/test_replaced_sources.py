@@ -226,8 +226,9 @@ async def test_the_facts_about_items_are_of_one_state(tmp_path: Path) -> None:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(replace)
-        (item,) = await read_items(store, Threads(), str(source.path))
+        found = await read_items(store, Threads(), str(source.path))
 
+    (item,) = found
     assert len(item.leaves) == N_LEAVES
     assert item.committed_at_ns == (await penstock.metadata(source.path)).committed_at_ns
 

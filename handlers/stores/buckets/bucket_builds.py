@@ -252,7 +252,7 @@ class Builds:
             return
 
         there = self._client.read(build.claim.key)
-        if there is None or ClaimRecord.decode(there[0]).mark != mark:  # else he publishes it just now
+        if there is None or ClaimRecord.decode(there.data).mark != mark:  # else he publishes it just now
             self._end(build)
             self._client.delete([f"{build.final}/{MARK}"])
             self.claims.check(build.claim)
@@ -361,7 +361,7 @@ class Builds:
         if there is None:
             return False
 
-        record = ClaimRecord.decode(there[0])
+        record = ClaimRecord.decode(there.data)
         return record.token == build.claim.token and record.purpose in ("saving", "committing")
 
     def take_back(self, build: Build) -> bool:
@@ -379,17 +379,17 @@ class Builds:
         me = self.claims.me
         for _ in range(_TRIES):
             there = self._client.read(build.claim.key)
-            if there is None or there[1] is None:
+            if there is None or there.tag is None:
                 return False  # it was published, or removed
 
-            record = ClaimRecord.decode(there[0])
+            record = ClaimRecord.decode(there.data)
             if record.token != build.claim.token or record.purpose == "committing":
                 return False
             if record.purpose != "saving":
                 return True  # somebody else was faster, or the owner itself gave it up
 
             data = ClaimRecord(record.token, "left", me.identity, process=me.key).encode(me.identity)
-            if self._client.swap(build.claim.key, data, there[1]) is not None:
+            if self._client.swap(build.claim.key, data, there.tag) is not None:
                 return True
 
         return False
@@ -480,7 +480,7 @@ class Builds:
         there = self._client.read(final + CLAIM)
         if there is None:
             return None
-        if ClaimRecord.decode(there[0]).is_held_by(self.claims.me):
+        if ClaimRecord.decode(there.data).is_held_by(self.claims.me):
             return "kept"
 
         try:

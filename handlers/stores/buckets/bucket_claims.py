@@ -151,7 +151,7 @@ class ConditionalWrites(Protocol):
         """Write an object only if there is none."""
         ...
 
-    def swap(self, key: str, data: bytes, tag: str) -> str | None:
+    def swap(self, key: str, data: bytes, tag: str, within_s: float | None = None) -> str | None:
         """Write an object only if nobody else did meanwhile."""
         ...
 
@@ -241,10 +241,10 @@ class Claims:
                 return
 
             there = client.read(key)
-            if there is None or there[1] is None:
+            if there is None or there.tag is None:
                 continue
 
-            other = ClaimRecord.decode(there[0])
+            other = ClaimRecord.decode(there.data)
             if not other.is_given_up(me):
                 self._check_over(claim, other, older_than_s)
 
@@ -252,7 +252,7 @@ class Claims:
             purpose: Purpose = "committing" if finishes else claim.purpose
             mark = other.mark if finishes else b""
             claim.renewed = self._clock()
-            tag = client.swap(key, self._written(claim, purpose, mark), there[1])
+            tag = client.swap(key, self._written(claim, purpose, mark), there.tag)
             if tag is not None:
                 claim.purpose, claim.mark, claim.tag = purpose, mark, tag
                 claim.found = "committing" if finishes else "leftovers"
@@ -299,17 +299,17 @@ class Claims:
         with claim.lock:
             return self._swap(claim, purpose, mark)
 
-    def _swap(self, claim: Claim, purpose: Purpose, mark: bytes) -> bool:
+    def _swap(self, claim: Claim, purpose: Purpose, mark: bytes, within_s: float | None = None) -> bool:
         if claim.is_lost or claim.process != self.me.key:  # the second is so in a fork of the process
             return False
 
         begun, data = self._clock(), self._written(claim, purpose, mark)
-        tag = None if claim.tag is None else self.client.swap(claim.key, data, claim.tag)
+        tag = None if claim.tag is None else self.client.swap(claim.key, data, claim.tag, within_s)
         if tag is None:  # not known yet; or an earlier swap came through, and its reply did not
             there = self.client.read(claim.key)
-            record = None if there is None else ClaimRecord.decode(there[0])
-            if there is not None and there[1] is not None and record is not None and record.is_of(claim):
-                tag = self.client.swap(claim.key, data, there[1])
+            record = None if there is None else ClaimRecord.decode(there.data)
+            if there is not None and there.tag is not None and record is not None and record.is_of(claim):
+                tag = self.client.swap(claim.key, data, there.tag, within_s)
             elif record is not None and record.owner is not None:
                 claim.holder = str(record.owner)
 
@@ -324,8 +324,9 @@ class Claims:
         """Write a claim anew, unless it is being swapped. A server that does not answer is no failure yet."""
         if claim.lock.acquire(blocking=False):
             try:
+                # Requests are repeated for longer than a lease lasts: the next beat must not wait for that.
                 with suppress(StorageError):
-                    self._swap(claim, claim.purpose, claim.mark)
+                    self._swap(claim, claim.purpose, claim.mark, self.lease_s / _PER_LEASE)
             finally:
                 claim.lock.release()
 

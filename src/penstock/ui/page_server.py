@@ -45,11 +45,12 @@ class Connection(H11Protocol):
         """Begin to wait."""
         super().connection_made(transport)
         self._deadline: Any = None
-        self._since = self.loop.time()
+        self._since: float = self.loop.time()
         self._expect()
         if len(self.connections) > self.most:
             waiting = [one for one in self.connections if isinstance(one, Connection) and one.waits]
-            min(waiting, key=lambda one: one._since, default=self).abort()
+            longest: Connection = min(waiting, key=lambda one: one.since, default=self)
+            longest.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take a part of a request. It does not prolong the time."""
@@ -63,6 +64,11 @@ class Connection(H11Protocol):
         """Wait no longer."""
         self._forget()
         super().connection_lost(exc)
+
+    @property
+    def since(self) -> float:
+        """When it began to wait, by the clock of the loop."""
+        return self._since
 
     @property
     def waits(self) -> bool:

@@ -115,11 +115,11 @@ def test_a_file_is_created_once_and_swapped_if_it_has_not_changed() -> None:
     assert objects.create("key", b"other") == "other"
     found = objects.read("key")
     assert found is not None
-    assert found[1] is not None
+    assert found.tag is not None
     assert objects.swap("key", b"two", "another tag") is None
-    tag = objects.swap("key", b"two", found[1])
-    assert tag not in {None, found[1]}
-    assert objects.swap("key", b"three", found[1]) is None, "it has changed"
+    tag = objects.swap("key", b"two", found.tag)
+    assert tag not in {None, found.tag}
+    assert objects.swap("key", b"three", found.tag) is None, "it has changed"
     assert bytes(objects.read_range("key", 1, 10)) == b"wo"
     assert list(objects.walk("")) == ["key"]
     assert objects.list("key") == Listed([], []), "nothing is below it"
