@@ -78,7 +78,7 @@ def _to_structlog(logger: Any, method_name: str, event: EventDict) -> EventDict:
 
 
 def _is_async(method_name: str) -> bool:
-    """Whether the application's loggers must be awaited, which those who log here cannot do."""
+    """True if the application's loggers must be awaited, which those who log here cannot do."""
     return iscoroutinefunction(getattr(structlog.get_config()["wrapper_class"], method_name, None))
 
 

@@ -159,7 +159,7 @@ class _Stager:
         return [*even, *odd], rest
 
     def _packed(self, spec: LeafSpec, handler: LeafHandler) -> bool | None:
-        """Whether a leaf is packed, and then not of whole cache lines; None if it goes alone."""
+        """True if a leaf is packed, and then not of whole cache lines; None if it goes alone."""
         at, nbytes = placement_of(self._run.store), spec.nbytes
         is_odd = bool(nbytes % at.line_bytes)
         if not nbytes or spec.codec is not None or spec.chunk_nbytes > PACKED_BELOW:
@@ -352,7 +352,7 @@ class PieceGroup:
 
     @property
     def is_there(self) -> bool:
-        """Whether `take` waits for nothing and copies nothing."""
+        """True if `take` waits for nothing and copies nothing."""
         return all(one.plan is None or one.view is not None for one in self.planned)
 
     @property
@@ -367,7 +367,7 @@ class PieceGroup:
 
     @property
     def can_begin(self) -> bool:
-        """Whether anything is gained by beginning early."""
+        """True if anything is gained by beginning early."""
         return any(one.plan is not None and one.plan.begin is not None for one in self.planned)
 
     def begin(self) -> None:
@@ -460,16 +460,16 @@ class OutputRoom:
 
     @property
     def changes_any(self) -> bool:
-        """Whether a later stage changes any leaf."""
+        """True if a later stage changes any leaf."""
         return self._plan is not None
 
     @property
     def divides(self) -> bool:
-        """Whether other processes write parts of leaves."""
+        """True if other processes write parts of leaves."""
         return self._planned is not None and self._planned.joint is not None
 
     def goes_alone(self, index: int, spec: LeafSpec) -> bool:
-        """Whether a leaf cannot be packed: a stage encodes it, or this process writes only a part of it."""
+        """True if a leaf cannot be packed: a stage encodes it, or this process writes only a part of it."""
         plan = self._planned
         if plan is None or plan.joint is None:
             return self.is_coded(index, spec)
@@ -487,7 +487,7 @@ class OutputRoom:
         return room if after.codec is None else encoding_room(room)
 
     def is_coded(self, index: int, spec: LeafSpec) -> bool:
-        """Whether a leaf has a codec or gets one in a later stage: then its chunks travel whole."""
+        """True if a leaf has a codec or gets one in a later stage: then its chunks travel whole."""
         if spec.codec is not None or self._plan is None:
             return spec.codec is not None
 

@@ -76,7 +76,7 @@ class Flatten:
 @final
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """What a save will write. Made in a thread: it takes a few microseconds for each leaf."""
+    """The plan of what a save will write. Made in a thread: it takes a few microseconds for each leaf."""
 
     batches: list[LeafBatch[Leaf]]  #: the last one first
     n_leaves: int  #: of the tree

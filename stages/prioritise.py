@@ -44,7 +44,7 @@ class Prioritise:
 
     @property
     def passes_on(self) -> bool:
-        """Whether nothing is to be prioritised."""
+        """True if nothing is to be prioritised."""
         return not self.first
 
     @asynccontextmanager

@@ -283,7 +283,7 @@ def _differs(read: FileRead, names: dict[int, str]) -> ChecksumError:
 
 
 def _one_read(before: DirectRead | ScatterRead, read: DirectRead | ScatterRead) -> bool:
-    """Whether a read follows another one in the file, and both are small."""
+    """True if a read follows another one in the file, and both are small."""
     return read.offset == before.offset + before.nbytes and max(read.nbytes, before.nbytes) < LARGE
 
 
@@ -497,7 +497,7 @@ def put_in_order(specs: Sequence[LeafSpec], data: memoryview, starts: Sequence[i
 
 
 def _is_in_order(spec: LeafSpec) -> bool:
-    """Whether chunk after chunk is C order: on axes before the last that is cut, chunks have one element."""
+    """True if chunk after chunk is C order: on axes before the last that is cut, chunks have one element."""
     last = max([axis for axis, n in enumerate(spec.grid_shape) if n > 1], default=0)
     return all(size == 1 for size in spec.chunk_shape[:last])
 

@@ -92,7 +92,7 @@ class Write:
 
 
 class _Placement(Protocol):
-    """Where the bytes of one save go. It opens the files, and writes them."""
+    """The placement of one save's bytes in files, which it opens and writes."""
 
     async def write(self, batch: StagedBatch) -> WrittenBatch:
         """Write a batch, which keeps its lease."""
@@ -425,7 +425,7 @@ def _written(pack: Pack, target: _DataFile, offset: int) -> WrittenPack:
 
 
 def _is_next_piece(before: _Placed, entry: _Placed) -> bool:
-    """Whether a piece follows another one in the same file."""
+    """True if a piece follows another one in the same file."""
     return entry.target is before.target and entry.offset == before.offset + before.piece.nbytes
 
 
@@ -533,7 +533,7 @@ class _Write(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """What is known once the plan of the save is."""
+    """The arrangement of a save, once its plan is known."""
 
     plan: SavePlan
     arrangement: Arrangement
@@ -747,7 +747,7 @@ def _summed(data: memoryview, first: int, at: int, block_bytes: int) -> Iterator
 
 
 def _is_next_write(before: _Write, write: _Write) -> bool:
-    """Whether a write follows another one in the same file."""
+    """True if a write follows another one in the same file."""
     return write.file == before.file and write.offset == before.offset + len(before.data)
 
 

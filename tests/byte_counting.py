@@ -7,9 +7,8 @@ from pathlib import Path
 
 import msgpack
 
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.protocols.stores import ReadableFile
-from penstock.kernel.protocols.transfers import Transfers
+from penstock.handlers import LocalStore
+from penstock.kernel import ReadableFile, Transfers
 
 
 def files_of_arrays(checkpoint: Path) -> set[str]:

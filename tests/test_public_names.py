@@ -17,8 +17,7 @@ import pytest
 from tests.public_names import ENTRY_POINT_GROUPS, EVENTS, NAMES, OPTIONS
 
 import penstock
-from penstock.kernel.config.config import Config
-from penstock.kernel.pipeline.pipeline import Pipeline
+from penstock.kernel import Config, Pipeline
 from penstock.pipelines import restore_pipeline, save_pipeline
 
 ROOT = Path(__file__).parents[1]

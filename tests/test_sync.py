@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import (
+from penstock.errors import (
     ClosedError,
     ConfigError,
     DestinationExistsError,
@@ -23,8 +22,9 @@ from penstock.kernel.errors import (
     SaveCancelledError,
     StorageError,
 )
-from penstock.kernel.pipeline.futures import Milestone
-from penstock.testing.faulty_store import FaultyStore, Hang
+from penstock.handlers import LocalStore
+from penstock.kernel import Milestone
+from penstock.testing import FaultyStore, Hang
 
 AssertSame = Callable[[Any, Any], None]
 

@@ -1,4 +1,4 @@
-"""How many processes a job has, as jax knows it. One process loads this, too, so it imports nothing."""
+"""The number of processes of a job, as jax knows it. One process loads this, too, so it imports nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one process was answered by a store when it opened a checkpoint, for others that open the same.
+"""Answers that one process got from a store when it opened a checkpoint, for others that open the same.
 
 Opening asks for thousands of lengths and reads megabytes of documents. If 10,000 processes did so at once,
 a file system would see no heavier load of a job. So one process opens the checkpoint and keeps the answers,

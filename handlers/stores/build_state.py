@@ -1,4 +1,4 @@
-"""What the local store knows of a save that is being built, or was published."""
+"""A save that is being built or was published, as the local store knows it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.handlers.stores.directory_lock import Identity
 @final
 @dataclass(slots=True)
 class Build:
-    """What became of one save's build: the claim in its `BuildToken`."""
+    """The state of one save's build: the claim in its `BuildToken`."""
 
     published: Identity | None = None  #: what was published; None if nothing was yet
     replaced: str = ""  #: where what the save replaced lies; empty if it is removed, or nothing was replaced

@@ -76,7 +76,7 @@ class LocalDataFile:
 
     @property
     def transfers(self) -> Transfers:
-        """How many bytes were written so far, and in which way."""
+        """The bytes written so far, by the way that they went."""
         return self._transfers
 
     def allocate(self, nbytes: int) -> None:

@@ -100,7 +100,7 @@ class DirectoryHold:
             raise InUseError(path)
 
     def lies_at(self, path: str) -> bool:
-        """Whether `path` is the directory that is held; so it counts once it is not held any more."""
+        """True if `path` is the directory that is held; so it counts once it is not held any more."""
         if self._number < 0:
             return True
 
@@ -131,7 +131,7 @@ class DirectoryHold:
 
     @property
     def is_held(self) -> bool:
-        """Whether it was not released yet."""
+        """True if it was not released yet."""
         return self._number >= 0
 
     def give_up_spare(self) -> None:
@@ -210,7 +210,7 @@ class DirectoryHolds:
         return hold
 
     def lies_at(self, path: str) -> bool:
-        """Whether the directory that is held under `path` lies there still, if there is one."""
+        """True if the directory that is held under `path` lies there still, if there is one."""
         hold = self._alone.get(path)
         return hold is None or hold.lies_at(path)
 

@@ -50,7 +50,7 @@ class LocalReadableFile:
 
     @property
     def transfers(self) -> Transfers:
-        """How many bytes were read so far, and in which way."""
+        """The bytes read so far, by the way that they came."""
         return self._transfers
 
     def read_at(self, offset: int, buffers: Sequence[memoryview]) -> None:

@@ -1,4 +1,4 @@
-"""Which files this process has synced, so that none is synced again."""
+"""Remembers the files that this process has synced, so that none is synced again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SyncedFiles:
         self._known.put(_key(os.fstat(descriptor)), True, _BYTES_OF_AN_ENTRY)
 
     def knows(self, descriptor: int) -> bool:
-        """Whether an open file was synced after its last change."""
+        """True if an open file was synced after its last change."""
         return self._known.get(_key(os.fstat(descriptor))) is not None
 
 

@@ -1,4 +1,4 @@
-"""How a Checkpointer and a CheckpointManager are entered and left."""
+"""Entering and leaving a Checkpointer or a CheckpointManager."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class HomeProcess:
 
     @property
     def is_here(self) -> bool:
-        """Whether the code runs in that process, and not in a fork of it."""
+        """True if the code runs in that process, and not in a fork of it."""
         return os.getpid() == self._pid
 
     def check(self, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Which process of which machine is at work, and whether it has ended. Blocking; reads `/proc`."""
+"""The identity of a process across machines, and whether it has ended. Blocking; reads `/proc`."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ class ProcessIdentity:
         return f"process {self.pid} of {self.host}"
 
     def is_beside(self, other: ProcessIdentity) -> bool:
-        """Whether both are of one machine and container, so that each can see if the other has ended."""
+        """True if both are of one machine and container, so that each can see if the other has ended."""
         return bool(self.boot and self.namespace) and (self.boot, self.namespace) == (
             other.boot,
             other.namespace,
         )
 
     def has_ended(self, seen_by: ProcessIdentity) -> bool:
-        """Whether the process is known to be no more; when in doubt, it is at work.
+        """True if the process is known to be no more; when in doubt, it is at work.
 
         That is known of a process of this machine and container, and of one that this machine ran before it
         was started anew. A container is moved to other machines under its name, so a process of one may be
@@ -137,11 +137,11 @@ class ThisProcess:
             self._held.discard(token)
 
     def holds(self, token: str) -> bool:
-        """Whether this process holds a claim."""
+        """True if this process holds a claim."""
         return token in self._held
 
     def has_given_up(self, key: str, token: str) -> bool:
-        """Whether a claim is this process's own and was let go.
+        """True if a claim is this process's own and was let go.
 
         Args:
             key: Of the process that made the claim.
@@ -162,7 +162,7 @@ def _process_with(pid: int) -> ThisProcess:
 
 
 def _is_restarted(earlier: ProcessIdentity, now: ProcessIdentity) -> bool:
-    """Whether both are of one machine, and of no container. Those of other machines were started, too."""
+    """True if both are of one machine, and of no container. Those of other machines were started, too."""
     is_one = bool(earlier.machine) and (earlier.machine, earlier.host) == (now.machine, now.host)
     return is_one and earlier.namespace == now.namespace == _FIRST_NAMESPACE
 

@@ -79,12 +79,12 @@ class LoopHandle:
 
     @property
     def can_be_closed(self) -> bool:
-        """Whether it can be stopped and closed while tasks are under way: asyncio's can, trio's cannot."""
+        """True if it can be stopped and closed while tasks are under way: asyncio's can, trio's cannot."""
         return self._loop is not None
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed, and will never run again."""
+        """True if it was closed, and will never run again."""
         return self._loop is not None and self._loop.is_closed()
 
     def end_workers(self) -> None:
@@ -360,7 +360,7 @@ class _Call(Generic[T]):
         return error
 
     def has_begun(self) -> bool:
-        """Whether the call runs or ran; if not, it never will."""
+        """True if the call runs or ran; if not, it never will."""
         with self._lock:
             if self._state == "waiting":
                 self._state, self._call = "over", None

@@ -12,9 +12,9 @@ _MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class BucketOptions:
-    """Where buckets of one kind are, and what one request may take. Credentials are not among the options.
+    """The server of buckets of one kind, and the limits of one request.
 
-    They come from the environment, or from the machine's role.
+    Credentials are not among the options. They come from the environment, or from the machine's role.
 
     Attributes:
         endpoint: The URL of the server; None for what the environment says, else the provider's own.

@@ -119,7 +119,7 @@ class StoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class FlowOptions:
-    """What `[save]` and `[restore]` have in common: the size of messages, and the stages that they pass."""
+    """The options that `[save]` and `[restore]` share: the size of messages, and the stages."""
 
     piece_bytes: int = field(default=16 * MIB, metadata={"positive": True})
     """A larger leaf travels in pieces of about this size."""

@@ -1,4 +1,4 @@
-"""Which TOML file the options come from, and the profile in it that is chosen."""
+"""Finds the TOML file of the options, and the profile in it that is chosen."""
 
 from __future__ import annotations
 

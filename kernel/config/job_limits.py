@@ -40,5 +40,5 @@ class JobLimits:
 
     @property
     def patience_s(self) -> float:
-        """How long the others wait for the primary, who judges first."""
+        """Seconds that the others wait for the primary, which judges first."""
         return 1.5 * self.join_s + 2 * self.silence_s

@@ -1,4 +1,4 @@
-"""How a checkpoint is stored: the options of a whole one, and those of a single leaf."""
+"""Options of storing: those of a whole checkpoint, and those of a single leaf."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class SaveFormat:
 @final
 @dataclass(frozen=True, slots=True)
 class SaveArgs:
-    """How one leaf is stored; None means as the checkpoint's format says.
+    """Options of storing one leaf; None means as the checkpoint's format says.
 
     Attributes:
         dtype: The dtype of the stored elements, in any form numpy accepts. Values are cast as

@@ -1,1 +1,1 @@
-"""How the processes of a job do one thing together: join, compare plans, bring parts, and decide once."""
+"""The processes of a job do one thing together: they join, compare plans, bring parts, and decide once."""

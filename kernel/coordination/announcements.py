@@ -1,4 +1,4 @@
-"""What the primary decides alone and all others obey, outside of any operation."""
+"""Decisions that the primary makes alone and all others follow, outside of any operation."""
 
 from __future__ import annotations
 

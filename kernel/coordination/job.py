@@ -22,7 +22,7 @@ T = TypeVar("T")
 @final
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """What is remembered, for all event loops of the process."""
+    """The memory of operations, for all event loops of the process."""
 
     memory: Memory = field(default_factory=Memory)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -38,7 +38,7 @@ class _Kept:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """What all operations of one process share."""
+    """The state that all operations of one process share."""
 
     calls: KeyValueCalls
     member: Member
@@ -50,7 +50,7 @@ class Job:
 
     @property
     def limits(self) -> JobLimits:
-        """How long the processes wait for each other."""
+        """The times that the processes wait for each other."""
         return self.member.limits
 
     def within(self, limit_s: float, *, shield: bool = False) -> AbstractAsyncContextManager[None]:

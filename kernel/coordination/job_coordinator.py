@@ -25,7 +25,7 @@ PLACES: Final = f"{ROOT}/places/"
 
 @final
 class JobCoordinator:
-    """How one process of a job agrees with the others, through a service of small values.
+    """One process of a job agrees with the others, through a service of small values.
 
     Args:
         service: The same for all of them.
@@ -77,22 +77,22 @@ class JobCoordinator:
 
     @property
     def process_index(self) -> int:
-        """Which process of the job this is."""
+        """The number of this process in the job."""
         return self._job.member.index
 
     @property
     def processes(self) -> Sequence[int]:
-        """Who takes part, ascending."""
+        """The processes that take part, ascending."""
         return self._job.member.processes
 
     @property
     def is_primary(self) -> bool:
-        """Whether this process judges, merges and publishes."""
+        """True if this process judges, merges and publishes."""
         return self._job.member.is_primary
 
     @property
     def calls(self) -> Mapping[str, int]:
-        """How often each call of the service was made, so far."""
+        """Counts of the calls of the service so far, by name."""
         return dict(self._job.calls.counted)
 
     def operation(self, path: str, *, is_local: bool = False) -> JointOperation | None:

@@ -41,7 +41,7 @@ END = b"\0"
 
 @final
 class JointOperation:
-    """How the processes of a job agree on one operation. There is no barrier: one verdict decides.
+    """One operation on which the processes of a job agree. There is no barrier: one verdict decides.
 
     Every process calls, inside `running` and in this order: `agree`; the primary `begin`, the others
     `wait_begun`; all `meet`, if they must; the primary `parts`, `decide` and `tell_published`, the others
@@ -69,32 +69,32 @@ class JointOperation:
 
     @property
     def path(self) -> str:
-        """What it is about, as all processes call it."""
+        """The path that it is about, as all processes call it."""
         return self._path
 
     @property
     def is_local(self) -> bool:
-        """Whether each process writes and publishes by itself, on a disk of its own."""
+        """True if each process writes and publishes by itself, on a disk of its own."""
         return self._membership.is_local
 
     @property
     def identity(self) -> str:
-        """What tells this operation from every other one; empty until it was joined."""
+        """A name that no other operation has; empty until it was joined."""
         return self._keys.identity
 
     @property
     def process_index(self) -> int:
-        """Which process this is."""
+        """The number of this process."""
         return self._member.index
 
     @property
     def processes(self) -> Sequence[int]:
-        """Who takes part, ascending. The first is the primary."""
+        """The processes that take part, ascending. The first is the primary."""
         return self._member.processes
 
     @property
     def is_primary(self) -> bool:
-        """Whether this process judges, merges and publishes."""
+        """True if this process judges, merges and publishes."""
         return self._member.is_primary
 
     def at(self, stage: str) -> None:

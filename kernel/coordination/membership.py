@@ -1,4 +1,4 @@
-"""How a process takes part in an operation: its heartbeats, the verdict it watches for, and who is silent."""
+"""The part of a process in an operation: its heartbeats, the verdict it watches for, and silent peers."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Membership:
 
     @property
     def is_in(self) -> bool:
-        """Whether the others wait for this process, or may."""
+        """True if the others wait for this process, or may."""
         return bool(self.keys.identity)
 
     def start(self, tasks: TaskGroup) -> None:
@@ -133,7 +133,7 @@ class Membership:
         return await self._job.perform(procedure, self._answer)
 
     def has_lost_primary(self, error: BaseException | None) -> bool:
-        """Whether an error of this process is that the primary is silent."""
+        """True if an error of this process is that the primary is silent."""
         member = self._job.member
         if member.is_primary or self._is_gone:
             return False
@@ -237,7 +237,7 @@ class Membership:
             self.keys = call.value
 
     def _is_unknown_by_silence(self, error: BaseException | None) -> bool:
-        """Whether the outcome is unknown here as the primary fell silent, which would know it itself."""
+        """True if the outcome is unknown here as the primary fell silent, which would know it itself."""
         is_own = self._job.member.is_primary or self._was_told or self._is_gone
         return isinstance(error, OutcomeUnknownError) and not is_own
 
@@ -318,7 +318,7 @@ class Membership:
 
     @property
     def _needs_nobody(self) -> bool:
-        """Whether what remains is the primary's own to do, and the others may have left."""
+        """True if what remains is the primary's own to do, and the others may have left."""
         return (
             self._job.member.is_primary and not self.is_local and (self.has_all or self.verdict is not None)
         )

@@ -87,7 +87,7 @@ def _digest(text: str) -> str:
 @final
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """What a join key says."""
+    """The content of a join key."""
 
     identity: str  #: of the operation
     group: str  #: the processes that are to join, with commas between them; empty for all of a job
@@ -116,11 +116,11 @@ class Joining:
 
     @property
     def primary(self) -> int:
-        """Who has begun it."""
+        """The process that has begun it."""
         return int(self.group.split(",")[0]) if self.group else 0
 
     def shares_processes(self, processes: Sequence[int]) -> bool:
-        """Whether one of these processes is to join."""
+        """True if one of these processes is to join."""
         return not self.group or not set(processes).isdisjoint(map(int, self.group.split(",")))
 
 
@@ -138,12 +138,12 @@ class OperationKeys:
 
     @property
     def verdict(self) -> str:
-        """How the operation ends."""
+        """The end of the operation."""
         return f"{self.all}verdict"
 
     @property
     def result(self) -> str:
-        """What came of publishing."""
+        """The outcome of publishing."""
         return f"{self.all}result"
 
     @property
@@ -153,7 +153,7 @@ class OperationKeys:
 
     @property
     def go(self) -> str:
-        """Where to write."""
+        """The place to write at."""
         return f"{self.all}go"
 
     def start(self, where: str) -> str:

@@ -1,4 +1,4 @@
-"""What a process asks of the service to begin, join, agree on, end and forget an operation, as procedures.
+"""Procedures of a process: it begins, joins, agrees on, ends and forgets an operation by the service.
 
 A procedure is a generator. It yields a call, is sent the answer, and returns what came of it. It has no
 clock, keeps nothing and waits for nothing itself. So it is a pure function of the answers that it had: those
@@ -75,17 +75,17 @@ class Member:
 
     @property
     def count(self) -> int:
-        """How many take part."""
+        """The number of processes that take part."""
         return len(self.processes)
 
     @property
     def primary(self) -> int:
-        """Who judges, merges and publishes: the first of them."""
+        """The process that judges, merges and publishes: the first of them."""
         return self.processes[0]
 
     @property
     def is_primary(self) -> bool:
-        """Whether this process is the primary."""
+        """True if this process is the primary."""
         return self.index == self.primary
 
     def join_key(self, path: str) -> str:
@@ -100,7 +100,7 @@ class Member:
 @final
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a process knows of its operations, one after another. A value."""
+    """The operations of a process that it remembers, one after another. A value."""
 
     open: tuple[tuple[str, str], ...] = ()  #: the primary's that can be joined, by the key that says so
     ended: tuple[str, ...] = ()  #: the primary's that ended well, whose keys it deletes if nobody else has

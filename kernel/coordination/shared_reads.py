@@ -1,4 +1,4 @@
-"""What one process of a job has read, for the others that read the same.
+"""Reads of one process of a job, for the others that read the same.
 
 Nothing need be done together: a process that restores alone reads by itself. The n-th time that one reads a
 path, it looks for what another one left there as its own n-th. The first to come reads, and the others wait
@@ -40,7 +40,7 @@ _KEPT: Final = 2
 @final
 @dataclass(slots=True, eq=False)
 class JobReads:
-    """What the processes of a job give each other of what they read. In one event loop.
+    """The reads that the processes of a job give each other. In one event loop.
 
     Args:
         job: Of this process.

@@ -1,4 +1,4 @@
-"""Who has been silent for too long, by a clock that may itself have stood still.
+"""Judges silence, by a clock that may itself have stood still.
 
 A process that is stopped for a while (SIGSTOP, a paused virtual machine, a program that keeps its event loop
 busy) knows nothing of that while. What it measures over it is its own silence, and no other process's. So a
@@ -34,7 +34,7 @@ FRESH_BEATS: Final = 10.0
 @final
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a process says of itself. Clocks of different machines are not compared: it has none."""
+    """A process' report about itself. It has no time: clocks of different machines are not compared."""
 
     count: int  #: grows with each one
     stage: str
@@ -56,7 +56,7 @@ class Heartbeat:
 @final
 @dataclass(frozen=True, slots=True)
 class AwakeLimit:
-    """How long something may take, on the clock of a process that looks at it once a beat or more often."""
+    """A limit on time, on the clock of a process that looks at it once a beat or more often."""
 
     limit_s: float
     beat_s: float
@@ -162,7 +162,7 @@ class FailureDetector:
         }
 
     def gave_up(self, index: int) -> bool:
-        """Whether a process that is silent may have given this one up, which was away for too long.
+        """True if a process that is silent may have given this one up, which was away for too long.
 
         The service may have been away with it, and could not be told so. The first news afterwards may be
         from before, and only the second is not.
@@ -171,7 +171,7 @@ class FailureDetector:
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether the service has not answered for `limit_s`."""
+        """True if the service has not answered for `limit_s`."""
         return self.looked_s - self.answered_s > self.limit_s
 
     def stage_of(self, index: int) -> str | None:

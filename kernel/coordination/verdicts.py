@@ -1,4 +1,4 @@
-"""What decides an operation of several processes. The first one that is set holds for all."""
+"""The verdict on an operation of several processes. The first one that is set holds for all."""
 
 from __future__ import annotations
 

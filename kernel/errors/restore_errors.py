@@ -44,7 +44,7 @@ class NoThreadError(PenstockError, RuntimeError):
 
 @final
 class ReplacedError(StorageError):
-    """What was being read was replaced by something else, and so nothing was made of it.
+    """The source was replaced while it was being read, and so nothing was made of it.
 
     Restores and tools begin again by themselves. A stream, which has given values away, cannot.
 

@@ -140,7 +140,7 @@ class StructureMismatchError(SpecError):
 
 @final
 class ResultTypeError(SpecError, TypeError):
-    """What was restored is not of the type that `as_type` asked for.
+    """The result is not of the type that `as_type` asked for.
 
     Attributes:
         path: The checkpoint.

@@ -47,7 +47,7 @@ class BoundedCache(Generic[K, V]):
         return self._nbytes
 
     def takes(self, nbytes: int) -> bool:
-        """Whether a value of so many bytes is kept at all."""
+        """True if a value of so many bytes is kept at all."""
         return nbytes <= self._most_bytes
 
     def get(self, key: K) -> V | None:

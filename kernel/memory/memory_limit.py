@@ -48,7 +48,7 @@ NOTICED: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """What the system says at one moment."""
+    """The memory of the system at one moment."""
 
     limit: int  #: bytes that control groups and the machine allow in total
     free: int  #: bytes that are available without evicting anything

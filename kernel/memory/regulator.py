@@ -130,12 +130,12 @@ class MemoryRegulator:
 
     @property
     def whole(self) -> int:
-        """What the limit was in the beginning, or this process's part of it; it never becomes more."""
+        """The limit at the beginning, or this process's part of it; it never becomes more."""
         return self._whole
 
     @property
     def source(self) -> MemorySource | None:
-        """What the limit follows, if it is `"auto"`."""
+        """The source that the limit follows, if it is `"auto"`."""
         return self._auto
 
     def resize(self, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""What travels between the stages: read this room and you know the whole system.
+"""The messages between stages: read this room and you know the whole system.
 
 Save:     TreeToSave → flatten → LeafBatch → device_to_host → StagedBatch → write → WrittenBatch
           → commit → Committed → finalize → SaveReport

@@ -1,4 +1,4 @@
-"""What a change of dtype, shape or codec by a stage does to a leaf's spec and pieces. Pure."""
+"""Follows a change of dtype, shape or codec by a stage into the leaf's spec and pieces. Pure."""
 
 from __future__ import annotations
 

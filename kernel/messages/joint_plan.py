@@ -1,4 +1,4 @@
-"""What a save has to know if the processes of a job save together."""
+"""The plan of a save that the processes of a job make together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BaseLinks:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrangedPart:
-    """What this process wrote into files that all processes write together."""
+    """The part that this process wrote of files that all processes write together."""
 
     arrangement: Arrangement
     digests: ArrangedDigests
@@ -34,7 +34,7 @@ class ArrangedPart:
 @final
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Ballot:
-    """What this process says of leaves whose codec all processes choose together."""
+    """This process' vote on leaves whose codec all processes choose together."""
 
     places: Sequence[int]  #: of those leaves, in flatten order
     votes: bytes  #: one for each
@@ -44,7 +44,7 @@ class Ballot:
 @final
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class JointPlan:
-    """Who writes what, as this process sees it, and what must be the same in all."""
+    """The division of a save among processes, as this one sees it, and what must be the same in all."""
 
     shares: Sequence[int]  #: array bytes of every leaf that this process writes, in flatten order
     digest: bytes  #: of all leaves and options, and of the bytes of leaves that each process holds whole

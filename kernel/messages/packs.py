@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartOf:
-    """Which part of which leaf a `ReadLeaf` is."""
+    """The part of a leaf that a `ReadLeaf` is."""
 
     index: int  #: the leaf's place in the result's flatten order
     number: int  #: of the part, from 0
@@ -35,7 +35,7 @@ class PartOf:
 
     @property
     def is_last(self) -> bool:
-        """Whether it is the last part in order, which is not always the last to be read."""
+        """True if it is the last part in order, which is not always the last to be read."""
         return self.number == self.count - 1
 
 
@@ -52,12 +52,12 @@ class ReadLeaf:
 
     @property
     def ends_leaf(self) -> bool:
-        """Whether reading this completes a leaf in the count: it is a whole leaf or the last part of one."""
+        """True if reading this completes a leaf in the count: it is a whole leaf or the last part of one."""
         return self.part is None or self.part.is_last
 
     @property
     def info(self) -> ParamInfo:
-        """Where the leaf stands."""
+        """The place of the leaf in its tree."""
         return self.stored.info
 
     @property
@@ -161,7 +161,7 @@ class HostPack:
 
     @property
     def specs(self) -> Sequence[LeafSpec]:
-        """What each leaf is."""
+        """The spec of each leaf."""
         return self.pack.specs
 
     @property

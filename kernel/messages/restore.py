@@ -1,4 +1,4 @@
-"""What travels between the stages of a restore. `penstock.kernel.messages` tells the whole flow."""
+"""The messages between the stages of a restore. `penstock.kernel.messages` describes the whole flow."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class RestoreOptions:
 
     @property
     def makes_leaves(self) -> bool:
-        """Whether leaves of the result may be computed, or be the target's own."""
+        """True if leaves of the result may be computed, or be the target's own."""
         return self.transforms is not None or self.on_missing == "keep"
 
     def __post_init__(self) -> None:
@@ -191,7 +191,7 @@ class Change:
 @final
 @dataclass(frozen=True, slots=True)
 class RestoreReport(StageReport):
-    """What a finished restore did: `n_leaves` were read, of `nbytes` array bytes.
+    """The report of a finished restore: `n_leaves` were read, of `nbytes` array bytes.
 
     Attributes:
         changes: Every difference from what is stored; empty without options.
@@ -229,7 +229,7 @@ class Located:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How one leaf of the result is computed from values that were read for it."""
+    """A leaf of the result that is computed from values that were read for it."""
 
     index: int  #: of the leaf, in the result
     inputs: tuple[int, ...]  #: indices of the values; none of them is an index of the result

@@ -1,4 +1,4 @@
-"""What travels between the stages of a save. `penstock.kernel.messages` tells the whole flow."""
+"""The messages between the stages of a save. `penstock.kernel.messages` describes the whole flow."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ References: TypeAlias = Mapping[str, "ReferenceType[Any]"]
 
 
 class Batchable(Protocol):
-    """What travels in a `LeafBatch`: it knows where it stands, who handles it and what it weighs."""
+    """A member of a `LeafBatch`: it knows its place, its handler and its weight."""
 
     @property
     def info(self) -> ParamInfo: ...
@@ -74,7 +74,7 @@ class LeafBatch(Generic[L]):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SavePlan:
-    """What the first stage of a save decided, for all that come behind it."""
+    """The plan of a save: made by its first stage, for all that follow."""
 
     infos: Sequence[ParamInfo]  #: of every leaf, in flatten order
     specs: Sequence[LeafSpec]  #: of the same leaves, as they leave the last stage that changes any
@@ -107,7 +107,7 @@ class Piece:
 
     @property
     def key_path(self) -> str:
-        """Where the leaf stands, for people."""
+        """The key path of the leaf, for people."""
         return self.leaf.info.key_path
 
     @property
@@ -244,7 +244,7 @@ class StagedBatch:
 
 @final
 class _Mapping:
-    """What `StagedBatch.map` does to each part."""
+    """The function that `StagedBatch.map` applies to each part."""
 
     __slots__ = ("_change", "_function")
 
@@ -290,7 +290,7 @@ class _Mapping:
 
 @dataclass(frozen=True, slots=True)
 class WrittenPack:
-    """Where a pack came to lie."""
+    """The place to which a pack was written."""
 
     leaves: Sequence[Leaf]
     file: str  #: relative to the checkpoint directory
@@ -325,7 +325,7 @@ class WrittenPack:
 
 @dataclass(frozen=True, slots=True)
 class WrittenBatch:
-    """What one batch of pieces and packs became."""
+    """The outcome of writing one batch of pieces and packs."""
 
     leaves: Sequence[Leaf]
     written: tuple[Written, ...] = ()
@@ -363,7 +363,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class SaveReport(StageReport):
-    """What a finished save was. The last message of a save, completed by the kernel.
+    """The report of a finished save: its last message, completed by the kernel.
 
     `nbytes` are array bytes written.
     """

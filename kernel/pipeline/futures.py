@@ -42,7 +42,7 @@ class Milestone(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a save or restore is; totals are 0 until it is planned."""
+    """The progress of a save or a restore; totals are 0 until it is planned."""
 
     leaves_done: int
     leaves_total: int
@@ -112,7 +112,7 @@ class SaveFuture:
 
     @property
     def path(self) -> str:
-        """Where the checkpoint is going."""
+        """The path of the checkpoint."""
         return self._path
 
     @property
@@ -131,14 +131,14 @@ class SaveFuture:
 
     @property
     def published(self) -> bool:
-        """Whether the checkpoint is at its path: durable, or the save failed with a `NotDurableError`."""
+        """True if the checkpoint is at its path: durable, or the save failed with a `NotDurableError`."""
         state = self._state
         failed_last = state.failure is not None and isinstance(state.failure.error, NotDurableError)
         return state.report is not None or failed_last
 
     @property
     def done(self) -> bool:
-        """Whether the save has ended, successfully or not."""
+        """True if the save has ended, successfully or not."""
         return self._state.is_over(Milestone.FINALIZED)
 
     @property

@@ -19,7 +19,7 @@ T = TypeVar("T")
 @final
 @dataclass(frozen=True, slots=True)
 class _Opened(Generic[T]):
-    """What was made of a checkpoint whose documents are small."""
+    """The outcome of opening a checkpoint whose documents are small."""
 
     value: T
 

@@ -1,4 +1,4 @@
-"""Which messages stages take and give. A pipeline that cannot work is refused before it runs."""
+"""Checks which messages stages take and give. A pipeline that cannot work is refused before it runs."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _alternatives(hint: Any) -> Iterator[Kind]:
 
 
 def _fits(given: Kind, taken: Kind) -> bool:
-    """Whether a message of type `given` may be taken; unknown types fit."""
+    """True if a message of type `given` may be taken; unknown types fit."""
     if Any in (given, taken) or isinstance(given, TypeVar) or isinstance(taken, TypeVar):
         return True
 

@@ -1,4 +1,4 @@
-"""Who is told of every save and restore, for metrics and traces."""
+"""Observers of every save and restore, for metrics and traces."""
 
 from __future__ import annotations
 

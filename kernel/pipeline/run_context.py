@@ -1,4 +1,4 @@
-"""What a stage may use while it runs: one `SaveRun` or `RestoreRun` for each save or restore."""
+"""The context that a stage may use while it runs: one `SaveRun` or `RestoreRun` for each save or restore."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ProgressMeter:
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """How large messages get, in one place because several stages must agree on it."""
+    """The size of messages, in one place because several stages must agree on it."""
 
     piece_bytes: int  #: a leaf's bytes travel in pieces of at most about this many
     batch_leaves: int  #: small leaves travel together, at most this many
@@ -78,7 +78,7 @@ class RunLimits:
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """What every stage may use."""
+    """The context that every stage may use."""
 
     path: str  #: absolute
     registry: HandlerLookup
@@ -96,7 +96,7 @@ class Run:
 
     @property
     def process(self) -> tuple[int, int]:
-        """Which of the processes that take part this is, from 0, and how many they are; else one of one."""
+        """The number of this process among those that take part, and their count; else 0 and 1."""
         index, processes = self.coordinator.process_index, self.coordinator.processes
         return (processes.index(index), len(processes)) if index in processes else (0, 1)
 
@@ -128,7 +128,7 @@ class Run:
 @final
 @dataclass(slots=True, kw_only=True)
 class SaveRun(Run):
-    """What the stages of a save may use."""
+    """The context of the stages of a save."""
 
     flow: ClassVar[Flow] = "save"
     workspace: Workspace | JoinedWorkspace
@@ -159,6 +159,6 @@ class SaveRun(Run):
 @final
 @dataclass(slots=True, kw_only=True)
 class RestoreRun(Run):
-    """What the stages of a restore may use."""
+    """The context of the stages of a restore."""
 
     flow: ClassVar[Flow] = "restore"

@@ -186,14 +186,14 @@ class _Line:
 
 
 def _n_on_demand(tasks: Sequence[_SlotTask]) -> int:
-    """How many of the first stages start the next one with their first message: up to the one that stages."""
+    """Count the first stages that start the next one with their first message: up to the one that stages."""
     staging = (at for at, task in enumerate(tasks, 1) if task.slot.milestone is Milestone.STAGED)
     return next(staging, len(tasks))
 
 
 @final
 class _Outlet:
-    """Where a stage sends its messages. The first one, or the end without one, starts the stage behind it."""
+    """The outgoing end of a stage. The first message, or the end without one, starts the next stage."""
 
     __slots__ = ("_following", "_start", "_stream")
 
@@ -231,7 +231,7 @@ class _Outlet:
 
 @final
 class _Outcome:
-    """How a run ended: its last message, or its first failure."""
+    """The end of a run: its last message, or its first failure."""
 
     __slots__ = ("_translate", "cut_short", "failing", "failures", "results")
 
@@ -281,7 +281,7 @@ class _Outcome:
 @final
 @dataclass(frozen=True, slots=True)
 class _SlotTask:
-    """What one stage's task needs."""
+    """The parts that one stage's task needs."""
 
     slot: Slot[Any]
     run: Any

@@ -1,4 +1,4 @@
-"""How an actor is driven: which side owns which stream end, and what a closed peer means.
+"""Drives an actor: which side owns which stream end, and what a closed peer means.
 
 A stage is a value that holds options. `open(run)` makes an actor for one run, which ends with that context.
 An actor is a callable from one message to the next, or to an async iterator of them. It never sees a stream,
@@ -170,12 +170,12 @@ def _is_async(function: Any) -> bool:
 
 
 def does_nothing(stage: object) -> bool:
-    """Whether a stage, with its options, passes every message on as it came."""
+    """True if a stage, with its options, passes every message on as it came."""
     return isinstance(stage, PassesOn) and stage.passes_on
 
 
 def workers_of(stage: object) -> int:
-    """How many workers share a stage's actor: one, unless the stage says more."""
+    """Return how many workers share a stage's actor: one, unless the stage says more."""
     return stage.concurrency if isinstance(stage, Concurrent) else 1
 
 

@@ -1,1 +1,1 @@
-"""Which handler takes a leaf, which stage a name means, and how other distributions add to both."""
+"""Registries of handlers and of stages, to which other distributions add."""

@@ -42,7 +42,7 @@ class AdaptedHandler:
 
     @property
     def every_process(self) -> bool:
-        """Whether `inner` says that each process writes a part of a leaf that all hold."""
+        """True if `inner` says that each process writes a part of a leaf that all hold."""
         return isinstance(self.inner, EveryProcess) and self.inner.every_process
 
     @property

@@ -1,4 +1,4 @@
-"""Which handler a leaf goes to, by its Python type or by the type name found on disk."""
+"""Finds the handler of a leaf, by its Python type or by the type name found on disk."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def _named(typestr: str, entries: Iterable[Entry]) -> list[Entry]:
 
 
 def _is_of_functions(type_: type) -> bool:
-    """Whether values of a type are functions: of Python, or made by jax, as `jnp.tanh` is."""
+    """True if values of a type are functions: of Python, or made by jax, as `jnp.tanh` is."""
     if type_ in {FunctionType, BuiltinFunctionType, MethodType, partial}:
         return True
 

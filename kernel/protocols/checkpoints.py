@@ -1,4 +1,4 @@
-"""What a layout offers of a checkpoint whose documents have been read."""
+"""A checkpoint whose documents have been read, as a layout offers it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ZarrDetails(Capability, Protocol):
 
     @property
     def uses_zarr3(self) -> bool:
-        """Whether they are in zarr version 3; otherwise in version 2."""
+        """True if they are in zarr version 3; otherwise in version 2."""
         ...
 
     def zarr_metadata(self, number: int) -> Mapping[str, Any] | None:

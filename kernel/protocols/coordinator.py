@@ -1,4 +1,4 @@
-"""How the processes of a job agree, and the implementation for a single process."""
+"""The agreement of the processes of a job, and the implementation for a single process."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ class Operation(Protocol):
 
     @property
     def identity(self) -> str:
-        """What tells it from every other one."""
+        """A name that no other one has."""
         ...
 
     @property
     def path(self) -> str:
-        """What it is about, as all processes call it."""
+        """The path that it is about, as all processes call it."""
         ...
 
     @property
     def is_local(self) -> bool:
-        """Whether each process writes and publishes by itself, on a disk of its own."""
+        """True if each process writes and publishes by itself, on a disk of its own."""
         ...
 
     @property
     def process_index(self) -> int: ...
     @property
     def processes(self) -> Sequence[int]:
-        """Who takes part, ascending. The first is the primary."""
+        """The processes that take part, ascending. The first is the primary."""
         ...
 
     @property
@@ -140,7 +140,7 @@ class Operation(Protocol):
 
 
 class Announcements(Protocol):
-    """What the primary decides alone and the others obey, by name; see `JobAnnouncements`."""
+    """Decisions that the primary makes alone and the others follow, by name; see `JobAnnouncements`."""
 
     async def tell(self, name: str, value: str) -> None:
         """Say what was decided. The primary's."""
@@ -164,7 +164,7 @@ class Announcements(Protocol):
 
 
 class SharedReads(Protocol):
-    """What the processes of a job give each other of what they read; see `JobReads`."""
+    """The reads that the processes of a job give each other; see `JobReads`."""
 
     async def turn(self, path: str) -> tuple[str, bytes | None]:
         """Return what another process read of `path`, or the turn of this one to read and to `tell`."""
@@ -185,16 +185,16 @@ class SharesReads(Capability, Protocol):
 
 
 class Coordinator(Protocol):
-    """How the processes of one job agree. Every wait has a deadline."""
+    """Lets the processes of one job agree. Every wait has a deadline."""
 
     @property
     def process_index(self) -> int:
-        """Which process of the job this is, as jax counts them."""
+        """The number of this process in the job, as jax counts them."""
         ...
 
     @property
     def processes(self) -> Sequence[int]:
-        """Who takes part, ascending. The first is the primary. This process need not be one of them."""
+        """The processes that take part, ascending. The first is the primary. This one need not be in it."""
         ...
 
     @property

@@ -40,7 +40,7 @@ class FilesHandler(Capability, Protocol):
 
     @property
     def inner(self) -> object:
-        """What does the work. Leaves with the same `inner` are saved together, whatever their types."""
+        """The object that does the work. Leaves with the same one are saved together."""
         ...
 
     def write_size(self, leaves: Sequence[StagedLeaf]) -> int:

@@ -88,7 +88,7 @@ class Layout(Protocol):
         ...
 
     def recognises(self, store: Store, path: str) -> bool:
-        """Whether the directory at `path` is of this layout or empty, and so may be overwritten."""
+        """True if the directory at `path` is of this layout or empty, and so may be overwritten."""
         ...
 
     def find(self, store: Store, path: str, item: str | None = None) -> Opening:
@@ -109,7 +109,7 @@ class Layout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the bytes of a whole leaf begin."""
+    """The place where the bytes of a whole leaf begin."""
 
     file: str  #: relative to the checkpoint directory
     offset: int
@@ -199,7 +199,7 @@ class FormattedLayout(Capability, Protocol):
 
     @property
     def save_format(self) -> SaveFormat:
-        """What was chosen."""
+        """The format that was chosen."""
         ...
 
     def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:

@@ -48,7 +48,7 @@ class KeyKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ParamInfo:
-    """Where a leaf stands: in its tree, and on the medium."""
+    """The place of a leaf: in its tree, and on the medium."""
 
     keys: KeyPath
     kinds: tuple[KeyKind, ...]  #: one for each key
@@ -69,7 +69,7 @@ class ParamInfo:
 
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
-    """What is stored of one leaf: everything but its bytes and its place in the tree."""
+    """The description of a leaf as it is stored: everything but its bytes and its place in the tree."""
 
     typestr: str  #: `jax.Array`, `np.ndarray`, `scalar`, `string`, an empty marker, or a user's own
     shape: tuple[int, ...] | None = None  #: None when no array bytes are stored
@@ -110,18 +110,18 @@ class LeafSpec:
 
     @property
     def is_single_chunk(self) -> bool:
-        """Whether it has array bytes and all of them are one chunk."""
+        """True if it has array bytes and all of them are one chunk."""
         return self.nbytes > 0 and self.nbytes == self.chunk_nbytes
 
     @property
     def grid_shape(self) -> tuple[int, ...]:
-        """How many chunks there are along each axis; chunks at the end of an axis may jut out."""
+        """The number of chunks along each axis; chunks at the end of an axis may jut out."""
         shape = self.shape or ()
         return tuple([-(-size // chunk) for size, chunk in zip(shape, self.chunk_shape, strict=True)])
 
     @property
     def n_chunks(self) -> int:
-        """How many chunks there are; 0 if the array has no elements."""
+        """The number of chunks; 0 if the array has no elements."""
         return math.prod(self.grid_shape) if self.nbytes else 0
 
     def chunk_indices(self) -> Iterator[tuple[int, ...]]:
@@ -130,5 +130,5 @@ class LeafSpec:
 
     @property
     def is_empty_marker(self) -> bool:
-        """Whether this stands for None or an empty container."""
+        """True if this stands for None or an empty container."""
         return self.typestr in EMPTY_MARKERS

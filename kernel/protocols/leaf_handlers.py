@@ -35,7 +35,7 @@ class ChunkingHandler(Capability, Protocol):
 
     @property
     def follows_spec(self) -> bool:
-        """Whether `pieces` honours any `leaf.spec.chunk_shape` and `leaf.spec.dtype`.
+        """True if `pieces` honours any `leaf.spec.chunk_shape` and `leaf.spec.dtype`.
 
         The chunk shape divides the one that `describe` gave. A piece is a whole chunk if `piece_bytes`
         allows it.
@@ -109,7 +109,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Waitable(Protocol):
-    """What penstock needs of the futures a `TypeHandler` returns: a blocking `result`."""
+    """A future that a `TypeHandler` returns: penstock needs its blocking `result`."""
 
     def result(self, timeout: float | None = None) -> object: ...
 
@@ -155,7 +155,7 @@ class EveryProcess(Capability, Protocol):
 
     @property
     def every_process(self) -> bool:
-        """Whether each process serializes such a leaf. Their files need names of their own."""
+        """True if each process serializes such a leaf. Their files need names of their own."""
         ...
 
 
@@ -280,12 +280,12 @@ class SnapshotHandler(Capability, Protocol):
 
     @property
     def immutable(self) -> bool:
-        """Whether a value is immutable: the same object always has the same bytes."""
+        """True if a value is immutable: the same object always has the same bytes."""
         ...
 
 
 class HandlerLookup(Protocol):
-    """What stages need of a registry."""
+    """A registry, as stages need it."""
 
     def lookup(self, type_: type, key_path: str) -> LeafHandler:
         """Find the handler for leaves of a type.

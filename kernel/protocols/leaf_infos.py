@@ -1,4 +1,4 @@
-"""Where the leaves of a tree stand, in columns: the `ParamInfo` of a leaf is made on access.
+"""The places of the leaves of a tree, in columns: the `ParamInfo` of a leaf is made on access.
 
 Most leaves of a tree are siblings of many others. What siblings share is kept once.
 """
@@ -58,7 +58,7 @@ class InfoRun:
 
     @property
     def name_prefix(self) -> str:
-        """What the stored names of all of them begin with."""
+        """The beginning of the stored names of all of them."""
         return "".join([f"{key}." for key in self.outer])
 
 

@@ -1,4 +1,4 @@
-"""What a restore reads, and where the bytes go."""
+"""The reads of a restore, and the memory that they fill."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Joining(Capability, Protocol):
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class WholeChunks:
-    """Where leaves of one raw chunk each lie, in columns of one length (except `files`)."""
+    """The places of leaves of one raw chunk each, in columns of one length (except `files`)."""
 
     files: Sequence[str]  #: absolute
     ids: Sequence[int]  #: index in `files`; -1 for a leaf that has to be read in another way
@@ -94,7 +94,7 @@ class WholeChunks:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a handler needs read for one leaf."""
+    """The regions that a handler needs read for one leaf."""
 
     regions: tuple[Destination, ...] = ()  #: distinct parts of the global array; together all that is needed
     staging_bytes: int = 0  #: host bytes that are freed once the value is built (0 if the value keeps them)
@@ -114,7 +114,7 @@ class DirectRead:
     crc32c: int | None = None  #: of these bytes as they were written, if that is known
 
     def into(self) -> memoryview:
-        """Where the bytes go; allocates the region on first use."""
+        """The memory that the bytes go to; allocates the region on first use."""
         return self.region.view()[self.start : self.start + self.nbytes]
 
     @property
@@ -193,7 +193,7 @@ class SharedRange:
 @final
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Which part of a shared range a read brings."""
+    """The part of a shared range that a read brings."""
 
     whole: SharedRange
     number: int
@@ -202,7 +202,7 @@ class Segment:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningChecksums:
-    """What tells the checksum of some blocks of a range from that of all."""
+    """Running sums, from which the checksum of some blocks of a range follows from that of all."""
 
     block_bytes: int  #: of each block but the last, which may be shorter
     crc32cs: Sequence[int]  #: of the first block, the first two, and so on; without that of the whole range
@@ -236,12 +236,12 @@ class CheckedRead:
 
     @property
     def is_short(self) -> bool:
-        """Whether it should be read by one call, as `at_once` does."""
+        """True if it should be read by one call, as `at_once` does."""
         return self.segment is None and self.nbytes < SHORT_BYTES
 
     @property
     def covered(self) -> tuple[int, int]:
-        """Where the range that the checksum covers begins and ends in the file."""
+        """The beginning and the end in the file of the range that the checksum covers."""
         whole = self if self.segment is None else self.segment.whole
         return whole.offset, whole.offset + whole.nbytes
 

@@ -1,4 +1,4 @@
-"""Which bytes are read of a range with a checksum of which only a part is kept. Pure.
+"""Decides which bytes are read of a range with a checksum of which only a part is kept. Pure.
 
 Parts of a value that need one share its comparison, so that its bytes are read once. Where the checksums
 of its blocks are known, blocks that nobody needs are not read.

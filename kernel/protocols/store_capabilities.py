@@ -223,7 +223,7 @@ class KvStoreSpecs(Capability, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How a store likes bytes to be placed in data files. All in bytes."""
+    """A store's preferences about bytes in data files. All in bytes."""
 
     file_bytes: int = 2 * 2**30  #: a data file that has grown so large is followed by another one
     page_bytes: int = 4096  #: large chunks begin at a multiple of it, for direct and mapped reads
@@ -250,7 +250,7 @@ class PreferredPlacement(Capability, Protocol):
 
     @property
     def placement(self) -> Placement:
-        """What it prefers. Does not block, and is always the same."""
+        """Its preferences. Does not block, and is always the same."""
         ...
 
 
@@ -368,7 +368,7 @@ class SingleWriter(Capability, Protocol):
     """A store that can be told that nobody else saves to the same paths, where it could not find out."""
 
     def relies_on_single_writer(self) -> bool:
-        """Whether it does rely on that. Does not block. Known once a save has begun."""
+        """True if it does rely on that. Does not block. Known once a save has begun."""
         ...
 
 
@@ -385,7 +385,7 @@ class PlacedHold(Hold, Protocol):
     """A hold that knows where the directory lies that it is on."""
 
     def lies_at(self, path: str) -> bool:
-        """Whether it lies at `path`. Blocking."""
+        """True if it lies at `path`. Blocking."""
         ...
 
 
@@ -471,7 +471,7 @@ class MarkedCheckpoints(Capability, Protocol):
         ...
 
     def is_unmarked(self, path: str) -> bool:
-        """Whether something lies at `path` that is no checkpoint, holds none, and that no save claims."""
+        """True if something lies at `path` that is no checkpoint, holds none, and that no save claims."""
         ...
 
 

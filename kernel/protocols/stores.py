@@ -1,4 +1,4 @@
-"""What every store of checkpoints must do.
+"""The protocol of every store of checkpoints.
 
 `Store` is the required part, and all that a save and a restore need. What only some stores can do
 (exchange two directories, map a file, hold a directory) is in `store_capabilities`.

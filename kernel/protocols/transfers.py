@@ -1,4 +1,4 @@
-"""How many bytes went to or from a file, and by which way; how many requests that took."""
+"""Counts of the bytes that went to or from a file, by way, and of the requests that it took."""
 
 from __future__ import annotations
 

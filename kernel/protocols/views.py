@@ -1,4 +1,4 @@
-"""What a handler or a layout sees of a message: only the leaf itself."""
+"""Views of a message for handlers and layouts: only the leaf itself."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class FilledPack(Protocol):
 
     @property
     def details(self) -> Sequence[Any]:
-        """What the handler's `pack_details` returned for each leaf."""
+        """The result of the handler's `pack_details` for each leaf."""
         ...
 
     @property
@@ -70,12 +70,12 @@ class FilledPack(Protocol):
 
     @property
     def starts(self) -> Sequence[int]:
-        """Where the bytes of each leaf begin in `data`."""
+        """The offset of each leaf's bytes in `data`."""
         ...
 
 
 class PackedLeaves(Protocol):
-    """Where the bytes of small leaves were written, one after the other without a gap."""
+    """The place of small leaves that were written one after the other without a gap."""
 
     @property
     def leaves(self) -> Sequence[StagedLeaf]: ...
@@ -160,7 +160,7 @@ class ColumnsOfParts(Protocol):
 
 
 class WrittenLeaves(Protocol):
-    """Where the bytes of leaves were written."""
+    """The places of the bytes of leaves."""
 
     @property
     def written(self) -> Sequence[Written]: ...

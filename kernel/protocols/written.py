@@ -1,4 +1,4 @@
-"""What a handler plans of a leaf on its way out, and what stands on the medium in the end."""
+"""The pieces that a handler plans of a leaf, and their places on the medium in the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DISK_MARK: Final = "_PENSTOCK_DISK"
 
 @dataclass(frozen=True, slots=True)
 class PiecePlan:
-    """How to get one piece to the host: planned by a handler, carried out by `device_to_host`."""
+    """The way of one piece to the host: planned by a handler, carried out by `device_to_host`."""
 
     chunk: tuple[int, ...]  #: grid index of the chunk that the piece belongs to
     start: int  #: offset of the piece in its chunk, bytes
@@ -41,7 +41,7 @@ class RunningSums:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Where a piece was written."""
+    """The place to which a piece was written."""
 
     leaf: int  #: index of the leaf
     chunk: tuple[int, ...]
@@ -65,7 +65,7 @@ class Document:
 @final
 @dataclass(frozen=True, slots=True)
 class DiskMark:
-    """What a process says of the checkpoint on its disk."""
+    """A process' note in the checkpoint on its disk."""
 
     process: int  #: who wrote it
     processes: tuple[int, ...]  #: who saved together, ascending

@@ -1,1 +1,1 @@
-"""What a save or a restore tells about itself: where the time went, in figures, words and pictures."""
+"""Reports of saves and restores: where the time went, in figures, words and pictures."""

@@ -1,4 +1,4 @@
-"""What the reports of a save and of a restore have in common."""
+"""The base of the reports of saves and restores."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COLUMNS: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """What a finished save or restore did, and where its time went.
+    """The report of a finished save or restore: what it did, and where its time went.
 
     `print(report)` shows a table, a notebook also the timeline.
     """
@@ -167,7 +167,7 @@ _FEW_BYTES: Final = 2**20
 @final
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """What held a run up: the stage, why, and for how many of how many seconds."""
+    """The bottleneck of a run: the stage, why, and for how many of how many seconds."""
 
     stage: StageStatistics
     why: Literal["work", "memory"]

@@ -1,4 +1,4 @@
-"""What the driver measures about each stage: where the time goes, and which stage is the bottleneck."""
+"""Figures that the driver measures about each stage: where the time goes, and which one is the bottleneck."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from penstock.kernel.protocols.capability import Capability
 @final
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to change where a stage is the bottleneck: a sentence or two, which name an option."""
+    """Advice for when a stage is the bottleneck: a sentence or two, which name an option."""
 
     work: str = (
         "Give it more workers, if it has an option `concurrency`, or less to do."  #: it works all the time

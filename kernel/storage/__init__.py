@@ -1,1 +1,1 @@
-"""What penstock does on top of any store: workspaces, holds on directories, deletion and paths."""
+"""Work on top of any store: workspaces, holds on directories, deletion and paths."""

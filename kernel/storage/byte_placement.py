@@ -1,4 +1,4 @@
-"""How bytes are placed in the data files of a store."""
+"""Places bytes in the data files of a store."""
 
 from __future__ import annotations
 

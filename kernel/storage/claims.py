@@ -22,7 +22,7 @@ _OWNER: Final = "owner"
 
 
 class ClaimFiles(Protocol):
-    """Where claims lie. Blocking; every failure is a `StorageError`."""
+    """The files of claims. Blocking; every failure is a `StorageError`."""
 
     def create(self, file: str, data: bytes) -> bool:
         """Create a file with its content in one step; return False if it is there."""
@@ -120,7 +120,7 @@ def check_unclaimed(files: ClaimFiles, file: str, path: str) -> None:
 
 
 def _is_own(data: bytes, me: ThisProcess) -> bool:
-    """Whether a claim is one that this process gave up, and could not remove."""
+    """True if a claim is one that this process gave up, and could not remove."""
     try:
         found: object = json.loads(data)
     except ValueError:

@@ -63,7 +63,7 @@ def hold_with_readers(store: Store, path: str) -> Hold:
 
 
 def is_at_work(store: Store, path: str) -> bool:
-    """Whether somebody builds or writes in the directory at `path`, and has not crashed. Blocking.
+    """True if somebody builds or writes in the directory at `path`, and has not crashed. Blocking.
 
     False if that is not known. Looking holds the directory for a moment, as a reader does.
     """

@@ -29,7 +29,7 @@ GIVEN_UP: Final = "given-up"
 
 @final
 class JoinedWorkspace:
-    """What a `Workspace` is to the stages, for all processes of a job but the primary.
+    """A `Workspace` for all processes of a job but the primary.
 
     The primary checks the destination, makes the place, publishes it and removes it.
 
@@ -66,7 +66,7 @@ class JoinedWorkspace:
 
     @property
     def temporary(self) -> str:
-        """Where it is built; its own path until that is known."""
+        """The place where it is built; its own path until that is known."""
         return self.final if self._place is None else self._place
 
     async def enter(self, place: str, waits_s: Sequence[float] = SEEN_AFTER_S) -> None:

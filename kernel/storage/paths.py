@@ -1,4 +1,4 @@
-"""What callers may pass as a path, and the absolute path or the URL it stands for."""
+"""Turns what callers pass as a path into an absolute path or a URL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def bucket_of(path: str) -> tuple[str, str] | None:
 
 
 def is_whole_bucket(path: str) -> bool:
-    """Whether what `path_or_url` returned names a bucket alone, which lies in nothing."""
+    """True if what `path_or_url` returned names a bucket alone, which lies in nothing."""
     found = bucket_of(path)
     return found is not None and path == "://".join(found)
 

@@ -170,5 +170,5 @@ def _viewed(
 
 
 def _may_be_of_the_way(error: PenstockError) -> bool:
-    """Whether a document may have been damaged on its way here. Data is read again where it is compared."""
+    """True if a document may have been damaged on its way here. Data is read again where it is compared."""
     return isinstance(error, CorruptCheckpointError) and error.stage != "read"

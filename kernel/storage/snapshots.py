@@ -1,4 +1,4 @@
-"""What one operation reads a checkpoint from: its store, or what the store learnt of it at once."""
+"""Views of a checkpoint that one operation reads: its store, or what the store learnt of it at once."""
 
 from __future__ import annotations
 

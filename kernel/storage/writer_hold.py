@@ -53,7 +53,7 @@ class WriterHold:
 
     @property
     def is_held(self) -> bool:
-        """Whether it was taken."""
+        """True if it was taken."""
         return self._hold is not None
 
     def take_if_writable(self) -> StorageError | None:

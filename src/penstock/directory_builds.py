@@ -338,7 +338,7 @@ class JointBuild:
 
     @property
     def is_primary(self) -> bool:
-        """Whether this process completes and publishes it."""
+        """True if this process completes and publishes it."""
         return self._coordinator is not None and self._coordinator.is_primary
 
     @property
@@ -550,7 +550,7 @@ class _AwaitHandlers:
 
 
 def _comes_from_elsewhere(error: BaseException) -> bool:
-    """Whether another process is the cause: a handler may have raised something else because of that."""
+    """True if another process is the cause: a handler may have raised something else because of that."""
     cause: BaseException | None = error
     for _ in range(MOST_CAUSES):
         if cause is None or isinstance(cause, PeerFailedError | OutcomeUnknownError):

@@ -1,4 +1,4 @@
-"""Whether this process is the `penstock` command. Pure."""
+"""Tells the process of the `penstock` command from others. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MODULES = ("penstock", "penstock.cli")
 
 
 def runs_the_command(argv: Sequence[str], orig_argv: Sequence[str]) -> bool:
-    """Whether the interpreter was started as `penstock` or `python -m penstock`.
+    """True if the interpreter was started as `penstock` or `python -m penstock`.
 
     Args:
         argv: `sys.argv`; while Python looks for the module of `-m`, its first word is `-m`.

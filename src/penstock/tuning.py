@@ -394,7 +394,7 @@ class Comparison:
 
     @property
     def is_faster(self) -> bool:
-        """Whether it is, beyond noise, and does not slow the other flow down."""
+        """True if it is, beyond noise, and does not slow the other flow down."""
         pairs = zip(self.seconds(self.after, self.flow), self.seconds(self.before, self.flow), strict=True)
         other: Flow = "restore" if self.flow == "save" else "save"
         return all(a < b for a, b in pairs) and self.ratio(self.flow) <= GAIN and self.ratio(other) < 1 / GAIN
@@ -403,7 +403,7 @@ class Comparison:
 @final
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What was found."""
+    """The findings."""
 
     options: Options  #: that differ from the defaults; empty if nothing is faster
     tried: tuple[Comparison, ...]
@@ -452,7 +452,7 @@ async def search(
 
 
 def _holds(last: Comparison, key: str) -> bool:
-    """Whether an option is to be kept: what concerns both saves and restores may slow neither down."""
+    """True if an option is to be kept: what concerns both saves and restores may slow neither down."""
     if key.startswith(("save.", "restore.")):
         return last.ratio(_flow_of(key)) <= 1.0
 

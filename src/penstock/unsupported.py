@@ -1,4 +1,4 @@
-"""Where penstock does not run: an import says so in words."""
+"""Refuses in words to be imported where penstock does not run."""
 
 from __future__ import annotations
 

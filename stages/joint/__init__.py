@@ -1,1 +1,1 @@
-"""What a save does otherwise if several processes save together."""
+"""The parts of a save that differ if several processes save together."""

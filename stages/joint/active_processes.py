@@ -1,4 +1,4 @@
-"""Whether all processes that hold parts of an array take part in its save."""
+"""Checks that all processes that hold parts of an array take part in its save."""
 
 from __future__ import annotations
 

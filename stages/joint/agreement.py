@@ -1,4 +1,4 @@
-"""What the processes of a job agree on before any of them writes a byte."""
+"""The processes of a job agree before any of them writes a byte."""
 
 from __future__ import annotations
 

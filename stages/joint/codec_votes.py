@@ -1,4 +1,4 @@
-"""Which leaves with the codec `auto` get one, where several processes write parts of a leaf.
+"""Decides which leaves with the codec `auto` get one, where several processes write parts of a leaf.
 
 A leaf has one codec, so all of its parts must be encoded, or none. Each process looks at a sample of what it
 writes, and votes, before anything is written; the primary counts, and tells the others. The votes travel with

@@ -1,4 +1,4 @@
-"""Which leaves this process writes, and what all processes must have been asked alike."""
+"""Divides leaves among processes, and checks what all must have been asked alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one process tells the primary about what it wrote: columns, compressed."""
+"""The message of one process to the primary about what it wrote: columns, compressed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TABLES: Final = 256  # joined in one call: of 10,000 that holds up every thread
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """What another process told."""
+    """The message of another process."""
 
     files: Sequence[str]  #: relative to the checkpoint directory
     table: npt.NDArray[np.int64]  #: a row for each of `COLUMNS`

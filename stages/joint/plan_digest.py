@@ -1,4 +1,4 @@
-"""What must be the same in all processes that save together: as a digest, and in words. Pure."""
+"""A digest of what must be the same in all processes that save together, and differences in words."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def _written_here(leaf: Leaf, parts: Sequence[Written]) -> list[Written]:
 
 
 def _alike(now: LeafSpec, then: LeafSpec) -> bool:
-    """Whether the stored bytes have the same meaning. All other metadata of a leaf is always written anew."""
+    """True if the stored bytes have the same meaning. All other metadata of a leaf is always written anew."""
     if not now.nbytes or now.codec not in (None, AUTO):
         return False  # its encoded bytes are not known yet
 
@@ -158,7 +158,7 @@ class _Places:
         self._together: bool | None = None  #: whether all chunks may lie in any data files
 
     def all_of(self, at: int, parts: Sequence[Written]) -> bool:
-        """Whether it would for all parts of the leaf with this number."""
+        """True if it would for all parts of the leaf with this number."""
         layout = self._layout
         if layout is None:
             return True
@@ -205,7 +205,7 @@ def _known(run: SaveRun, base: str, identity: object) -> Mapping[str, References
 
 
 def _any_known(leaves: Leaves, plan: SavePlan, known: Mapping[str, References]) -> bool:
-    """Whether any leaf is a known object. If none is, the base need not be opened."""
+    """True if any leaf is a known object. If none is, the base need not be opened."""
     return any(True for references in known.values() for _ in _same_objects(leaves, plan, references))
 
 

@@ -11,9 +11,7 @@ from tests.bench.results import StageTime
 from tests.bench.trees import ready
 
 import penstock
-from penstock.kernel.messages.restore import RestoreRequest
-from penstock.kernel.pipeline.run_context import RestoreRun
-from penstock.kernel.pipeline.runner import run_pipeline
+from penstock.kernel import RestoreRequest, RestoreRun, run_pipeline
 from penstock.pipelines import restore_pipeline
 
 

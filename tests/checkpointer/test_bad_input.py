@@ -18,9 +18,8 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.kernel.config.config import Config
-from penstock.kernel.errors import (
+from penstock import Checkpointer
+from penstock.errors import (
     ChecksumError,
     ClosedError,
     ConfigError,
@@ -39,6 +38,7 @@ from penstock.kernel.errors import (
     StorageError,
     StructureMismatchError,
 )
+from penstock.kernel import Config
 
 pytestmark = pytest.mark.anyio
 

@@ -17,16 +17,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.layouts.item_types import Composite
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.errors import NotACheckpointError, SpecError, StorageError
-from penstock.kernel.protocols.written import Written
+from penstock import Checkpointer
+from penstock.errors import NotACheckpointError, SpecError, StorageError
+from penstock.handlers import Composite, LocalStore, OrbaxLayout
+from penstock.kernel import Config, SaveArgs, SaveFormat, Written
 from penstock.stages.reuse.incremental import files_worth_linking
-from penstock.testing.faulty_store import FaultyStore
+from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio
 

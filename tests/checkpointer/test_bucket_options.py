@@ -12,13 +12,8 @@ import pytest
 from tests.object_server import Asked, ObjectServer, object_server
 
 from penstock import Checkpointer, Config
-from penstock.kernel.errors import (
-    PenstockError,
-    ThrottledError,
-    UnreachableError,
-    UnsupportedByStoreError,
-)
-from penstock.kernel.messages.save import SaveReport
+from penstock.errors import PenstockError, ThrottledError, UnreachableError, UnsupportedByStoreError
+from penstock.kernel import SaveReport
 
 pytestmark = pytest.mark.anyio
 

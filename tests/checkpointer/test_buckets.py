@@ -12,13 +12,8 @@ import numpy as np
 import pytest
 from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, Interposed
 
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.formats.orbax.sealed_documents import digest_in_mark
-from penstock.handlers.stores.buckets.bucket_builds import MARK
-from penstock.handlers.stores.buckets.bucket_store import BucketStore
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.config import StoreOptions
-from penstock.kernel.errors import (
+from penstock import Checkpointer
+from penstock.errors import (
     DestinationExistsError,
     NotACheckpointError,
     PathError,
@@ -27,6 +22,11 @@ from penstock.kernel.errors import (
     StepExistsError,
     UnsupportedByStoreError,
 )
+from penstock.handlers import LocalStore
+from penstock.handlers.formats.orbax.sealed_documents import digest_in_mark
+from penstock.handlers.stores.buckets.bucket_builds import MARK
+from penstock.handlers.stores.buckets.bucket_store import BucketStore
+from penstock.kernel import StoreOptions
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.stores.store_finder import StoreFinder
 from penstock.testing import FaultyStore

@@ -11,12 +11,11 @@ import pytest
 from anyio import create_task_group
 from tests.handlers.stores.buckets.bucket_rig import URL, Bucket
 
-from penstock import PerProcess
-from penstock.checkpointer.checkpointer import Checkpointer
+from penstock import Checkpointer, PerProcess
+from penstock.errors import OutcomeUnknownError, PeerFailedError, PenstockError, StorageError
 from penstock.handlers.stores.buckets.bucket_builds import MARK
-from penstock.kernel.config.job_limits import JobLimits
+from penstock.kernel import JobLimits
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
-from penstock.kernel.errors import OutcomeUnknownError, PeerFailedError, PenstockError, StorageError
 from penstock.testing import FaultyStore
 from penstock.testing.memory_key_values import MemoryKeyValues
 

@@ -16,11 +16,10 @@ from tests.byte_counting import CountingStore
 from tests.corpus.corpora import DOCUMENTS, unpack
 
 import penstock
-from penstock.handlers.layouts.auto_layout import AutoLayout
+from penstock.handlers import AutoLayout
 from penstock.handlers.leaves.blocks import HostRegion
-from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel import DirectRead, SaveFormat, ScatterRead
 from penstock.kernel.protocols.checkpoints import ChecksummedCheckpoint
-from penstock.kernel.protocols.reads import DirectRead, ScatterRead
 
 _ts: Any = ts
 ROWS, COLUMNS = 64, 128

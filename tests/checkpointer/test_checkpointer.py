@@ -17,22 +17,19 @@ import numpy as np
 import pytest
 from anyio import CancelScope, Event, create_task_group, to_thread
 
+from penstock import Checkpointer
 from penstock.checkpointer import pipelines
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import (
+from penstock.errors import (
     ConfigError,
     DeletedLeafError,
     DestinationExistsError,
     SaveCancelledError,
     StorageError,
 )
-from penstock.kernel.pipeline.futures import Milestone, Progress, SaveFuture
-from penstock.kernel.pipeline.pipeline import Pipeline
-from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.store_capabilities import Hold
+from penstock.handlers import LocalStore
+from penstock.kernel import Hold, Milestone, Pipeline, Progress, SaveFuture, SaveRun
 from penstock.stages.device_to_host import PACKED_BELOW
-from penstock.testing.faulty_store import FaultyStore
+from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio
 

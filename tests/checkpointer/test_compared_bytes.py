@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import penstock
 from penstock.errors import ChecksumError
-from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel import SaveFormat
 
 ROWS = np.arange(64 * 1000, dtype=np.int32).reshape(64, 1000)
 FORMS = {

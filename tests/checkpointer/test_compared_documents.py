@@ -18,7 +18,7 @@ from tests.unsealed import unseal
 import penstock
 from penstock.errors import ChecksumError, CorruptCheckpointError, MissingFileError
 from penstock.items import Array, Composite, Json, NumpyRandomKey, PyTree, RandomKey
-from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel import SaveFormat
 from penstock.pipelines import save_pipeline
 
 TREE = {"a": np.arange(10), "key": jax.random.key(1), "text": "words"}

@@ -16,13 +16,9 @@ import numpy as np
 import pytest
 from anyio import Event
 
+from penstock import Checkpointer
 from penstock.checkpointer import pipelines
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.handlers.leaves.numpy_array import NumpyHandler
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.config import Config
-from penstock.kernel.errors import (
+from penstock.errors import (
     ConfigError,
     HandlerFailedError,
     IncompletePipelineError,
@@ -33,16 +29,23 @@ from penstock.kernel.errors import (
     StructureMismatchError,
     TreeDifference,
 )
-from penstock.kernel.messages.save import StagedBatch
-from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.stage import Actor
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import Waitable
-from penstock.kernel.protocols.reads import Target
-from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
-from penstock.kernel.protocols.written import PiecePlan
-from penstock.testing.faulty_store import FaultyStore
+from penstock.handlers import LocalStore, NumpyHandler, default_handlers
+from penstock.kernel import (
+    Actor,
+    Config,
+    FilledLeaf,
+    HandlerRegistry,
+    LeafSpec,
+    ParamInfo,
+    PiecePlan,
+    SaveRun,
+    StagedBatch,
+    StagedLeaf,
+    StoredLeaf,
+    Target,
+    Waitable,
+)
+from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio
 

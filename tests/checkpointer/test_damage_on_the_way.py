@@ -10,8 +10,8 @@ import pytest
 from tests.object_server import Asked, ObjectServer, object_server
 
 from penstock import Checkpointer, Config
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import ChecksumError, CorruptCheckpointError
+from penstock.errors import ChecksumError, CorruptCheckpointError
+from penstock.handlers import LocalStore
 from penstock.kernel.protocols.store_capabilities import OverNetwork
 from penstock.stages.read import read_twice
 

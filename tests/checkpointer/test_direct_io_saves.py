@@ -12,8 +12,7 @@ import pytest
 
 import penstock
 from penstock.handlers.stores.system_calls.linux_calls import takes_direct_io
-from penstock.kernel.config.config import Config
-from penstock.kernel.events import LOGGER_NAME
+from penstock.kernel import LOGGER_NAME, Config
 
 pytestmark = pytest.mark.anyio
 

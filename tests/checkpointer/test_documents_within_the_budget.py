@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.handlers.layouts.auto_layout import AutoLayout
+from penstock.errors import CorruptCheckpointError
+from penstock.handlers import AutoLayout, LocalStore
 from penstock.handlers.ocdbt.database_reader import index_bytes
-from penstock.handlers.stores.local import LocalStore
 from penstock.items import Composite, Json
-from penstock.kernel.errors import CorruptCheckpointError
 from penstock.kernel.protocols.layouts import SMALL_DOCUMENT
 
 pytestmark = pytest.mark.anyio

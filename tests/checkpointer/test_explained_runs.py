@@ -17,17 +17,24 @@ import numpy as np
 import pytest
 from tests.stages.stage_rig import Rig
 
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.messages.restore import RestoreReport, RestoreRequest
-from penstock.kernel.messages.save import SaveReport, TreeToSave
-from penstock.kernel.pipeline.futures import Milestone
-from penstock.kernel.pipeline.pipeline import Pipeline
-from penstock.kernel.pipeline.runner import run_pipeline
-from penstock.kernel.pipeline.stage import Actor, Finishing, workers_of
-from penstock.kernel.reports.statistics import Advice, advice_of
+from penstock.handlers import LocalStore
+from penstock.kernel import (
+    Actor,
+    Advice,
+    Finishing,
+    MemoryRegulator,
+    Milestone,
+    Pipeline,
+    RestoreReport,
+    RestoreRequest,
+    SaveReport,
+    TreeToSave,
+    run_pipeline,
+)
+from penstock.kernel.pipeline.stage import workers_of
+from penstock.kernel.reports.statistics import advice_of
 from penstock.pipelines import restore_pipeline, save_pipeline
-from penstock.stages.encode import Encode
+from penstock.stages import Encode
 from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.handlers.stores.local import LocalStore
+from penstock.errors import NoSpaceError, NotDurableError, StepExistsError, StorageError
+from penstock.handlers import LocalStore
 from penstock.handlers.stores.system_calls.file_system import SystemCalls
-from penstock.kernel.errors import NoSpaceError, NotDurableError, StepExistsError, StorageError
 from penstock.kernel.storage.deletion import delete_file, remove_abandoned
 from penstock.kernel.storage.holds import hold_alone
-from penstock.steps.keep_policies import KeepLast
+from penstock.steps import KeepLast
 from penstock.testing import CrashStore
 
 pytestmark = pytest.mark.anyio

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import NoSpaceError, StorageError
-from penstock.steps.keep_policies import KeepLast
-from penstock.steps.manager import CheckpointManager
+from penstock.errors import NoSpaceError, StorageError
+from penstock.handlers import LocalStore
+from penstock.kernel import SaveFormat
+from penstock.steps import CheckpointManager, KeepLast
 from penstock.testing import FaultyStore, MemoryStore
 
 pytestmark = pytest.mark.anyio

@@ -14,10 +14,8 @@ from typing import Any, final
 import pytest
 
 from penstock import Checkpointer
-from penstock.handlers.layouts.item_types import Composite
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
-from penstock.kernel.protocols.leaf import ParamInfo
+from penstock.handlers import Composite, default_handlers
+from penstock.kernel import HandlerRegistry, ParamInfo
 
 pytestmark = pytest.mark.anyio
 

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.shutdown_options import StoppingOptions
-from penstock.kernel.errors import StorageError
-from penstock.steps.manager import CheckpointManager
+from penstock.errors import StorageError
+from penstock.handlers import LocalStore
+from penstock.kernel import Config, StoppingOptions
+from penstock.steps import CheckpointManager
 from penstock.testing import FaultyStore, Hang
 
 pytestmark = pytest.mark.anyio

@@ -16,12 +16,7 @@ from safetensors.numpy import save_file
 from tests.checkpointer.strange_checkpoints import STRANGE, gzip_of_zeros
 
 import penstock
-from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
-from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import (
+from penstock.errors import (
     CorruptCheckpointError,
     ExpansionError,
     InsufficientMemoryError,
@@ -31,7 +26,10 @@ from penstock.kernel.errors import (
     SpecError,
     UnsupportedFormatError,
 )
-from penstock.kernel.messages.save import Leaf
+from penstock.handlers import LocalStore
+from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
+from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
+from penstock.kernel import Config, Leaf, SaveFormat
 
 STRUCT: Any = jax.ShapeDtypeStruct  # jax declares no types for it
 

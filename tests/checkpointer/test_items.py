@@ -14,11 +14,7 @@ import pytest
 from tests.unsealed import unseal
 
 import penstock
-from penstock.handlers.layouts.item_types import Composite
-from penstock.handlers.stores.local import LocalStore
-from penstock.items import Array, Json, NumpyRandomKey, Proto, PyTree, RandomKey
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import (
+from penstock.errors import (
     CorruptCheckpointError,
     DuplicateNameError,
     IncompleteCheckpointError,
@@ -29,7 +25,10 @@ from penstock.kernel.errors import (
     StructureMismatchError,
     UnsupportedFormatError,
 )
-from penstock.testing.faulty_store import FaultyStore
+from penstock.handlers import Composite, LocalStore
+from penstock.items import Array, Json, NumpyRandomKey, Proto, PyTree, RandomKey
+from penstock.kernel import SaveFormat
+from penstock.testing import FaultyStore
 
 AssertSame = Callable[[Any, Any], None]
 

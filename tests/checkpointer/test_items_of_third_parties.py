@@ -12,11 +12,10 @@ import pytest
 from tests.stages.stage_rig import Parcel, ParcelHandler, files_in, with_parcels
 
 import penstock
-from penstock.handlers.layouts.item_types import Composite
-from penstock.handlers.leaves.default_handlers import default_handlers
+from penstock.errors import HandlerFailedError
+from penstock.handlers import Composite, default_handlers
 from penstock.items import Json, PyTree
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import HandlerFailedError
+from penstock.kernel import SaveFormat
 
 ARRAYS = {"w": np.arange(6.0), "b": np.ones(2, np.int8)}
 FORMATS = {"ocdbt": SaveFormat(), "directories": SaveFormat(ocdbt=False)}

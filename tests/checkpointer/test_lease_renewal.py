@@ -13,10 +13,10 @@ from anyio import Event, create_task_group, fail_after, from_thread
 from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, Interposed, bucket_of_every_url
 
 import penstock
+from penstock.errors import ClaimLostError
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.object_client import ObjectClient
 from penstock.kernel.config import bucket_options
-from penstock.kernel.errors import ClaimLostError
 from penstock.kernel.protocols.store_capabilities import LeasedHold, Leases
 from penstock.kernel.storage.lease_renewal import renewing_leases
 from penstock.steps import CheckpointManager

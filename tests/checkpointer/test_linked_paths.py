@@ -9,10 +9,10 @@ import anyio
 import numpy as np
 import pytest
 
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.stores.local import LocalStore
+from penstock import Checkpointer
+from penstock.errors import DestinationExistsError
+from penstock.handlers import LocalStore
 from penstock.handlers.stores.system_calls.atomic_rename import rename_to_absent
-from penstock.kernel.errors import DestinationExistsError
 from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio

@@ -16,8 +16,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from tests.byte_counting import CountingStore
 
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.kernel.errors import StructureMismatchError
+from penstock import Checkpointer
+from penstock.errors import StructureMismatchError
 
 pytestmark = pytest.mark.anyio
 

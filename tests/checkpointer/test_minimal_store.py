@@ -9,12 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import StorageError, UnsupportedByStoreError
-from penstock.kernel.protocols.store_capabilities import Placement
+from penstock import Checkpointer
+from penstock.errors import StorageError, UnsupportedByStoreError
+from penstock.handlers import SafetensorsLayout, default_handlers
+from penstock.kernel import Placement, SaveFormat
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.testing import FaultyStore, MemoryStore
 

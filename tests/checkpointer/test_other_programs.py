@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.handlers.stores.local import LocalStore
+from penstock.errors import BuildChangedError, IncompleteCheckpointError, StorageError
+from penstock.handlers import LocalStore
 from penstock.handlers.stores.system_calls.atomic_rename import exchange
-from penstock.kernel.errors import BuildChangedError, IncompleteCheckpointError, StorageError
 from penstock.kernel.storage.deletion import delete_checkpoint
 from penstock.testing import FaultyStore
 

@@ -15,20 +15,18 @@ import pytest
 from anyio import create_task_group
 from tests import collecting
 
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import (
+from penstock import Checkpointer
+from penstock.errors import (
     IncompleteCheckpointError,
     NotACheckpointError,
     NotDurableError,
     PenstockError,
     StorageError,
 )
-from penstock.kernel.pipeline.futures import Milestone
-from penstock.kernel.protocols.stores import Store
+from penstock.handlers import LocalStore
+from penstock.kernel import Milestone, Store
 from penstock.pipelines import restore_pipeline, save_pipeline
-from penstock.testing.crash_store import Crash, CrashStore
-from penstock.testing.faulty_store import FaultyStore
+from penstock.testing import Crash, CrashStore, FaultyStore
 
 pytestmark = pytest.mark.anyio
 unclosed_streams_and_files_are_found = collecting.unclosed_streams_and_files_are_found

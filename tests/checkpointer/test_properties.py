@@ -20,9 +20,9 @@ from hypothesis.extra import numpy as npst
 from hypothesis.strategies import SearchStrategy
 
 import penstock
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import InvalidLeafError
+from penstock import Checkpointer
+from penstock.errors import InvalidLeafError
+from penstock.kernel import SaveFormat
 
 AssertSame = Callable[[Any, Any], None]
 

@@ -11,9 +11,9 @@ from google.protobuf.struct_pb2 import Struct, Value
 from tests.unsealed import unseal
 
 import penstock
-from penstock.handlers.layouts.item_types import Composite
+from penstock.errors import CorruptCheckpointError
+from penstock.handlers import Composite
 from penstock.items import Proto
-from penstock.kernel.errors import CorruptCheckpointError
 
 
 @pytest.fixture

@@ -11,11 +11,9 @@ from anyio import create_task_group
 
 from penstock import Checkpointer
 from penstock.errors import NotSharedError, PeerFailedError, SpecError, StageFailedError
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.config.job_limits import JobLimits
+from penstock.handlers import LocalStore
+from penstock.kernel import JobLimits, StagedBatch, Threads
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
-from penstock.kernel.messages.save import StagedBatch
 from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 from penstock.pipelines import save_pipeline
 from penstock.testing.memory_key_values import MemoryKeyValues

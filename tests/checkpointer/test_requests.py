@@ -13,12 +13,10 @@ from anyio import create_task_group
 from tests.object_server import CREDENTIALS, Asked, ObjectServer, object_server
 
 import penstock
-from penstock.checkpointer.checkpointer import Checkpointer
+from penstock import Checkpointer
 from penstock.handlers.stores.buckets.bucket_builds import MARK
-from penstock.kernel.config.job_limits import JobLimits
+from penstock.kernel import JobLimits, RestoreReport, SingleProcessCoordinator
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
-from penstock.kernel.messages.restore import RestoreReport
-from penstock.kernel.protocols.coordinator import SingleProcessCoordinator
 from penstock.steps import CheckpointManager
 from penstock.testing.memory_key_values import MemoryKeyValues
 

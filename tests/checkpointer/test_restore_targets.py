@@ -27,10 +27,10 @@ from tests.byte_counting import files_of_arrays
 from tests.xla_settings import xla_flags
 
 import penstock
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import StructureMismatchError
-from penstock.testing.faulty_store import FaultyStore
+from penstock import Checkpointer
+from penstock.errors import StructureMismatchError
+from penstock.handlers import LocalStore
+from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio
 

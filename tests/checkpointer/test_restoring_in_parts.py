@@ -19,18 +19,13 @@ from tests.handlers.leaves.round_trips import struct
 from tests.stages.stage_rig import Rig, Scripted, cancel_in
 
 import penstock
-from penstock.handlers.leaves.array import ArrayHandler
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import ChecksumError, StorageError
-from penstock.kernel.messages.packs import ReadLeaf
-from penstock.kernel.messages.restore import RestoreOptions, RestoreRequest
-from penstock.kernel.pipeline.runner import run_pipeline
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
-from penstock.kernel.protocols.reads import Target
+from penstock.errors import ChecksumError, StorageError
+from penstock.handlers import ArrayHandler, default_handlers
+from penstock.kernel import HandlerRegistry, ReadLeaf, RestoreRequest, SaveFormat, Target, run_pipeline
+from penstock.kernel.messages.restore import RestoreOptions
 from penstock.pipelines import restore_pipeline
-from penstock.stages.host_to_device import HostToDevice
-from penstock.testing.faulty_store import Hang, Operation
+from penstock.stages import HostToDevice
+from penstock.testing import Hang, Operation
 
 pytestmark = pytest.mark.anyio
 

@@ -23,13 +23,11 @@ from tests.stages.stage_rig import Parcel, ParcelHandler, with_parcels
 from tests.xla_settings import xla_flags
 
 import penstock
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+from penstock import Checkpointer
+from penstock.errors import HandlerFailedError, SpecError, StructureMismatchError
+from penstock.handlers import OrbaxLayout, default_handlers
 from penstock.handlers.leaves.blocks import HostRegion
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.kernel.errors import HandlerFailedError, SpecError, StructureMismatchError
-from penstock.kernel.messages.restore import RestoreReport, Transform
-from penstock.kernel.protocols.reads import CheckedRead, DirectRead, ScatterRead
+from penstock.kernel import CheckedRead, DirectRead, RestoreReport, ScatterRead, Transform
 from penstock.pipelines import restore_pipeline
 
 AssertSame = Callable[[Any, Any], None]

@@ -15,13 +15,12 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import penstock
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.errors import ConfigError, PipelineError, StorageError
+from penstock.errors import ConfigError, PipelineError, StorageError
+from penstock.handlers import LocalStore
+from penstock.kernel import Config, SaveArgs, SaveFormat
 from penstock.pipelines import save_pipeline
-from penstock.stages.encode import Encode
-from penstock.testing.faulty_store import FaultyStore
+from penstock.stages import Encode
+from penstock.testing import FaultyStore
 
 AssertSame = Callable[[Any, Any], None]
 MIB = 1 << 20

@@ -12,11 +12,10 @@ import anyio
 import numpy as np
 import pytest
 
-from penstock import sync
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import InsufficientMemoryError, NoThreadError, PenstockError, SpecError
-from penstock.testing.faulty_store import FaultyStore
+from penstock import Checkpointer, sync
+from penstock.errors import InsufficientMemoryError, NoThreadError, PenstockError, SpecError
+from penstock.handlers import LocalStore
+from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio
 

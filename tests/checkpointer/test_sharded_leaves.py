@@ -20,17 +20,18 @@ from crc32c import crc32c
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 import penstock
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
-from penstock.handlers.leaves.array import ArrayHandler
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import ChecksumError
-from penstock.kernel.messages.packs import ReadLeaf, ReadPack
-from penstock.kernel.messages.save import LeafBatch, Pack, StagedBatch
-from penstock.kernel.pipeline.stage import FunctionStage
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
+from penstock.errors import ChecksumError
+from penstock.handlers import ArrayHandler, LocalStore, OrbaxLayout, SafetensorsLayout, default_handlers
+from penstock.kernel import (
+    FunctionStage,
+    HandlerRegistry,
+    LeafBatch,
+    Pack,
+    ReadLeaf,
+    ReadPack,
+    SaveFormat,
+    StagedBatch,
+)
 from penstock.pipelines import restore_pipeline, save_pipeline
 
 _jax: Any = jax

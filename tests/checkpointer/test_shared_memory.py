@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from jax.core import Tracer
 
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.leaves.array import ArrayHandler
-from penstock.handlers.leaves.default_handlers import default_handlers
+from penstock import Checkpointer
+from penstock.handlers import ArrayHandler, default_handlers
 
 pytestmark = pytest.mark.anyio
 

@@ -17,15 +17,14 @@ from anyio import Event, create_task_group, fail_after, to_thread
 from tests.checkpointer.test_checkpointer import gated, names
 
 import penstock
+from penstock import Checkpointer
 from penstock.checkpointer import pipelines
-from penstock.checkpointer.checkpointer import Checkpointer, Staging
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import DeletedLeafError
-from penstock.kernel.messages.restore import RestoreReport
-from penstock.kernel.pipeline.futures import Milestone
-from penstock.kernel.protocols.stores import Store
+from penstock.checkpointer.checkpointer import Staging
+from penstock.errors import DeletedLeafError
+from penstock.handlers import LocalStore
+from penstock.kernel import Milestone, RestoreReport, Store
 from penstock.kernel.reports.stage_report import stage_table
-from penstock.testing.faulty_store import FaultyStore
+from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio
 

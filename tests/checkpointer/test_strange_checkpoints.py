@@ -13,7 +13,7 @@ import pytest
 from tests.checkpointer.strange_checkpoints import STRANGE
 
 import penstock
-from penstock.kernel.errors import PenstockError
+from penstock.errors import PenstockError
 
 MEMORY = 3 * 2**30
 """More address space than all of these take together; some claim far more."""

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import (
+from penstock.errors import (
     ClosedError,
     HandlerFailedError,
     NotACheckpointError,
@@ -22,8 +21,9 @@ from penstock.kernel.errors import (
     StorageError,
     StructureMismatchError,
 )
+from penstock.handlers import LocalStore
 from penstock.pipelines import restore_pipeline
-from penstock.testing.faulty_store import FaultyStore
+from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio
 

@@ -15,10 +15,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, Interposed, bucket_of_every_url
 
 import penstock
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
+from penstock import Checkpointer
+from penstock.errors import InUseError, SaveCancelledError, StorageError
+from penstock.handlers import SafetensorsLayout
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
-from penstock.kernel.errors import InUseError, SaveCancelledError, StorageError
 from penstock.testing import FaultyStore
 
 AssertSame = Callable[[Any, Any], None]

@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock import PerProcess
 from penstock.errors import HandlerFailedError, InvalidLeafError, SpecError, StructureMismatchError
-from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel import SaveFormat
 
 pytestmark = pytest.mark.anyio
 

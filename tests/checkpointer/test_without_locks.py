@@ -12,8 +12,8 @@ import anyio
 import numpy as np
 import pytest
 
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.kernel.errors import InUseError
+from penstock import Checkpointer
+from penstock.errors import InUseError
 from penstock.kernel.storage.deletion import delete_checkpoint
 from penstock.testing import FaultyStore, lockless_store
 

@@ -15,7 +15,7 @@ from tests.cli.conftest import Said, Stored
 
 import penstock
 from penstock.cli.looking.doctor_command import settings
-from penstock.handlers.stores.local import LocalStore
+from penstock.handlers import LocalStore
 
 Call = Callable[..., Said]
 SOURCE = Path(__file__).parents[2] / "src"

@@ -18,8 +18,8 @@ from tests.unsealed import unseal
 
 import penstock
 from penstock.cli import main
-from penstock.handlers.stores.local import LocalStore
-from penstock.testing.faulty_store import FaultyStore
+from penstock.handlers import LocalStore
+from penstock.testing import FaultyStore
 
 SOURCE = Path(__file__).parents[2] / "src"
 

@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Said, Stored
 
 import penstock
-from penstock.handlers.stores.local import LocalStore
+from penstock.handlers import LocalStore
 
 Call = Callable[..., Said]
 

@@ -29,8 +29,8 @@ from tests.object_server import Stored, object_server
 
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.connections import connect
+from penstock.kernel import StoreOptions
 from penstock.kernel.config.bucket_options import AzOptions
-from penstock.kernel.config.config import StoreOptions
 
 BUCKET = "bucket"
 GCS = "fake-gcs-server"

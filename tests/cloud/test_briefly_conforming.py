@@ -11,9 +11,8 @@ from tests.cloud.servers import Server
 
 from penstock.handlers.stores.buckets.bucket_builds import MARK
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
-from penstock.kernel.protocols.stores import Store
-from penstock.testing.capability_conformance import LongFileConformance, SharingConformance
-from penstock.testing.store_conformance import StoreConformance
+from penstock.kernel import Store
+from penstock.testing import LongFileConformance, SharingConformance, StoreConformance
 
 pytestmark = [
     pytest.mark.anyio,

@@ -11,9 +11,8 @@ import pytest
 from tests.cloud.servers import Server
 
 import penstock
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import NotACheckpointError
+from penstock.errors import NotACheckpointError
+from penstock.kernel import Config, SaveFormat
 
 AssertSame = Callable[[Any, Any], None]
 

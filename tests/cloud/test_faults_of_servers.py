@@ -10,9 +10,8 @@ import pytest
 from tests.cloud.fault_proxy import Action, FaultProxy, fault_proxy
 from tests.cloud.servers import ENDPOINTS, Server
 
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.kernel.config.config import Config
-from penstock.kernel.errors import (
+from penstock import Checkpointer
+from penstock.errors import (
     AccessDeniedError,
     ChecksumError,
     OutcomeUnknownError,
@@ -20,6 +19,7 @@ from penstock.kernel.errors import (
     ThrottledError,
     UnreachableError,
 )
+from penstock.kernel import Config
 from penstock.steps import CheckpointManager
 
 AssertSame = Callable[[Any, Any], None]

@@ -17,8 +17,8 @@ from tests.cloud.lease_holder import opened
 from tests.cloud.servers import Server
 
 import penstock
+from penstock.errors import ClaimLostError, RootInUseError, StorageError
 from penstock.handlers.stores.buckets.bucket_builds import MARK
-from penstock.kernel.errors import ClaimLostError, RootInUseError, StorageError
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -19,15 +19,9 @@ import pytest
 from tests.cloud.server_processes import free_port
 from tests.cloud.servers import ENDPOINTS, SECRET, Server
 
-from penstock.checkpointer.checkpointer import Checkpointer
+from penstock import Checkpointer
+from penstock.errors import AccessDeniedError, InUseError, NotACheckpointError, StorageError, UnreachableError
 from penstock.handlers.stores.buckets.bucket_builds import MARK
-from penstock.kernel.errors import (
-    AccessDeniedError,
-    InUseError,
-    NotACheckpointError,
-    StorageError,
-    UnreachableError,
-)
 
 AssertSame = Callable[[Any, Any], None]
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from penstock.configuration import STAGES, config_page, config_schema, every_option
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.save_format import SaveFormat
+from penstock.handlers import OrbaxLayout
+from penstock.kernel import Config, SaveFormat
 from penstock.pipelines import fitting_pipeline, restore_pipeline, save_pipeline
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"

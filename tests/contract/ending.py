@@ -17,13 +17,11 @@ import numpy as np
 import uvloop
 
 import penstock
+from penstock.errors import ForkedError, StorageError
+from penstock.handlers import LocalStore
 from penstock.handlers.stores.directory_lock import DirectoryHold
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.shutdown_options import StoppingOptions
-from penstock.kernel.errors import ForkedError, StorageError
-from penstock.kernel.pipeline.futures import SaveFuture
-from penstock.testing.faulty_store import FaultyStore, Hang
+from penstock.kernel import Config, SaveFuture, StoppingOptions
+from penstock.testing import FaultyStore, Hang
 
 TREE = {"a": np.arange(1000), "step": 7}
 

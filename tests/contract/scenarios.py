@@ -20,15 +20,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tests.open_files import open_below
 from tests.stages.stage_rig import Parcel, ParcelHandler, with_parcels
 
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
-from penstock.handlers.layouts.item_types import Array, Composite, Json, PyTree
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.protocols.stores import Store
+from penstock import Checkpointer
+from penstock.handlers import Array, Composite, Json, LocalStore, PyTree, SafetensorsLayout, default_handlers
+from penstock.kernel import SaveFormat, Store
 from penstock.pipelines import save_pipeline
-from penstock.testing.faulty_store import FaultyStore
+from penstock.testing import FaultyStore
 
 BUDGET = 100_000
 N_CODED = 10_000  # float32 numbers: more than the 16 KiB from which on a codec is used

@@ -11,12 +11,11 @@ import pytest
 from anyio import to_thread
 
 import penstock
-from penstock import api
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import StorageError
-from penstock.kernel.pipeline.futures import SaveFuture
-from penstock.testing.faulty_store import FaultyStore
+from penstock import Checkpointer, api
+from penstock.errors import StorageError
+from penstock.handlers import LocalStore
+from penstock.kernel import SaveFuture
+from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,7 @@ from tests.contract.scenarios import (
 from tests.contract.stepping import Steps, acting_at
 from tests.open_files import open_below
 
-from penstock.kernel.errors import SaveCancelledError
+from penstock.errors import SaveCancelledError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 

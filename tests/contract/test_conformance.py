@@ -15,38 +15,32 @@ import numpy as np
 import pytest
 from tests.stages.stage_rig import Parcel, ParcelHandler
 
-from penstock.handlers.leaves.array import ArrayHandler
-from penstock.handlers.leaves.numpy_array import NumpyHandler
-from penstock.handlers.leaves.scalar import ScalarHandler
-from penstock.handlers.leaves.string import StringHandler
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import StorageError
+from penstock.errors import StorageError
+from penstock.handlers import ArrayHandler, LocalStore, NumpyHandler, ScalarHandler, StringHandler
+from penstock.kernel import BuildToken, LeafHandler, ReadHolds, Store, TypeHandler
 from penstock.kernel.protocols import store_capabilities
 from penstock.kernel.protocols.capability import Capability
-from penstock.kernel.protocols.leaf_handlers import LeafHandler, TypeHandler
-from penstock.kernel.protocols.store_capabilities import ReadHolds
-from penstock.kernel.protocols.stores import BuildToken, Store
-from penstock.stages.encode import Encode
-from penstock.stages.limit_bytes import LimitBytes
-from penstock.testing.capability_conformance import (
+from penstock.stages import Encode, LimitBytes
+from penstock.testing import (
+    CrashStore,
+    DirectoryConformance,
     ExchangeConformance,
+    FaultyStore,
     ForeignFilesConformance,
     FreeSpaceConformance,
+    HandlerConformance,
     HoldConformance,
     KvStoreConformance,
     ListingConformance,
     MappingConformance,
+    MemoryStore,
     RenameConformance,
     SharingConformance,
+    StageConformance,
+    StoreConformance,
     UntrustedFilesConformance,
     WritingTogetherConformance,
 )
-from penstock.testing.crash_store import CrashStore
-from penstock.testing.faulty_store import FaultyStore
-from penstock.testing.handler_conformance import HandlerConformance
-from penstock.testing.memory_store import MemoryStore
-from penstock.testing.stage_conformance import StageConformance
-from penstock.testing.store_conformance import DirectoryConformance, StoreConformance
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.contract.scenarios import RESTORINGS, SAVINGS, Place, no_task_is_left, numbers_in
 
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import PenstockError, StorageError
-from penstock.testing.faulty_store import FaultyStore
+from penstock.errors import PenstockError, StorageError
+from penstock.handlers import LocalStore
+from penstock.testing import FaultyStore
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 

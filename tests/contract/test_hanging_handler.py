@@ -14,17 +14,12 @@ import pytest
 from anyio import CancelScope, Event
 from tests.stages.stage_rig import Parcel, ParcelHandler, with_parcels
 
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.shutdown_options import StoppingOptions
-from penstock.kernel.errors import HandlerFailedError, PipelineError, SaveCancelledError, StorageError
-from penstock.kernel.pipeline.futures import SaveFuture
-from penstock.kernel.protocols.leaf import ParamInfo
-from penstock.kernel.protocols.leaf_handlers import Waitable
+from penstock import Checkpointer
+from penstock.errors import HandlerFailedError, PipelineError, SaveCancelledError, StorageError
+from penstock.handlers import LocalStore, default_handlers
+from penstock.kernel import Config, ParamInfo, SaveFuture, StoppingOptions, Waitable
 from penstock.pipelines import save_pipeline
-from penstock.testing.faulty_store import FaultyStore, Hang
+from penstock.testing import FaultyStore, Hang
 
 pytestmark = pytest.mark.anyio
 

@@ -20,16 +20,13 @@ from tests.contract.stepping import acting_at
 from tests.stages.stage_rig import Parcel, ParcelHandler, with_parcels
 
 import penstock
-from penstock import steps
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.handlers.stores.local import LocalStore
+from penstock import Checkpointer, steps
+from penstock.errors import HandlerError, PenstockError, SaveCancelledError, StorageError
+from penstock.handlers import LocalStore, SafetensorsLayout, default_handlers
 from penstock.items import Array, Composite, Json, PyTree
-from penstock.kernel.errors import HandlerError, PenstockError, SaveCancelledError, StorageError
-from penstock.kernel.pipeline.futures import SaveFuture
-from penstock.steps.manager import CheckpointManager
-from penstock.testing.faulty_store import FaultyStore
+from penstock.kernel import SaveFuture
+from penstock.steps import CheckpointManager
+from penstock.testing import FaultyStore
 
 __all__ = ("collector_off",)
 

@@ -14,7 +14,7 @@ import pytest
 from tests.corpus.corpora import DOCUMENTS, unpack
 
 import penstock
-from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, UnsupportedFormatError
+from penstock.errors import CorruptCheckpointError, NotACheckpointError, UnsupportedFormatError
 
 EMPTY: dict[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": ()}
 CASES = sorted(DOCUMENTS)

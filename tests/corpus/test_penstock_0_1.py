@@ -15,7 +15,7 @@ from tests.corpus.described_trees import Vocabulary, VocabularyHandler, rebuild
 
 import penstock
 import penstock.orbax
-from penstock.handlers.leaves.default_handlers import default_handlers
+from penstock.handlers import default_handlers
 
 AssertSame = Callable[[Any, Any], None]
 case = pytest.mark.parametrize("case", PENSTOCK_0_1)

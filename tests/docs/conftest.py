@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from penstock.kernel.events import LOGGER_NAME
+from penstock.kernel import LOGGER_NAME
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from tests.xla_settings import xla_flags
 
 import penstock
 from penstock.cli.terminal.terminal_output import CommandError
-from penstock.kernel.reports.statistics import Span, StageStatistics
+from penstock.kernel import Span, StageStatistics
 from penstock.pipelines import save_pipeline
 from penstock_demo.acts import require_followed
 from penstock_demo.corpus import Corpus

@@ -7,8 +7,7 @@ import tomllib
 from dataclasses import fields
 from pathlib import Path
 
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel import Config, SaveFormat
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "choose-a-format.md"
 

@@ -12,9 +12,8 @@ from typing import Any, get_args
 
 from penstock import errors
 from penstock.cli.commands import COMMANDS
-from penstock.kernel.errors import PenstockError
-from penstock.kernel.messages.restore import ChangeKind
-from penstock.kernel.pipeline.futures import Milestone
+from penstock.errors import PenstockError
+from penstock.kernel import ChangeKind, Milestone
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"

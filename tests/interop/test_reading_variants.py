@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint._src.metadata.pytree_metadata_options import PyTreeMetadataOptions
 from orbax.checkpoint.experimental import v1 as ocp_v1
 
-from penstock.kernel.errors import CorruptCheckpointError, IncompleteCheckpointError
+from penstock.errors import CorruptCheckpointError, IncompleteCheckpointError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning"),

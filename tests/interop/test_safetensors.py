@@ -20,8 +20,7 @@ from safetensors import TensorSpec, deserialize, safe_open, serialize_file
 from safetensors.numpy import load_file, save_file
 
 import penstock
-from penstock.handlers.formats.safetensors.element_types import NAMES
-from penstock.kernel.errors import (
+from penstock.errors import (
     CorruptCheckpointError,
     DuplicateNameError,
     InvalidLeafError,
@@ -29,6 +28,7 @@ from penstock.kernel.errors import (
     StructureMismatchError,
     TruncatedDataError,
 )
+from penstock.handlers.formats.safetensors.element_types import NAMES
 
 Compare = Callable[[Any, Any], None]
 

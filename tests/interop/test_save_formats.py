@@ -21,7 +21,7 @@ from orbax.checkpoint.experimental import v1 as ocp_v1
 
 import penstock
 from penstock.handlers.formats.orbax.storage_choice import orbax_chunk_shape, roughly_equal_chunks
-from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+from penstock.kernel import SaveArgs, SaveFormat
 
 Compare = Callable[[Any, Any], None]
 ToPlain = Callable[[Any], Any]

@@ -14,11 +14,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 import penstock
+from penstock.errors import NotACheckpointError
 from penstock.items import Json
-from penstock.kernel.errors import NotACheckpointError
-from penstock.steps.keep_policies import KeepBest, KeepLast
-from penstock.steps.manager import CheckpointManager
-from penstock.steps.step_names import StepNames
+from penstock.steps import CheckpointManager, KeepBest, KeepLast, StepNames
 
 pytestmark = [
     pytest.mark.anyio,

@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import penstock
-from penstock.kernel.errors import PenstockError
+from penstock.errors import PenstockError
 
 Compare = Callable[[Any, Any], None]
 

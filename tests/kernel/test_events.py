@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernel.events import get_logger
+from penstock.kernel import get_logger
 
 SRC = Path(__file__).parents[2] / "src"
 

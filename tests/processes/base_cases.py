@@ -11,8 +11,8 @@ from tests.processes.trees import P, differences, mesh_of, spread
 
 from penstock import PerProcess
 from penstock.errors import PeerError, StorageError
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.save_format import SaveFormat
+from penstock.handlers import LocalStore
+from penstock.kernel import SaveFormat
 from penstock.testing import FaultyStore
 
 FORMATS = {"plain": SaveFormat(), "directories": SaveFormat(ocdbt=False), "zarr3": SaveFormat(zarr=3)}

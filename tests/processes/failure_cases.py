@@ -14,10 +14,10 @@ from tests.processes.trees import P, differences, mesh_of, spread, whole
 
 import penstock
 from penstock.errors import PeerError, PlansDifferError, StorageError
+from penstock.handlers import LocalStore
 from penstock.handlers.formats.integrity import decode
 from penstock.handlers.formats.orbax.file_names import INTEGRITY
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel import SaveFormat
 from penstock.testing import FaultyStore
 
 

@@ -14,11 +14,9 @@ from tests.processes.trees import P, differences, mesh_of, spread
 import penstock
 from penstock import PerProcess
 from penstock.errors import PeerError, SpecError, StorageError
-from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
-from penstock.handlers.stores.local import LocalStore
+from penstock.handlers import LocalStore, SafetensorsLayout
 from penstock.items import Composite, Json
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel import Config, SaveFormat
 from penstock.steps import KeepLast
 from penstock.testing import FaultyStore
 

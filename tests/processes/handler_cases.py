@@ -16,9 +16,8 @@ from tests.processes.trees import P, differences, mesh_of, spread
 
 from penstock import PerProcess
 from penstock.errors import HandlerFailedError, PeerError
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.kernel import ParamInfo, Waitable
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
+from penstock.handlers import default_handlers
+from penstock.kernel import HandlerRegistry, ParamInfo, Waitable
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import anyio
 
 import penstock
 from penstock.errors import PeerError
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.job_limits import JobLimits
+from penstock.kernel import Config, JobLimits
 from penstock.testing import Hang
 
 LIMITS = JobLimits(join_s=40.0, write_s=40.0, silence_s=20.0, beat_s=0.5, call_s=10.0)

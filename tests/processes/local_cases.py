@@ -14,11 +14,9 @@ from tests.processes.trees import P, differences, distinct_bytes, host_leaves, m
 
 from penstock import CheckpointManager, JobOptions, PerProcess
 from penstock.errors import NotOnThisDiskError, PathError, PeerError, StorageError
-from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
-from penstock.handlers.stores.local import LocalStore
+from penstock.handlers import LocalStore, SafetensorsLayout
 from penstock.items import Composite
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel import Config, SaveFormat
 from penstock.steps import KeepLast
 from penstock.testing import FaultyStore
 

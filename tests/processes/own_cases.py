@@ -13,7 +13,7 @@ from tests.processes.trees import P, differences, mesh_of, spread
 from penstock import PerProcess
 from penstock.errors import InvalidLeafError, PeerError, StructureMismatchError
 from penstock.items import Composite, Json
-from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+from penstock.kernel import SaveArgs, SaveFormat
 
 FORMATS = {
     "plain": SaveFormat(),

@@ -19,7 +19,7 @@ from tests.proofs.killed_member import EndingKeyValues
 import penstock
 from penstock.errors import CorruptCheckpointError, PeerError, PlansDifferError
 from penstock.handlers.coordinators.jax_key_values import JaxKeyValues
-from penstock.kernel.config.config import Config
+from penstock.kernel import Config
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 
 KIB = 1024

@@ -8,8 +8,7 @@ import numpy as np
 from tests.processes.job_case import Here, checkpointer
 from tests.processes.trees import P, differences, mesh_of, spread, whole
 
-from penstock.kernel.config.job_limits import JobLimits
-from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel import JobLimits, SaveFormat
 from penstock.stages.pytree.flattening import flatten_tree
 
 

@@ -15,8 +15,7 @@ from tests.processes.trees import P, differences, mesh_of, spread
 
 from penstock import CheckpointManager, JobOptions, PerProcess
 from penstock.errors import InactiveProcessError, InvalidLeafError, SpecError
-from penstock.kernel.config.config import Config
-from penstock.kernel.memory.regulator import MemoryRegulator
+from penstock.kernel import Config, MemoryRegulator
 
 GROUPS = ((0, 2), (1,))
 

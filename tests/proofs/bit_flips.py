@@ -29,7 +29,7 @@ import penstock.orbax as face
 import penstock.orbax.v1 as face_v1
 from penstock.errors import PenstockError
 from penstock.items import Array, Composite, Json, NumpyRandomKey, PyTree, RandomKey
-from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel import SaveFormat
 
 START, END = "<!-- begin -->\n", "<!-- end -->\n"
 

@@ -25,9 +25,10 @@ from tests.memory_folder import MEMORY
 from tests.proofs.recorded_courses import COURSES, LAYOUTS, Numbers, Recording, pairs
 from tests.proofs.traced_courses import ARRAYS, ORBAX_COURSES, trace
 
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.kernel.errors import PenstockError
-from penstock.testing.volatile_disk import Content, FileLeft, PowerLoss
+from penstock import Checkpointer
+from penstock.errors import PenstockError
+from penstock.testing import PowerLoss
+from penstock.testing.volatile_disk import Content, FileLeft
 
 NEXT = 9
 """The number of the save that follows each power loss."""

@@ -23,8 +23,8 @@ from tests.proofs.recorded_courses import (
     pairs,
 )
 
-from penstock.kernel.errors import StorageError
-from penstock.steps.keep_policies import KeepLast
+from penstock.errors import StorageError
+from penstock.steps import KeepLast
 
 MOUNTED = ("tmpfs", "overlay")
 

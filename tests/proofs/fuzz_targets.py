@@ -29,6 +29,8 @@ import numpy as np
 from tests.corpus.corpora import unpack, unpack_earlier
 
 import penstock
+from penstock.errors import PenstockError
+from penstock.handlers import LocalStore, SafetensorsLayout
 from penstock.handlers.formats import integrity
 from penstock.handlers.formats import zarr as zarr_metadata
 from penstock.handlers.formats.orbax.checkpoint_metadata import decode_checkpoint_metadata
@@ -44,7 +46,6 @@ from penstock.handlers.formats.orbax.open_checkpoint import json_leaves
 from penstock.handlers.formats.orbax.tree_metadata import decode_tree_metadata, tuple_paths
 from penstock.handlers.formats.safetensors import penstock_metadata
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
-from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.ocdbt.database_reader import read_index
 from penstock.handlers.ocdbt.database_writer import EncodedIndex, encode_index
 from penstock.handlers.ocdbt.key_tables import encode_files
@@ -57,10 +58,8 @@ from penstock.handlers.ocdbt.wire_format import (
     seal,
     varints,
 )
-from penstock.handlers.stores.local import LocalStore
 from penstock.items import Composite, Json
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import PenstockError
+from penstock.kernel import SaveFormat
 
 Target: TypeAlias = Callable[[bytes, Path], object]
 Seeds: TypeAlias = Mapping[str, list[bytes]]

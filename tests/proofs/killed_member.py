@@ -127,8 +127,8 @@ async def _take_part(rank: int, count: int, folder: Path, fate: Fate) -> Any:
     from tests.proofs.process_kills import HASTY, PATIENT, tree_of
 
     import penstock
+    from penstock.handlers import LocalStore
     from penstock.handlers.coordinators.jax_key_values import JaxKeyValues
-    from penstock.handlers.stores.local import LocalStore
     from penstock.kernel.coordination.job_coordinator import JobCoordinator
     from penstock.testing import FaultyStore
 

@@ -42,12 +42,9 @@ import numpy as np
 from jax.core import Tracer
 
 import penstock
-from penstock.handlers.leaves.array import ArrayHandler
-from penstock.handlers.leaves.default_handlers import default_handlers
+from penstock.handlers import ArrayHandler, default_handlers
+from penstock.kernel import Actor, SaveRun, StagedBatch
 from penstock.kernel.config.units import parse_bytes
-from penstock.kernel.messages.save import StagedBatch
-from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.stage import Actor
 from penstock.pipelines import save_pipeline
 
 MIB: Final = 2**20

@@ -32,8 +32,8 @@ import anyio
 import numpy as np
 
 import penstock
+from penstock.errors import IncompleteCheckpointError, NotACheckpointError, PenstockError, StorageError
 from penstock.handlers.stores.system_calls.atomic_rename import RENAME_EXCHANGE, system_renameat2
-from penstock.kernel.errors import IncompleteCheckpointError, NotACheckpointError, PenstockError, StorageError
 
 N_LEAVES = 12
 LEAF = 3_000

@@ -29,7 +29,7 @@ from tests.proofs.killed_member import ENDED_AT, ONLY_PRIMARY, POINTS, Fate
 
 import penstock.sync
 from penstock.errors import InUseError
-from penstock.kernel.config.job_limits import JobLimits
+from penstock.kernel import JobLimits
 
 MODES = [
     *[f"{how} {mode}" for how in ("KILL", "STOP") for mode in ("default", "recoverable")],

@@ -14,20 +14,13 @@ import numpy as np
 from tests.stages.stage_rig import Parcel, ParcelHandler, with_parcels
 from tests.unsealed import unseal
 
-from penstock.checkpointer.checkpointer import Checkpointer
+from penstock import Checkpointer, seal
+from penstock.handlers import Array, Composite, Json, LocalStore, PyTree, SafetensorsLayout, default_handlers
 from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
-from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
-from penstock.handlers.layouts.item_types import Array, Composite, Json, PyTree
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.protocols.stores import Store
+from penstock.kernel import SaveFormat, Store
 from penstock.pipelines import save_pipeline
-from penstock.steps.keep_policies import KeepLast
-from penstock.steps.manager import CheckpointManager
-from penstock.testing.crash_store import CrashStore
-from penstock.testing.volatile_disk import PowerLoss
-from penstock.tools.seal import seal
+from penstock.steps import CheckpointManager, KeepLast
+from penstock.testing import CrashStore, PowerLoss
 
 FROZEN: Final = np.arange(5000, dtype=np.float32)  # more than the 16 KiB from which on a codec is used
 FROZEN_SMALL: Final = np.arange(3500, dtype=np.int32)  # less, so that it has none, and can be linked

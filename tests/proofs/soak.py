@@ -31,12 +31,11 @@ import numpy as np
 from anyio import create_task_group
 
 import penstock
-from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import PenstockError, SaveCancelledError, StorageError
-from penstock.kernel.pipeline.futures import SaveFuture
-from penstock.testing.faulty_store import FaultyStore
+from penstock import Checkpointer
+from penstock.errors import PenstockError, SaveCancelledError, StorageError
+from penstock.handlers import LocalStore
+from penstock.kernel import SaveFormat, SaveFuture
+from penstock.testing import FaultyStore
 
 PATHS = ("a", "b", "c")
 FORMATS = (SaveFormat(), SaveFormat(ocdbt=False), SaveFormat(codec="zstd"), SaveFormat(zarr=3, codec="auto"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.proofs.fuzz_mutations import mutated
 from tests.proofs.fuzz_targets import TARGETS, Seeds, checkpoint_seeds, document_seeds, run_target
 
-from penstock.kernel.errors import PenstockError
+from penstock.errors import PenstockError
 
 
 @pytest.fixture(scope="session")

@@ -24,11 +24,11 @@ from tests.proofs.recorded_courses import COURSES, LAYOUTS, Numbers, Recording, 
 from tests.proofs.system_calls import MARK, SystemCalls, strace
 
 import penstock.orbax as ocp
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.protocols.stores import Store
+from penstock.handlers import LocalStore
+from penstock.kernel import Store
 from penstock.orbax import v1
+from penstock.testing import PowerLoss
 from penstock.testing.crash_store import RecordedDisk
-from penstock.testing.volatile_disk import PowerLoss
 
 
 @dataclass

@@ -10,9 +10,8 @@ import pytest
 from tests.handlers.stores.buckets.bucket_rig import URL, Bucket
 
 import penstock
-from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import InUseError, NotACheckpointError
+from penstock.errors import InUseError, NotACheckpointError
+from penstock.handlers import LocalStore, SafetensorsLayout
 
 pytestmark = pytest.mark.anyio
 

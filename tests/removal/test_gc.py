@@ -10,9 +10,9 @@ import pytest
 from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, Interposed
 
 import penstock
+from penstock.errors import NotACheckpointError, ThrottledError
 from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
 from penstock.handlers.stores.buckets.bucket_builds import MARK, Builds
-from penstock.kernel.errors import NotACheckpointError, ThrottledError
 from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio
@@ -53,7 +53,7 @@ async def test_on_a_disk_what_no_process_holds_is_removed(tmp_path: Path) -> Non
 
 
 async def test_on_a_disk_a_save_that_goes_on_is_kept(tmp_path: Path) -> None:
-    from penstock.handlers.stores.local import LocalStore
+    from penstock.handlers import LocalStore
 
     store = FaultyStore(LocalStore())
     hang = store.hang_on("data.sync")

@@ -18,27 +18,36 @@ from anyio import create_task_group
 from anyio.lowlevel import checkpoint, current_token
 from structlog.testing import LogCapture
 
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import TreeDifference
-from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.messages.save import TreeToSave
-from penstock.kernel.pipeline.pipeline import Pipeline, Slot
-from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
-from penstock.kernel.pipeline.runner import run_pipeline
+from penstock.errors import TreeDifference
+from penstock.handlers import LocalStore, OrbaxLayout, default_handlers
+from penstock.kernel import (
+    Actor,
+    FilledLeaf,
+    FunctionStage,
+    HandlerRegistry,
+    LeafHandler,
+    LeafSpec,
+    MemoryRegulator,
+    ParamInfo,
+    PiecePlan,
+    Pipeline,
+    RestoreRun,
+    RunLimits,
+    SaveRun,
+    SingleProcessCoordinator,
+    Slot,
+    StagedLeaf,
+    StoredLeaf,
+    Target,
+    Threads,
+    TreeToSave,
+    Waitable,
+    run_pipeline,
+)
 from penstock.kernel.pipeline.shared_objects import Shared
-from penstock.kernel.pipeline.stage import Actor, FunctionStage, release_dropped
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
-from penstock.kernel.protocols.coordinator import SingleProcessCoordinator
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import LeafHandler, Waitable
-from penstock.kernel.protocols.reads import Target
-from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
-from penstock.kernel.protocols.written import PiecePlan
+from penstock.kernel.pipeline.stage import release_dropped
 from penstock.kernel.storage.workspace import Workspace
-from penstock.testing.faulty_store import FaultyStore, Hang, Operation
+from penstock.testing import FaultyStore, Hang, Operation
 
 Fault = Exception | Hang
 T = TypeVar("T")

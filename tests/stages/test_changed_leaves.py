@@ -11,13 +11,9 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import ChangedLeafError, PenstockError, PipelineError
-from penstock.kernel.messages.save import Leaf, LeafBatch, Pack, Piece, StagedBatch
-from penstock.kernel.pipeline.pipeline import Pipeline
-from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.errors import ChangedLeafError, PenstockError, PipelineError
+from penstock.handlers import OrbaxLayout, SafetensorsLayout
+from penstock.kernel import Leaf, LeafBatch, LeafSpec, Pack, Piece, Pipeline, SaveFormat, StagedBatch
 from penstock.pipelines import save_pipeline
 
 pytestmark = pytest.mark.anyio

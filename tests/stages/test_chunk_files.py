@@ -13,18 +13,11 @@ from crc32c import crc32c
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tests.stages.stage_rig import Rig, cancel_in, feed, files_in, run_stages, save_stages
 
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import PipelineError, StorageError
-from penstock.kernel.messages.save import Leaf, Piece, StagedBatch, WrittenBatch
-from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.errors import PipelineError, StorageError
+from penstock.handlers import OrbaxLayout
+from penstock.kernel import FunctionStage, Leaf, Piece, SaveFormat, StagedBatch, Written, WrittenBatch
 from penstock.kernel.protocols.store_capabilities import DEFAULT_PLACEMENT
-from penstock.kernel.protocols.written import Written
-from penstock.stages.device_to_host import DeviceToHost
-from penstock.stages.encode import Encode
-from penstock.stages.flatten import Flatten
-from penstock.stages.limit_bytes import LimitBytes
-from penstock.stages.write import Write
+from penstock.stages import DeviceToHost, Encode, Flatten, LimitBytes, Write
 
 pytestmark = pytest.mark.anyio
 

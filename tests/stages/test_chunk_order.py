@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel import LeafSpec
 from penstock.stages.read import put_in_order
 
 AXES = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), max_size=4)

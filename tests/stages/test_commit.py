@@ -11,17 +11,10 @@ from anyio import create_task_group
 from flax import core
 from tests.stages.stage_rig import Parcel, ParcelHandler, Rig, cancel_in, files_in, save_stages
 
-from penstock.kernel.errors import HandlerFailedError, IncompletePipelineError, StorageError
-from penstock.kernel.messages.save import Committed, TreeToSave, WrittenBatch
-from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.pipeline.runner import run_pipeline
-from penstock.kernel.pipeline.stage import FunctionStage
-from penstock.kernel.protocols.written import Written
+from penstock.errors import HandlerFailedError, IncompletePipelineError, StorageError
+from penstock.kernel import Committed, FunctionStage, SaveRun, TreeToSave, Written, WrittenBatch, run_pipeline
 from penstock.pipelines import save_pipeline
-from penstock.stages.commit import Commit
-from penstock.stages.device_to_host import DeviceToHost
-from penstock.stages.flatten import Flatten
-from penstock.stages.write import Write
+from penstock.stages import Commit, DeviceToHost, Flatten, Write
 
 pytestmark = pytest.mark.anyio
 

@@ -7,17 +7,11 @@ from typing import Any
 import pytest
 from tests.stages.stage_rig import Rig, cancel_in, run_one, run_stages
 
-from penstock.kernel.errors import (
-    IncompletePipelineError,
-    PipelineError,
-    StructureMismatchError,
-    TreeDifference,
-)
-from penstock.kernel.messages.restore import Making, RestoredBatch, RestorePlan
-from penstock.kernel.pipeline.stage import FunctionStage
-from penstock.kernel.protocols.leaf import KeyKind, ParamInfo
-from penstock.stages.derive import Derive
-from penstock.testing.faulty_store import Hang, Operation
+from penstock.errors import IncompletePipelineError, PipelineError, StructureMismatchError, TreeDifference
+from penstock.kernel import FunctionStage, KeyKind, ParamInfo, RestoredBatch, RestorePlan
+from penstock.kernel.messages.restore import Making
+from penstock.stages import Derive
+from penstock.testing import Hang, Operation
 
 pytestmark = pytest.mark.anyio
 

@@ -26,14 +26,12 @@ from tests.stages.stage_rig import (
     with_parcels,
 )
 
-from penstock.handlers.leaves.array import ArrayHandler
-from penstock.kernel.errors import DeletedLeafError, HandlerFailedError
-from penstock.kernel.messages.save import Leaf, LeafBatch, StagedBatch, TreeToSave
-from penstock.kernel.pipeline.runner import run_pipeline
-from penstock.kernel.pipeline.stage import Actor, FunctionStage
+from penstock.errors import DeletedLeafError, HandlerFailedError
+from penstock.handlers import ArrayHandler
+from penstock.kernel import Actor, FunctionStage, Leaf, LeafBatch, StagedBatch, TreeToSave, run_pipeline
 from penstock.pipelines import save_pipeline
-from penstock.stages.device_to_host import PACKED_BELOW, DeviceToHost
-from penstock.stages.flatten import Flatten
+from penstock.stages import DeviceToHost, Flatten
+from penstock.stages.device_to_host import PACKED_BELOW
 
 pytestmark = pytest.mark.anyio
 

@@ -14,13 +14,11 @@ import pytest
 from anyio import create_task_group
 from tests.stages.stage_rig import Rig, Scripted, cancel_in, save_stages
 
-from penstock.handlers.leaves.array import ArrayHandler
+from penstock.handlers import ArrayHandler
 from penstock.handlers.leaves.shards import BoxCopy
-from penstock.kernel.pipeline.stage import FunctionStage
-from penstock.kernel.protocols.views import StagedLeaf
-from penstock.kernel.protocols.written import PiecePlan
-from penstock.stages.device_to_host import PACKED_BELOW, DeviceToHost
-from penstock.stages.flatten import Flatten
+from penstock.kernel import FunctionStage, PiecePlan, StagedLeaf
+from penstock.stages import DeviceToHost, Flatten
+from penstock.stages.device_to_host import PACKED_BELOW
 
 pytestmark = pytest.mark.anyio
 

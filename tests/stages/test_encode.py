@@ -15,19 +15,13 @@ import pytest
 import tensorstore as ts
 from tests.stages.stage_rig import Rig, Scripted, cancel_in, run_one, run_stages, save_stages
 
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.leaves.array import ArrayHandler
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import ConfigError, PenstockError
-from penstock.kernel.messages.save import Leaf, Piece, StagedBatch, TreeToSave
-from penstock.kernel.pipeline.pipeline import Pipeline, Slot
-from penstock.kernel.pipeline.stage import FunctionStage
-from penstock.stages.device_to_host import DeviceToHost
-from penstock.stages.encode import SAMPLE_BYTES, SAMPLES, Encode
-from penstock.stages.flatten import Flatten
-from penstock.stages.limit_bytes import LimitBytes
+from penstock.errors import ConfigError, PenstockError
+from penstock.handlers import ArrayHandler, OrbaxLayout
+from penstock.kernel import FunctionStage, Leaf, Piece, Pipeline, SaveFormat, Slot, StagedBatch, TreeToSave
+from penstock.stages import DeviceToHost, Encode, Flatten, LimitBytes
+from penstock.stages.encode import SAMPLE_BYTES, SAMPLES
 from penstock.stages.messages.planned_leaves import encoding_room
-from penstock.testing.faulty_store import Hang, Operation
+from penstock.testing import Hang, Operation
 
 pytestmark = pytest.mark.anyio
 

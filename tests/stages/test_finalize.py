@@ -7,10 +7,9 @@ import pytest
 from anyio import create_task_group
 from tests.stages.stage_rig import Rig, cancel_in, run_one
 
-from penstock.kernel.errors import DestinationExistsError, StorageError
-from penstock.kernel.messages.save import Committed, SaveReport
-from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.stages.finalize import Finalize
+from penstock.errors import DestinationExistsError, StorageError
+from penstock.kernel import Committed, SaveReport, SaveRun
+from penstock.stages import Finalize
 
 pytestmark = pytest.mark.anyio
 

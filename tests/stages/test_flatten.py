@@ -18,14 +18,9 @@ from anyio.lowlevel import checkpoint
 from flax import core
 from tests.stages.stage_rig import Gather, Rig, cancel_in, save_stages
 
-from penstock.kernel.errors import DeletedLeafError, DuplicateNameError, InvalidLeafError, NoHandlerError
-from penstock.kernel.messages.save import Leaf, LeafBatch, TreeToSave
-from penstock.kernel.pipeline.pipeline import Pipeline, Slot
-from penstock.kernel.pipeline.runner import run_pipeline
-from penstock.kernel.pipeline.stage import FunctionStage
-from penstock.kernel.protocols.leaf import KeyKind
-from penstock.stages.flatten import Flatten
-from penstock.stages.prioritise import Prioritise
+from penstock.errors import DeletedLeafError, DuplicateNameError, InvalidLeafError, NoHandlerError
+from penstock.kernel import FunctionStage, KeyKind, Leaf, LeafBatch, Pipeline, Slot, TreeToSave, run_pipeline
+from penstock.stages import Flatten, Prioritise
 
 pytestmark = pytest.mark.anyio
 

@@ -10,15 +10,23 @@ from anyio import create_task_group
 from anyio.lowlevel import checkpoint
 from tests.stages.stage_rig import Rig, cancel_in, feed, run_one, run_stages
 
-from penstock.kernel.errors import IncompletePipelineError, PipelineError
-from penstock.kernel.messages.packs import PartOf, ReadLeaf
-from penstock.kernel.messages.restore import HostBatch, RestoredBatch, RestoredTree, RestorePlan
-from penstock.kernel.pipeline.stage import FunctionStage
-from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf
-from penstock.stages.assemble import Assemble
-from penstock.stages.host_to_device import HostToDevice
+from penstock.errors import IncompletePipelineError, PipelineError
+from penstock.kernel import (
+    FunctionStage,
+    HostBatch,
+    KeyKind,
+    LeafSpec,
+    ParamInfo,
+    ReadLeaf,
+    RestoredBatch,
+    RestoredTree,
+    RestorePlan,
+    StoredLeaf,
+)
+from penstock.kernel.messages.packs import PartOf
+from penstock.stages import Assemble, HostToDevice
 from penstock.stages.pytree.flattening import nest
-from penstock.testing.faulty_store import Hang, Operation
+from penstock.testing import Hang, Operation
 
 pytestmark = pytest.mark.anyio
 

@@ -14,17 +14,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.stages.stage_rig import Parcel, ParcelHandler, Probe, Rig, run_stages, save_stages, with_parcels
 
-from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.messages.packs import ReadLeaf
-from penstock.kernel.messages.restore import HostBatch, ReadBatch
-from penstock.kernel.messages.save import LeafBatch, Piece, StagedBatch
-from penstock.kernel.pipeline.stage import FunctionStage
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read, ScatterRead, Target
-from penstock.stages.device_to_host import DeviceToHost
-from penstock.stages.flatten import Flatten
-from penstock.stages.host_to_device import HostToDevice
-from penstock.stages.limit_bytes import LimitBytes
+from penstock.kernel import (
+    DirectRead,
+    DriverRead,
+    FunctionStage,
+    HostBatch,
+    LeafBatch,
+    LeafSpec,
+    MemoryRegulator,
+    ParamInfo,
+    Piece,
+    Read,
+    ReadBatch,
+    ReadLeaf,
+    ScatterRead,
+    StagedBatch,
+    StoredLeaf,
+    Target,
+)
+from penstock.stages import DeviceToHost, Flatten, HostToDevice, LimitBytes
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,7 @@ import pytest
 from tests.byte_counting import files_of_arrays
 from tests.stages.stage_rig import Parcel, ParcelHandler, Rig, cancel_in, run_one, run_stages, with_parcels
 
-from penstock.kernel.errors import (
+from penstock.errors import (
     CorruptCheckpointError,
     IncompleteCheckpointError,
     NoHandlerError,
@@ -22,13 +22,9 @@ from penstock.kernel.errors import (
     StructureMismatchError,
     TreeDifference,
 )
-from penstock.kernel.messages.packs import ReadLeaf
-from penstock.kernel.messages.restore import Located, RestoreRequest
-from penstock.kernel.messages.save import LeafBatch, TreeToSave
-from penstock.kernel.pipeline.runner import run_pipeline
+from penstock.kernel import LeafBatch, Located, ReadLeaf, RestoreRequest, TreeToSave, run_pipeline
 from penstock.pipelines import save_pipeline
-from penstock.stages.locate import Locate
-from penstock.stages.plan import Plan
+from penstock.stages import Locate, Plan
 
 pytestmark = pytest.mark.anyio
 

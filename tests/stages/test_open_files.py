@@ -11,9 +11,9 @@ import pytest
 from tests.open_files import open_below
 
 import penstock
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import StorageError
+from penstock.errors import StorageError
+from penstock.handlers import LocalStore
+from penstock.kernel import SaveFormat
 from penstock.stages.read import OpenFiles
 
 

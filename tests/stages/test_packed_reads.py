@@ -15,22 +15,25 @@ import numpy as np
 import pytest
 from tests.stages.stage_rig import Rig, cancel_in, feed, run_one, run_stages
 
-from penstock.kernel.errors import ChecksumError, PenstockError, StructureMismatchError, TruncatedDataError
-from penstock.kernel.messages.packs import HostPack, ReadLeaf, ReadPack
-from penstock.kernel.messages.restore import HostBatch, ReadBatch, RestoredTree, RestoreRequest
-from penstock.kernel.messages.save import LeafBatch, TreeToSave
-from penstock.kernel.pipeline.runner import run_pipeline
-from penstock.kernel.pipeline.stage import FunctionStage
-from penstock.kernel.protocols.stores import ReadableFile
+from penstock.errors import ChecksumError, PenstockError, StructureMismatchError, TruncatedDataError
+from penstock.kernel import (
+    FunctionStage,
+    HostBatch,
+    HostPack,
+    LeafBatch,
+    ReadableFile,
+    ReadBatch,
+    ReadLeaf,
+    ReadPack,
+    RestoredTree,
+    RestoreRequest,
+    TreeToSave,
+    run_pipeline,
+)
 from penstock.pipelines import save_pipeline
-from penstock.stages.assemble import Assemble
-from penstock.stages.host_to_device import HostToDevice
-from penstock.stages.limit_bytes import LimitBytes
-from penstock.stages.locate import Locate
-from penstock.stages.plan import Plan
+from penstock.stages import Assemble, HostToDevice, LimitBytes, Locate, Plan, Prioritise, Read
 from penstock.stages.planning.restore_planner import SMALL
-from penstock.stages.prioritise import Prioritise
-from penstock.stages.read import GAP, Read, read_pack
+from penstock.stages.read import GAP, read_pack
 
 pytestmark = pytest.mark.anyio
 

@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 from tests.stages.stage_rig import Rig, cancel_in, save_stages
 
-from penstock.kernel.messages.save import Leaf, LeafBatch, TreeToSave
-from penstock.kernel.pipeline.runner import run_pipeline
-from penstock.kernel.protocols.leaf import KeyPath
+from penstock.kernel import KeyPath, Leaf, LeafBatch, TreeToSave, run_pipeline
 from penstock.pipelines import save_pipeline
-from penstock.stages.flatten import Flatten
-from penstock.stages.prioritise import Prioritise
-from penstock.testing.faulty_store import Hang, Operation
+from penstock.stages import Flatten, Prioritise
+from penstock.testing import Hang, Operation
 
 pytestmark = pytest.mark.anyio
 

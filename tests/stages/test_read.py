@@ -14,23 +14,26 @@ from anyio.lowlevel import checkpoint
 from crc32c import crc32c
 from tests.stages.stage_rig import ParcelHandler, Rig, cancel_in, run_one, run_stages
 
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import (
-    ChecksumError,
-    HandlerFailedError,
-    PipelineError,
-    StorageError,
-    TruncatedDataError,
+from penstock.errors import ChecksumError, HandlerFailedError, PipelineError, StorageError, TruncatedDataError
+from penstock.handlers import LocalStore
+from penstock.kernel import (
+    DirectRead,
+    DriverRead,
+    FunctionStage,
+    HostBatch,
+    LeafBatch,
+    LeafSpec,
+    ParamInfo,
+    Read,
+    ReadBatch,
+    ReadLeaf,
+    ScatterRead,
+    StoredLeaf,
+    Target,
 )
-from penstock.kernel.messages.packs import ReadLeaf
-from penstock.kernel.messages.restore import HostBatch, ReadBatch
-from penstock.kernel.messages.save import LeafBatch
-from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.reads import DirectRead, DriverRead, Read, ScatterRead, Target
+from penstock.stages import LimitBytes
 from penstock.stages import read as module
-from penstock.stages.limit_bytes import LimitBytes
 
 pytestmark = pytest.mark.anyio
 

@@ -20,15 +20,10 @@ from tests.stages.stage_rig import (
     with_parcels,
 )
 
-from penstock.kernel.errors import HandlerFailedError, StorageError
-from penstock.kernel.messages.save import Leaf, Piece, StagedBatch, WrittenBatch
-from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.errors import HandlerFailedError, StorageError
+from penstock.kernel import FunctionStage, Leaf, Piece, StagedBatch, Written, WrittenBatch
 from penstock.kernel.protocols.store_capabilities import DEFAULT_PLACEMENT
-from penstock.kernel.protocols.written import Written
-from penstock.stages.device_to_host import DeviceToHost
-from penstock.stages.flatten import Flatten
-from penstock.stages.limit_bytes import LimitBytes
-from penstock.stages.write import Write
+from penstock.stages import DeviceToHost, Flatten, LimitBytes, Write
 
 MOST_FULL = DEFAULT_PLACEMENT.full_files
 

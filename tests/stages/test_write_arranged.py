@@ -12,17 +12,12 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tests.stages.stage_rig import Rig, cancel_in, files_in, save_stages
 
+from penstock.errors import StorageError
+from penstock.handlers import LocalStore, SafetensorsLayout
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
-from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import StorageError
-from penstock.kernel.messages.save import WrittenBatch
-from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.stages.device_to_host import DeviceToHost
-from penstock.stages.flatten import Flatten
-from penstock.stages.limit_bytes import LimitBytes
-from penstock.stages.write import Write, runs_of
+from penstock.kernel import LeafSpec, SaveRun, WrittenBatch
+from penstock.stages import DeviceToHost, Flatten, LimitBytes, Write
+from penstock.stages.write import runs_of
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ import numpy as np
 from anyio import Event, create_task_group
 
 from penstock import CheckpointManager
-from penstock.kernel.config.job_limits import JobLimits
+from penstock.kernel import JobLimits
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.testing.memory_key_values import MemoryKeyValues
 

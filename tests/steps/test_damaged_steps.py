@@ -14,10 +14,10 @@ import pytest
 
 import penstock.orbax as ocp
 import penstock.orbax.v1 as v1
+from penstock.errors import ChecksumError, CorruptCheckpointError, MissingFileError
+from penstock.handlers import LocalStore
 from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, MissingFileError
-from penstock.steps.keep_policies import (
+from penstock.steps import (
     KeepAll,
     KeepAllOf,
     KeepAnyOf,
@@ -26,10 +26,9 @@ from penstock.steps.keep_policies import (
     KeepLast,
     KeepPolicy,
     KeepRecent,
-    Needs,
     StepInfo,
-    steps_to_delete,
 )
+from penstock.steps.keep_policies import Needs, steps_to_delete
 from penstock.steps.step_directory import StepReader
 from penstock.sync import CheckpointManager
 from penstock.testing import FaultyStore

@@ -13,16 +13,13 @@ import pytest
 import structlog
 from anyio.lowlevel import checkpoint
 
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.shutdown_options import StoppingOptions
-from penstock.kernel.errors import ClosedError
+from penstock.errors import ClosedError
+from penstock.handlers import LocalStore
+from penstock.kernel import Config, StoppingOptions, Threads
 from penstock.kernel.storage.writer_hold import WRITER
-from penstock.steps.keep_policies import KeepLast
-from penstock.steps.manager import CheckpointManager
+from penstock.steps import CheckpointManager, KeepLast
 from penstock.steps.step_deletion import Deleter
-from penstock.testing.faulty_store import FaultyStore
+from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio
 

@@ -15,8 +15,8 @@ from tests.steps.job_of_managers import COUNT, Managers, each, offer, opened, st
 
 from penstock import Checkpointer, CheckpointManager, JobOptions
 from penstock.errors import PeerFailedError, StorageError
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.config import Config
+from penstock.handlers import LocalStore
+from penstock.kernel import Config
 from penstock.kernel.protocols.written import DISK_MARK
 from penstock.steps import KeepLast
 from penstock.testing import FaultyStore

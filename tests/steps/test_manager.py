@@ -18,9 +18,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.handlers.stores.local import LocalStore
-from penstock.items import Json, RandomKey
-from penstock.kernel.errors import (
+from penstock.errors import (
     ClosedError,
     NotACheckpointError,
     OlderStepError,
@@ -28,12 +26,24 @@ from penstock.kernel.errors import (
     StepExistsError,
     StorageError,
 )
+from penstock.handlers import LocalStore
+from penstock.items import Json, RandomKey
 from penstock.kernel.storage.writer_hold import WRITER
-from penstock.steps.keep_policies import KeepBest, KeepEvery, KeepLast, KeepPolicy, KeepSteps, StepInfo
-from penstock.steps.manager import CheckpointManager
-from penstock.steps.save_policies import EverySteps, Never, OnPreemption, WhenIdle
-from penstock.steps.step_names import StepNames
-from penstock.testing.faulty_store import FaultyStore
+from penstock.steps import (
+    CheckpointManager,
+    EverySteps,
+    KeepBest,
+    KeepEvery,
+    KeepLast,
+    KeepPolicy,
+    KeepSteps,
+    Never,
+    OnPreemption,
+    StepInfo,
+    StepNames,
+    WhenIdle,
+)
+from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio
 

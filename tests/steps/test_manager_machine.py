@@ -15,20 +15,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import OlderStepError, PenstockError, StepExistsError, StorageError
+from penstock.errors import OlderStepError, PenstockError, StepExistsError, StorageError
+from penstock.handlers import LocalStore
 from penstock.kernel.storage.writer_hold import WRITER
-from penstock.steps.keep_policies import (
-    KeepAll,
-    KeepBest,
-    KeepEvery,
-    KeepLast,
-    KeepPolicy,
-    StepInfo,
-    steps_to_delete,
-)
-from penstock.steps.manager import CheckpointManager
-from penstock.testing.crash_store import CrashStore
+from penstock.steps import CheckpointManager, KeepAll, KeepBest, KeepEvery, KeepLast, KeepPolicy, StepInfo
+from penstock.steps.keep_policies import steps_to_delete
+from penstock.testing import CrashStore
 
 POLICIES: list[KeepPolicy] = [
     KeepAll(),

@@ -20,21 +20,14 @@ from anyio import wait_all_tasks_blocked
 import penstock
 import penstock.orbax
 import penstock.sync
-from penstock.handlers.stores.local import LocalStore
+from penstock.errors import ClosedError, LinkOutsideError, PathError, RootInUseError, UnknownMetricError
+from penstock.handlers import LocalStore
+from penstock.kernel import Store
 from penstock.kernel.concurrency.process_identity import ProcessIdentity
-from penstock.kernel.errors import (
-    ClosedError,
-    LinkOutsideError,
-    PathError,
-    RootInUseError,
-    UnknownMetricError,
-)
-from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.claims import StoreClaimFiles
 from penstock.kernel.storage.pinned_steps import read_pins
 from penstock.kernel.storage.writer_hold import WRITER, WriterHold
-from penstock.steps.keep_policies import KeepBest, KeepLast
-from penstock.steps.manager import CheckpointManager
+from penstock.steps import CheckpointManager, KeepBest, KeepLast
 from penstock.testing import FaultyStore, MemoryStore, lockless_store
 
 pytestmark = pytest.mark.anyio

@@ -12,10 +12,10 @@ import pytest
 
 import penstock
 from penstock.errors import StorageError
-from penstock.handlers.stores.local import LocalStore
+from penstock.handlers import LocalStore
 from penstock.kernel.storage.pinned_steps import read_pins
 from penstock.kernel.storage.writer_hold import WRITER
-from penstock.testing.faulty_store import FaultyStore
+from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.errors import SpecError
-from penstock.steps.keep_policies import (
+from penstock.errors import SpecError
+from penstock.steps import (
+    Always,
+    EverySeconds,
+    EverySteps,
+    FirstSave,
     KeepAll,
     KeepAllOf,
     KeepAnyOf,
@@ -22,17 +26,6 @@ from penstock.steps.keep_policies import (
     KeepPolicy,
     KeepRecent,
     KeepSteps,
-    Mode,
-    StepInfo,
-    best_of,
-    ranking_of,
-    steps_to_delete,
-)
-from penstock.steps.save_policies import (
-    Always,
-    EverySeconds,
-    EverySteps,
-    FirstSave,
     Never,
     OnPreemption,
     OnSteps,
@@ -40,9 +33,11 @@ from penstock.steps.save_policies import (
     SaveAnyOf,
     SaveMoment,
     SavePolicy,
+    StepInfo,
     WhenIdle,
-    awaits_preemption,
 )
+from penstock.steps.keep_policies import Mode, best_of, ranking_of, steps_to_delete
+from penstock.steps.save_policies import awaits_preemption
 
 numbers = st.integers(0, 60)
 metric_values = st.one_of(st.none(), st.floats(), st.floats(-3, 3), st.sampled_from([0.0, 1.0, math.nan]))

@@ -10,15 +10,13 @@ from typing import Any
 import anyio
 import pytest
 
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import StorageError
-from penstock.kernel.pipeline.futures import SaveFuture
+from penstock.errors import StorageError
+from penstock.handlers import LocalStore
+from penstock.kernel import SaveFuture
 from penstock.kernel.storage.writer_hold import WRITER
-from penstock.steps.keep_policies import KeepLast, StepInfo
-from penstock.steps.manager import CheckpointManager
-from penstock.steps.save_policies import FirstSave, SaveMoment
+from penstock.steps import CheckpointManager, FirstSave, KeepLast, SaveMoment, StepInfo
 from penstock.steps.step_directory import StepReader
-from penstock.testing.faulty_store import FaultyStore, Hang, Operation
+from penstock.testing import FaultyStore, Hang, Operation
 
 pytestmark = pytest.mark.anyio
 

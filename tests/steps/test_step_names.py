@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from orbax.checkpoint import path as orbax_path
 
-from penstock.kernel.errors import SpecError
-from penstock.steps.step_names import AnyNames, NameFormat, StepNames
+from penstock.errors import SpecError
+from penstock.steps import AnyNames, NameFormat, StepNames
 
 formats = st.builds(
     StepNames,

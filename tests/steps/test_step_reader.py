@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.errors import ChecksumError, CorruptCheckpointError, MissingFileError
+from penstock.handlers import LocalStore
 from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, MissingFileError
 from penstock.steps.step_directory import StepReader
 from penstock.sync import CheckpointManager
 from penstock.testing import FaultyStore, MemoryStore

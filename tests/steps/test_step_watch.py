@@ -17,11 +17,9 @@ import jax.numpy as jnp
 import pytest
 
 import penstock
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import SpecError, StorageError
-from penstock.steps.keep_policies import KeepLast
-from penstock.steps.manager import CheckpointManager
-from penstock.steps.step_names import StepNames
+from penstock.errors import SpecError, StorageError
+from penstock.handlers import LocalStore
+from penstock.steps import CheckpointManager, KeepLast, StepNames
 
 pytestmark = pytest.mark.anyio
 

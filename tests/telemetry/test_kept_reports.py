@@ -12,8 +12,8 @@ import pytest
 from anyio import create_task_group
 
 import penstock
-from penstock.handlers.stores.local import LocalStore
-from penstock.steps.manager import CheckpointManager
+from penstock.handlers import LocalStore
+from penstock.steps import CheckpointManager
 from penstock.telemetry.kept_reports import REPORTS, KeptReport, read_reports
 from penstock.testing import FaultyStore
 

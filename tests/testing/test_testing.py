@@ -11,12 +11,10 @@ import anyio
 import pytest
 from anyio import create_task_group, to_thread
 
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import StorageError
-from penstock.kernel.protocols.stores import Store
-from penstock.kernel.protocols.transfers import Transfers
-from penstock.testing.crash_store import Crash, CrashStore
-from penstock.testing.faulty_store import FaultyStore, Operation
+from penstock.errors import StorageError
+from penstock.handlers import LocalStore
+from penstock.kernel import Store, Transfers
+from penstock.testing import Crash, CrashStore, FaultyStore, Operation
 
 pytestmark = pytest.mark.anyio
 

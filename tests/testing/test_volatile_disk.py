@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.handlers.stores.local import LocalStore
-from penstock.testing.crash_store import CrashStore
+from penstock.handlers import LocalStore
+from penstock.testing import CrashStore
 from penstock.testing.volatile_disk import (
     Content,
     Effect,

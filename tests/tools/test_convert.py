@@ -22,11 +22,7 @@ from tests.every_item import every_item
 
 import penstock
 from penstock.cli import main
-from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
-from penstock.handlers.layouts.auto_layout import AutoLayout
-from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import (
+from penstock.errors import (
     ChecksumError,
     CorruptCheckpointError,
     DestinationExistsError,
@@ -38,9 +34,11 @@ from penstock.kernel.errors import (
     TruncatedDataError,
     UnsupportedFormatError,
 )
-from penstock.kernel.messages.save import Leaf
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.testing.faulty_store import FaultyStore
+from penstock.handlers import AutoLayout, LocalStore
+from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
+from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
+from penstock.kernel import Leaf, LeafSpec, ParamInfo, StoredLeaf
+from penstock.testing import FaultyStore
 
 AssertSame = Callable[[Any, Any], None]
 
@@ -438,7 +436,7 @@ async def test_failing_midway_leaves_nothing(tmp_path: Path, operation: str) -> 
 
 @pytest.mark.anyio
 async def test_a_checkpointer_that_writes_safetensors(tmp_path: Path, assert_same: AssertSame) -> None:
-    from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
+    from penstock.handlers import SafetensorsLayout
 
     async with penstock.Checkpointer(layout=SafetensorsLayout()) as checkpointer:
         for step in range(2):

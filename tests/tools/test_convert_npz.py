@@ -32,8 +32,8 @@ from penstock.errors import (
     StorageError,
     UnsupportedFormatError,
 )
-from penstock.handlers.stores.local import LocalStore
-from penstock.testing.faulty_store import FaultyStore
+from penstock.handlers import LocalStore
+from penstock.testing import FaultyStore
 
 AssertSame = Callable[[Any, Any], None]
 

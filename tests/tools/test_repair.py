@@ -16,12 +16,12 @@ from tests.every_item import every_item
 from tests.unsealed import unseal
 
 import penstock
+from penstock import RepairReport
 from penstock.cli import main
+from penstock.errors import CorruptCheckpointError, PathError, SpecError
+from penstock.handlers import LocalStore
 from penstock.handlers.formats.orbax.item_survey import survey_item
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import CorruptCheckpointError, PathError, SpecError
-from penstock.testing.faulty_store import FaultyStore
-from penstock.tools.repair_report import RepairReport
+from penstock.testing import FaultyStore
 
 AssertSame = Callable[[Any, Any], None]
 

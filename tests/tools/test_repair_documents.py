@@ -15,12 +15,12 @@ import tensorstore as ts
 from tests.unsealed import unseal
 
 import penstock
+from penstock import RepairReport
+from penstock.errors import CorruptCheckpointError
+from penstock.handlers import LocalStore
 from penstock.handlers.ocdbt.database_reader import read_index
 from penstock.handlers.ocdbt.database_writer import encode_index
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import CorruptCheckpointError
-from penstock.tools.repair_report import RepairReport
 
 AssertSame = Callable[[Any, Any], None]
 TREE: Any = {

@@ -15,18 +15,18 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import penstock
+from penstock import RepairReport
 from penstock.cli import main
-from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import (
+from penstock.errors import (
     CorruptCheckpointError,
     LinkOutsideError,
     PathError,
     SpecError,
     UnsupportedFormatError,
 )
-from penstock.testing.faulty_store import FaultyStore
-from penstock.tools.repair_report import RepairReport
+from penstock.handlers import LocalStore
+from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
+from penstock.testing import FaultyStore
 
 AssertSame = Callable[[Any, Any], None]
 INDEX = "model.safetensors.index.json"

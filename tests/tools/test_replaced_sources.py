@@ -19,9 +19,9 @@ from penstock.cli.changing.file_copying import copy_checkpoint
 from penstock.cli.looking import cat_command, diff_command
 from penstock.cli.looking.chosen_items import Chosen
 from penstock.errors import ReplacedError
-from penstock.handlers.stores.local import LocalStore
+from penstock.handlers import LocalStore
 from penstock.inspection.stored_leaves import read_items
-from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel import Threads
 from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio

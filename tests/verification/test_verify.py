@@ -19,12 +19,12 @@ from tests.every_item import every_item
 from tests.unsealed import unseal
 
 import penstock
+from penstock import VerifyReport
+from penstock.handlers import LocalStore
 from penstock.handlers.formats.integrity import decode
 from penstock.handlers.formats.orbax.item_survey import survey_item
 from penstock.handlers.formats.verification import BLOCK_BYTES, check_ranges
-from penstock.handlers.stores.local import LocalStore
-from penstock.testing.faulty_store import FaultyStore
-from penstock.verification.verify_report import VerifyReport
+from penstock.testing import FaultyStore
 
 
 @pytest.fixture(scope="module")

@@ -601,7 +601,7 @@ def is_checkpoint(store: Store, path: str) -> bool:
 
 
 def is_marked(store: Store, path: str, names: Collection[str] | None = None) -> bool:
-    """Whether `path`, or what it is an item of, was published, in a store where a mark says so.
+    """True if `path`, or what it is an item of, was published, in a store where a mark says so.
 
     In a bucket nothing is renamed. A save that was killed, or a copy that was interrupted, lies there under
     its final name, and only its mark tells that it is whole. Orbax looks for the same one on `gs://`.

@@ -1,4 +1,4 @@
-"""What can still be read of damaged safetensors: a file that is lost takes only what was in it."""
+"""Reads what is left of damaged safetensors: a file that is lost takes only what was in it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NOTE_LOST: Final = "; strings, None, containers and types of leaves that pensto
 @final
 @dataclass(frozen=True, slots=True)
 class DamagedTensors:
-    """What is left of a damaged checkpoint, and what is known to be lost before tensors are read."""
+    """The rest of a damaged checkpoint, and what is known to be lost before tensors are read."""
 
     opened: SafetensorsCheckpoint  #: of all tensors that a readable header lists
     ranges: tuple[RecordedRange, ...]  #: of their bytes, by file and offset

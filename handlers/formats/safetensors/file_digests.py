@@ -1,4 +1,4 @@
-"""What a document of a safetensors checkpoint says of its own bytes, and of the tensors behind it.
+"""Digests in a document of a safetensors checkpoint: of its own bytes, and of the tensors behind it.
 
 A text of a fixed length, under one name in the `__metadata__` of a header or in the `metadata` of an index:
 `crc32c`, the checksum of the document itself; in a header also the length of a block, and in base64 the

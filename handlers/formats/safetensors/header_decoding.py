@@ -73,7 +73,7 @@ class Tensor(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """What one file holds."""
+    """The content of one file."""
 
     path: str
     tensors: tuple[Tensor, ...]  #: in the order of the header

@@ -1,4 +1,4 @@
-"""What penstock adds to the `__metadata__` of its files: what tensors cannot express of a tree.
+"""The additions of penstock to the `__metadata__` of its files: what tensors cannot express of a tree.
 
 One member, `penstock`, holds a JSON text: the key paths that the names do not tell, strings, None and
 empty containers, typed PRNG keys, which kind of leaf each tensor was, and metadata that is not text.

@@ -32,7 +32,7 @@ _FLAT: Final = (KeyKind.MAPPING,)
 
 @final
 class StoredTensor(NamedTuple):
-    """What this layout keeps in `StoredLeaf.detail`."""
+    """The value of `StoredLeaf.detail` in this layout."""
 
     file: str  #: absolute
     offset: int

@@ -115,7 +115,7 @@ class SafetensorsLayout:
         return SINGLE_FILE if path.endswith(SUFFIX) else None
 
     def recognises(self, store: Store, path: str) -> bool:
-        """Whether `path` holds only safetensors; overwriting a folder would lose anything else in it."""
+        """True if `path` holds only safetensors; overwriting a folder would lose anything else in it."""
         if store.kind(path) == "file":
             return path.endswith(SUFFIX)
 

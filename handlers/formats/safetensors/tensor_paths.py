@@ -1,4 +1,4 @@
-"""Whether a path is safetensors. Light: whoever lists a run asks it of every step."""
+"""Tells paths of safetensors. Light: whoever lists a run asks it of every step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_OTHERS: Final = MARKS - {COMMIT_MARK}
 
 
 def is_safetensors(store: Store, path: str) -> bool:
-    """Whether `path` is a finished safetensors file, or a folder of them that is not an Orbax checkpoint."""
+    """True if `path` is a finished safetensors file, or a folder of them that is not an Orbax checkpoint."""
     if TEMPORARY_SUFFIX in os.path.basename(path) or not holds_tensors(store, path):
         return False
 
@@ -26,7 +26,7 @@ def is_safetensors(store: Store, path: str) -> bool:
 
 
 def holds_tensors(store: Store, path: str) -> bool:
-    """Whether there is a safetensors file at `path`, or a folder with one in it."""
+    """True if there is a safetensors file at `path`, or a folder with one in it."""
     kind = store.kind(path)
     if kind == "file":
         return path.endswith(SUFFIX)

@@ -1,4 +1,4 @@
-"""What of a safetensors checkpoint can be compared with a checksum, and what cannot."""
+"""Tells what of a safetensors checkpoint can be compared with a checksum, and what cannot."""
 
 from __future__ import annotations
 

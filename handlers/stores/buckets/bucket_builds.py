@@ -66,12 +66,12 @@ class Build:
 
     @property
     def prefix(self) -> str:
-        """What the keys of its objects begin with."""
+        """The beginning of the keys of its objects."""
         return self.final if self.file is None else self.staging
 
     @property
     def staging(self) -> str:
-        """What the keys of objects begin with that will not be published. No other save has it."""
+        """The beginning of the keys of objects that will not be published. No other save has it."""
         return staging(self.final, self.claim.token)
 
     def published_mark(self) -> bytes:
@@ -352,7 +352,7 @@ class Builds:
         return build
 
     def is_current(self, build: Build) -> bool:
-        """Whether a save that this process may have joined still claims its path.
+        """True if a save that this process may have joined still claims its path.
 
         Raises:
             StorageError: If the server does not say.
@@ -498,7 +498,7 @@ class Builds:
         return "removed" if is_free or claim.found != "committing" else "published"
 
     def is_unmarked(self, final: str) -> bool:
-        """Whether something lies below a key that nobody claims, and that neither is nor holds a checkpoint.
+        """True if something lies below a key that nobody claims, and that neither is nor holds a checkpoint.
 
         That is an interrupted copy, or a save whose claim somebody removed. Items of a step have marks, too;
         right below the key, and named otherwise than a step is, they make no checkpoint of it.

@@ -88,15 +88,15 @@ class ClaimRecord:
         return cls(token, purpose, owner, mark, str(members.get("process", "")), lease_s)
 
     def is_of(self, claim: Claim) -> bool:
-        """Whether it is what the holder of a claim wrote, who has not given it up. Pure."""
+        """True if it is what the holder of a claim wrote, who has not given it up. Pure."""
         return self.purpose != "left" and (self.token, self.process) == (claim.token, claim.process)
 
     def is_held_by(self, process: ThisProcess) -> bool:
-        """Whether a process holds it, and has not given it up. Pure."""
+        """True if a process holds it, and has not given it up. Pure."""
         return self.process == process.key and process.holds(self.token)
 
     def is_given_up(self, me: ThisProcess) -> bool:
-        """Whether its process is known to do nothing more under it. Blocking: looks for the process.
+        """True if its process is known to do nothing more under it. Blocking: looks for the process.
 
         If not, only its age tells.
         """
@@ -145,7 +145,7 @@ class Claim:
 
 
 class ConditionalWrites(Protocol):
-    """What a server must keep to, so that of two savers one is told."""
+    """Conditions that a server must keep to, so that of two savers one is refused."""
 
     def create(self, key: str, data: bytes) -> Created:
         """Write an object only if there is none."""
@@ -342,7 +342,7 @@ class Claims:
         self.check(claim)
 
     def is_due(self, claim: Claim) -> bool:
-        """Whether a claim was not renewed for a third of its lease. Before that nobody takes it over."""
+        """True if a claim was not renewed for a third of its lease. Before that nobody takes it over."""
         return self._clock() - claim.renewed > self.lease_s / _PER_LEASE
 
     def check(self, claim: Claim) -> None:
@@ -376,7 +376,7 @@ class Claims:
             self.client.delete([claim.key])
 
     def is_claimed(self, key: str) -> bool:
-        """Whether somebody builds or removes there, or died while doing so."""
+        """True if somebody builds or removes there, or died while doing so."""
         return self.client.head(key + CLAIM) is not None
 
     def _written(self, claim: Claim, purpose: Purpose, mark: bytes) -> bytes:

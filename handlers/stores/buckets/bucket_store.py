@@ -97,7 +97,7 @@ class BucketStore:
         return self._client.figures()
 
     def relies_on_single_writer(self) -> bool:
-        """Whether the server was found to ignore conditions, so that nothing keeps two savers apart."""
+        """True if the server was found to ignore conditions, so that nothing keeps two savers apart."""
         return not self._client.uses_conditions
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:
@@ -185,7 +185,7 @@ class BucketStore:
         return marked_folders(self._client, self._key(path), among)
 
     def is_unmarked(self, path: str) -> bool:
-        """Whether something lies there that is no checkpoint, holds none, and is no save's."""
+        """True if something lies there that is no checkpoint, holds none, and is no save's."""
         return self._builds.is_unmarked(self._key(path))
 
     def list_folders(self, path: str) -> Sequence[str]:

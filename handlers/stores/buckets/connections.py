@@ -29,7 +29,7 @@ _MANY: Final = 1000
 @final
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """What makes obstore's clients of a bucket, given the module `obstore.store`."""
+    """The maker of obstore's clients of a bucket, given the module `obstore.store`."""
 
     make: Callable[[Any, Mapping[str, Any]], Any]  #: given how requests are repeated, too
     policy: RetryPolicy  #: how long whoever uses the client repeats requests

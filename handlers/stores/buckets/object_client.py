@@ -212,7 +212,7 @@ class ObjectClient:
 
     @property
     def most_copied(self) -> int | None:
-        """What Amazon copies by one request."""
+        """The most that Amazon copies by one request."""
         return 5 * 2**30 if self.url.startswith("s3://") else None
 
     def copy_if_absent(self, source: str, destination: str) -> Created:
@@ -289,7 +289,7 @@ class ObjectClient:
             yield [Entry(str(each["path"]), int(each["size"]), _plain_tag(each["e_tag"])) for each in some]
 
     def has_below(self, prefix: str) -> bool:
-        """Whether any object lies below a prefix."""
+        """True if any object lies below a prefix."""
         return any(bool(some) for some in self._pages(prefix, 1))
 
     def _pages(self, prefix: str, length: int) -> Iterator[Sequence[Any]]:
@@ -321,7 +321,7 @@ class ObjectClient:
                 return  # nothing follows, and to ask for it would count as a request
 
     def keeps_conditions(self, key: str, data: bytes) -> bool:
-        """Whether the server refuses to create what is there, and to replace what has another tag.
+        """True if the server refuses to create what is there, and to replace what has another tag.
 
         Args:
             key: Of an object that is there.

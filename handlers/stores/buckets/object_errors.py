@@ -1,4 +1,4 @@
-"""What obstore raises, as errors of penstock. Here only."""
+"""Translates the errors of obstore into those of penstock. Here only."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def translated(operation: str, path: str) -> Generator[None]:
 
 
 def is_lasting(error: StorageError) -> bool:
-    """Whether the same request will fail in the same way however often it is sent. Pure."""
+    """True if the same request will fail in the same way however often it is sent. Pure."""
     return error.problem.startswith(_UNTRUSTED)
 
 

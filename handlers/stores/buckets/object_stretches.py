@@ -1,4 +1,4 @@
-"""Where the bytes of a long file lie while it is written in any order: in which object, and at what place."""
+"""The places of the bytes of a long file while it is written in any order: objects and offsets."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Gathered:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more fits in."""
+        """True if nothing more fits in."""
         return self._used == len(self._data)
 
     def take(self, offset: int, source: Bytes) -> int:

@@ -44,7 +44,7 @@ class Entry(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What lies right below a prefix, by name."""
+    """The names right below a prefix."""
 
     folders: Sequence[str]
     files: Sequence[str]
@@ -102,7 +102,7 @@ class Objects(Protocol):
 
     @property
     def most_copied(self) -> int | None:
-        """How long an object can be, in bytes, that is copied; None if it does not matter."""
+        """The length in bytes of the longest object that can be copied; None for no limit."""
         ...
 
     def copy_if_absent(self, source: str, destination: str) -> Created:
@@ -130,11 +130,11 @@ class Objects(Protocol):
         ...
 
     def has_below(self, prefix: str) -> bool:
-        """Whether any object lies below a prefix."""
+        """True if any object lies below a prefix."""
         ...
 
     def keeps_conditions(self, key: str, data: bytes) -> bool:
-        """Whether the server refuses to create what is there, and to replace what has another tag."""
+        """True if the server refuses to create what is there, and to replace what has another tag."""
         ...
 
 
@@ -142,7 +142,7 @@ _COMPARED: Final = 16 * 2**20
 
 
 def same_content(client: Objects, first: str, second: str) -> bool:
-    """Whether two objects hold the same bytes, which are read. Blocking.
+    """True if two objects hold the same bytes, which are read. Blocking.
 
     Raises:
         StorageError: If one cannot be read.

@@ -36,7 +36,7 @@ _RETRY_AFTER: Final = re.compile(r"retry[-_ ]?after\W{1,4}(\d{1,5})", re.IGNOREC
 @final
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long a request is repeated. Time bounds it, and not a count, which outages outlast.
+    """The time for which a request is repeated. Time bounds it, and not a count, which outages outlast.
 
     Attributes:
         total_s: A request is given up so long after it was sent first.
@@ -83,7 +83,7 @@ def seconds_asked_for(problem: str) -> float | None:
 
 @final
 class Pace:
-    """How many requests are under way at once: fewer while the server refuses, then more again. Thread-safe.
+    """The limit on requests under way: lower while the server refuses, then higher again. Thread-safe.
 
     Each refusal of a request halves their number, unless it was sent before the number was last halved: those
     that are refused together are one sign. As many answers as may be under way raise it by one. It has no
@@ -100,7 +100,7 @@ class Pace:
 
     @property
     def limit(self) -> int | None:
-        """How many requests may be under way; None for any number."""
+        """The number of requests that may be under way; None for any number."""
         limit = self._limit
         return None if limit is None else int(limit)
 

@@ -88,7 +88,7 @@ class BucketSnapshot:
 
     @property
     def kvstore_spec(self) -> Callable[[str], dict[str, Any]] | None:
-        """How TensorStore reads there by itself."""
+        """The way in which TensorStore reads there by itself."""
         spec: Callable[[str], dict[str, Any]] | None = self._inner.kvstore_spec
         return None if spec is None else partial(self._spec, spec)
 

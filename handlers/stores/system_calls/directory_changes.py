@@ -15,7 +15,7 @@ SETTLING_MS = 50
 
 
 def tells_changes() -> bool:
-    """Whether `watchfiles` is installed."""
+    """True if `watchfiles` is installed."""
     return find_spec("watchfiles") is not None
 
 

@@ -73,7 +73,7 @@ class FileSystem:
             self.note_weaker("fsync", path)
 
     def is_read_only(self, path: str) -> bool:
-        """Whether the file system of `path` says that it is mounted so; False if it says nothing."""
+        """True if the file system of `path` says that it is mounted so; False if it says nothing."""
         found = self._statvfs(path)
         return found is not None and bool(found.f_flag & os.ST_RDONLY)
 
@@ -108,5 +108,5 @@ class FileSystem:
 
 
 def _is_unknown(value: int) -> bool:
-    """Whether a number of statvfs is -1, of whatever width, or another negative one."""
+    """True if a number of statvfs is -1, of whatever width, or another negative one."""
     return value < 0 or value >= 2**63 or value == 2**32 - 1

@@ -30,7 +30,7 @@ ResourceT = TypeVar("ResourceT")
 @final
 @dataclass(slots=True)
 class _Open(Generic[ResourceT]):
-    """What the thread holds while it runs."""
+    """The state that the thread holds while it runs."""
 
     resource: ResourceT
     portal: BlockingPortal

@@ -1,4 +1,4 @@
-"""What `penstock.sync` calls through: an async context manager, held open in a thread."""
+"""The portal behind `penstock.sync`: an async context manager, held open in a thread."""
 
 from __future__ import annotations
 
@@ -200,12 +200,12 @@ async def _close(values: Any) -> None:
 
 
 def in_shell() -> bool:
-    """Whether this process is an interactive IPython: a notebook's kernel, or one in a terminal."""
+    """True if this process is an interactive IPython: a notebook's kernel, or one in a terminal."""
     return _shell() is not None
 
 
 def is_cell(loop: EventLoopToken) -> bool:
-    """Whether the caller is code of a cell, and `loop`, which runs here, is that of IPython's kernel.
+    """True if the caller is code of a cell, and `loop`, which runs here, is that of IPython's kernel.
 
     A kernel runs each cell to its end before it looks at its loop again, so a call that blocks there delays
     nothing that would not wait for the cell anyway. A task that a cell has started is no cell.

@@ -110,7 +110,7 @@ class BackgroundSaves:
 
     @property
     def under_way(self) -> bool:
-        """Whether a save has not ended."""
+        """True if a save has not ended."""
         return any(not save.future.done for save in self._saves)
 
     def abandon(self) -> Sequence[str]:

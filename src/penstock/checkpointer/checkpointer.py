@@ -390,7 +390,7 @@ class Checkpointer:
 
     @property
     def stopping(self) -> Stopping:
-        """What it does about the end of its process; `stopping.sigterm_came` tells a training loop."""
+        """Its care for the end of the process; `stopping.sigterm_came` informs a training loop."""
         return self.operations.life.stopping
 
     async def wait(self) -> None:

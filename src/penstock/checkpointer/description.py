@@ -139,7 +139,7 @@ class LeafMetadata:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMetadata:
-    """What a checkpoint holds."""
+    """The content of a checkpoint."""
 
     path: str  #: of the checkpoint: as asked for, or the latest step there
     tree: Any = field(

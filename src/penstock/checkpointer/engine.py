@@ -129,7 +129,7 @@ class Engine:
 
     @property
     def is_joint(self) -> bool:
-        """Whether several processes save together."""
+        """True if several processes save together."""
         return len(self.coordinator.processes) > 1
 
     def operation(self, path: str) -> Operation | None:
@@ -141,7 +141,7 @@ class Engine:
         return self.coordinator.operation(self.agreed_name(path), is_local=self.is_local(path))
 
     def is_local(self, path: str) -> bool:
-        """Whether several processes save to `path`, each on a disk of its own."""
+        """True if several processes save to `path`, each on a disk of its own."""
         return self.is_joint and self.config.job.local_name(path) is not None
 
     def agreed_name(self, path: str) -> str:

@@ -1,4 +1,4 @@
-"""What a `Checkpointer` does, behind its signatures; loads everything that a save or a restore needs."""
+"""The work of a `Checkpointer`, behind its signatures; loads everything that a save or a restore needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to saves when their process exits, gets a SIGTERM, or forks, or their loop is closed."""
+"""Ends saves when their process exits, gets a SIGTERM, or forks, or their loop is closed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WATCH_S = 1.0  # the same, for as long as a Checkpointer is open
 
 @final
 class Stopping:
-    """What one Checkpointer does when its process ends, is told to end, or forks.
+    """One Checkpointer's care for the end of its process, for SIGTERM and for forks.
 
     Args:
         options: As configured.
@@ -50,12 +50,12 @@ class Stopping:
 
     @property
     def is_home(self) -> bool:
-        """Whether this is the process that it was entered in, not a fork of it."""
+        """True if this is the process that it was entered in, not a fork of it."""
         return self._home.is_here
 
     @property
     def sigterm_came(self) -> bool:
-        """Whether a SIGTERM is being held back, or was."""
+        """True if a SIGTERM is being held back, or was."""
         return self._sigterm_came
 
     def check_process(self) -> None:
@@ -105,7 +105,7 @@ class Stopping:
             left.set()
 
     def dies_with_main_thread(self) -> bool:
-        """Whether the interpreter would end without this loop's thread, and is to wait for its saves.
+        """True if the interpreter would end without this loop's thread, and is to wait for its saves.
 
         A loop in the main thread needs no waiting: it has ended when the interpreter ends.
         """

@@ -17,7 +17,7 @@ from penstock.cli.terminal.terminal_output import Output
 
 
 class CommandModule(Protocol):
-    """What the module of a command has."""
+    """The module of a command."""
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Describe the command's arguments."""

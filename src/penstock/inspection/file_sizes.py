@@ -1,4 +1,4 @@
-"""How much room the files of a checkpoint take, and how much of it they share with others."""
+"""The room that the files of a checkpoint take, and the part of it that they share with others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part of a tree takes how much room: the bytes of leaves, added up layer by layer. Pure."""
+"""The room that each part of a tree takes: the bytes of leaves, added up layer by layer. Pure."""
 
 from __future__ import annotations
 

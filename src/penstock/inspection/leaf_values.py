@@ -32,7 +32,7 @@ N_BINS: Final = 32
 @final
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many finite values lie in each of some intervals of one width."""
+    """Counts of finite values in intervals of one width."""
 
     counts: tuple[int, ...]
     low: float
@@ -42,7 +42,7 @@ class Histogram:
 @final
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What the values of an array add up to. Those not finite are counted, and left out of the rest."""
+    """Statistics of the values of an array. Those not finite are counted, and left out of the rest."""
 
     n: int
     n_nan: int
@@ -58,7 +58,7 @@ class Statistics:
 @final
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How two arrays of one shape differ."""
+    """The differences of two arrays of one shape."""
 
     n_different: int
     n: int
@@ -114,7 +114,7 @@ def compare_values(first: Any, second: Any) -> Difference | None:
 
 
 def is_array(value: object) -> TypeGuard[npt.NDArray[Any]]:
-    """Whether a value is an array, and no text."""
+    """True if a value is an array, and no text."""
     return isinstance(value, np.ndarray)
 
 

@@ -158,7 +158,7 @@ def _sizes_of_tensors(store: Store, path: str) -> FileSizes:
 
 
 def is_held(store: Store, path: str) -> bool:
-    """Whether somebody builds or deletes there now, as far as the medium tells."""
+    """True if somebody builds or deletes there now, as far as the medium tells."""
     try:
         hold_with_readers(store, path).release()
     except StorageError as error:

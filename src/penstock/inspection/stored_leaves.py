@@ -1,4 +1,4 @@
-"""What a checkpoint holds: its items and their leaves, described without reading an array."""
+"""Describes the items of a checkpoint and their leaves, without reading an array."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the trees of two checkpoints differ: which leaves only one has, and which have another shape. Pure."""
+"""Compares the trees of two checkpoints: which leaves only one has, and which have another shape. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Pair:
 
     @property
     def is_alike(self) -> bool:
-        """Whether their values can be compared. A number may be stored as an array of no axes."""
+        """True if their values can be compared. A number may be stored as an array of no axes."""
         return (self.first.shape, self.first.dtype) == (self.second.shape, self.second.dtype)
 
 

@@ -24,7 +24,7 @@ _COLOURS: Final = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#76b7b2", "#edc9
 @final
 @dataclass(frozen=True, slots=True)
 class Rectangle:
-    """Where a layer is drawn."""
+    """The rectangle in which a layer is drawn."""
 
     layer: Layer
     x: float

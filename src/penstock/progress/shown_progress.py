@@ -1,4 +1,4 @@
-"""What `progress=` of a save or a restore means: which bar is shown, or which function is told."""
+"""Reads `progress=` of a save or a restore: which bar is shown, or which function is called."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _bar(library: str, title: str) -> ProgressBar:
 
 
 def _somebody_looks() -> bool:
-    """Whether stderr is a terminal, or a notebook shows what is written there."""
+    """True if stderr is a terminal, or a notebook shows what is written there."""
     ipython = sys.modules.get("IPython")
     in_shell = ipython is not None and ipython.get_ipython() is not None
     return in_shell or (sys.stderr is not None and sys.stderr.isatty())  # none: a program without a console

@@ -1,4 +1,4 @@
-"""What may be deleted: a checkpoint, and nothing that would be lost with it."""
+"""Says what may be deleted: a checkpoint, and nothing that would be lost with it."""
 
 from __future__ import annotations
 

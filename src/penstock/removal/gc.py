@@ -1,4 +1,4 @@
-"""What processes left that ended in the middle of a save or a deletion: it is found and removed."""
+"""Finds and removes what processes left that ended in the middle of a save or a deletion."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Left: TypeAlias = Literal["removed", "published", "kept", "unmarked"]
 @final
 @dataclass(frozen=True, slots=True)
 class GcReport:
-    """What was found. Each path is that of a checkpoint, or of the directory in which one was being built."""
+    """The findings of `gc`. Each path is of a checkpoint, or of the directory in which one was built."""
 
     path: str
     removed: tuple[str, ...] = ()  #: what was no checkpoint, and is gone

@@ -46,7 +46,7 @@ EVERYTHING: Final[Needs] = frozenset({"time", "metrics"})
 @final
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """What a policy may look at in one step."""
+    """The facts about one step that a policy may look at."""
 
     step: int
     time_s: float = math.nan  #: when it became durable, seconds since the epoch; NaN if no policy needs it
@@ -71,7 +71,7 @@ class KeepPolicy(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """What it needs of a `StepInfo` besides the number. Each costs reading a file per step."""
+        """The facts of a `StepInfo` that it needs besides the number. Each costs reading a file per step."""
         ...
 
 
@@ -282,7 +282,7 @@ def ranked_names(policy: KeepPolicy) -> list[str]:
 
 
 def has_metric(info: StepInfo, name: str) -> bool:
-    """Whether a step has a metric, NaN included."""
+    """True if a step has a metric, NaN included."""
     return _value(info, name) is not None
 
 

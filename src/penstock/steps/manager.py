@@ -200,7 +200,7 @@ class CheckpointManager:
 
     @property
     def checkpointer(self) -> Checkpointer:
-        """What saves and restores."""
+        """The Checkpointer that saves and restores."""
         return self._checkpointer
 
     @property
@@ -210,7 +210,7 @@ class CheckpointManager:
 
     @property
     def preempted(self) -> bool:
-        """Whether the process was told to end, since the manager was opened.
+        """True if the process was told to end, since the manager was opened.
 
         In a job of several processes with `OnPreemption`: whether any of them was, as of the last `save`. All
         see it after the same step.
@@ -222,7 +222,7 @@ class CheckpointManager:
         self._saves.decisions.preempt()
 
     def should_save(self, step: SupportsIndex) -> bool:
-        """Whether `save` would save `step` now: it is newer than the latest and the policy wants it.
+        """True if `save` would save `step` now: it is newer than the latest and the policy wants it.
 
         In a job of several processes, process 0 decides, unless the policy looks at the step alone.
         """

@@ -1,4 +1,4 @@
-"""How a manager is opened, and with which Checkpointer."""
+"""Opens a manager, with a Checkpointer of its own or a given one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.steps.step_names import NameFormat
 @final
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How a root is opened."""
+    """The way in which a root is opened."""
 
     owned: Checkpointer | None  #: entered and left with it
     metadata: Mapping[str, Any] | None  #: the caller's own, for a new root

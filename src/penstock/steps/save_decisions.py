@@ -1,4 +1,4 @@
-"""Whether a step is saved: by policy, once the process was told to end, and for all processes alike."""
+"""Decides if a step is saved: by policy, once the process was told to end, and for all processes alike."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class SaveDecisions:
         self._answered = True
 
     def says(self, step: int) -> bool:
-        """Whether the policy, as this process asks it, wants `step` to be saved."""
+        """True if the policy, as this process asks it, wants `step` to be saved."""
         steps, saving = self._there()
         moment = SaveMoment(
             step=step,
@@ -83,7 +83,7 @@ class SaveDecisions:
         return self._policy.should_save(moment)
 
     async def wanted(self, step: int) -> bool:
-        """Whether `step` is to be saved, the same in all processes.
+        """True if `step` is to be saved, the same in all processes.
 
         Raises:
             Exception: What the policy raises; in the others, a `PeerFailedError` that tells it.

@@ -32,7 +32,7 @@ from penstock.kernel.errors import SpecError
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveMoment:
-    """What a policy may look at."""
+    """The facts that a policy may look at."""
 
     step: int  #: the one that could be saved
     now_s: float  #: seconds on a monotonic clock
@@ -179,7 +179,7 @@ class OnPreemption(_Combinable):
 
 
 def awaits_preemption(policy: SavePolicy) -> bool:
-    """Whether a policy is or contains `OnPreemption`."""
+    """True if a policy is or contains `OnPreemption`."""
     if isinstance(policy, (SaveAnyOf, SaveAllOf)):
         return any(awaits_preemption(part) for part in policy.policies)
 
@@ -187,7 +187,7 @@ def awaits_preemption(policy: SavePolicy) -> bool:
 
 
 def follows_from_step(policy: SavePolicy) -> bool:
-    """Whether what a policy says depends on nothing but the step; never known of a policy of others."""
+    """True if what a policy says depends on nothing but the step; never known of a policy of others."""
     if isinstance(policy, (SaveAnyOf, SaveAllOf)):
         return all(follows_from_step(part) for part in policy.policies)
 

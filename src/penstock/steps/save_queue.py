@@ -172,11 +172,11 @@ class StepSaves:
         self.catalogue.replace(await self._opened.steps(opening, self.retention.deleter.waiting))
 
     def should_save(self, step: int) -> bool:
-        """Whether `step` is newer than any other and the policy wants it, as this process asks it."""
+        """True if `step` is newer than any other and the policy wants it, as this process asks it."""
         return step > self._newest() and self.decisions.says(step)
 
     async def admits(self, step: int, *, force: bool, overwrite: bool) -> bool:
-        """Whether `step` is to be saved now, in all processes: the policy wants it, or it is forced.
+        """True if `step` is to be saved now, in all processes: the policy wants it, or it is forced.
 
         Raises:
             StepExistsError, OlderStepError: As `check_order`.
@@ -196,7 +196,7 @@ class StepSaves:
         return is_wanted
 
     def replaces(self, step: int) -> bool:
-        """Whether a step that is there is saved again without being asked: its name may not be durable."""
+        """True if a step that is there is saved again without being asked: its name may not be durable."""
         return step in self._not_durable
 
     def check_order(self, step: int, *, overwrite: bool) -> None:

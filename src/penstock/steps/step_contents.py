@@ -29,7 +29,7 @@ from penstock.steps.step_directory import METRICS, TREE, StepReader
 @final
 @dataclass(frozen=True, slots=True)
 class StepMetadata:
-    """What a step holds."""
+    """The content of a step."""
 
     step: int
     path: str

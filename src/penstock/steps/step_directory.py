@@ -154,7 +154,7 @@ def _list_later(store: Store, root: str, names: NameFormat, after: int) -> Seque
 
 
 def is_finished(store: Store, path: str) -> bool:
-    """Whether there is a step at `path` that is not still being built.
+    """True if there is a step at `path` that is not still being built.
 
     A damaged step is one, and so is one whose content only its own handler knows.
     """
@@ -170,7 +170,7 @@ def is_finished(store: Store, path: str) -> bool:
 
 
 def holds_checkpoint(store: Store, path: str) -> bool:
-    """Whether there is a finished step at `path` whose kind penstock knows, so that it could restore it.
+    """True if there is a finished step at `path` whose kind penstock knows, so that it could restore it.
 
     Its documents say so. Its data is not read: a damaged one is still somebody's step.
     """

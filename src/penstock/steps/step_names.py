@@ -1,4 +1,4 @@
-"""What a step may be; maps steps to directory names and back. Pure.
+"""Maps steps to directory names and back. Pure.
 
 Source:
     ORBAX_FORMAT.md §3.4.

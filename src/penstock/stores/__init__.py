@@ -1,1 +1,1 @@
-"""Which store a path lies in."""
+"""Finds the store of a path."""

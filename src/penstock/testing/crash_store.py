@@ -202,7 +202,7 @@ class CrashStore:
 
     @property
     def n_effects(self) -> int:
-        """What they did to the medium, one by one: a `remove_tree` is many removals. As in `PowerLoss`."""
+        """The number of their effects on the medium: a `remove_tree` is many removals. As in `PowerLoss`."""
         with self._lock:
             return self._disk.n_effects
 
@@ -585,7 +585,7 @@ class RecordedDisk:
             yield from self.removed(os.path.join(path, name))
 
     def _appeared(self, path: Path, directory: Node, seen: dict[tuple[int, int], Node]) -> Iterator[Effect]:
-        """What others wrote into a directory. Files of two names are recognised by `seen`, by inode."""
+        """Return what others wrote into a directory. `seen` tells files of two names, by inode."""
         with os.scandir(path) as entries:
             found = sorted(entries, key=lambda entry: entry.name)
 

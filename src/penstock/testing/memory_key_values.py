@@ -26,7 +26,7 @@ class MemoryKeyValues:
 
     @property
     def keys(self) -> list[str]:
-        """What is stored now, in order."""
+        """The stored keys, in order."""
         with self._changed:
             return sorted(self._values)
 
@@ -75,7 +75,7 @@ class MemoryKeyValues:
 
 @final
 class StoppableKeyValues:
-    """What a process that is stopped sees of the service: its calls do not return until it goes on.
+    """The service as a stopped process sees it: its calls do not return until it goes on.
 
     Args:
         service: The service itself.

@@ -21,7 +21,7 @@ from penstock.testing.operation_faults import Trial, demand, refuses
 
 
 class StoreCase(ABC):
-    """What all conformance classes need to know about a store.
+    """The facts about a store that all conformance classes need.
 
     Attributes:
         own_names: What the store itself adds to a directory when it publishes it.

@@ -126,7 +126,7 @@ class _Bytes:
         return _Bytes(self.durable, (*self.pending, change))
 
     def left(self, fate: Fate) -> bytes:
-        """What is left of the file. The same object each time, so that it is hashed once."""
+        """The rest of the file. The same object each time, so that it is hashed once."""
         if not self.pending:
             return self.durable
 
@@ -351,7 +351,7 @@ def _choices(pending: Sequence[Names], limit: int) -> list[tuple[int, ...]]:
 
 
 def _keeps_order(pending: Sequence[Names], kept: Sequence[int]) -> bool:
-    """Whether no change of a name is kept of which an earlier one is lost."""
+    """True if no change of a name is kept of which an earlier one is lost."""
     lost: set[tuple[Node, str]] = set()
     for at, change in enumerate(pending):
         touched = {(entry.directory, entry.name) for entry in change.entries}

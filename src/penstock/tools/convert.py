@@ -134,7 +134,7 @@ async def convert(
 @final
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where a conversion goes, and in which format."""
+    """The destination of a conversion, and its format."""
 
     path: str
     format: Format
@@ -161,12 +161,12 @@ class _Target:
 
     @property
     def kind(self) -> str:
-        """What it is, in a sentence."""
+        """Its kind, in a sentence."""
         return "an npz file" if self.format == "npz" else self.format
 
     @property
     def holds(self) -> str:
-        """What begins a sentence about what fits into it."""
+        """The beginning of a sentence about what fits into it."""
         return f"{self.kind} holds" if self.format == "npz" else f"{self.kind} hold"
 
     def fit(self, path: str, items: StoredItems) -> StoredItems:
@@ -200,7 +200,7 @@ class _Target:
 @final
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What of the source is converted, and how it is read."""
+    """The part of the source that is converted, and the way it is read."""
 
     split: str | None
     item: str | None

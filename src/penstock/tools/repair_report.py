@@ -16,7 +16,7 @@ what it is about, with nothing lost. `"gone"`: in none of them."""
 @final
 @dataclass(frozen=True, slots=True)
 class RepairedLeaf:
-    """What became of a leaf, or of an item or document that is lost as a whole."""
+    """The fate of a leaf, or of an item or document that is lost as a whole."""
 
     outcome: Outcome
     key_path: str  #: within its item; empty if it is a whole item, or a document
@@ -33,7 +33,7 @@ class RepairedLeaf:
 @final
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What a repair wrote, and what is gone."""
+    """The report of a repair: what it wrote, and what is gone."""
 
     source: str
     path: str  #: the new checkpoint
@@ -43,7 +43,7 @@ class RepairReport:
 
     @property
     def gone(self) -> tuple[RepairedLeaf, ...]:
-        """What is in no checkpoint that was looked at."""
+        """The leaves that are in no checkpoint that was looked at."""
         return self._of("gone")
 
     @property
@@ -63,7 +63,7 @@ class RepairReport:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is gone, and every leaf is known to be as it was written."""
+        """True if nothing is gone, and every leaf is known to be as it was written."""
         return not self.gone and not self.unchecked
 
     def _of(self, outcome: Outcome) -> tuple[RepairedLeaf, ...]:

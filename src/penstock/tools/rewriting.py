@@ -89,7 +89,7 @@ class Rewriting:
 
     @property
     def origin(self) -> Store:
-        """Where the source lies."""
+        """The path of the source."""
         return self.store if self.source is None else self.source
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""What of a damaged checkpoint is intact, and where the rest can be found. Blocking."""
+"""Finds what of a damaged checkpoint is intact, and where the rest can be found. Blocking."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from penstock.verification.checkpoint_survey import recorded_directories
 @final
 @dataclass(slots=True)
 class Damage:
-    """What is damaged in a checkpoint. Items are known by their place in it: `state`, `key/jax_random_key`.
+    """The damage of a checkpoint. Items are known by their place in it: `state`, `key/jax_random_key`.
 
     The name is empty if the checkpoint is one tree.
     """
@@ -91,7 +91,7 @@ class Damage:
         return found
 
     def is_unchecked(self, place: str, leaf: StoredLeaf) -> bool:
-        """Whether there is no checksum of some bytes of a leaf of the tree at `place`."""
+        """True if there is no checksum of some bytes of a leaf of the tree at `place`."""
         named = self.unchecked.get(place)
         return leaf.spec.nbytes > 0 and named is not None and (not named or leaf.info.key_path in named)
 

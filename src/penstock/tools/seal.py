@@ -50,7 +50,7 @@ _WITHOUT_TREE: Final = frozenset({ItemKind.JSON, ItemKind.PROTO})
 @final
 @dataclass(frozen=True, slots=True)
 class SealReport:
-    """What was sealed."""
+    """The report of sealing."""
 
     path: str
     sealed: tuple[str, ...]  #: directories that have a record of digests now
@@ -142,7 +142,7 @@ class _Count:
 
 
 def _has_tensors(store: Store, path: str) -> bool:
-    """Whether `path` is safetensors with digests of everything.
+    """True if `path` is safetensors with digests of everything.
 
     Raises:
         UnsupportedFormatError: If it is safetensors without.

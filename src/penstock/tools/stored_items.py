@@ -78,7 +78,7 @@ class StoredItems:
 
     @property
     def n_items(self) -> int:
-        """How many items there are; a checkpoint that is one tree counts as one."""
+        """The number of items; a checkpoint that is one tree counts as one."""
         return 1 if self.parts is None else len(self.parts.handlers)
 
 

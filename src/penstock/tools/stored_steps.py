@@ -25,7 +25,7 @@ from penstock.kernel.protocols.stores import Store
 @final
 @dataclass(frozen=True, slots=True)
 class StoredSteps:
-    """What a directory of steps holds."""
+    """The content of a directory of steps."""
 
     names: Sequence[str]  #: of the finished steps, ascending; at least one
     root_metadata: Mapping[str, Any] | None

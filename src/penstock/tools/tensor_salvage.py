@@ -1,4 +1,4 @@
-"""What of damaged safetensors is intact, and where the rest can be found. Blocking."""
+"""Finds what of damaged safetensors is intact, and where the rest can be found. Blocking."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _as_tree(opened: SafetensorsCheckpoint) -> StoredCheckpoint:
 
 
 def _holds_bytes(store: Store, there: StoredLeaf, leaf: StoredLeaf, ranges: Sequence[RecordedRange]) -> bool:
-    """Whether a tensor is of the same type and shape, and has the checksums recorded of the damaged one."""
+    """True if a tensor is of the same type and shape, and has the checksums recorded of the damaged one."""
     here, tensor = leaf.detail, there.detail
     if not isinstance(here, StoredTensor) or not isinstance(tensor, StoredTensor):
         return False

@@ -59,7 +59,7 @@ async def try_leaves(
 
 
 def _piece_bytes(leaf: StoredLeaf, piece_bytes: int) -> int:
-    """How much of a leaf is held at once: a chunk with a codec cannot be cut."""
+    """Return the bytes of a leaf that are held at once: a chunk with a codec cannot be cut."""
     array, spec = leaf.detail, leaf.spec
     coded = isinstance(array, StoredArray) and not array.format.plain
     return min(spec.nbytes, max(piece_bytes, spec.chunk_nbytes if coded else 0))

@@ -1,4 +1,4 @@
-"""What the page shows, as JSON values. Names and texts from a checkpoint have no control characters in them.
+"""The data of the page, as JSON values. Names and texts from a checkpoint have no control characters in them.
 
 What is not `async` blocks.
 """

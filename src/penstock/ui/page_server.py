@@ -72,7 +72,7 @@ class Connection(H11Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether no request is being answered."""
+        """True if no request is being answered."""
         cycle: Any = self.cycle  # None before the first request, whatever uvicorn declares
         return cycle is None or bool(cycle.response_complete)
 

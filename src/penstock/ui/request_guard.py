@@ -1,4 +1,4 @@
-"""Who may ask for the page: a browser on this machine that was handed the token.
+"""Lets only a browser on this machine that was handed the token ask for the page.
 
 Other pages in the same browser can send requests here, too, and a name of theirs may lead to this machine
 (DNS rebinding). So `Host` must be ours, `Origin` must be ours where there is one, and a cookie must be there

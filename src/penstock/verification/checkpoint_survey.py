@@ -1,4 +1,4 @@
-"""What of one checkpoint can be compared: its items, its documents, and every other file in it."""
+"""Lists what of one checkpoint can be compared: its items, its documents, and every other file in it."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def _documents(store: Store, directory: str, kind: ItemKind) -> set[str]:
 def _belongs_to(
     file: str, surveys: dict[str, Survey], question: Callable[[Survey], Callable[[str], bool]]
 ) -> bool:
-    """Whether a survey answers the question about a file, which is named from the item, with yes."""
+    """True if a survey answers the question about a file, which is named from the item, with yes."""
     if "" in surveys:
         return question(surveys[""])(file)
 

@@ -45,7 +45,7 @@ _ONE_DOCUMENT: Final = frozenset({ItemKind.JSON, ItemKind.PROTO})
 @final
 @dataclass(slots=True)
 class FoundCheckpoints:
-    """What lies at and below a path."""
+    """The checkpoints at and below a path."""
 
     checkpoints: list[str] = field(default_factory=list[str])  #: finished ones, in the order of their names
     root_folders: list[str] = field(default_factory=list[str])
@@ -150,7 +150,7 @@ def _is_checkpoint(store: Store, path: str, names: frozenset[str], *, may_be_doc
 
 
 def _holds_root_metadata(store: Store, path: str) -> bool:
-    """Whether it is the folder of a directory of steps, even one that is named like a step, as `run_3`."""
+    """True if it is the folder of a directory of steps, even one that is named like a step, as `run_3`."""
     return store.kind(os.path.join(path, ROOT_METADATA)) == "file"
 
 

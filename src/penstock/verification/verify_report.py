@@ -34,7 +34,7 @@ class VerifyReport:
 
     @property
     def status(self) -> Status:
-        """What the findings amount to: the worst of them; see `Status`."""
+        """The worst of the findings; see `Status`."""
         kinds = {finding.kind for finding in self.findings}
         for status in _WORST_FIRST:
             if status in kinds:
@@ -44,22 +44,22 @@ class VerifyReport:
 
     @property
     def intact(self) -> bool:
-        """Whether everything was compared, and everything is as it was written."""
+        """True if everything was compared, and everything is as it was written."""
         return self.status == "intact"
 
     @property
     def damages(self) -> tuple[Finding, ...]:
-        """What is not as it was written."""
+        """The ranges that are not as they were written."""
         return self._of("damaged")
 
     @property
     def unreadable(self) -> tuple[Finding, ...]:
-        """What the medium refused to read, so that nothing is known about it."""
+        """The ranges that the medium refused to read, so that nothing is known about them."""
         return self._of("unreadable")
 
     @property
     def unchecked(self) -> tuple[Finding, ...]:
-        """What could be read and has no checksum to compare with."""
+        """The ranges that could be read and have no checksum to compare with."""
         return self._of("unchecked")
 
     @property

@@ -14,10 +14,8 @@ from tests.bench.results import Operation, StageTime
 from tests.bench.trees import State, ready
 
 import penstock
-from penstock.handlers.leaves.array import ArrayHandler
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
-from penstock.kernel.reports.statistics import StageStatistics
+from penstock.handlers import ArrayHandler, default_handlers
+from penstock.kernel import HandlerRegistry, StageStatistics
 from penstock.pipelines import restore_pipeline, save_pipeline
 
 ALL = frozenset(Operation)

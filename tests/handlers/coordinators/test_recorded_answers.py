@@ -11,11 +11,10 @@ import pytest
 
 import penstock
 from penstock.errors import CoordinationError, NotACheckpointError, StorageError
+from penstock.handlers import AutoLayout, LocalStore
 from penstock.handlers.coordinators.recorded_answers import AnsweredStore, RecordingStore
-from penstock.handlers.layouts.auto_layout import AutoLayout
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.protocols.store_capabilities import KvStoreSpecs, ManyFiles, UntrustedFiles
-from penstock.testing.faulty_store import FaultyStore
+from penstock.kernel import KvStoreSpecs, ManyFiles, UntrustedFiles
+from penstock.testing import FaultyStore
 
 TREE = {"a": np.arange(12.0).reshape(3, 4), "b": {"c": 3, "text": "hello"}}
 

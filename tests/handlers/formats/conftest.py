@@ -13,14 +13,24 @@ import numpy as np
 import pytest
 from tests.unsealed import unseal
 
+from penstock.handlers import LocalStore, OrbaxLayout
 from penstock.handlers.dtypes import dtype_name, numpy_dtype
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.messages.save import Leaf, WrittenBatch
-from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.reads import CheckedRead, Destination, DirectRead, DriverRead, ScatterRead
-from penstock.kernel.protocols.written import Document, Written
+from penstock.kernel import (
+    CheckedRead,
+    DirectRead,
+    Document,
+    DriverRead,
+    KeyKind,
+    Leaf,
+    LeafSpec,
+    ParamInfo,
+    ScatterRead,
+    StoredLeaf,
+    Written,
+    WrittenBatch,
+)
+from penstock.kernel.protocols.reads import Destination
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Bounds: TypeAlias = tuple[tuple[int, int], ...]

@@ -11,14 +11,20 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
+from penstock.errors import TreeDifference
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.kernel.errors import TreeDifference
-from penstock.kernel.messages.packs import ReadLeaf
-from penstock.kernel.messages.save import Leaf
-from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import LeafHandler
-from penstock.kernel.protocols.reads import Destination, Target
-from penstock.kernel.protocols.written import PiecePlan
+from penstock.kernel import (
+    KeyKind,
+    Leaf,
+    LeafHandler,
+    LeafSpec,
+    ParamInfo,
+    PiecePlan,
+    ReadLeaf,
+    StoredLeaf,
+    Target,
+)
+from penstock.kernel.protocols.reads import Destination
 
 # Both are untyped in jax.
 P: Callable[..., PartitionSpec] = PartitionSpec

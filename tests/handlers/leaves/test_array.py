@@ -13,9 +13,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from tests.handlers.leaves.round_trips import INFO, P, host_copy, mesh, plan, restore, same_bits, save, struct
 
-from penstock.handlers.leaves.array import ArrayHandler
-from penstock.kernel.errors import DeletedLeafError, InvalidLeafError
-from penstock.kernel.messages.save import Leaf
+from penstock.errors import DeletedLeafError, InvalidLeafError
+from penstock.handlers import ArrayHandler
+from penstock.kernel import Leaf
 
 ALIASING = ArrayHandler()
 COPYING = ArrayHandler(alias_host=False)

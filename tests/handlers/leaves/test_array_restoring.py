@@ -23,13 +23,9 @@ from tests.handlers.leaves.round_trips import (
     target,
 )
 
-from penstock.handlers.leaves.array import ArrayHandler
-from penstock.handlers.leaves.numpy_array import NumpyHandler
-from penstock.handlers.leaves.scalar import ScalarHandler
+from penstock.handlers import ArrayHandler, NumpyHandler, ScalarHandler
 from penstock.handlers.leaves.sharding import encode
-from penstock.kernel.messages.packs import ReadLeaf
-from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.kernel.protocols.reads import Target
+from penstock.kernel import LeafSpec, ReadLeaf, Target
 
 HANDLER = ArrayHandler()
 

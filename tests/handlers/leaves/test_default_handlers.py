@@ -10,8 +10,8 @@ import optax
 import pytest
 from tests.handlers.leaves.round_trips import INFO, struct
 
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.kernel.errors import InvalidLeafError, NoHandlerError
+from penstock.errors import InvalidLeafError, NoHandlerError
+from penstock.handlers import default_handlers
 
 HANDLERS = default_handlers(entry_points=False)
 

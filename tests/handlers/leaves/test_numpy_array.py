@@ -13,13 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tests.handlers.leaves.round_trips import INFO, difference, plan, restore, same_bits, save, target
 
+from penstock.errors import InvalidLeafError
+from penstock.handlers import ArrayHandler, NumpyHandler, ScalarHandler, StringHandler
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.leaves.array import ArrayHandler
-from penstock.handlers.leaves.numpy_array import NumpyHandler
-from penstock.handlers.leaves.scalar import ScalarHandler
-from penstock.handlers.leaves.string import StringHandler
-from penstock.kernel.errors import InvalidLeafError
-from penstock.kernel.protocols.reads import Target
+from penstock.kernel import Target
 
 HANDLER = NumpyHandler()
 DTYPES = [

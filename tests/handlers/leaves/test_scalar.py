@@ -13,11 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.handlers.leaves.round_trips import INFO, difference, plan, restore, save
 
-from penstock.handlers.leaves.array import ArrayHandler
-from penstock.handlers.leaves.numpy_array import NumpyHandler
-from penstock.handlers.leaves.scalar import ScalarHandler
-from penstock.handlers.leaves.string import StringHandler
-from penstock.kernel.errors import InvalidLeafError
+from penstock.errors import InvalidLeafError
+from penstock.handlers import ArrayHandler, NumpyHandler, ScalarHandler, StringHandler
 
 HANDLER = ScalarHandler()
 NUMPY = [

@@ -11,11 +11,9 @@ import optax
 import pytest
 from tests.handlers.leaves.round_trips import INFO, Saved, difference, plan, restore, save
 
-from penstock.handlers.leaves.array import ArrayHandler
-from penstock.handlers.leaves.empty import EmptyHandler
-from penstock.handlers.leaves.string import StringHandler
-from penstock.kernel.errors import InvalidLeafError
-from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.errors import InvalidLeafError
+from penstock.handlers import ArrayHandler, EmptyHandler, StringHandler
+from penstock.kernel import LeafSpec
 
 STRING, EMPTY = StringHandler(), EmptyHandler()
 

@@ -16,6 +16,15 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import (
+    ChecksumError,
+    CorruptCheckpointError,
+    NotACheckpointError,
+    StorageError,
+    TruncatedDataError,
+    UnsupportedFormatError,
+)
+from penstock.handlers import LocalStore
 from penstock.handlers.ocdbt import wire_format as wire
 from penstock.handlers.ocdbt.database_reader import read_index
 from penstock.handlers.ocdbt.key_tables import RememberedKeys, encode_files
@@ -30,15 +39,6 @@ from penstock.handlers.ocdbt.wire_format import (
     seal,
     varint,
     varints,
-)
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import (
-    ChecksumError,
-    CorruptCheckpointError,
-    NotACheckpointError,
-    StorageError,
-    TruncatedDataError,
-    UnsupportedFormatError,
 )
 
 Write = Callable[..., Path]

@@ -10,6 +10,7 @@ import tensorstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import SpecError
 from penstock.handlers.ocdbt.database_writer import EncodedIndex, encode_index
 from penstock.handlers.ocdbt.wire_format import (
     MAX_INLINE_BYTES,
@@ -19,7 +20,6 @@ from penstock.handlers.ocdbt.wire_format import (
     Inline,
     Value,
 )
-from penstock.kernel.errors import SpecError
 
 UUID = bytes(range(16))
 Write = Callable[..., Path]

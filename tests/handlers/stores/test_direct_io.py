@@ -20,14 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.handlers.stores.large_files import IOS, MIB, SHARED_MEMORY, aligned, content, takes_direct_io
 
+from penstock.errors import ConfigError, StorageError
+from penstock.handlers import LocalStore
 from penstock.handlers.stores.aligned_buffers import Arena
 from penstock.handlers.stores.data_file import LocalDataFile
 from penstock.handlers.stores.descriptor import Descriptor
 from penstock.handlers.stores.direct_io import DIRECT_FROM, PAGE, Io, cut, open_direct, parts_of
-from penstock.handlers.stores.local import LocalStore
 from penstock.handlers.stores.system_calls import linux_calls as linux
-from penstock.kernel.errors import ConfigError, StorageError
-from penstock.kernel.protocols.transfers import Transfers
+from penstock.kernel import Transfers
 
 
 @contextmanager

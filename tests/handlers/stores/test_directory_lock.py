@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.handlers.stores.local import LocalStore
+from penstock.errors import InUseError, StorageError
+from penstock.handlers import LocalStore
 from penstock.handlers.stores.name_claims import claim_name
-from penstock.kernel.errors import InUseError, StorageError
-from penstock.kernel.protocols.store_capabilities import Hold
+from penstock.kernel import Hold
 from penstock.testing import lockless_store
 
 LEFT = "a.orbax-checkpoint-tmp-new"

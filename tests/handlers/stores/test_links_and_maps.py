@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from tests.handlers.stores.large_files import SHARED_MEMORY, content
 
+from penstock.errors import StorageError
+from penstock.handlers import LocalStore
 from penstock.handlers.stores.direct_io import PAGE, address_of
-from penstock.handlers.stores.local import LocalStore
 from penstock.handlers.stores.synced_files import SyncedFiles
-from penstock.kernel.errors import StorageError
 
 
 def test_a_file_gets_a_second_name(tmp_path: Path) -> None:

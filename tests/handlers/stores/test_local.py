@@ -15,13 +15,12 @@ from types import CodeType, FrameType
 import pytest
 
 import penstock
+from penstock.errors import InUseError, PenstockError, StorageError, TruncatedDataError
+from penstock.handlers import LocalStore
 from penstock.handlers.stores.data_file import LocalDataFile
-from penstock.handlers.stores.local import LocalStore
 from penstock.handlers.stores.system_calls import vectored_io as vectored
 from penstock.handlers.stores.system_calls.atomic_rename import exchange_in_steps
-from penstock.kernel.errors import InUseError, PenstockError, StorageError, TruncatedDataError
-from penstock.kernel.protocols.store_capabilities import Hold
-from penstock.kernel.protocols.stores import BuildToken, Store
+from penstock.kernel import BuildToken, Hold, Store
 
 NOBODY = 65534
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import InUseError, StorageError
 from penstock.handlers.stores.name_claims import check_name_is_free, claim_name
-from penstock.kernel.errors import InUseError, StorageError
 from penstock.testing import lockless_store
 
 CLAIM = ".a.penstock-claim"

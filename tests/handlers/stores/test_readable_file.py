@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.handlers.stores.large_files import IOS, MIB, aligned, content
 
+from penstock.errors import TruncatedDataError
+from penstock.handlers import LocalStore
 from penstock.handlers.stores.direct_io import PAGE, Io
-from penstock.handlers.stores.local import LocalStore
 from penstock.handlers.stores.readable_file import SUMMED, WINDOW, LocalReadableFile
 from penstock.handlers.stores.system_calls import linux_calls as linux
-from penstock.kernel.errors import TruncatedDataError
-from penstock.kernel.protocols.transfers import Transfers
+from penstock.kernel import Transfers
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from tests.open_files import open_below
 
-from penstock.handlers.stores.local import LocalStore
-from penstock.handlers.stores.regular_files import MOST_DOCUMENT_BYTES, data_bytes
-from penstock.kernel.errors import (
+from penstock.errors import (
     CorruptCheckpointError,
     NotAFileError,
     PenstockError,
     StorageError,
     UnsupportedFormatError,
 )
+from penstock.handlers import LocalStore
+from penstock.handlers.stores.regular_files import MOST_DOCUMENT_BYTES, data_bytes
 
 READERS: dict[str, Callable[[str], object]] = {
     "read_file": LocalStore().read_file,

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.handlers.stores.local import LocalStore
+from penstock.errors import NotDurableError, StorageError
+from penstock.handlers import LocalStore
 from penstock.handlers.stores.system_calls.file_system import SystemCalls
-from penstock.kernel.errors import NotDurableError, StorageError
 
 pytestmark = pytest.mark.anyio
 

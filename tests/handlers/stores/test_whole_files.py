@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import StorageError
+from penstock.errors import StorageError
+from penstock.handlers import LocalStore
 
 
 def test_who_creates_a_file_is_told_so(tmp_path: Path) -> None:

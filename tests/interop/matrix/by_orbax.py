@@ -17,7 +17,7 @@ from orbax.checkpoint.experimental import v1 as ocp_v1
 from tests.interop.matrix.model import Asked, Reader, Section, Tree, Writer, on, whole_tree
 
 import penstock
-from penstock.checkpointer.description import LeafMetadata
+from penstock import LeafMetadata
 
 _ocp: Any = ocp
 _v1: Any = ocp_v1

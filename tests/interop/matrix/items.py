@@ -18,7 +18,7 @@ from orbax.checkpoint.experimental import v1 as ocp_v1
 from tests.interop.matrix.model import Asked, Reader, Section, Tree, Writer
 
 import penstock
-from penstock.handlers.layouts.item_types import Composite
+from penstock.handlers import Composite
 from penstock.items import Array, Json, NumpyRandomKey, Proto, PyTree, RandomKey
 
 _ocp: Any = ocp

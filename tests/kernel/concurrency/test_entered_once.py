@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
+from penstock.errors import ClosedError
 from penstock.kernel.concurrency.entered_once import EnteredOnce, own_tasks
-from penstock.kernel.errors import ClosedError
 
 pytestmark = pytest.mark.anyio
 

@@ -7,6 +7,7 @@ from weakref import ref
 
 import pytest
 
+from penstock.kernel import LoopOptions
 from penstock.kernel.concurrency.imports import import_beside_the_loop
 from penstock.kernel.concurrency.interpreter_settings import (
     NET_ALLOCATIONS,
@@ -14,7 +15,6 @@ from penstock.kernel.concurrency.interpreter_settings import (
     Ageing,
     count_as_old,
 )
-from penstock.kernel.config.config import LoopOptions
 
 pytestmark = pytest.mark.anyio
 

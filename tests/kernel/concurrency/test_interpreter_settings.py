@@ -12,6 +12,7 @@ import anyio
 import pytest
 from anyio import create_task_group, fail_after
 
+from penstock.kernel import LoopOptions
 from penstock.kernel.concurrency.interpreter_settings import (
     NET_ALLOCATIONS,
     SWITCH_INTERVAL_S,
@@ -19,7 +20,6 @@ from penstock.kernel.concurrency.interpreter_settings import (
     calm_interpreter,
     calmly,
 )
-from penstock.kernel.config.config import LoopOptions
 
 pytestmark = pytest.mark.anyio
 BOTH = LoopOptions()

@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint
 from tests.stages.stage_rig import cancel_in
 
 from penstock.kernel.concurrency.single_thread import one_thread
-from penstock.testing.faulty_store import Hang, Operation
+from penstock.testing import Hang, Operation
 
 pytestmark = pytest.mark.anyio
 

@@ -12,8 +12,9 @@ import tensorstore as ts
 from anyio import CancelScope, Event, create_task_group
 from anyio.lowlevel import checkpoint
 
-from penstock.kernel.concurrency.threads import LoopHandle, Threads, _Call, await_future
-from penstock.kernel.errors import ConfigError
+from penstock.errors import ConfigError
+from penstock.kernel import Threads
+from penstock.kernel.concurrency.threads import LoopHandle, _Call, await_future
 
 pytestmark = pytest.mark.anyio
 

@@ -8,16 +8,11 @@ from typing import Any, Literal
 
 import pytest
 
-from penstock.kernel.config.config import (
-    Config,
-    MemoryOptions,
-    RestoreFlowOptions,
-    SaveFlowOptions,
-    StoreOptions,
-)
+from penstock.errors import ConfigError
+from penstock.kernel import Config, MemoryOptions, StoreOptions
+from penstock.kernel.config.config import RestoreFlowOptions, SaveFlowOptions
 from penstock.kernel.config.option_layers import load_options
 from penstock.kernel.config.units import parse_bytes, parse_seconds
-from penstock.kernel.errors import ConfigError
 
 MIB = 2**20
 

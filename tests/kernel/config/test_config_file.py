@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernel.config.config import Config, given_layers
+from penstock.errors import ConfigError
+from penstock.kernel import Config
+from penstock.kernel.config.config import given_layers
 from penstock.kernel.config.config_file import find_file, profiles_in
 from penstock.kernel.config.option_layers import given_leaves
-from penstock.kernel.errors import ConfigError
 
 TOML = """
 [memory]

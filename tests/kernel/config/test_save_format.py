@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.errors import ConfigError, SpecError
+from penstock.errors import ConfigError, SpecError
+from penstock.kernel import Config, SaveArgs, SaveFormat
 
 
 @pytest.mark.parametrize(

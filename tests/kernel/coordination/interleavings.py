@@ -17,19 +17,19 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from penstock.kernel.config.job_limits import JobLimits
-from penstock.kernel.coordination import procedures
-from penstock.kernel.coordination.operation_keys import OperationKeys
-from penstock.kernel.coordination.procedures import Call, Member, Memory, Procedure
-from penstock.kernel.coordination.silence import LATER, AwakeLimit, FailureDetector, Heartbeat
-from penstock.kernel.coordination.verdicts import Verdict, verdict_of
-from penstock.kernel.errors import (
+from penstock.errors import (
     CoordinationError,
     OutcomeUnknownError,
     PeerSilentError,
     PenstockError,
     StorageError,
 )
+from penstock.kernel import JobLimits
+from penstock.kernel.coordination import procedures
+from penstock.kernel.coordination.operation_keys import OperationKeys
+from penstock.kernel.coordination.procedures import Call, Member, Memory, Procedure
+from penstock.kernel.coordination.silence import LATER, AwakeLimit, FailureDetector, Heartbeat
+from penstock.kernel.coordination.verdicts import Verdict, verdict_of
 
 COUNT = 3
 LIMITS = JobLimits(join_s=8.0, write_s=8.0, silence_s=3.0, beat_s=1.0, call_s=2.0)

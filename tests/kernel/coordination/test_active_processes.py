@@ -9,8 +9,7 @@ import pytest
 from anyio import create_task_group
 
 from penstock.errors import ConfigError, InactiveProcessError, PeerSilentError, PlansDifferError
-from penstock.kernel.config.job_limits import JobLimits
-from penstock.kernel.config.job_options import JobOptions
+from penstock.kernel import JobLimits, JobOptions
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.testing.memory_key_values import MemoryKeyValues
 

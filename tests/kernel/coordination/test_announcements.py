@@ -9,7 +9,7 @@ from anyio import create_task_group
 from anyio.lowlevel import checkpoint
 
 from penstock.errors import PeerFailedError, PeerSilentError
-from penstock.kernel.config.job_limits import JobLimits
+from penstock.kernel import JobLimits
 from penstock.kernel.coordination.announcements import MOST_KEYS, JobAnnouncements
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.testing.memory_key_values import MemoryKeyValues

@@ -18,7 +18,7 @@ from penstock.errors import (
     PlansDifferError,
     StorageError,
 )
-from penstock.kernel.config.job_limits import JobLimits
+from penstock.kernel import JobLimits
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.kernel.coordination.joint_operation import JointOperation
 from penstock.kernel.protocols.coordinator import KeyValues

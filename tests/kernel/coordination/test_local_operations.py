@@ -9,7 +9,7 @@ from anyio import CancelScope, Event, create_task_group
 from anyio.lowlevel import checkpoint
 
 from penstock.errors import OutcomeUnknownError, PeerFailedError, PeerSilentError, StorageError
-from penstock.kernel.config.job_limits import JobLimits
+from penstock.kernel import JobLimits
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.kernel.coordination.joint_operation import JointOperation
 from penstock.testing.memory_key_values import MemoryKeyValues, StoppableKeyValues

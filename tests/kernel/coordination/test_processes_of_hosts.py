@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.kernel.config.job_options import JobOptions
+from penstock.kernel import JobOptions
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.testing.memory_key_values import MemoryKeyValues
 

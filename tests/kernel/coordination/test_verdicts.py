@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.errors import PeerFailedError
 from penstock.kernel.coordination.verdicts import verdict_of
-from penstock.kernel.errors import PeerFailedError
 
 
 def test_who_failed_in_an_operation_within_this_one_is_blamed_and_not_who_passes_it_on() -> None:

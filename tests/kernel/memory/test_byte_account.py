@@ -8,10 +8,10 @@ import anyio
 import pytest
 from anyio import CancelScope, create_task_group, fail_after, wait_all_tasks_blocked
 
-from penstock.kernel.errors import ClosedError, ConfigError, LeaseTooLargeError
-from penstock.kernel.memory.byte_account import PATIENCE, ByteAccount, ByteLease, acquire_from_both
+from penstock.errors import ClosedError, ConfigError, LeaseTooLargeError
+from penstock.kernel import ByteLease, MemoryRegulator
+from penstock.kernel.memory.byte_account import PATIENCE, ByteAccount, acquire_from_both
 from penstock.kernel.memory.memory_limit import MemoryReading
-from penstock.kernel.memory.regulator import MemoryRegulator
 
 pytestmark = pytest.mark.anyio
 

@@ -11,10 +11,10 @@ from anyio import Event, create_task_group
 from anyio.lowlevel import checkpoint
 from structlog.testing import LogCapture
 
-from penstock.kernel.errors import CoordinationError
+from penstock.errors import CoordinationError
+from penstock.kernel import MemoryRegulator
 from penstock.kernel.memory.limit_watch import LimitSharing
 from penstock.kernel.memory.memory_limit import MemoryReading, memory_domain
-from penstock.kernel.memory.regulator import MemoryRegulator
 
 GIB = 2**30
 

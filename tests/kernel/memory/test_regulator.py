@@ -6,10 +6,9 @@ import anyio
 import pytest
 from anyio import CancelScope, create_task_group, fail_after, wait_all_tasks_blocked
 
-from penstock.kernel.errors import ConfigError, LeaseTooLargeError
+from penstock.errors import ConfigError, LeaseTooLargeError
+from penstock.kernel import ByteLease, MemoryRegulator
 from penstock.kernel.memory.bounded_cache import BoundedCache
-from penstock.kernel.memory.byte_account import ByteLease
-from penstock.kernel.memory.regulator import MemoryRegulator
 
 pytestmark = pytest.mark.anyio
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from penstock.handlers.leaves.numpy_array import NumpyHandler
-from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
-from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo
+from penstock.handlers import NumpyHandler
+from penstock.kernel import KeyKind, Leaf, LeafSpec, ParamInfo
+from penstock.kernel.messages.leaves import Leaves, in_columns
 
 HANDLER = NumpyHandler()
 SPECS = [LeafSpec("np.ndarray", (size,), "int8", 1, (size,)) for size in (1, 2, 3)]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.messages.packs import IndexedValues, ReadLeaf, ReadPack
-from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel import KeyKind, LeafSpec, ParamInfo, ReadLeaf, ReadPack, StoredLeaf
+from penstock.kernel.messages.packs import IndexedValues
 
 HANDLER: Any = object()
 

@@ -10,8 +10,8 @@ from weakref import ref
 
 import pytest
 
+from penstock.errors import DestinationExistsError, PenstockError, StorageError
 from penstock.kernel import errors
-from penstock.kernel.errors import DestinationExistsError, PenstockError, StorageError
 from penstock.kernel.pipeline.failures import (
     Failure,
     FailureFuture,

@@ -14,11 +14,10 @@ from anyio import CancelScope, Event, create_task_group, from_thread
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import RunningLoopError, StorageError
+from penstock.kernel import LOGGER_NAME, Milestone, Progress, SaveFuture, SaveReport
 from penstock.kernel.concurrency.threads import LoopHandle
-from penstock.kernel.errors import RunningLoopError, StorageError
-from penstock.kernel.events import LOGGER_NAME
-from penstock.kernel.messages.save import SaveReport
-from penstock.kernel.pipeline.futures import Milestone, Progress, SaveFuture, SavePromise
+from penstock.kernel.pipeline.futures import SavePromise
 
 pytestmark = pytest.mark.anyio
 

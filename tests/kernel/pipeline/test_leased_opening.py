@@ -10,9 +10,9 @@ import anyio
 import pytest
 from tests.stages.stage_rig import Rig
 
-from penstock.kernel.errors import CorruptCheckpointError
+from penstock.errors import CorruptCheckpointError
+from penstock.kernel import Opening
 from penstock.kernel.pipeline.leased_opening import open_leased
-from penstock.kernel.protocols.layouts import Opening
 
 pytestmark = pytest.mark.anyio
 

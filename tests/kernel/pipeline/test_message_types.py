@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.kernel.errors import PipelineError
-from penstock.kernel.messages.restore import RestoreRequest
-from penstock.kernel.messages.save import Leaf, LeafBatch, StagedBatch, TreeToSave, WrittenBatch
-from penstock.kernel.pipeline.pipeline import Pipeline
+from penstock.errors import PipelineError
+from penstock.kernel import Leaf, LeafBatch, Pipeline, RestoreRequest, StagedBatch, TreeToSave, WrittenBatch
 from penstock.pipelines import restore_pipeline, save_pipeline
 
 pytestmark = pytest.mark.anyio

@@ -9,11 +9,8 @@ from typing import Any, cast, final
 
 import pytest
 
-from penstock.kernel.errors import ConfigError, PipelineError, SpecError
-from penstock.kernel.pipeline.futures import Milestone
-from penstock.kernel.pipeline.pipeline import Pipeline, Slot
-from penstock.kernel.pipeline.runner import run_pipeline
-from penstock.kernel.pipeline.stage import Actor, FunctionStage
+from penstock.errors import ConfigError, PipelineError, SpecError
+from penstock.kernel import Actor, FunctionStage, Milestone, Pipeline, Slot, run_pipeline
 
 pytestmark = pytest.mark.anyio
 

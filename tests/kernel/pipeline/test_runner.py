@@ -14,13 +14,18 @@ import pytest
 from anyio import CancelScope, Event, create_task_group
 from anyio.lowlevel import checkpoint
 
-from penstock.kernel.errors import PipelineError, StorageError
-from penstock.kernel.memory.byte_account import ByteLease
-from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.pipeline.futures import Milestone
-from penstock.kernel.pipeline.pipeline import Pipeline, Slot
-from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
-from penstock.kernel.pipeline.stage import Actor, FunctionStage
+from penstock.errors import PipelineError, StorageError
+from penstock.kernel import (
+    Actor,
+    ByteLease,
+    FunctionStage,
+    MemoryRegulator,
+    Milestone,
+    Pipeline,
+    PipelineResult,
+    Slot,
+    run_pipeline,
+)
 
 pytestmark = pytest.mark.anyio
 

@@ -14,11 +14,18 @@ from anyio import CancelScope, Event, create_memory_object_stream, create_task_g
 from anyio.lowlevel import checkpoint
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from penstock.kernel.errors import PipelineError
-from penstock.kernel.memory.byte_account import ByteLease
-from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.pipeline.stage import Actor, Finishing, FunctionStage, Stage, drive, receiving
-from penstock.kernel.reports.statistics import StageMeter, StageStatistics
+from penstock.errors import PipelineError
+from penstock.kernel import (
+    Actor,
+    ByteLease,
+    Finishing,
+    FunctionStage,
+    MemoryRegulator,
+    Stage,
+    StageStatistics,
+)
+from penstock.kernel.pipeline.stage import drive, receiving
+from penstock.kernel.reports.statistics import StageMeter
 
 pytestmark = pytest.mark.anyio
 

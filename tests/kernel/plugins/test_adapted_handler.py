@@ -12,14 +12,20 @@ import numpy as np
 import pytest
 from anyio import CancelScope, Event, create_task_group
 
-from penstock.kernel.concurrency.threads import LoopHandle, Threads
-from penstock.kernel.errors import HandlerError, HandlerFailedError, InvalidLeafError, PipelineError
-from penstock.kernel.messages.packs import ReadLeaf
-from penstock.kernel.messages.save import Leaf
+from penstock.errors import HandlerError, HandlerFailedError, InvalidLeafError, PipelineError
+from penstock.kernel import (
+    KeyKind,
+    Leaf,
+    LeafSpec,
+    ParamInfo,
+    ReadLeaf,
+    StoredLeaf,
+    Target,
+    Threads,
+    TypeHandler,
+)
+from penstock.kernel.concurrency.threads import LoopHandle
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
-from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import TypeHandler
-from penstock.kernel.protocols.reads import Target
 
 pytestmark = pytest.mark.anyio
 

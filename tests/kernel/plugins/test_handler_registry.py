@@ -10,22 +10,21 @@ from typing import Any, Protocol
 
 import pytest
 
-from penstock.kernel.entry_points import find_plugins
-from penstock.kernel.errors import (
-    AmbiguousHandlerError,
-    ConfigError,
-    HandlerError,
-    NoHandlerError,
-    PipelineError,
+from penstock.errors import AmbiguousHandlerError, ConfigError, HandlerError, NoHandlerError, PipelineError
+from penstock.kernel import (
+    FilledLeaf,
+    HandlerRegistry,
+    LeafSpec,
+    ParamInfo,
+    PiecePlan,
+    StagedLeaf,
+    StageRegistry,
+    StoredLeaf,
+    Target,
+    TypeHandler,
 )
+from penstock.kernel.entry_points import find_plugins
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
-from penstock.kernel.plugins.stage_registry import StageRegistry
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import TypeHandler
-from penstock.kernel.protocols.reads import Target
-from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
-from penstock.kernel.protocols.written import PiecePlan
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.kernel.protocols.coordinator import Coordinator, SingleProcessCoordinator
+from penstock.kernel import Coordinator, SingleProcessCoordinator
 
 
 @pytest.fixture

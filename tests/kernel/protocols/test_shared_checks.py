@@ -12,13 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.handlers.formats.checksummed_reads import combined_crc32c
-from penstock.kernel.protocols.reads import (
-    CheckedRead,
-    DirectRead,
-    Read,
-    RunningChecksums,
-    ScatterRead,
-)
+from penstock.kernel import CheckedRead, DirectRead, Read, ScatterRead
+from penstock.kernel.protocols.reads import RunningChecksums
 from penstock.kernel.protocols.shared_checks import narrowed, share_checks
 
 START, NBYTES = 100, 64

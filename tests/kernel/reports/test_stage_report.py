@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernel.messages.restore import RestoreReport
-from penstock.kernel.messages.save import SaveReport
+from penstock.kernel import Advice, RestoreReport, SaveReport, Span, StageStatistics
 from penstock.kernel.reports.stage_report import explained, find_bottleneck, stage_table, wall_s
-from penstock.kernel.reports.statistics import Advice, Span, StageStatistics, advice_of
+from penstock.kernel.reports.statistics import advice_of
 from penstock.kernel.reports.timeline import MOST_BARS, timeline_rows, timeline_svg
 from penstock.pipelines import restore_pipeline, save_pipeline
 

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import InUseError, StorageError
+from penstock.errors import InUseError, StorageError
+from penstock.handlers import LocalStore
+from penstock.kernel import Threads
 from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 from penstock.kernel.storage.workspace import Workspace
 

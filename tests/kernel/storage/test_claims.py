@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import InUseError
 from penstock.kernel.concurrency.process_identity import ProcessIdentity
-from penstock.kernel.errors import InUseError
 from penstock.kernel.storage.claims import Claim, StoreClaimFiles, check_unclaimed
 from penstock.testing import MemoryStore
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernel.errors import PathError
+from penstock.errors import PathError
 from penstock.kernel.storage.paths import absolute_path, bucket_of, path_or_url
 
 

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import (
+from penstock.errors import (
     ChecksumError,
     InUseError,
     NoSpaceError,
@@ -16,6 +14,8 @@ from penstock.kernel.errors import (
     ReplacedError,
     StorageError,
 )
+from penstock.handlers import LocalStore
+from penstock.kernel import Threads
 from penstock.kernel.storage.holds import hold_alone
 from penstock.kernel.storage.reading import MOST_READS, Reading, read_unchanged, reading
 from penstock.testing import FaultyStore

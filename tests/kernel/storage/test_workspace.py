@@ -14,11 +14,10 @@ import anyio
 import pytest
 from anyio import CancelScope, Event, create_task_group
 
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.concurrency.threads import LoopHandle, Threads
-from penstock.kernel.errors import DestinationExistsError, InUseError, PathError, StorageError
-from penstock.kernel.protocols.store_capabilities import Hold
-from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
+from penstock.errors import DestinationExistsError, InUseError, PathError, StorageError
+from penstock.handlers import LocalStore
+from penstock.kernel import BuildToken, DataFile, Hold, ReadableFile, Store, Threads
+from penstock.kernel.concurrency.threads import LoopHandle
 from penstock.kernel.storage.workspace import Workspace
 from penstock.testing import FaultyStore
 

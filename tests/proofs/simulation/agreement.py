@@ -11,7 +11,7 @@ from anyio import create_task_group
 from tests.proofs.simulation.services import CountedKeyValues, SimulatedCalls, SimulatedService, Traffic
 from tests.real_service import real_service
 
-from penstock.kernel.config.job_limits import JobLimits
+from penstock.kernel import JobLimits
 from penstock.kernel.coordination.job import Job
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.kernel.coordination.joint_operation import JointOperation

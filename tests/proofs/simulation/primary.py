@@ -18,22 +18,26 @@ from tests.proofs.memory import forget_peak, resident
 from tests.proofs.simulation.services import CountedKeyValues, EveryoneElse
 
 from penstock.checkpointer.engine import make_engine
+from penstock.handlers import default_handlers
 from penstock.handlers.leaves import sharding
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.job_limits import JobLimits
+from penstock.kernel import (
+    Config,
+    JobLimits,
+    KeyKind,
+    LeafSpec,
+    MemoryRegulator,
+    ParamInfo,
+    SavePlan,
+    SaveRun,
+    Threads,
+    Written,
+    WrittenBatch,
+)
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
-from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.messages.joint_plan import JointPlan
 from penstock.kernel.messages.leaves import Leaves
-from penstock.kernel.messages.save import SavePlan, WrittenBatch
-from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo
-from penstock.kernel.protocols.written import Written
 from penstock.kernel.storage.workspace import Workspace
-from penstock.stages.commit import Commit
-from penstock.stages.finalize import Finalize
+from penstock.stages import Commit, Finalize
 from penstock.stages.joint.part_columns import encoded_part
 
 P: Any = PartitionSpec  # which jax does not annotate

@@ -8,10 +8,9 @@ from typing import Any, cast
 
 from tests.proofs.memory import forget_peak, resident
 
+from penstock.handlers import LocalStore, OrbaxLayout
 from penstock.handlers.coordinators.recorded_answers import AnsweredStore, RecordingStore
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.stores.local import LocalStore
-from penstock.testing.faulty_store import FaultyStore
+from penstock.testing import FaultyStore
 
 
 def open_as_reader(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel import LeafSpec
 from penstock.stages.joint.balancing import balanced
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.kernel.errors import CoordinationError
-from penstock.kernel.messages.save import SavePlan
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.errors import CoordinationError
+from penstock.kernel import LeafSpec, ParamInfo, SavePlan
 from penstock.stages.joint.codec_votes import (
     ENCODED,
     MUST_BE_PLAIN,

@@ -8,15 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.kernel.errors import CoordinationError
-from penstock.kernel.messages.changed_specs import LeafChange
-from penstock.kernel.messages.save import SavePlan, WrittenBatch
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
-from penstock.kernel.protocols.written import Written
+from penstock import PerProcess
+from penstock.errors import CoordinationError
+from penstock.handlers import default_handlers
+from penstock.kernel import LeafChange, LeafSpec, ParamInfo, SavePlan, Written, WrittenBatch
 from penstock.stages.joint.own_leaves import JoinedTrees, encoded_own, joined, numbers_told
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, reading_part, written_by
-from penstock.stages.pytree.per_process import PerProcess
 from penstock.stages.pytree.structure_cache import StructureCache
 
 SHARED = LeafSpec("np.ndarray", (4,), "float32", 4, (4,))

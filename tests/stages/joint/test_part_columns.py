@@ -12,15 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import CoordinationError
 from penstock.handlers.formats import integrity
 from penstock.handlers.formats.orbax.chunk_index import ChunkIndex
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.handlers.layouts.items_layout import written_in
-from penstock.kernel.errors import CoordinationError
+from penstock.kernel import KeyKind, LeafSpec, ParamInfo, SavePlan, Written, WrittenBatch
 from penstock.kernel.messages.leaves import Leaves
-from penstock.kernel.messages.save import SavePlan, WrittenBatch
-from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo
-from penstock.kernel.protocols.written import RunningSums, Written
+from penstock.kernel.protocols.written import RunningSums
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, written_by
 from penstock.stages.messages.planned_leaves import check_all_there
 

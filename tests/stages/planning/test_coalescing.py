@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.protocols.reads import Read, ScatterRead
+from penstock.kernel import Read, ScatterRead
 from penstock.stages.planning.leaf_reads import join_reads
 
 FILE = bytes(range(200))

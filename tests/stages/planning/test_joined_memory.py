@@ -3,9 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast, final
 
-from penstock.kernel.messages.packs import ReadLeaf
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.reads import Target
+from penstock.kernel import LeafSpec, ParamInfo, ReadLeaf, StoredLeaf, Target
 from penstock.stages.planning.leaf_reads import OWN_FROM, TOGETHER, join_memory
 
 KIB, MIB = 2**10, 2**20

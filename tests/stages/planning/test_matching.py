@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.messages.restore import RestoreOptions, Transform
-from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf, Transform
+from penstock.kernel.messages.restore import RestoreOptions
 from penstock.stages.planning.leaf_sources import ABSENT, Function, Matching, TargetLeaves
 from penstock.stages.planning.matching import match_leaves, pair_keys
 from penstock.stages.planning.renaming import rename_leaves

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.kernel.errors import InsufficientMemoryError
+from penstock.errors import InsufficientMemoryError
 from penstock.kernel.memory.memory_limit import free_memory
 from penstock.stages.planning.result_size import ResultBytes
 

@@ -12,19 +12,13 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 from tests.stages.stage_rig import Rig, save_stages
 
+from penstock.errors import DeletedLeafError
+from penstock.handlers import NumpyHandler
 from penstock.handlers.formats.orbax.encoded_tree import EncodedTrees
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns
-from penstock.handlers.leaves.numpy_array import NumpyHandler
-from penstock.kernel.errors import DeletedLeafError
-from penstock.kernel.messages.save import Leaf
+from penstock.kernel import KeyKind, Leaf, LeafHandler, LeafSpec, ParamInfo
 from penstock.kernel.pipeline.shared_objects import Shared
-from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo
-from penstock.kernel.protocols.leaf_handlers import LeafHandler
-from penstock.stages.commit import Commit
-from penstock.stages.device_to_host import DeviceToHost
-from penstock.stages.finalize import Finalize
-from penstock.stages.flatten import Flatten
-from penstock.stages.write import Write
+from penstock.stages import Commit, DeviceToHost, Finalize, Flatten, Write
 
 pytestmark = pytest.mark.anyio
 

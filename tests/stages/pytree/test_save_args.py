@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 from tests.stages.stage_rig import Parcel, ParcelHandler, Rig, files_in, save_stages, with_parcels
 
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.errors import HandlerFailedError, InvalidLeafError, SpecError
-from penstock.kernel.protocols.leaf import KeyPath
-from penstock.stages.flatten import Flatten
+from penstock import PerProcess
+from penstock.errors import HandlerFailedError, InvalidLeafError, SpecError
+from penstock.handlers import OrbaxLayout
+from penstock.kernel import KeyPath, SaveArgs, SaveFormat
+from penstock.stages import Flatten
 from penstock.stages.pytree.flattening import flatten_tree
-from penstock.stages.pytree.per_process import PerProcess
 from penstock.stages.pytree.save_args import each_leaf
 
 A, B, C = SaveArgs(dtype="float16"), SaveArgs(chunk_byte_size=64), SaveArgs(shard_axes=(0,))

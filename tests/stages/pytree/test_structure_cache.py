@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import tree_util
 
-from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, SpecError
+from penstock import PerProcess
+from penstock.errors import DuplicateNameError, InvalidLeafError, SpecError
 from penstock.kernel.protocols.leaf_infos import keys_of, names_of, runs_of
 from penstock.stages.pytree.flattening import flatten_tree
-from penstock.stages.pytree.per_process import PerProcess
 from penstock.stages.pytree.structure_cache import StructureCache
 
 _jax: Any = tree_util

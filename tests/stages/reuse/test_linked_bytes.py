@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.kernel.protocols.written import Written
+from penstock.kernel import Written
 from penstock.stages.reuse.linked_bytes import LITTLE_PARTS, LinkTurns, Turn, due
 
 MIB = 2**20

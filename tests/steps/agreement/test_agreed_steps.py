@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from anyio import create_task_group
 
-from penstock.kernel.config.job_limits import JobLimits
+from penstock.kernel import JobLimits
 from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.steps.agreement.agreed_steps import agreed_steps
 from penstock.testing.memory_key_values import MemoryKeyValues

@@ -1,4 +1,4 @@
-"""How `convert` and `repair` store arrays: options that both have."""
+"""Options of `convert` and `repair` for storing arrays."""
 
 from __future__ import annotations
 

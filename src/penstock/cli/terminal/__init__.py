@@ -1,1 +1,1 @@
-"""What the commands print: tables and colours with rich, plain lines without it."""
+"""The output of the commands: tables and colours with rich, plain lines without it."""

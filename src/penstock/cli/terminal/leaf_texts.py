@@ -1,4 +1,4 @@
-"""How leaves, sizes and times are written in tables."""
+"""Writes leaves, sizes and times for tables."""
 
 from __future__ import annotations
 

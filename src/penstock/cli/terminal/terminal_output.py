@@ -1,4 +1,4 @@
-"""What the command prints: tables for people on a terminal, tab-separated lines for programs in a pipe."""
+"""The output of a command: tables for people on a terminal, tab-separated lines for programs in a pipe."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Table:
 
 
 class Output(Protocol):
-    """Where the command writes its results. No text reaches a terminal with control characters in it."""
+    """The sink of a command's results. No text reaches a terminal with control characters in it."""
 
     def headline(self, text: str) -> None: ...
     def say(self, text: str) -> None: ...
@@ -76,7 +76,7 @@ def open_output(*, for_people: bool = False) -> Output:
 
 
 def has_colours(stream: TextIO) -> bool:
-    """Whether to write colours to `stream`: to a terminal, unless `NO_COLOR` is set or it is a dumb one."""
+    """True if to write colours to `stream`: to a terminal, unless `NO_COLOR` is set or it is a dumb one."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -1,1 +1,1 @@
-"""What the managers of a job agree on: which steps there are, on one disk or on many."""
+"""The managers of a job agree on the steps that there are, on one disk or on many."""

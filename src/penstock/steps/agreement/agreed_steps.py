@@ -1,4 +1,4 @@
-"""Which steps there are, the same for all managers of a job."""
+"""The steps that there are, the same for all managers of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which steps all processes of a job have on their own disks."""
+"""The steps that all processes of a job have on their own disks."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a conversion changes of the leaves."""
+"""Changes that a conversion makes to leaves."""

@@ -1,4 +1,4 @@
-"""What of a tree goes into a NumPy archive, and under which names. Pure."""
+"""Chooses what of a tree goes into a NumPy archive, and under which names. Pure."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import CorruptCheckpointError
 from penstock.handlers.formats import integrity
 from penstock.handlers.formats.integrity import Checksum, Checksums
-from penstock.kernel.errors import CorruptCheckpointError
 
 PIECES = [(0, 10, 1), (10, 5, 2**32 - 1), (4096, 2**40, 3)]
 

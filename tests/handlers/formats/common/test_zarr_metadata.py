@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorstore
 
+from penstock.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.handlers.dtypes import dtype_name, numpy_dtype
 from penstock.handlers.formats import zarr
-from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 
 ts = cast("Any", tensorstore)
 

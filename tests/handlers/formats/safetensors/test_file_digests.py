@@ -26,9 +26,8 @@ from penstock.handlers.formats.safetensors.file_digests import (
     find,
 )
 from penstock.handlers.formats.safetensors.written_digests import WrittenDigests
-from penstock.kernel.protocols.layouts import Arrangement, Place, WrittenRange
-from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.kernel.protocols.written import Document
+from penstock.kernel import Arrangement, Document, LeafSpec, Place
+from penstock.kernel.protocols.layouts import WrittenRange
 
 TREE = {"a": np.arange(50, dtype=np.float32), "b": {"c": np.arange(6, dtype=np.int8)}, "s": "text"}
 

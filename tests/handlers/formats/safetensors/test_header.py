@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import CorruptCheckpointError, PenstockError, TruncatedDataError, UnsupportedFormatError
+from penstock.handlers import LocalStore
 from penstock.handlers.formats.safetensors.element_types import CODES, NAMES, PACKED
 from penstock.handlers.formats.safetensors.header import (
     MAX_HEADER_BYTES,
@@ -17,14 +19,7 @@ from penstock.handlers.formats.safetensors.header import (
     read_header,
 )
 from penstock.handlers.formats.safetensors.header_decoding import FileHeader, Tensor
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import (
-    CorruptCheckpointError,
-    PenstockError,
-    TruncatedDataError,
-    UnsupportedFormatError,
-)
-from penstock.testing.faulty_store import FaultyStore
+from penstock.testing import FaultyStore
 
 
 def entry(dtype: str = "U8", shape: Any = (1,), begin: Any = 0, end: Any = 1) -> dict[str, Any]:

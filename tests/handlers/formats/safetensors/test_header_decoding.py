@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import CorruptCheckpointError
+from penstock.handlers import LocalStore
 from penstock.handlers.formats.json_documents import UnusualFormError
 from penstock.handlers.formats.safetensors.header import encode_header, read_header
 from penstock.handlers.formats.safetensors.header_decoding import (
@@ -18,8 +20,6 @@ from penstock.handlers.formats.safetensors.header_decoding import (
     _decode_usual,
     decode_header,
 )
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import CorruptCheckpointError
 
 Row = tuple[str, str, tuple[int, ...], int, int]
 

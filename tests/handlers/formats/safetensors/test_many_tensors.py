@@ -13,12 +13,9 @@ import pytest
 
 import penstock
 from penstock.errors import ChecksumError
+from penstock.handlers import LocalStore, default_handlers
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
-from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.messages.packs import ReadLeaf
-from penstock.kernel.pipeline.run_context import RunLimits
-from penstock.kernel.protocols.reads import WholeChunks
+from penstock.kernel import ReadLeaf, RunLimits, WholeChunks
 from penstock.stages.planning.restore_planner import Wanted, make_packs
 from penstock.testing import FaultyStore
 

@@ -13,17 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from tests.handlers.formats.safetensors.test_header import entry, file_of
 
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.formats.safetensors.penstock_metadata import Note, decode, encode
-from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
-    SafetensorsCheckpoint,
-    open_checkpoint,
-)
-from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
-from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
-from penstock.handlers.layouts.auto_layout import AutoLayout
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import (
+from penstock.errors import (
     ConfigError,
     CorruptCheckpointError,
     IncompleteCheckpointError,
@@ -32,9 +22,14 @@ from penstock.kernel.errors import (
     SpecError,
     UnsupportedFormatError,
 )
-from penstock.kernel.protocols.checkpoints import NamedTensors
-from penstock.kernel.protocols.layouts import ArrangedLayout, Layout
-from penstock.kernel.protocols.leaf import KeyKind, ParamInfo
+from penstock.handlers import AutoLayout, LocalStore, OrbaxLayout, SafetensorsLayout
+from penstock.handlers.formats.safetensors.penstock_metadata import Note, decode, encode
+from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
+    SafetensorsCheckpoint,
+    open_checkpoint,
+)
+from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
+from penstock.kernel import ArrangedLayout, KeyKind, Layout, NamedTensors, ParamInfo
 
 STORE = LocalStore()
 

@@ -9,10 +9,9 @@ import pytest
 from jax.sharding import NamedSharding
 from tests.handlers.leaves.round_trips import P, Saved, difference, mesh, save, struct, target
 
-from penstock.handlers.leaves.array import ArrayHandler
-from penstock.handlers.leaves.string import StringHandler
-from penstock.kernel.errors import UnsupportedFormatError
-from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.errors import UnsupportedFormatError
+from penstock.handlers import ArrayHandler, StringHandler
+from penstock.kernel import LeafSpec
 
 HANDLER = ArrayHandler()
 

@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from tests.handlers.leaves.round_trips import P, Saved, mesh, same_bits, save, struct, target
 
-from penstock.handlers.leaves.array import ArrayHandler
+from penstock.handlers import ArrayHandler
 from penstock.handlers.leaves.blocks import HostRegion
-from penstock.kernel.messages.packs import ReadLeaf
-from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.kernel.protocols.reads import Target
+from penstock.kernel import LeafSpec, ReadLeaf, Target
 
 HANDLER = ArrayHandler(alias_host=False)
 ALIASING = ArrayHandler()

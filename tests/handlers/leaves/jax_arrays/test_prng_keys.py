@@ -21,9 +21,8 @@ from tests.handlers.leaves.round_trips import (
     struct,
 )
 
-from penstock.handlers.leaves.array import ArrayHandler
-from penstock.handlers.leaves.numpy_array import NumpyHandler
-from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.handlers import ArrayHandler, NumpyHandler
+from penstock.kernel import LeafSpec
 
 HANDLER = ArrayHandler()
 HANDLERS = pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from penstock.errors import OutcomeUnknownError, StorageError
 from penstock.handlers.stores.buckets import connections
 from penstock.handlers.stores.buckets.bucket_builds import Build, Builds
 from penstock.handlers.stores.buckets.bucket_claims import Claims
@@ -19,7 +20,6 @@ from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.object_client import ObjectClient
 from penstock.handlers.stores.buckets.objects import Stat
 from penstock.kernel.concurrency.process_identity import ProcessIdentity, ThisProcess
-from penstock.kernel.errors import OutcomeUnknownError, StorageError
 
 URL = "s3://bucket"
 

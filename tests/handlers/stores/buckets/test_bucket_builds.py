@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from tests.handlers.stores.buckets.bucket_rig import Bucket, Interposed
 
-from penstock.handlers.stores.buckets.bucket_builds import MARK, Build, Builds
-from penstock.kernel.errors import (
+from penstock.errors import (
     AccessDeniedError,
     ClaimLostError,
     InUseError,
@@ -18,6 +17,7 @@ from penstock.kernel.errors import (
     ThrottledError,
     UnsupportedByStoreError,
 )
+from penstock.handlers.stores.buckets.bucket_builds import MARK, Build, Builds
 
 CLAIM = "7.penstock-saving"
 

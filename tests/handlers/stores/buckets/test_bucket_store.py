@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from tests.handlers.stores.buckets.bucket_rig import URL, Bucket
 
+from penstock.errors import StorageError, TruncatedDataError
 from penstock.handlers.stores.buckets.bucket_builds import MARK
-from penstock.kernel.errors import StorageError, TruncatedDataError
-from penstock.kernel.protocols.store_capabilities import (
+from penstock.kernel import (
     BuildHolds,
     Exchanges,
     FolderListing,
@@ -20,10 +20,10 @@ from penstock.kernel.protocols.store_capabilities import (
     PreferredPlacement,
     Renames,
     SharedFiles,
+    Store,
 )
-from penstock.kernel.protocols.stores import Store, WholeWrites
-from penstock.testing.capability_conformance import LongFileConformance, SharingConformance
-from penstock.testing.store_conformance import StoreConformance
+from penstock.kernel.protocols.stores import WholeWrites
+from penstock.testing import LongFileConformance, SharingConformance, StoreConformance
 
 
 @pytest.fixture

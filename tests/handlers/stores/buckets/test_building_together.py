@@ -8,12 +8,12 @@ from typing import cast
 import pytest
 from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, Interposed
 
+from penstock.errors import ClaimLostError, InUseError, StorageError
 from penstock.handlers.stores.buckets.bucket_builds import MARK, Builds
 from penstock.handlers.stores.buckets.bucket_claims import Claims
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.object_client import ObjectClient
-from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import ClaimLostError, InUseError, StorageError
+from penstock.kernel import Threads
 from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 from penstock.kernel.storage.workspace import Workspace
 

@@ -9,17 +9,15 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from penstock.checkpointer.checkpointer import Checkpointer
+from penstock import Checkpointer
+from penstock.errors import AccessDeniedError, SpecError, StorageError, UnreachableError
 from penstock.handlers import fsspec_store
 from penstock.handlers.stores.buckets.bucket_builds import MARK
 from penstock.handlers.stores.buckets.fsspec_objects import FsspecObjects
 from penstock.handlers.stores.buckets.objects import Listed
-from penstock.kernel.errors import AccessDeniedError, SpecError, StorageError, UnreachableError
-from penstock.kernel.protocols.store_capabilities import Exchanges, FolderListing, SharedFiles
-from penstock.kernel.protocols.stores import Store
+from penstock.kernel import Exchanges, FolderListing, SharedFiles, Store
 from penstock.steps import CheckpointManager, KeepLast
-from penstock.testing.capability_conformance import LongFileConformance, SharingConformance
-from penstock.testing.store_conformance import StoreConformance
+from penstock.testing import LongFileConformance, SharingConformance, StoreConformance
 
 fsspec = pytest.importorskip("fsspec", reason="needs fsspec")
 

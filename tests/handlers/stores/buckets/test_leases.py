@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.handlers.stores.buckets.bucket_rig import Bucket, Machine, ServerClock
 
+from penstock.errors import ClaimLostError, InUseError, StorageError, ThrottledError
 from penstock.handlers.stores.buckets.bucket_builds import MARK
-from penstock.kernel.errors import ClaimLostError, InUseError, StorageError, ThrottledError
 
 KEY = "run/7"
 CLAIM = f"{KEY}.penstock-saving"

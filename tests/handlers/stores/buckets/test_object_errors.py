@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
+from penstock.errors import AccessDeniedError, StorageError, ThrottledError, UnreachableError
 from penstock.handlers.stores.buckets.object_errors import failure, translated
-from penstock.kernel.errors import AccessDeniedError, StorageError, ThrottledError, UnreachableError
 
 STATUS = (
     "Generic S3 error: Error performing PUT http://127.0.0.1/b/k in 1ms - Server returned non-2xx status code"

@@ -11,6 +11,7 @@ import pytest
 from anyio import CancelScope, create_task_group, to_thread
 from tests.object_server import CREDENTIALS, Asked, InMemory, ObjectServer, object_server
 
+from penstock.errors import AccessDeniedError, StorageError, ThrottledError, UnreachableError
 from penstock.handlers.stores.buckets.connections import connect
 from penstock.handlers.stores.buckets.object_client import ObjectClient
 from penstock.handlers.stores.buckets.retries import (
@@ -21,7 +22,6 @@ from penstock.handlers.stores.buckets.retries import (
     seconds_asked_for,
 )
 from penstock.kernel.config.bucket_options import S3Options
-from penstock.kernel.errors import AccessDeniedError, StorageError, ThrottledError, UnreachableError
 from penstock.kernel.protocols.transfers import RequestFigures
 
 BUSY = ThrottledError("get", "s3://b/k", "503")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, Interposed
 
+from penstock.errors import StorageError
 from penstock.handlers.stores.buckets.bucket_builds import MARK
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.snapshots import BucketSnapshot
-from penstock.kernel.errors import StorageError
 
 PATH = f"{URL}/run/7"
 DATA = bytes(range(200))

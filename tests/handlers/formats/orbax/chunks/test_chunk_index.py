@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import PenstockError
+from penstock.handlers import LocalStore
 from penstock.handlers.formats.orbax.chunk_index import ChunkIndex
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.handlers.ocdbt.database_reader import read_index
 from penstock.handlers.ocdbt.node_decoding import Index
 from penstock.handlers.ocdbt.wire_format import Indirect
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import PenstockError
-from penstock.kernel.messages.save import Leaf, WrittenBatch, WrittenPack
-from penstock.kernel.protocols.written import Written
+from penstock.kernel import Leaf, Written, WrittenBatch
+from penstock.kernel.messages.save import WrittenPack
 
 MANY = 100_000
 NODES = "d/nodes"

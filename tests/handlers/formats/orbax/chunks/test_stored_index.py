@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import CorruptCheckpointError
+from penstock.handlers import LocalStore
 from penstock.handlers.formats.orbax.chunk_lookup import MOST_LOOKED_FOR, directory_index
 from penstock.handlers.formats.zarr import encode_v2, encode_v3
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline, Value
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import CorruptCheckpointError
-from penstock.kernel.protocols.store_capabilities import ManyFiles
-from penstock.testing.faulty_store import FaultyStore
+from penstock.kernel import ManyFiles
+from penstock.testing import FaultyStore
 
 V2 = encode_v2((4, 2), "int8", (2, 2))
 V3 = encode_v3((4, 2), "int8", (2, 2))

@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import (
+from penstock.errors import (
     CorruptCheckpointError,
     IncompleteCheckpointError,
     NotACheckpointError,
     StorageError,
     UnsupportedFormatError,
 )
-from penstock.kernel.protocols.leaf import KeyKind
+from penstock.handlers import LocalStore, OrbaxLayout
+from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
+from penstock.kernel import KeyKind
 
 TREE = json.dumps(
     {

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.handlers.layouts.item_types import Composite
-from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError
+from penstock.errors import CorruptCheckpointError, NotACheckpointError
+from penstock.handlers import Composite
 
 
 @pytest.fixture

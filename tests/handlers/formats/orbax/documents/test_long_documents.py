@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import CorruptCheckpointError
 from penstock.handlers.formats.json_documents import SLICE_BYTES, UnusualFormError
 from penstock.handlers.formats.orbax import leaf_documents as array_metadatas
 from penstock.handlers.formats.orbax import leaf_documents as sharding_document
@@ -19,7 +20,6 @@ from penstock.handlers.formats.orbax.tree_metadata import (
     decode_entries,
     decode_tree_metadata,
 )
-from penstock.kernel.errors import CorruptCheckpointError
 
 texts = st.one_of(
     st.sampled_from(["a", "b", "opt", "", "0", "}}, ", "}}}, x", "]", "[", "': {", "a.b", "}, {", "ä", "'"]),

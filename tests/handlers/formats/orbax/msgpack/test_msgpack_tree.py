@@ -11,13 +11,12 @@ import msgpack
 import numpy as np
 import pytest
 
+from penstock.errors import CorruptCheckpointError, UnsupportedFormatError
+from penstock.handlers import LocalStore, OrbaxLayout
 from penstock.handlers.formats.leaf_table import MOST_LEVELS
 from penstock.handlers.formats.orbax.embedded_arrays import PackedArray, Run, number
 from penstock.handlers.formats.orbax.msgpack_files import read_tree
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
-from penstock.kernel.protocols.leaf import KeyKind
+from penstock.kernel import KeyKind
 
 pytestmark = pytest.mark.anyio
 

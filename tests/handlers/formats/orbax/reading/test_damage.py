@@ -12,6 +12,14 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
+from penstock.errors import (
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    NotACheckpointError,
+    TruncatedDataError,
+    UnsupportedFormatError,
+)
+from penstock.handlers import LocalStore, OrbaxLayout
 from penstock.handlers.formats.orbax.chunk_lookup import check_files
 from penstock.handlers.formats.orbax.leaf_documents import (
     decode_shardings,
@@ -19,16 +27,7 @@ from penstock.handlers.formats.orbax.leaf_documents import (
     encode_strings,
     find_string,
 )
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import (
-    CorruptCheckpointError,
-    IncompleteCheckpointError,
-    NotACheckpointError,
-    TruncatedDataError,
-    UnsupportedFormatError,
-)
 
 SHARDING = '{"sharding_type": "SingleDeviceSharding", "device_str": "cpu:0"}'
 DOCUMENTS = [

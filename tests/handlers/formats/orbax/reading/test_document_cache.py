@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+from penstock.errors import CorruptCheckpointError
+from penstock.handlers import LocalStore, OrbaxLayout
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.tree_documents import RememberedDocuments
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import CorruptCheckpointError
 
 SHARDING = '{"sharding_type": "SingleDeviceSharding", "device_str": "cpu:0"}'
 

@@ -10,11 +10,10 @@ import msgpack
 import numpy as np
 import pytest
 
+from penstock.errors import CorruptCheckpointError, IncompleteCheckpointError, UnsupportedFormatError
+from penstock.handlers import LocalStore, OrbaxLayout
 from penstock.handlers.formats.leaf_table import StoredArray
 from penstock.handlers.formats.orbax.embedded_arrays import PackedArray
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import CorruptCheckpointError, IncompleteCheckpointError, UnsupportedFormatError
 
 ZARRAY: dict[str, Any] = {
     "chunks": [2],

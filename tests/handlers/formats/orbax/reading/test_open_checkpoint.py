@@ -18,12 +18,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint.experimental import v1 as ocp_v1
 
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+from penstock.errors import CorruptCheckpointError
+from penstock.handlers import LocalStore, OrbaxLayout
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.ocdbt.node_decoding import Index
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import CorruptCheckpointError
-from penstock.kernel.protocols.leaf import KeyKind
+from penstock.kernel import KeyKind
 
 pytestmark = pytest.mark.anyio
 

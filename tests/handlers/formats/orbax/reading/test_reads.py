@@ -15,17 +15,16 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import CorruptCheckpointError
+from penstock.handlers import LocalStore, OrbaxLayout
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.formats.chunk_regions import DIRECT_BYTES, merge_direct
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.orbax.tree_metadata import encode_tree_metadata as encode_metadata
 from penstock.handlers.formats.zarr import encode_v2
 from penstock.handlers.ocdbt.database_writer import encode_index
 from penstock.handlers.ocdbt.node_decoding import Index
 from penstock.handlers.ocdbt.wire_format import Inline
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import CorruptCheckpointError
-from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, ScatterRead
+from penstock.kernel import CheckedRead, DirectRead, DriverRead, ScatterRead
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,8 @@ import pytest
 from tests.unsealed import unseal
 
 import penstock
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import CorruptCheckpointError
+from penstock.errors import CorruptCheckpointError
+from penstock.kernel import SaveFormat
 
 
 @pytest.fixture

@@ -16,9 +16,7 @@ from penstock.handlers.formats.orbax.stored_checkpoint import whole_chunks, whol
 from penstock.handlers.formats.zarr import GridKeys, decode, encode_v2
 from penstock.handlers.ocdbt.node_decoding import Index
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline, Value
-from penstock.kernel.protocols.leaf import KeyKind, LeafSpec
-from penstock.kernel.protocols.reads import WholeChunks
-from penstock.kernel.protocols.written import Written
+from penstock.kernel import KeyKind, LeafSpec, WholeChunks, Written
 
 SHAPE, CHUNK = (4, 6), (2, 3)  # four chunks of 24 bytes
 KEYS = [b"w/0.0", b"w/0.1", b"w/1.0", b"w/1.1"]

@@ -19,17 +19,12 @@ import pytest
 from crc32c import crc32c
 from orbax.checkpoint.experimental import v1 as ocp_v1
 
+from penstock.errors import DuplicateNameError, InvalidLeafError, PenstockError, SpecError
+from penstock.handlers import LocalStore, OrbaxLayout
 from penstock.handlers.formats.orbax.encoded_tree import EncodedTree
-from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline
-from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, PenstockError, SpecError
-from penstock.kernel.messages.save import Leaf, WrittenBatch
-from penstock.kernel.protocols.layouts import Layout
-from penstock.kernel.protocols.leaf import ParamInfo
-from penstock.kernel.protocols.written import Document, Written
+from penstock.kernel import Document, Layout, Leaf, ParamInfo, SaveFormat, Written, WrittenBatch
 
 W = np.arange(24, dtype=np.float32).reshape(4, 6)
 N = np.array([-1, 2, 3], np.int16)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.kernel.config.save_format import SaveFormat
-from penstock.kernel.errors import DuplicateNameError, InvalidLeafError
+from penstock.errors import DuplicateNameError, InvalidLeafError
+from penstock.kernel import SaveFormat
 
 ZARRS: tuple[Literal[2, 3], ...] = (2, 3)
 

@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from penstock.errors import DeletedLeafError
+from penstock.handlers import ArrayHandler
 from penstock.handlers.formats.orbax.storage_choice import fitted
-from penstock.handlers.leaves.array import ArrayHandler
 from penstock.handlers.leaves.blocks import Box
 from penstock.handlers.leaves.shards import BoxCopy
-from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.errors import DeletedLeafError
-from penstock.kernel.messages.save import Leaf
-from penstock.kernel.protocols.leaf import ParamInfo
-from penstock.kernel.protocols.written import PiecePlan
+from penstock.kernel import Leaf, ParamInfo, PiecePlan, SaveArgs, SaveFormat
 
 PARALLEL = SaveFormat(replica_parallel=True, replica_parallel_min_bytes=0)
 

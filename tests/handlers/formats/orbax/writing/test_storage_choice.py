@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from penstock.handlers.formats.codecs.tensorstore_codecs import TOGETHER_BELOW
 from penstock.handlers.formats.orbax.storage_choice import CODED_FROM, fitted, replica_shape
+from penstock.kernel import LeafSpec, SaveArgs, SaveFormat
 from penstock.kernel.codecs import codec_of
-from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.protocols.leaf import LeafSpec
 
 
 def spec_of(
