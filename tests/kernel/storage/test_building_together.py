@@ -77,7 +77,7 @@ async def test_one_file_of_what_all_have_built_becomes_the_checkpoint(tmp_path: 
         )
         primary.build_below(content.decode())
         await primary.open()
-        write(joined(primary), "model.safetensors", content)
+        write(await joined(primary), "model.safetensors", content)
         await primary.publish()
         primary.release()
         assert primary.left_behind is None
