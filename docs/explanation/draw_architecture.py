@@ -16,10 +16,11 @@ HANDLERS = (
     ("leaves/", "one handler for a kind of leaf:", "arrays, numbers, strings", "2  a new leaf type"),
     (
         "formats/",
-        "layouts: Orbax, safetensors;",
+        "Orbax, safetensors, npz;",
         "chunks, codecs, documents",
         "3  a new codec or layout",
     ),
+    ("layouts/", "which one a path has;", "items as one checkpoint", ""),
     ("ocdbt/", "the database that holds", "the chunks of a checkpoint", ""),
     ("stores/", "files, by capability:", "the local disk, direct I/O", "4  a new store"),
     ("coordinators/", "services by which", "processes agree", ""),

@@ -10,12 +10,21 @@ from __future__ import annotations
 
 __all__ = ("Failure", "FailureFuture", "ResultBox", "forget_locals", "keeping_nothing", "without_frame")
 
+import inspect
+import opcode
 import sys
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any, Final, Generic, TypeVar, cast, final
 from weakref import ref
+
+_RESUMED: Final = (
+    inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+)
+"""Functions whose frames are left and come back to."""
+_YIELD: Final = opcode.opmap["YIELD_VALUE"]
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
@@ -40,14 +49,25 @@ def forget_locals(error: BaseException, until: BaseException | None = None) -> N
         known.add(id(one))
         passed = one.__traceback__
         while passed is not None:
-            with suppress(RuntimeError):  # it is still being executed, such as the caller of this
-                passed.tb_frame.clear()
+            if not _is_suspended(passed.tb_frame, passed.tb_lasti):
+                with suppress(RuntimeError):  # it is still being executed, such as the caller of this
+                    passed.tb_frame.clear()
 
             passed = passed.tb_next
 
         due += [cause for cause in (one.__cause__, one.__context__) if cause is not None]
         if isinstance(one, BaseExceptionGroup):
             due += cast("tuple[BaseException, ...]", one.exceptions)
+
+
+def _is_suspended(frame: FrameType, left_at: int) -> bool:
+    """Return whether a frame is of a coroutine that caught the error and awaits something else by now.
+
+    To clear it would close the coroutine, wherever that is awaited. From Python 3.13 on that is refused.
+    """
+    at = frame.f_lasti
+    code = frame.f_code
+    return bool(code.co_flags & _RESUMED) and at not in (left_at, -1) and code.co_code[at] == _YIELD
 
 
 def without_frame(error: E) -> E:

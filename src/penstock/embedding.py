@@ -175,8 +175,8 @@ if TYPE_CHECKING:
     from penstock.handlers.formats.orbax.leaf_documents import encode_strings
     from penstock.handlers.formats.orbax.msgpack_files import CHUNKED
     from penstock.handlers.formats.orbax.orbax_layout import CUSTOM, TreeLayout
+    from penstock.handlers.formats.orbax.recorded_arrays import check_arrays
     from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK
-    from penstock.handlers.formats.verification import check_arrays
     from penstock.handlers.leaves import prng_keys
     from penstock.handlers.leaves.empty import EmptyNamedTuple
     from penstock.handlers.leaves.single_replica import ReplicaAxis
@@ -195,7 +195,6 @@ if TYPE_CHECKING:
     from penstock.kernel.storage.snapshots import snapshot_of
     from penstock.kernel.storage.workspace import make_name_durable
     from penstock.kernel.storage.writer_hold import WriterHold
-    from penstock.orbax.item_files import store_at
     from penstock.stages.planning.leaf_sources import describe_target
     from penstock.stages.planning.matching import pair_keys
     from penstock.stages.pytree import flattening
@@ -207,6 +206,7 @@ if TYPE_CHECKING:
     from penstock.steps.step_metrics import as_json_metrics, missing_metrics
     from penstock.steps.step_names import step_number
     from penstock.steps.step_watch import watch_steps
+    from penstock.stores.store_finder import store_at
 else:
     from importlib import import_module as _import_module
 
@@ -252,7 +252,7 @@ else:
             ),
             "penstock.handlers.formats.orbax.leaf_documents": ("encode_strings",),
             "penstock.handlers.formats.orbax.msgpack_files": ("CHUNKED",),
-            "penstock.handlers.formats.verification": ("check_arrays",),
+            "penstock.handlers.formats.orbax.recorded_arrays": ("check_arrays",),
             "penstock.handlers.formats.orbax.orbax_layout": (
                 "CUSTOM",
                 "TreeLayout",

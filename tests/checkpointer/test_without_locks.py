@@ -143,7 +143,10 @@ async def test_a_claim_from_another_machine_refuses_until_it_is_removed(path: Pa
         claim = path.parent / ".latest.penstock-claim"
         text = claim.read_text()
         held.release()
-        claim.write_text(text.replace('"host": "', '"host": "far-').replace('"boot": "', '"boot": "other-'))
+        for name, there in (("host", "far-"), ("boot", "other-"), ("process", "other-")):
+            text = text.replace(f'"{name}": "', f'"{name}": "{there}')
+
+        claim.write_text(text)
         with pytest.raises(InUseError, match=r"of far-.*if that has ended, remove .*latest\.penstock-claim"):
             delete_checkpoint(lockless_store(), str(path), f"{path}.gone")
         with pytest.raises(InUseError, match="of far-"):

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, final
 
 from penstock.handlers.stores.system_calls.atomic_rename import Renameat2, system_renameat2
-from penstock.kernel.events import get_logger
 
 Weakness: TypeAlias = Literal["flock", "fsync", "renameat2", "statvfs"]
 """The call that a file system refuses."""
@@ -56,6 +55,8 @@ class FileSystem:
         """Log what is weaker without a call, unless that was done. From any thread."""
         if lacks not in self._said:
             self._said.add(lacks)
+            from penstock.kernel.events import get_logger  # the command line is quick without it
+
             get_logger().warning("store.weaker", lacks=lacks, weaker=_WEAKER[lacks], path=path)
 
     def sync_directory(self, number: int, path: str) -> None:

@@ -9,6 +9,8 @@ from typing import Any, Self
 from weakref import ref
 
 import pytest
+from anyio import Event, create_task_group, wait_all_tasks_blocked
+from anyio.lowlevel import checkpoint
 
 from penstock.errors import DestinationExistsError, PenstockError, StorageError
 from penstock.kernel import errors
@@ -190,3 +192,30 @@ def test_a_future_raises_its_failure_any_number_of_times() -> None:
     other = FailureFuture[int]()
     other.set_result(3)
     assert (other.result(0), other.exception(0)) == (3, None)
+
+
+@pytest.mark.anyio
+async def test_a_coroutine_that_caught_the_error_and_goes_on_is_left_alone() -> None:
+    caught, may_end, ended = list[StorageError](), Event(), Event()
+
+    async def catch() -> None:
+        try:
+            await failing_later()
+        except StorageError as error:
+            caught.append(error)
+
+        await may_end.wait()
+        ended.set()
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(catch)
+        await wait_all_tasks_blocked()
+        forget_locals(caught[0])
+        may_end.set()
+
+    assert ended.is_set()
+
+
+async def failing_later() -> None:
+    await checkpoint()
+    raise StorageError("write", "/c", "boom")
