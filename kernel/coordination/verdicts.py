@@ -17,6 +17,7 @@ from penstock.kernel.errors import (
     PeerSilentError,
     PenstockError,
     PlansDifferError,
+    StageFailedError,
 )
 
 VerdictKind: TypeAlias = Literal["commit", "failed", "silent", "differs", "unknown"]
@@ -104,5 +105,9 @@ def verdict_of(error: BaseException, process: int, stage: str) -> Verdict:
     if isinstance(error, PenstockError):
         at, key_path = error.stage or stage, error.key_path
 
-    text = f"{type(error).__name__}: {error}"[:MOST_TEXT]
+    said: BaseException = error
+    if isinstance(error, StageFailedError) and error.__cause__ is not None:
+        said = error.__cause__  # the verdict has the stage already
+
+    text = f"{type(said).__name__}: {said}"[:MOST_TEXT]
     return Verdict(kind="failed", process=process, stage=at, key_path=key_path, text=text)

@@ -37,6 +37,7 @@ from penstock.kernel.errors import (
     PeerFailedError,
     PenstockError,
     SaveCancelledError,
+    StageFailedError,
     StorageError,
     UnsupportedByStoreError,
 )
@@ -279,6 +280,7 @@ class JointBuild:
 
     def __init__(self, telling_s: float = TELLING_S) -> None:
         self._telling_s = telling_s
+        self._own: Exception | None = None  # by which this process ended it
         self._place: str | None = None
         self._save: SaveFuture | None = None
         self._coordinator: JobCoordinator | None = None
@@ -364,6 +366,7 @@ class JointBuild:
         """
         _settle(self._stopped)
         if isinstance(error, Exception):
+            self._own = error
             with suppress(InvalidStateError):
                 self._written.set_exception(error)
         else:
@@ -383,12 +386,30 @@ class JointBuild:
         except BaseException as error:
             self.fail(error)
             if isinstance(error, Exception):
-                await self.save  # which says what ended it
+                await self._end()
 
             raise
 
         self.complete()
         await self.save
+
+    async def _end(self) -> None:
+        """Raise what ended the save; nothing if that is what a handler of this process raised itself."""
+        try:
+            await self.save
+        except StageFailedError as ended:
+            self._check_foreign(ended)
+
+    def wait_end(self) -> None:
+        """Do the same in a thread: raise what ended the save, unless this process passed it to `fail`."""
+        try:
+            self.save.result()
+        except StageFailedError as ended:
+            self._check_foreign(ended)
+
+    def _check_foreign(self, ended: StageFailedError) -> None:
+        if self._own is None or ended.__cause__ is not self._own:
+            raise ended
 
     def when_ended(self, call: Callable[[], object]) -> None:
         """Call `call`, in any thread, once it is known here that the save failed, or now if it is."""

@@ -21,7 +21,7 @@ from anyio import create_task_group
 
 from penstock.embedding import await_future, kernel
 from penstock.embedding import failures as kept_failures
-from penstock.errors import HandlerFailedError
+from penstock.errors import HandlerFailedError, StageFailedError
 from penstock.orbax.leaf_args import ParamInfo
 
 T = TypeVar("T")
@@ -117,12 +117,12 @@ async def reserved(limiter: Any, nbytes: int) -> AsyncGenerator[None]:
 
 
 def as_raised(error: BaseException) -> BaseException:
-    """Return the error of the handler in the place of the `HandlerFailedError` that it is the cause of.
+    """Return the error of the handler in the place of the one that it is the cause of.
 
     A note in it says which handler it was, and which leaf. Any other error is returned as it is.
     """
     cause = error.__cause__
-    if not isinstance(error, HandlerFailedError) or not isinstance(cause, Exception):
+    if not isinstance(error, HandlerFailedError | StageFailedError) or not isinstance(cause, Exception):
         return error
 
     note = str(error)

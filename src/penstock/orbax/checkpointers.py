@@ -944,7 +944,7 @@ class JointSave:
         """End the save for all processes, and raise what ended it: `error`, or what came before."""
         self._build.fail(error)
         if isinstance(error, Exception):
-            self._build.save.result()
+            self._build.wait_end()
 
         raise error
 
