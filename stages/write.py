@@ -20,7 +20,6 @@ from anyio import Lock, create_task_group
 from crc32c import crc32c
 
 from penstock.kernel.errors import PipelineError
-from penstock.kernel.messages.joint_plan import ArrangedPart
 from penstock.kernel.messages.leaves import Leaf, in_columns
 from penstock.kernel.messages.save import Pack, Piece, SavePlan, StagedBatch, WrittenBatch, WrittenPack
 from penstock.kernel.pipeline.run_context import SaveRun
@@ -580,6 +579,8 @@ class _ArrangedFiles:
         if begun is None:  # no message came: commit reports that
             return
         if self._run.operation is not None:  # the primary completes the files, once all have written
+            from penstock.kernel.messages.joint_plan import ArrangedPart  # one process needs nothing of it
+
             await self._run.threads.run(self._end_part, begun)
             yield WrittenBatch((), plan=begun.plan, arranged=ArrangedPart(begun.arrangement, begun.digests))
             return

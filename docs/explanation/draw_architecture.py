@@ -13,16 +13,11 @@ RESTORE = "locate plan prioritise limit_bytes read host_to_device assemble"
 RESTORE_MESSAGES = "Located ReadLeaf ReadLeaf Read Host Restored"
 FACE = ("Checkpointer", "steps", "sync, blocking", "orbax, orbax.v1", "tools, cli", "testing")
 HANDLERS = (
-    ("leaves/", "one handler for a kind of leaf:", "arrays, numbers, strings", "2  a new leaf type"),
-    (
-        "formats/",
-        "Orbax, safetensors, npz;",
-        "chunks, codecs, documents",
-        "3  a new codec or layout",
-    ),
-    ("layouts/", "which one a path has;", "items as one checkpoint", ""),
+    ("leaves/", "a handler for each kind:", "arrays, numbers, strings", "2  a new leaf type"),
+    ("formats/", "Orbax, safetensors:", "chunks, codecs, documents", "3  a new codec"),
+    ("layouts/", "what is at a path,", "and several items as one", ""),
     ("ocdbt/", "the database that holds", "the chunks of a checkpoint", ""),
-    ("stores/", "files, by capability:", "the local disk, direct I/O", "4  a new store"),
+    ("stores/", "files, by capability:", "local disks and buckets", "4  a new store"),
     ("coordinators/", "services by which", "processes agree", ""),
 )
 KERNEL = (
@@ -104,13 +99,13 @@ def picture() -> str:
     lines += [*new(276, 284, 156, "1  its inverse"), arrow("M354 313V340", NEW)]
     lines += part(436, 172, "#fefce8", "handlers", "what knows types, formats and stores")
     for at, (name, first, second, mark) in enumerate(HANDLERS):
-        x = 36 + 227 * at
+        x = 36 + 190 * at
         lines += [
-            box(x, 470, 219, 126),
+            box(x, 470, 178, 126),
             text(x + 12, 492, name, 14, font_family="monospace", font_weight="bold"),
         ]
         lines += [text(x + 12, 513, first, 12), text(x + 12, 532, second, 12)]
-        lines += new(x + 12, 556, 195, mark) if mark else []
+        lines += new(x + 12, 556, 154, mark) if mark else []
 
     lines += part(
         644, 104, "#f1f5f9", "kernel", "mechanism only: what travels, who may ask what, who runs and counts"

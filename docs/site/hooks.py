@@ -25,7 +25,7 @@ LINK = re.compile(r"(?<!!)\[((?:[^\]\[]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)
 REST = re.compile(r"^<!-- the rest of ([\w.]+) -->$", re.MULTILINE)
 API = ROOT / "docs" / "reference" / "api"
 BOOSTS = (
-    ("design/2", 0.2),
+    ("design/", 0.2),
     ("changelog", 0.2),
     ("tutorial/", 3.0),
     ("howto/", 3.0),

@@ -214,7 +214,11 @@ class FreeSpace(Capability, Protocol):
 
 @runtime_checkable
 class KvStoreSpecs(Capability, Protocol):
-    """A store that TensorStore can read. On any other, chunks with a codec are refused by a restore."""
+    """A store that TensorStore can read.
+
+    On any other, a restore refuses indexes that TensorStore compressed, and chunks with a codec that have no
+    recorded checksum.
+    """
 
     def kvstore_spec(self, directory: str) -> dict[str, Any]:
         """Return the TensorStore kvstore spec of the keys below `directory`."""

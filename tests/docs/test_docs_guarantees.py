@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("memory", "staging")
+PAGES = ("memory", "saving")
 LINK = re.compile(r"\[`([^`\]]+)`\]\(([^)]+)\)")
 
 
 def page(name: str) -> Path:
-    return ROOT / "docs" / "design" / f"2026-11-21-{name}.md"
+    return ROOT / "docs" / "design" / f"{name}.md"
 
 
 def rows(name: str) -> list[str]:

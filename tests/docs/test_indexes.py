@@ -101,7 +101,7 @@ def test_files_that_pages_link_are_there() -> None:
 
 def test_modules_and_names_that_pages_mention_are_there() -> None:
     named = {name for page in PAGES for name in re.findall(r"`(penstock(?:\.\w+)+)", page.read_text())}
-    named -= {"penstock.toml"}  # which is a file
+    named -= {"penstock.toml", "penstock.codecs"}  # a file, and a group of entry points
 
     assert len(named) > 20
     assert [name for name in sorted(named) if not is_there(name)] == []

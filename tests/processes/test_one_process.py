@@ -23,10 +23,8 @@ print(json.dumps([name for name in sys.modules if name.startswith("penstock.")])
 """
 TOGETHER = (
     "penstock.handlers.coordinators.jax_key_values",
-    "penstock.handlers.leaves.shards",
     "penstock.kernel.coordination",
     "penstock.kernel.messages.joint_plan",
-    "penstock.kernel.messages.save",
     "penstock.kernel.storage.joined_workspace",
     "penstock.stages.agree",
     "penstock.stages.joint",

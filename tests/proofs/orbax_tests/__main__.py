@@ -214,7 +214,7 @@ _HEAD = (
     "# Orbax's own tests on penstock.orbax",
     "",
     "`make orbax-tests SOURCE=...` wrote this page.",
-    "[How they are run, and what counts](../design/2026-11-22-orbaxs-own-tests.md).",
+    "[How they are run, and what counts](../design/orbax.md#orbaxs-own-tests-run-on-penstockorbax).",
     "",
 )
 
