@@ -224,9 +224,10 @@ async def test_the_facts_about_items_are_of_one_state(tmp_path: Path) -> None:
         source.replace()
         hang.release()
 
+    found: list[Any] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(replace)
-        found = await read_items(store, Threads(), str(source.path))
+        found += await read_items(store, Threads(), str(source.path))
 
     (item,) = found
     assert len(item.leaves) == N_LEAVES

@@ -8,6 +8,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -48,8 +49,9 @@ class Connection(H11Protocol):
         self._since: float = self.loop.time()
         self._expect()
         if len(self.connections) > self.most:
-            waiting = [one for one in self.connections if isinstance(one, Connection) and one.waits]
-            longest: Connection = min(waiting, key=lambda one: one.since, default=self)
+            everyone: list[object] = list(self.connections)  # of which uvicorn does not say the type
+            waiting = [one for one in everyone if isinstance(one, Connection) and one.waits]
+            longest: Connection = min(waiting, key=attrgetter("since"), default=self)
             longest.abort()
 
     def data_received(self, data: bytes) -> None:

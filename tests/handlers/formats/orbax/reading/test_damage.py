@@ -288,7 +288,7 @@ def test_a_temporary_name_is_an_interrupted_save(suffix: str, path: Path) -> Non
             UnsupportedFormatError,
             r"2 trees \(a, b\); name one, as in item='a'",
         ),
-        (("default.orbax-checkpoint-tmp/_METADATA",), IncompleteCheckpointError, "there is only 'default.orbax"),
+        (("default.orbax-checkpoint-tmp/_METADATA",), IncompleteCheckpointError, "is only 'default.orbax"),
         (("checkpoint", "w/.zarray"), CorruptCheckpointError, "/checkpoint: ends at byte 0"),
         (("model.safetensors",), UnsupportedFormatError, "safetensors"),
         (("orbax.checkpoint", "cfg/data.json"), CorruptCheckpointError, "cfg/data.json: is empty"),
