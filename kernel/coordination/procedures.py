@@ -304,7 +304,7 @@ def look(
         if said is not None:
             verdict = Verdict.decoded(said)
             # It failed, and is kept for those who come late. If it failed since two were asked for different
-            # things, this one, which it waited for, is asked for a third, and the primary comes to none of them.
+            # things, this one, which it waited for, is asked for a third: the primary comes to none of them.
             if verdict.asked:
                 yield from _note_left(keys)
                 raise PlansDifferError.of_paths(verdict.process, {**verdict.asked, **own})
