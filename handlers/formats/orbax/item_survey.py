@@ -6,8 +6,6 @@ lost leaf in another checkpoint.
 
 from __future__ import annotations
 
-from penstock.handlers.formats.orbax.discovery import disk_mark
-
 __all__ = ("Survey", "holds_recorded_bytes", "survey_item")
 
 import math
@@ -26,6 +24,7 @@ from penstock.handlers.formats.checksummed_reads import NONE
 from penstock.handlers.formats.integrity import Checksum, Checksums, problem_of_holes
 from penstock.handlers.formats.leaf_table import StoredArray
 from penstock.handlers.formats.orbax.chunk_lookup import found_chunks
+from penstock.handlers.formats.orbax.discovery import disk_mark
 from penstock.handlers.formats.orbax.embedded_arrays import PackedArray
 from penstock.handlers.formats.orbax.file_names import (
     ARRAY_METADATAS,
