@@ -37,7 +37,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-processes test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters faults-traced processes pauses simulate file-systems flips memory soak fuzz stalls server cloud bench-cloud bench bench-quick docs docs-serve interop release-check orbax-guides orbax-tests clean
+.PHONY: help demo demo-processes test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters faults-traced processes pauses interleavings simulate file-systems flips memory soak fuzz stalls server cloud bench-cloud bench bench-quick docs docs-serve interop release-check orbax-guides orbax-tests clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -86,7 +86,7 @@ test-all: ## Run the suite on each of Python 3.11, 3.12 and 3.13 that is here, o
 	test -z "$$failed" || { echo "failed on$$failed" >&2; exit 1; }; \
 	echo "passed on $(HERE)"
 
-overwriters: $(VENV)/.installed ## Let 2 and 4 processes overwrite one checkpoint for a minute each, and read it all the while
+overwriters: $(VENV)/.installed ## Let 2 and 4 processes overwrite one checkpoint for a minute each, and read and copy it all the while
 	$(BIN)/python tests/proofs/overwriters.py $(if $(SECONDS),--seconds $(SECONDS))
 
 crash: $(VENV)/.installed ## Kill savers, managers and followers at 60 random moments, and look at what they left
@@ -110,6 +110,9 @@ processes: $(VENV)/.installed ## Kill and stop one of three processes at each po
 
 pauses: $(VENV)/.installed ## Stop process 0 of three for a while, 200 times, and another one, 200 times, while they save; in forty minutes
 	$(BIN)/python -m tests.proofs.pauses $(PAUSES)
+
+interleavings: $(VENV)/.installed ## Explore all interleavings of three processes with a crash and a pause, for half an hour, and compare docs/reference/coordination.md
+	$(BIN)/python -m tests.proofs.interleavings
 
 simulate: $(VENV)/.installed ## What a save by up to 10,000 processes costs, played on this machine; writes docs/reference/scale.md
 	$(BIN)/python -m tests.proofs.simulation --page docs/reference/scale.md --svg docs/reference/scale.svg

@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from penstock.handlers.leaves.default_handlers import default_handlers
     from penstock.handlers.leaves.empty import EmptyHandler
     from penstock.handlers.leaves.numpy_array import NumpyHandler
-    from penstock.handlers.leaves.scalar import ScalarHandler
-    from penstock.handlers.leaves.string import StringHandler
+    from penstock.handlers.leaves.scalar import ScalarHandler, StringHandler
     from penstock.handlers.stores.buckets.fsspec_store import fsspec_store
     from penstock.handlers.stores.local import LocalStore
 else:
@@ -74,8 +73,7 @@ else:
             "penstock.handlers.leaves.default_handlers": ("default_handlers",),
             "penstock.handlers.leaves.empty": ("EmptyHandler",),
             "penstock.handlers.leaves.numpy_array": ("NumpyHandler",),
-            "penstock.handlers.leaves.scalar": ("ScalarHandler",),
-            "penstock.handlers.leaves.string": ("StringHandler",),
+            "penstock.handlers.leaves.scalar": ("ScalarHandler", "StringHandler"),
             "penstock.handlers.stores.buckets.fsspec_store": ("fsspec_store",),
             "penstock.handlers.stores.local": ("LocalStore",),
         },

@@ -1,7 +1,7 @@
 """The mechanism: messages, pipelines, the memory budget, registries and the protocols between parts.
 
-Knows no array type and no format, and imports anyio, structlog and the standard library only. Authors of
-stages, leaf handlers, layouts and stores import from here. Each name is fetched when it is first used.
+Imports no array library and no other part of penstock, but anyio, structlog and the standard library. Authors
+of stages, leaf handlers, layouts and stores import from here. Each name is fetched when it is first used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ __all__ = (
     "CodecType",
     "Committed",
     "Concurrent",
-    "Config",
     "Coordinator",
     "DataFile",
     "DeclaresMessages",
@@ -43,7 +42,6 @@ __all__ = (
     "FilledLeaf",
     "FilledPack",
     "Finishing",
-    "FlowOptions",
     "FolderListing",
     "ForeignFiles",
     "FormattedLayout",
@@ -56,8 +54,6 @@ __all__ = (
     "HostPack",
     "HostPart",
     "ItemsLayout",
-    "JobLimits",
-    "JobOptions",
     "KeyKind",
     "KeyPath",
     "KvStoreSpecs",
@@ -74,7 +70,6 @@ __all__ = (
     "LoopOptions",
     "ManyFiles",
     "MappedFiles",
-    "MemoryOptions",
     "MemoryRegulator",
     "Messages",
     "Milestone",
@@ -122,6 +117,7 @@ __all__ = (
     "SaveReport",
     "SaveRun",
     "ScatterRead",
+    "Scheme",
     "SharedBuilds",
     "SharedFiles",
     "SigningHandler",
@@ -135,10 +131,8 @@ __all__ = (
     "StageStatistics",
     "StagedBatch",
     "StagedLeaf",
-    "StoppingOptions",
     "StorageDetails",
     "Store",
-    "StoreOptions",
     "StoredCheckpoint",
     "StoredLeaf",
     "SyncsFiles",
@@ -163,12 +157,8 @@ __all__ = (
 
 if TYPE_CHECKING:
     from penstock.kernel.codecs import Codec, CodecType
+    from penstock.kernel.concurrency.interpreter_settings import LoopOptions
     from penstock.kernel.concurrency.threads import Threads
-    from penstock.kernel.config.config import Config, FlowOptions, LoopOptions, MemoryOptions, StoreOptions
-    from penstock.kernel.config.job_limits import JobLimits
-    from penstock.kernel.config.job_options import JobOptions
-    from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-    from penstock.kernel.config.shutdown_options import StoppingOptions
     from penstock.kernel.events import LOGGER_NAME, get_logger
     from penstock.kernel.memory.byte_account import AccountStatistics, ByteLease
     from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
@@ -221,7 +211,6 @@ if TYPE_CHECKING:
         Stage,
     )
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
-    from penstock.kernel.plugins.stage_registry import StageRegistry
     from penstock.kernel.protocols.checkpoints import (
         LeafColumns,
         ListedItems,
@@ -247,6 +236,8 @@ if TYPE_CHECKING:
         BufferHandler,
         ChunkBuffersHandler,
         ChunkingHandler,
+        FilledLeaf,
+        FilledPack,
         GlobalHandler,
         HandlerLookup,
         LeafHandler,
@@ -254,6 +245,7 @@ if TYPE_CHECKING:
         PartsHandler,
         SigningHandler,
         SnapshotHandler,
+        StagedLeaf,
         TypeHandler,
         Waitable,
     )
@@ -266,6 +258,7 @@ if TYPE_CHECKING:
         Target,
         WholeChunks,
     )
+    from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
     from penstock.kernel.protocols.store_capabilities import (
         BuildHolds,
         Exchanges,
@@ -286,11 +279,11 @@ if TYPE_CHECKING:
         UntrustedFiles,
         WritableTogether,
     )
-    from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
-    from penstock.kernel.protocols.transfers import Transfers
-    from penstock.kernel.protocols.views import FilledLeaf, FilledPack, StagedLeaf
+    from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store, Transfers
     from penstock.kernel.protocols.written import Document, PiecePlan, Written
+    from penstock.kernel.registry import StageRegistry
     from penstock.kernel.reports.statistics import Advice, Advises, Span, StageStatistics, bottleneck
+    from penstock.kernel.schemes import Scheme
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
@@ -300,14 +293,9 @@ else:
         __name__,
         {
             "penstock.kernel.codecs": ("Codec", "CodecType"),
+            "penstock.kernel.concurrency.interpreter_settings": ("LoopOptions",),
             "penstock.kernel.concurrency.threads": ("Threads",),
-            "penstock.kernel.config.config": (
-                "Config", "FlowOptions", "LoopOptions", "MemoryOptions", "StoreOptions",
-            ),
-            "penstock.kernel.config.job_limits": ("JobLimits",),
-            "penstock.kernel.config.job_options": ("JobOptions",),
-            "penstock.kernel.config.save_format": ("SaveArgs", "SaveFormat"),
-            "penstock.kernel.config.shutdown_options": ("StoppingOptions",),
+            "penstock.kernel.protocols.save_format": ("SaveArgs", "SaveFormat"),
             "penstock.kernel.events": ("LOGGER_NAME", "get_logger"),
             "penstock.kernel.memory.byte_account": ("AccountStatistics", "ByteLease"),
             "penstock.kernel.memory.regulator": ("MemoryRegulator", "RegulatorStatistics"),
@@ -336,7 +324,8 @@ else:
                 "Messages", "PassesOn", "Stage",
             ),
             "penstock.kernel.plugins.handler_registry": ("HandlerRegistry",),
-            "penstock.kernel.plugins.stage_registry": ("StageRegistry",),
+            "penstock.kernel.registry": ("StageRegistry",),
+            "penstock.kernel.schemes": ("Scheme",),
             "penstock.kernel.protocols.checkpoints": (
                 "LeafColumns", "ListedItems", "NamedTensors", "PackedCheckpoint", "StorageDetails",
                 "StoredCheckpoint", "ZarrDetails",
@@ -349,10 +338,9 @@ else:
             ),
             "penstock.kernel.protocols.leaf": ("KeyKind", "KeyPath", "LeafSpec", "ParamInfo", "StoredLeaf"),
             "penstock.kernel.protocols.leaf_handlers": (
-                "BufferHandler", "ChunkBuffersHandler", "ChunkingHandler", "GlobalHandler", "HandlerLookup",
-                "LeafHandler",
-                "PackingHandler", "PartsHandler", "SigningHandler", "SnapshotHandler", "TypeHandler",
-                "Waitable",
+                "BufferHandler", "ChunkBuffersHandler", "ChunkingHandler", "FilledLeaf", "FilledPack",
+                "GlobalHandler", "HandlerLookup", "LeafHandler", "PackingHandler", "PartsHandler",
+                "SigningHandler", "SnapshotHandler", "StagedLeaf", "TypeHandler", "Waitable",
             ),
             "penstock.kernel.protocols.reads": (
                 "CheckedRead", "DirectRead", "DriverRead", "Read", "ScatterRead", "Target", "WholeChunks",
@@ -362,9 +350,9 @@ else:
                 "LongFiles", "ManyFiles", "MappedFiles", "Placement", "PreferredPlacement", "ReadHolds",
                 "Renames", "SharedBuilds", "SharedFiles", "SyncsFiles", "UntrustedFiles", "WritableTogether",
             ),
-            "penstock.kernel.protocols.stores": ("BuildToken", "DataFile", "ReadableFile", "Store"),
-            "penstock.kernel.protocols.transfers": ("Transfers",),
-            "penstock.kernel.protocols.views": ("FilledLeaf", "FilledPack", "StagedLeaf"),
+            "penstock.kernel.protocols.stores": (
+                "BuildToken", "DataFile", "ReadableFile", "Store", "Transfers",
+            ),
             "penstock.kernel.protocols.written": ("Document", "PiecePlan", "Written"),
         },
     )

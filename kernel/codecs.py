@@ -7,14 +7,14 @@ name of the codec, for penstock and for zarr. None replaces a codec of penstock'
 
 from __future__ import annotations
 
-__all__ = ("AUTO", "Codec", "CodecType", "check_codec", "codec_of", "codec_type")
+__all__ = ("AUTO", "CODECS", "Codec", "CodecType", "check_codec", "codec_of")
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import EntryPoint
+from functools import partial
 from typing import Any, Final, Protocol, cast
 
-from penstock.kernel.entry_points import find_plugins
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.registry import PluginKind
 
 
 class Codec(Protocol):
@@ -89,47 +89,34 @@ class CodecType(Protocol):
         ...
 
 
-GROUP: Final = "penstock.codecs"
-
 AUTO: Final = "auto"
 """Stands for a codec that is chosen for each leaf by a sample of its bytes."""
 
+
+def _as_codec_type(value: object) -> CodecType:
+    return cast("CodecType", value)
+
+
 # Declared as other distributions declare theirs, so that the kernel imports none of them.
-_OWN: Final = {"zstd": EntryPoint("zstd", "penstock.handlers.formats.codecs.zstd:ZSTD", GROUP)}
-
-
-def codec_type(name: str) -> CodecType | None:
-    """Return the codecs called `name`; None if there are none. Blocking: imports them.
-
-    Raises:
-        ConfigError: If two distributions claim the name, or the one that does is broken.
-    """
-    if name in _OWN:
-        return cast("CodecType", _OWN[name].load())
-
-    fitting = [plugin for plugin in find_plugins(GROUP) if plugin.name == name]
-    if len(fitting) > 1:
-        both = f"{fitting[0].distribution} and {fitting[1].distribution}"
-        raise ConfigError("format.codec", f"the codec {name!r} is claimed by {both}; uninstall one of them")
-    if not fitting:
-        return None
-
-    try:
-        return cast("CodecType", fitting[0].load())
-    except Exception as error:
-        problem = f"{fitting[0]} is broken: {type(error).__name__}: {error}"
-        raise ConfigError("format.codec", problem) from error
+CODECS: Final = PluginKind(
+    "codec",
+    "penstock.codecs",
+    partial(ConfigError, "format.codec"),
+    _as_codec_type,
+    own={"zstd": "penstock.handlers.formats.codecs.zstd:ZSTD"},
+)
+"""The codecs that there are, by name."""
 
 
 def codec_of(text: str) -> Codec | None:
     """Return the codec that a `LeafSpec` names; None if that is the name of a stage's own transformation.
 
     Raises:
-        ConfigError: As `codec_type`.
+        ConfigError: If two distributions claim the name, or the one that does is broken.
         ValueError: If the codec has no such options.
     """
     name, colon, options = text.partition(":")
-    found = codec_type(name)
+    found = CODECS.find(name)
     if found is not None and colon and not options:
         raise ValueError(f"{text!r} ends where its options begin")
 
@@ -160,17 +147,13 @@ def check_codec(key: str, text: object, *, others: tuple[str, ...] = ()) -> str:
         if codec is not None:
             return codec.text
 
-    words = [*map(repr, others), *[f"'{_usage(name)}'" for name in _names()]]
+    words = [*map(repr, others), *[f"'{_usage(name)}'" for name in CODECS.names()]]
     raise ConfigError(key, f"must be {' or '.join(words)}, not {text!r}")
-
-
-def _names() -> list[str]:
-    return [*_OWN, *sorted({plugin.name for plugin in find_plugins(GROUP)} - _OWN.keys())]
 
 
 def _usage(name: str) -> str:
     try:
-        found = codec_type(name)
+        found = CODECS.find(name)
     except ConfigError:  # a broken codec is no reason against another one
         return name
 

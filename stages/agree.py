@@ -55,7 +55,7 @@ class Agree:
 async def _agreed(run: SaveRun, plan: SavePlan) -> SavePlan:
     """Wait for the others; return the plan with the codecs that all decided about together."""
     joint = plan.joint
-    if run.operation is None:
+    if run.operation.is_alone:  # the stage was put there by hand
         return plan
     if joint is None:
         raise PipelineError("the plan does not say what each process writes: keep the stage `flatten`")

@@ -49,13 +49,15 @@ class Commit:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
-        if run.operation is None:
+        # One process has nobody's part to merge: it writes its documents in the trip to a thread that checks
+        # the leaves, and loads none of the modules for parts.
+        if run.operation.is_alone:
             yield _Committer(run)
             return
 
-        from penstock.stages.joint.joint_commit import JointCommitter  # one process needs nothing of it
+        from penstock.stages.joint.joint_commit import JointCommitter
 
-        yield JointCommitter(run, run.operation)
+        yield JointCommitter(run)
 
 
 @final

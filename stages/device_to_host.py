@@ -17,8 +17,7 @@ from typing import Any, ClassVar, Final, cast, final
 
 import numpy as np
 
-from penstock.kernel.concurrency.single_thread import OneThread, one_thread
-from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.concurrency.threads import OneThread, Threads, one_thread
 from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.memory.buffers import give_back_freed_memory, in_memory_of_its_own
 from penstock.kernel.memory.byte_account import ByteLease
@@ -34,9 +33,9 @@ from penstock.kernel.protocols.leaf_handlers import (
     ChunkingHandler,
     LeafHandler,
 )
+from penstock.kernel.protocols.store_capabilities import placement_of
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.kernel.reports.statistics import Advice
-from penstock.kernel.storage.byte_placement import placement_of
 from penstock.stages.files.files_handlers import by_folder, save_by_handler
 from penstock.stages.messages.batching import cuts
 from penstock.stages.messages.planned_leaves import described, encoding_room

@@ -17,7 +17,6 @@ from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.messages.save import Leaf, Piece, SavePlan, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
-from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.reports.statistics import Advice
 from penstock.stages.messages.planned_leaves import encoding_room
 
@@ -71,7 +70,7 @@ class Encode:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
-        yield _Encoder(run, self) if isinstance(run.layout, FormattedLayout) else _pass_on
+        yield _Encoder(run, self) if run.layout.arrays is not None else _pass_on
 
 
 async def _pass_on(batch: StagedBatch, /) -> StagedBatch:
@@ -83,9 +82,9 @@ class _Encoder:
     __slots__ = ("_decided", "_deciding", "_encode", "_options", "_run")
 
     def __init__(self, run: SaveRun, options: Encode) -> None:
-        assert isinstance(run.layout, FormattedLayout)
+        assert run.layout.arrays is not None
         self._run = run
-        self._encode = run.layout.encode
+        self._encode = run.layout.arrays.encode
         self._options = options
         self._decided: dict[int, Leaf] = {}  # of leaves that were `auto`, by index
         self._deciding = Lock()

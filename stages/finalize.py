@@ -13,7 +13,6 @@ from typing import ClassVar, final
 from penstock.kernel.messages.save import Committed, SaveReport
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
-from penstock.kernel.protocols.layouts import ItemsLayout
 from penstock.kernel.protocols.store_capabilities import SingleWriter
 from penstock.kernel.reports.statistics import Advice
 from penstock.stages.reuse.value_cache import KnownValues
@@ -46,11 +45,11 @@ class Finalize:
                 run.events.warning("save.left_behind", path=run.workspace.temporary, error=error)
 
             known = {run.path: committed.references}
-            if isinstance(run.layout, ItemsLayout):
-                folders = await run.threads.run(run.layout.by_folder, committed.references)
+            if run.layout.folders is not None:
+                folders = await run.threads.run(run.layout.folders.by_folder, committed.references)
                 known = {os.path.join(run.path, folder): found for folder, found in folders.items()}
 
-            run.shared.of(KnownValues).remember(run.path, run.workspace.identity, known)
+            KnownValues(run.caches.known_values).remember(run.path, run.workspace.identity, known)
             return SaveReport(
                 run.path,
                 committed.n_leaves,
@@ -68,9 +67,7 @@ async def _publish(run: SaveRun) -> None:
     On local disks each does, and it counts once all have.
     """
     operation = run.operation
-    if operation is None:
-        await run.workspace.publish()
-    elif operation.is_local:
+    if operation.is_local:
         if operation.is_primary:
             await operation.decide()
 

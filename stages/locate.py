@@ -12,8 +12,7 @@ from typing import ClassVar, final
 
 from penstock.kernel.errors import SpecError
 from penstock.kernel.messages.restore import Located, RestoreRequest
-from penstock.kernel.pipeline.leased_opening import open_leased
-from penstock.kernel.pipeline.run_context import RestoreRun
+from penstock.kernel.pipeline.run_context import RestoreRun, open_leased
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.checkpoints import ChecksummedCheckpoint, NamedTensors, StoredCheckpoint
 from penstock.kernel.reports.statistics import Advice

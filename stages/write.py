@@ -10,38 +10,43 @@ import sys
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from operator import attrgetter
 from threading import Lock as ThreadLock
 from typing import ClassVar, Final, NamedTuple, Protocol, TypeAlias, final
 
+import numpy as np
 from anyio import Lock, create_task_group
 from crc32c import crc32c
 
 from penstock.kernel.errors import PipelineError
 from penstock.kernel.messages.leaves import Leaf, in_columns
-from penstock.kernel.messages.save import Pack, Piece, SavePlan, StagedBatch, WrittenBatch, WrittenPack
+from penstock.kernel.messages.save import Pack, Piece, SavePlan, StagedBatch, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.layouts import (
     ArrangedDigests,
     ArrangedLayout,
     Arrangement,
-    FormattedLayout,
-    ItemsLayout,
     WrittenRange,
+    chunk_file_of,
 )
 from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.kernel.protocols.store_capabilities import LongFiles, WritableTogether
+from penstock.kernel.protocols.store_capabilities import LongFiles, WritableTogether, placement_of
 from penstock.kernel.protocols.stores import DataFile, WholeWrites
-from penstock.kernel.protocols.written import RunningSums, Written
+from penstock.kernel.protocols.written import COLUMNS, ByIndex, RunningSums, Written, WrittenTable
 from penstock.kernel.reports.statistics import Advice
-from penstock.kernel.storage.byte_placement import placement_of
 from penstock.stages.files.free_space import naming_leaf
 from penstock.stages.files.stage_files import closing, log_transfers
 from penstock.stages.messages.batching import adjacent
-from penstock.stages.messages.planned_leaves import check_encoded, check_planned, plan_of, saved_by_encoding
+from penstock.stages.messages.planned_leaves import (
+    check_encoded,
+    check_planned,
+    check_planned_together,
+    plan_of,
+    saved_by_encoding,
+)
 
 
 @final
@@ -107,11 +112,11 @@ class _Placement(Protocol):
 
 
 def _placement(run: SaveRun, file_bytes: int | None) -> _Placement:
-    layout = run.layout
-    if isinstance(layout, ArrangedLayout):
-        return _ArrangedFiles(run, layout)
-    if isinstance(layout, FormattedLayout) and not layout.save_format.ocdbt:
-        return _ChunkFiles(run, layout)
+    arrays, places = run.layout.arrays, run.layout.places
+    if places is not None:
+        return _ArrangedFiles(run, places)
+    if arrays is not None and not arrays.save_format.ocdbt:
+        return _ChunkFiles(run)
 
     return _DataFiles(run, file_bytes)
 
@@ -193,11 +198,12 @@ class _DataFiles:
         self._unsynced: list[_DataFile] = []
         self._placed = 0  # bytes of all files
         self._filling: dict[str, _DataFile] = {}  # by the folder that their names are relative to
-        self._folder = run.layout.folder if isinstance(run.layout, ItemsLayout) else _no_folder
-        self._only_folder = run.layout.only_folder if isinstance(run.layout, ItemsLayout) else ""
+        folders = run.layout.folders
+        self._folder = _no_folder if folders is None else folders.folder
+        self._only_folder = "" if folders is None else folders.only_folder
         self._own_folder = ""
-        if run.operation is not None and isinstance(run.layout, FormattedLayout):
-            self._own_folder = run.layout.process_folder(run.operation.process_index)
+        if not run.operation.is_alone and run.layout.arrays is not None:
+            self._own_folder = run.layout.arrays.process_folder(run.operation.process_index)
 
         self._chunks: dict[tuple[int, tuple[int, ...]], tuple[_DataFile, int]] = {}
         self._placing = Lock(fast_acquire=True)
@@ -205,11 +211,18 @@ class _DataFiles:
 
     async def write(self, batch: StagedBatch) -> WrittenBatch:
         """Write a batch: all at once, unless that opens many files."""
+        if batch.plan is not None:
+            for pack in batch.packs:
+                # A stage may have changed the leaves of a pack alone; `commit` sees those of the batch.
+                if pack.leaves is not batch.leaves:
+                    check_planned_together(in_columns(pack.leaves), batch.plan)
+
         loose: list[Piece] = []
         kept = [part for whole in batch.packs for part in self._small_enough(whole, loose)]
         pieces = iter((*batch.pieces, *loose))
         packs = (found for whole in kept for found in self._by_folder(whole))
-        done = WrittenBatch(batch.leaves, handled=batch.pending, plan=batch.plan)
+        specs = _specs_of(batch)
+        tables: list[WrittenTable] = []
         while True:
             # A chunk is placed once, although several workers may hold pieces of it.
             async with self._placing:
@@ -218,13 +231,15 @@ class _DataFiles:
 
                 placed, located = await self._place_some(pieces, packs)
             if not placed and not located:
-                return done
+                written = (
+                    tables[0] if len(tables) == 1 else await self._run.threads.run(_joined, tables, specs)
+                )
+                return WrittenBatch(batch.leaves, written, handled=batch.pending, plan=batch.plan)
 
             blocks = block_bytes_of(self._run)
-            some = await self._run.threads.run(
-                _write_placed, batch.leaves, placed, located, blocks, self._file_bytes
+            tables += await self._run.threads.run(
+                _write_placed, specs, placed, located, blocks, self._file_bytes
             )
-            done = replace(done, written=done.written + some.written, packs=done.packs + some.packs)
             for entry in placed:
                 entry.target.due -= entry.piece.nbytes
             for pack, (target, _) in located:
@@ -381,13 +396,25 @@ def _sync_and_close(files: Sequence[DataFile]) -> None:
         file.close()
 
 
+def _specs_of(batch: StagedBatch) -> ByIndex[LeafSpec]:
+    """Return the specs of leaves as planned, which `commit` compares with what arrived."""
+    if batch.plan is not None:
+        return batch.plan.specs
+
+    return {
+        leaf.index: leaf.spec
+        for part in (batch.leaves, *[pack.leaves for pack in batch.packs])
+        for leaf in part
+    } | {piece.leaf.index: piece.leaf.spec for piece in batch.pieces}
+
+
 def _write_placed(
-    leaves: Sequence[Leaf],
+    specs: ByIndex[LeafSpec],
     placed: Sequence[_Placed],
     packs: Sequence[tuple[Pack, _Place]],
     block_bytes: int,
     file_bytes: int,
-) -> WrittenBatch:
+) -> list[WrittenTable]:
     for run in adjacent(placed, _is_next_piece):
         with naming_leaf(run[0].piece.leaf):
             _write_at(run[0].target, run[0].offset, [entry.piece.data for entry in run], file_bytes)
@@ -396,8 +423,11 @@ def _write_placed(
         with naming_leaf(pack.leaves[0]):
             _write_at(target, offset, [pack.data], file_bytes)
 
-    written = tuple([_written_piece(entry, block_bytes) for entry in placed])
-    return WrittenBatch(leaves, written, tuple([_written(pack, *place) for pack, place in packs]))
+    tables = [_table_of(pack, *place, specs) for pack, place in packs]
+    if placed:
+        tables.append(WrittenTable.of([_written_piece(entry, block_bytes) for entry in placed], specs))
+
+    return tables
 
 
 def _written_piece(entry: _Placed, block_bytes: int) -> Written:
@@ -417,10 +447,45 @@ def _write_at(target: _DataFile, offset: int, buffers: Sequence[memoryview], fil
         file.write_at(offset, buffers)
 
 
-def _written(pack: Pack, target: _DataFile, offset: int) -> WrittenPack:
-    data, ends = pack.data, list(accumulate(pack.chunk_sizes))
-    checksums = array("I", [crc32c(data[start:end]) for start, end in zip([0, *ends], ends, strict=False)])
-    return WrittenPack(pack.leaves, target.name, offset, pack.nbytes, checksums)
+def _table_of(pack: Pack, target: _DataFile, offset: int, specs: ByIndex[LeafSpec]) -> WrittenTable:
+    """Return where the chunks of a pack are: one after another in a file."""
+    leaves = in_columns(pack.leaves)
+    data, sizes, ends = pack.data, leaves.chunk_sizes, list(accumulate(leaves.chunk_sizes))
+    counts = {number: spec.n_chunks for number, spec in {id(spec): spec for spec in leaves.specs}.items()}
+    n_chunks = np.array([counts[id(spec)] for spec in leaves.specs], np.int64)
+    zeros = np.broadcast_to(np.int64(0), len(sizes))  # takes no memory, of which there is much for each row
+    before = np.repeat(np.cumsum(n_chunks) - n_chunks, n_chunks)
+    return WrittenTable(
+        specs=specs,
+        files=[target.name],
+        leaf=np.repeat(np.array(leaves.indices, np.int64), n_chunks),
+        chunk=zeros if (n_chunks == 1).all() else np.arange(len(sizes)) - before,
+        start=zeros,
+        file=zeros,
+        offset=np.array(ends, np.int64) - sizes + offset,
+        nbytes=np.array(sizes, np.int64),
+        crc32c=np.array(
+            [crc32c(data[start:end]) for start, end in zip([0, *ends], ends, strict=False)], np.int64
+        ),
+        coded=np.broadcast_to(np.int64(-1), len(sizes)),
+        block_bytes=zeros,
+    )
+
+
+def _joined(tables: Sequence[WrittenTable], specs: ByIndex[LeafSpec]) -> WrittenTable:
+    """Return the rows of all tables in one."""
+    if not tables:
+        return WrittenTable.of((), specs)
+
+    starts = accumulate([len(table.files) for table in tables], initial=0)
+    columns = {name: [getattr(table, name) for table in tables] for name in COLUMNS}
+    columns["file"] = [file + np.int64(start) for file, start in zip(columns["file"], starts, strict=False)]
+    return WrittenTable(
+        specs=specs,
+        files=[file for table in tables for file in table.files],
+        running=b"".join([table.running for table in tables]),
+        **{name: np.concatenate(parts) for name, parts in columns.items()},
+    )
 
 
 def _is_next_piece(before: _Placed, entry: _Placed) -> bool:
@@ -445,14 +510,12 @@ class _ChunkFiles:
 
     Args:
         run: Of the save.
-        layout: Names the file of every chunk.
     """
 
-    __slots__ = ("_all", "_document_bytes", "_folders", "_layout", "_lock", "_open", "_run")
+    __slots__ = ("_all", "_document_bytes", "_folders", "_lock", "_open", "_run")
 
-    def __init__(self, run: SaveRun, layout: FormattedLayout) -> None:
+    def __init__(self, run: SaveRun) -> None:
         self._run = run
-        self._layout = layout
         self._document_bytes = placement_of(run.store).document_bytes
         self._open: dict[_Chunk, _ChunkFile] = {}
         self._all: list[DataFile] = []
@@ -472,13 +535,13 @@ class _ChunkFiles:
         """Every file that was opened for a large chunk."""
         return self._all
 
-    def _write(self, batch: StagedBatch) -> tuple[Written, ...]:
-        return tuple(map(self._write_piece, batch.parts()))
+    def _write(self, batch: StagedBatch) -> WrittenTable:
+        return WrittenTable.of(map(self._write_piece, batch.parts()), _specs_of(batch))
 
     def _write_piece(self, piece: Piece) -> Written:
         check_encoded(piece)
         leaf = piece.leaf
-        name = self._layout.chunk_file(leaf, piece.chunk)
+        name = chunk_file_of(self._run.layout, leaf, piece.chunk)
         if name is None:
             raise PipelineError(f"the layout names no file for chunk {piece.chunk} of {leaf.info.key_path}")
 
@@ -578,7 +641,7 @@ class _ArrangedFiles:
         begun = self._begun
         if begun is None:  # no message came: commit reports that
             return
-        if self._run.operation is not None:  # the primary completes the files, once all have written
+        if not self._run.operation.is_alone:  # the primary completes the files, once all have written
             from penstock.kernel.messages.joint_plan import ArrangedPart  # one process needs nothing of it
 
             await self._run.threads.run(self._end_part, begun)
@@ -619,14 +682,14 @@ class _ArrangedFiles:
             if file.opened is None:
                 file.opened = self._opened(self._run.workspace.path(name), file.end)
                 self._all.append(file.opened)
-                if self._run.operation is None:
+                if self._run.operation.is_alone:  # or else the primary has made it, at full length
                     file.opened.allocate(file.end)
 
             return file.opened
 
     def _opened(self, path: str, nbytes: int) -> DataFile:
         store = self._run.store
-        if self._run.operation is None:
+        if self._run.operation.is_alone:
             if isinstance(store, LongFiles):
                 return store.create_long_file(path, nbytes)
 
@@ -647,7 +710,7 @@ class _ArrangedFiles:
         file = begun.files[name]
         with self._lock:
             file.absent_bytes -= nbytes
-            if file.absent_bytes or not nbytes or self._run.operation is not None:
+            if file.absent_bytes or not nbytes or not self._run.operation.is_alone:
                 return
 
         self._complete(begun, name)
@@ -660,7 +723,7 @@ class _ArrangedFiles:
         file.close()
         begun.files[name].is_complete = True
 
-    def _write(self, begun: _Begun, batch: StagedBatch) -> tuple[Written, ...]:
+    def _write(self, begun: _Begun, batch: StagedBatch) -> WrittenTable:
         arrangement, digests = begun.arrangement, begun.digests
         writes: list[_Write] = []
         written: list[Written] = []
@@ -688,7 +751,7 @@ class _ArrangedFiles:
             digests.add({name: ranges[name]})
             self._count(begun, name, sum([part.nbytes for part in ranges[name]]))
 
-        return tuple(written)
+        return WrittenTable.of(written, begun.plan.specs)
 
 
 def _files_of(arrangement: Arrangement, specs: Sequence[LeafSpec]) -> Mapping[str, _ArrangedFile]:
@@ -761,8 +824,7 @@ MOST_BLOCKS: Final = 2**22
 
 def block_bytes_of(run: SaveRun) -> int:
     """Return the bytes of a block of what a save writes."""
-    n_processes = 1 if run.operation is None else len(run.operation.processes)
-    return block_bytes_for(run.progress.bytes_total * n_processes)
+    return block_bytes_for(run.progress.bytes_total * len(run.operation.processes))
 
 
 def block_bytes_for(nbytes: int) -> int:

@@ -30,6 +30,19 @@ from hypothesis import settings
 
 ASYNC_TIMEOUT_S = 30.0
 
+BOTH_LOOPS = (
+    "tests/kernel/",
+    "tests/stages/",
+    "tests/contract/",
+    "tests/steps/",
+    "tests/handlers/coordinators/",
+    "tests/checkpointer/test_checkpointer.py",
+    "tests/checkpointer/test_hanging_reads.py",
+    "tests/checkpointer/test_staging.py",
+    "tests/checkpointer/test_streaming.py",
+)
+"""Here it matters which event loop runs. Elsewhere its second run shows the same again, and is slow."""
+
 # Wall-clock deadlines on a shared machine fail at random; pytest's own timeout stands.
 settings.register_profile("penstock", deadline=None, print_blob=True)
 settings.load_profile("penstock")
@@ -82,9 +95,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Call slow what repeats another test: sweeps but the plain one, and most cases of a thinned test."""
+    """Call slow what repeats another test: most tests on trio, sweeps, and most cases of a thinned test."""
     cases: Counter[tuple[object, object]] = Counter()
     for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if parameters.get("anyio_backend") == TRIO and not item.nodeid.startswith(BOTH_LOOPS):
+            item.add_marker(pytest.mark.slow)
+
         if item.get_closest_marker("sweep") and "plain" not in item.name:
             item.add_marker(pytest.mark.slow)
 

@@ -13,7 +13,11 @@ NAMES = {
         RestoreReport SaveArgs SaveFormat SaveFuture Transform __version__ convert export_safetensors metadata
         restore restore_items save seal steps sync verify watch
     """,
-    "penstock.items": "Array Composite Json NumpyRandomKey Proto PyTree RandomKey for_items",
+    "penstock.config": """
+        Config FlowOptions JobLimits JobOptions LoopOptions MemoryOptions SaveArgs SaveFormat StoppingOptions
+        StoreOptions
+    """,
+    "penstock.items": "Array Composite Json NumpyRandomKey Proto PyTree RandomKey SaveRequest for_items",
     "penstock.memory": "MemoryKeywords config_and_regulator",
     "penstock.pipelines": """
         First configured_pipeline fitting_pipeline prioritised restore_pipeline save_pipeline
@@ -61,7 +65,7 @@ NAMES = {
         StructureMismatchError TreeDifference TruncatedDataError UnsupportedFormatError
     """,
     "penstock.kernel": """
-        Actor Background Committed Config Coordinator DataFile FilesHandler FilledLeaf FilledPack
+        Actor Background Committed Coordinator DataFile FilesHandler FilledLeaf FilledPack
         FormattedLayout HandlerLookup HandlerRegistry Hold HostBatch KeyPath
         Layout Leaf LeafBatch LeafHandler LeafSpec MemoryRegulator Milestone ParamInfo Piece Pipeline Progress
         ReadBatch ReadableFile RegulatorStatistics RestoreReport RestoreRequest RestoreRun RestoredBatch
@@ -98,7 +102,7 @@ OPTIONS = """
 """
 """Keys of the TOML file, those of stages among them."""
 
-ENTRY_POINT_GROUPS = "penstock.handlers penstock.stages"
+ENTRY_POINT_GROUPS = "penstock.handlers penstock.stages penstock.codecs penstock.stores"
 
 EVENTS = """
     data.read data.written memory.limit_lowered memory.limit_raised memory.oversize

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "handlers": {"kernel", "handlers"},
 }
 KERNEL_MAY_IMPORT = {"anyio", "structlog", "penstock", *sys.stdlib_module_names}
-KERNEL_MAY_PLOT = {"timeline.py", "stage_report.py"}  # once `report.plot()` is called
+KERNEL_MAY_PLOT = {"stage_report.py"}  # once `report.plot()` is called
 
 
 def modules_of(part: str) -> list[Path]:
@@ -151,6 +151,18 @@ def test_the_kernel_imports_only_anyio_structlog_and_the_standard_library() -> N
     ]
 
     assert wrong == []
+
+
+KERNEL_ROOMS = {
+    "concurrency", "memory", "messages", "pipeline", "plugins", "protocols", "reports", "storage",
+}  # fmt: skip
+"""What a program without checkpoints could use, and the protocols. Rooms may leave it; none is added."""
+
+
+def test_the_kernel_has_no_other_rooms() -> None:
+    rooms = {path.parent.name for path in (ROOT / "kernel").glob("*/__init__.py")}
+
+    assert rooms <= KERNEL_ROOMS
 
 
 def test_the_library_does_not_import_asyncio() -> None:

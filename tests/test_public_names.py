@@ -17,7 +17,8 @@ import pytest
 from tests.public_names import ENTRY_POINT_GROUPS, EVENTS, NAMES, OPTIONS
 
 import penstock
-from penstock.kernel import Config, Pipeline
+from penstock.config import Config
+from penstock.kernel import Pipeline
 from penstock.pipelines import restore_pipeline, save_pipeline
 
 ROOT = Path(__file__).parents[1]

@@ -18,7 +18,7 @@ HANDLERS = (
     ("layouts/", "what is at a path,", "and several items as one", ""),
     ("ocdbt/", "the database that holds", "the chunks of a checkpoint", ""),
     ("stores/", "files, by capability:", "local disks and buckets", "4  a new store"),
-    ("coordinators/", "services by which", "processes agree", ""),
+    ("coordinators/", "how the processes", "of a job agree", ""),
 )
 KERNEL = (
     ("messages/", "what travels"),
@@ -27,11 +27,8 @@ KERNEL = (
     ("memory/", "the byte budget"),
     ("plugins/", "registries"),
     ("storage/", "builds and holds"),
-    ("coordination/", "many processes"),
     ("concurrency/", "threads"),
     ("reports/", "the bottleneck"),
-    ("config/", "options"),
-    ("errors/", "by what to do"),
 )
 
 

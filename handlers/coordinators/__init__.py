@@ -1,1 +1,1 @@
-"""Services by which the processes of a job agree."""
+"""The processes of a job agree on an operation: keys, pure decisions, membership, the operation, services."""

@@ -17,8 +17,7 @@ from typing import Any, Final, final
 import msgpack
 
 from penstock.kernel.errors import CoordinationError, StorageError
-from penstock.kernel.protocols.stores import ReadableFile
-from penstock.kernel.protocols.transfers import Transfers
+from penstock.kernel.protocols.stores import ReadableFile, Transfers
 
 _ONE: Final = frozenset({"kind", "size", "list_directory", "list_folders", "read_file", "check_links"})
 """Calls about one path."""

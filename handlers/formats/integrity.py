@@ -33,7 +33,6 @@ __all__ = (
     "without_documents",
 )
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -47,14 +46,13 @@ from crc32c import crc32c
 
 from penstock.handlers.formats.chunk_regions import MOST_BYTES
 from penstock.handlers.formats.inside_paths import check_inside
-from penstock.kernel.concurrency.brief_steps import STEP_BYTES, integers, joined, parts_of
+from penstock.kernel.concurrency.brief_steps import STEP_BYTES, joined
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.memory.memory_limit import FREE_BYTES, MOST_EXPANSION
 from penstock.kernel.protocols.reads import RunningChecksums
 from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.protocols.views import ColumnsOfParts, WrittenLeaves
-from penstock.kernel.protocols.written import Document, RunningSums, Written
+from penstock.kernel.protocols.written import Document, RunningSums, WrittenLeaves, WrittenTable
 
 COLUMNS: Final[dict[str, np.dtype[Any]]] = {
     "offsets": np.dtype("<u8"),
@@ -203,53 +201,27 @@ def columns(pieces: Sequence[tuple[int, int, int]], before: Checksums | None = N
 
 def columns_of(batches: Iterable[WrittenLeaves]) -> dict[str, dict[str, bytes]]:
     """Encode where everything lies that was written, by data file."""
-    pieces: dict[str, list[Written]] = {}
-    small: dict[str, tuple[list[int], list[int], list[int]]] = {}
     many: dict[str, list[_Table]] = {}
     for batch in batches:
-        for part in batch.written:
-            pieces.setdefault(part.file, []).append(part)
-
-        for pack in batch.packs:
-            offsets, lengths, checksums = small.setdefault(pack.file, ([], [], []))
-            sizes = pack.chunk_sizes
-            offsets.extend(itertools.accumulate(sizes[:-1], initial=pack.offset))
-            lengths.extend(sizes)
-            checksums.extend(pack.crc32cs)
-
-        for found in batch.columns:
-            _add(many, found)
-
-    for file, parts in pieces.items():
-        many.setdefault(file, []).append(_of_parts(parts))
-
-    for file, rest in small.items():
-        offset, nbytes, crc32c = (np.frombuffer(integers(column), np.int64) for column in rest)
-        many.setdefault(file, []).append((offset, nbytes, crc32c, np.zeros(len(offset), np.int64), _NONE))
+        _add(many, batch.written)
 
     # One after another: to forget all tables of thousands of files at the end would take some 10 ms.
     return {file: _pack_columns(_joined(many.pop(file))) for file in list(many)}
 
 
-def _of_parts(parts: Sequence[Written]) -> _Table:
-    rows = [
-        (part.offset, part.nbytes, part.crc32c, 0 if part.running is None else part.running.block_bytes)
-        for part in parts
-    ]
-    running = b"".join([part.running.crc32cs for part in parts if part.running is not None])
-    offset, nbytes, crc32c, blocks = np.concatenate([np.array(some, np.int64) for some in parts_of(rows)]).T
-    return offset, nbytes, crc32c, blocks, np.frombuffer(running, RUNNING[1])
-
-
-def _add(many: dict[str, list[_Table]], found: ColumnsOfParts) -> None:
-    """Add what another process wrote to the tables of its files."""
-    order = np.argsort(found.file, kind="stable")
-    numbers, starts = np.unique(found.file[order], return_index=True)
-    groups = np.split(order, starts[1:]) if len(order) else []
-    for number, rows in zip(map(int, numbers), groups, strict=True):
-        running = running_of(found.running, found.nbytes, found.block_bytes, rows)
-        table = found.offset[rows], found.nbytes[rows], found.crc32c[rows], found.block_bytes[rows], running
-        many.setdefault(found.files[number], []).append(table)
+def _add(many: dict[str, list[_Table]], table: WrittenTable) -> None:
+    """Add rows to the tables of their files."""
+    file, *numbers = map(
+        np.asarray, (table.file, table.offset, table.nbytes, table.crc32c, table.block_bytes)
+    )
+    _, nbytes, _, block_bytes = numbers
+    running = np.frombuffer(table.running, RUNNING[1])
+    order = np.argsort(file, kind="stable")
+    found, starts = np.unique(file[order], return_index=True)
+    for number, rows in zip(found.tolist(), np.split(order, starts[1:]), strict=True) if len(order) else ():
+        offset, length, crc32c, blocks = (column[rows] for column in numbers)
+        sums = running_of(running, nbytes, block_bytes, rows)
+        many.setdefault(table.files[int(number)], []).append((offset, length, crc32c, blocks, sums))
 
 
 def _joined(tables: Sequence[_Table]) -> _Table:
@@ -304,7 +276,7 @@ class Integrity:
     documents: Mapping[str, Digest] = field(default_factory=dict[str, Digest])
     """Of each document, relative to the directory."""
     about: Mapping[str, object] = field(default_factory=dict[str, object])
-    """What `_CHECKPOINT_METADATA` says; see `checkpoint_metadata.content_of`."""
+    """The content of `_CHECKPOINT_METADATA`; see `checkpoint_metadata.content_of`."""
 
 
 def encode(

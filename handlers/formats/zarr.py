@@ -36,7 +36,7 @@ from typing import Any, Final, Literal, cast, final
 from penstock.handlers.dtypes import numpy_dtype, storable
 from penstock.handlers.formats.chunk_regions import is_beyond_memory
 from penstock.handlers.formats.json_documents import as_list, as_object, as_shape, as_string, parse_object
-from penstock.kernel.codecs import Codec, codec_of, codec_type
+from penstock.kernel.codecs import CODECS, Codec, codec_of
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.leaf import LeafSpec
 
@@ -167,7 +167,7 @@ def codec_to_decode(form: ArrayFormat) -> Codec | None:
         ValueError: If its options are.
     """
     found, options = _last_step(form)
-    kind = codec_type(found)
+    kind = CODECS.find(found)
     if kind is None or not _is_only_step(form):
         return None
 

@@ -11,20 +11,19 @@ from typing import Any, final
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.layouts.discovery import tensors_at
-from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.memory.bounded_cache import BoundedCache, Caching
 from penstock.kernel.protocols.checkpoints import FoundItems, ListedItems, StoredCheckpoint
 from penstock.kernel.protocols.layouts import (
+    ArrangedLayout,
     FormattedLayout,
+    ItemsLayout,
     Layout,
     Opening,
-    process_folder_of,
 )
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf_handlers import StagedLeaf
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.protocols.views import StagedLeaf, WrittenLeaves
-from penstock.kernel.protocols.written import Document
+from penstock.kernel.protocols.written import Document, WrittenLeaves
 
 
 @final
@@ -49,28 +48,20 @@ class AutoLayout:
     def data_file(self) -> str:
         return self.written.data_file()
 
-    def process_folder(self, process_index: int) -> str:
-        """The folder that the inner layout gives.
-
-        Raises:
-            SpecError: If it gives none.
-        """
-        return process_folder_of(self.written, process_index)
+    @property
+    def arrays(self) -> FormattedLayout | None:
+        """That of `written`."""
+        return self.written.arrays
 
     @property
-    def save_format(self) -> SaveFormat:
-        """The chosen options, if the written layout has any."""
-        return self.written.save_format if isinstance(self.written, FormattedLayout) else SaveFormat()
+    def places(self) -> ArrangedLayout | None:
+        """That of `written`."""
+        return self.written.places
 
-    def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
-        return self.written.fit(spec, info, args) if isinstance(self.written, FormattedLayout) else spec
-
-    def encode(self, codec: str, chunks: Sequence[memoryview], itemsize: int) -> Sequence[bytes]:
-        assert isinstance(self.written, FormattedLayout), "a layout without codecs chooses none"
-        return self.written.encode(codec, chunks, itemsize)
-
-    def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
-        return self.written.chunk_file(leaf, chunk) if isinstance(self.written, FormattedLayout) else None
+    @property
+    def folders(self) -> ItemsLayout | None:
+        """That of `written`."""
+        return self.written.folders
 
     def check(self, leaves: Sequence[StagedLeaf]) -> None:
         self.written.check(leaves)

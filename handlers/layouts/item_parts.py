@@ -30,6 +30,7 @@ from penstock.handlers.leaves.prng_keys import is_key, key_data_of, key_impl_of
 from penstock.kernel.errors import CorruptCheckpointError, InvalidLeafError, SpecError
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
 from penstock.kernel.protocols.written import Document
+from penstock.kernel.storage.paths import TEMPORARY_SUFFIX
 
 _V0: Final = "orbax.checkpoint._src.handlers."
 HANDLERS: Final[Mapping[type, str]] = {
@@ -178,7 +179,7 @@ def _check_name(name: object) -> None:
     """Refuse a name that is not a valid directory name or that Orbax reserves."""
     if not isinstance(name, str) or not name or name in {".", "..", "AUTO", "_CHECKPOINT_DELETION"}:
         raise SpecError(f"an item cannot be called {name!r}")
-    if "/" in name or "\0" in name or name.startswith("_") or ".orbax-checkpoint-tmp" in name:
+    if "/" in name or "\0" in name or name.startswith("_") or TEMPORARY_SUFFIX in name:
         raise SpecError(f"an item cannot be called {name!r}: it is the name of its directory")
     if len(name.encode(errors="replace")) > _LONGEST_NAME:
         raise SpecError(f"an item cannot be called {name!r}: that is longer than a file's name may be")

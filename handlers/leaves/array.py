@@ -33,8 +33,8 @@ from penstock.handlers.leaves.shards import (
 from penstock.handlers.leaves.small_arrays import make_pack, pack_placements
 from penstock.kernel.errors import DeletedLeafError, InvalidLeafError, TreeDifference
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf_handlers import FilledLeaf, FilledPack, StagedLeaf
 from penstock.kernel.protocols.reads import Target
-from penstock.kernel.protocols.views import FilledLeaf, FilledPack, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 
 _BUFFERED: Final = frozenset(

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.kernel.memory.buffers import MAPPED_FROM, anonymous_memory
-from penstock.kernel.protocols.views import FilledPack
+from penstock.kernel.protocols.leaf_handlers import FilledPack
 
 
 @final

@@ -11,8 +11,7 @@ from jax.core import Tracer
 from penstock.handlers.leaves.array import ArrayHandler
 from penstock.handlers.leaves.empty import EmptyHandler, EmptyNamedTuple
 from penstock.handlers.leaves.numpy_array import NumpyHandler
-from penstock.handlers.leaves.scalar import ScalarHandler
-from penstock.handlers.leaves.string import StringHandler
+from penstock.handlers.leaves.scalar import ScalarHandler, StringHandler
 from penstock.kernel.plugins.handler_registry import HandlerRegistry
 
 

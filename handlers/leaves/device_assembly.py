@@ -22,8 +22,8 @@ from penstock.handlers.leaves.blocks import Box, HostRegion, boxes
 from penstock.handlers.leaves.devices import Device, device_indices, devices_of, is_subtype
 from penstock.handlers.leaves.restore_target import Bounds, Placement, bounds_of
 from penstock.kernel.protocols.leaf import StoredLeaf
+from penstock.kernel.protocols.leaf_handlers import FilledLeaf
 from penstock.kernel.protocols.reads import Target
-from penstock.kernel.protocols.views import FilledLeaf
 
 
 def canvas_parts(stored: StoredLeaf, target: Target, part_bytes: int, *, whole_chunks: bool) -> list[Target]:

@@ -12,8 +12,8 @@ from typing import Any, Final, Literal, TypeAlias, cast, final
 from penstock.handlers.leaves.mismatches import different, type_name
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf_handlers import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.reads import Target
-from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 
 Marker: TypeAlias = Literal["None", "Dict", "List", "Tuple", "NamedTuple"]

@@ -17,8 +17,8 @@ from penstock.handlers.leaves.blocks import Box, HostRegion, cast_to, chunk_boxe
 from penstock.handlers.leaves.mismatches import different, different_array, stored_dtype, type_name
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf_handlers import FilledLeaf, FilledPack, StagedLeaf
 from penstock.kernel.protocols.reads import Target
-from penstock.kernel.protocols.views import FilledLeaf, FilledPack, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 
 

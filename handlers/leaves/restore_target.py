@@ -27,8 +27,8 @@ from penstock.handlers.leaves.sharding import decode
 from penstock.handlers.leaves.shards import PACKED
 from penstock.kernel.errors import TreeDifference, UnsupportedFormatError
 from penstock.kernel.protocols.leaf import StoredLeaf
+from penstock.kernel.protocols.leaf_handlers import FilledLeaf
 from penstock.kernel.protocols.reads import Target
-from penstock.kernel.protocols.views import FilledLeaf
 
 Abstract: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 

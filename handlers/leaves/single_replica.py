@@ -13,7 +13,6 @@ __all__ = (
     "Share",
     "SharedArray",
     "SingleReplica",
-    "Turns",
     "broadcast_together",
     "rounds_of",
 )
@@ -21,7 +20,7 @@ __all__ = (
 import hashlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Final, TypeAlias, TypeVar, cast, final
@@ -33,14 +32,14 @@ from anyio import Lock, sleep
 from jax import tree_util
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from penstock.handlers.coordinators.job import move_on_after_awake
+from penstock.handlers.coordinators.job_options import JobLimits
+from penstock.handlers.coordinators.silence import LATER
 from penstock.handlers.leaves.blocks import Box, boxes
 from penstock.handlers.leaves.device_assembly import as_bits, blank_shard, paste
 from penstock.handlers.leaves.devices import Device, on_host
 from penstock.handlers.leaves.prng_keys import is_key
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.config.job_limits import JobLimits
-from penstock.kernel.coordination.key_value_calls import move_on_after_awake
-from penstock.kernel.coordination.silence import LATER
 from penstock.kernel.errors import CoordinationError, OutcomeUnknownError, PeerSilentError, SpecError
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.protocols.coordinator import Operation
@@ -61,24 +60,6 @@ PART: Final = 4
 
 MOST_BYTES: Final = 16 * 2**20
 """Of one device in a round. More gains nothing."""
-
-
-@final
-class Turns:
-    """Has the restores of one process that broadcast follow each other.
-
-    Collectives of two would take each other's bytes, if processes entered them in another order. The primary
-    decides: the others enter none before it has met them, which it does when it is the restore's turn.
-    """
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-
-    def of(self, operation: Operation) -> AbstractAsyncContextManager[None]:
-        """Wait at the primary until this operation may begin its collectives; for the block."""
-        return self._lock if operation.is_primary else nullcontext()
 
 
 @final
@@ -142,7 +123,7 @@ async def broadcast_together(
     limits: JobLimits,
     memory: MemoryRegulator,
     threads: Threads,
-    turns: Turns,
+    turn: Lock,
 ) -> tuple[T, Sequence[jax.Array]]:
     """Have all processes agree, read what each has to, and send what one replica has to the others.
 
@@ -156,7 +137,8 @@ async def broadcast_together(
         limits: How long the processes wait for each other.
         memory: What a round takes on the host is leased from it.
         threads: For what blocks.
-        turns: Of this process.
+        turn: Held by the primary for its collectives: those of two restores would take each other's bytes, if
+            processes entered them in another order. The others enter none before the primary has met them.
 
     Returns:
         What was read, and the arrays over all replicas.
@@ -176,7 +158,7 @@ async def broadcast_together(
         async with operation.running():
             most_bytes = await _agree(operation, digest, describe, memory)
             collectives = _Collectives(operation, limits, memory, threads, most_bytes)
-            async with turns.of(operation):
+            async with turn if operation.is_primary else nullcontext():
                 operation.at("read")
                 value, sources = await read(collectives.share)
                 await operation.meet("replicas")

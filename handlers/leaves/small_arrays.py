@@ -22,8 +22,8 @@ from penstock.handlers.leaves.restore_target import Placement, array_target
 from penstock.handlers.leaves.shards import PACKED, shard_grid
 from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf_handlers import FilledPack
 from penstock.kernel.protocols.reads import Target
-from penstock.kernel.protocols.views import FilledPack
 
 _NOWHERE = ParamInfo((), (), "")
 

@@ -33,6 +33,7 @@ from penstock.kernel.errors import (
 from penstock.kernel.memory.memory_limit import check_available
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf_handlers import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.reads import (
     CheckedRead,
     DirectRead,
@@ -42,10 +43,9 @@ from penstock.kernel.protocols.reads import (
     ScatterRead,
     Segment,
     Target,
+    share_checks,
 )
-from penstock.kernel.protocols.shared_checks import share_checks
 from penstock.kernel.protocols.stores import ReadableFile, Store
-from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 
 _MANY_CHUNKS: Final = 1024

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ("DirectoryHold", "DirectoryHolds", "Identity", "first_name", "identity_at")
+__all__ = (
+    "DirectoryHold",
+    "DirectoryHolds",
+    "Identity",
+    "check_name_is_free",
+    "claim_name",
+    "first_name",
+    "identity_at",
+)
 
 import errno
 import fcntl
@@ -12,15 +20,14 @@ from contextlib import suppress
 from typing import Final, TypeAlias, final
 from weakref import WeakValueDictionary
 
-from penstock.handlers.stores.descriptor import translated
-from penstock.handlers.stores.name_claims import check_name_is_free, claim_name
-from penstock.handlers.stores.system_calls.atomic_rename import rename_only_to_absent
-from penstock.handlers.stores.system_calls.file_system import FileSystem
+from penstock.handlers.stores.regular_files import create_whole, read_whole, translated
+from penstock.handlers.stores.system_calls.file_system import FileSystem, rename_only_to_absent
 from penstock.handlers.stores.system_calls.tree_removal import remove_tree
-from penstock.kernel.concurrency.fork import HomeProcess
+from penstock.kernel.concurrency.process_identity import HomeProcess
 from penstock.kernel.errors import BuildChangedError, InUseError, StorageError
 from penstock.kernel.protocols.stores import BuildToken
-from penstock.kernel.storage.claims import Claim
+from penstock.kernel.storage.claims import Claim, check_unclaimed
+from penstock.kernel.storage.paths import TEMPORARY_SUFFIX
 
 Identity: TypeAlias = tuple[int, int]
 """Device and inode: of an entry that is open, or below one that is, no other one has it."""
@@ -30,9 +37,6 @@ _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.E
 
 _NOT_HELD: Final = "-new"
 """Behind the name of a directory that is made and not held yet."""
-
-_BUILT: Final = ".orbax-checkpoint-tmp"
-"""In the names of what is being built."""
 
 
 @final
@@ -381,7 +385,7 @@ def _make_empty(path: str) -> None:
     """
     with translated("list", path):
         names = os.listdir(path)
-    if names and _BUILT not in os.path.basename(path):
+    if names and TEMPORARY_SUFFIX not in os.path.basename(path):
         raise StorageError("mkdir", path, "holds something that no save has put there", errno.ENOTEMPTY)
 
     for name in names:
@@ -409,3 +413,57 @@ def _make_then_hold(path: str, system: FileSystem) -> DirectoryHold:
             raise InUseError(path) from error
 
         raise
+
+
+_SUFFIX: Final = ".penstock-claim"
+
+
+def claim_name(path: str) -> Claim:
+    """Claim what lies at a path, by the file `.<name>.penstock-claim` beside it; see `Claim`.
+
+    Raises:
+        InUseError: If somebody else claims it.
+        StorageError: If the file cannot be created.
+    """
+    return Claim(_LocalFiles(), _claim_file(path), path)
+
+
+def check_name_is_free(path: str) -> None:
+    """Return if nobody claims `path`; see `check_unclaimed`.
+
+    Raises:
+        InUseError: If somebody does.
+        StorageError: If the medium refuses.
+    """
+    check_unclaimed(_LocalFiles(), _claim_file(path), path)
+
+
+def _claim_file(path: str) -> str:
+    folder, name = os.path.split(os.path.abspath(path))
+    return os.path.join(folder, f".{name}{_SUFFIX}")
+
+
+@final
+class _LocalFiles:
+    def create(self, file: str, data: bytes) -> bool:
+        try:
+            return create_whole(file, data)
+        except StorageError as error:
+            if error.errno == errno.EEXIST:
+                return False
+
+            raise
+
+    def read(self, file: str) -> bytes | None:
+        try:
+            with translated("read", file):
+                return read_whole(file)
+        except StorageError as error:
+            if error.errno == errno.ENOENT:
+                return None
+
+            raise
+
+    def remove(self, file: str) -> None:
+        with translated("remove", file):
+            os.unlink(file)

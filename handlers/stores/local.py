@@ -10,27 +10,92 @@ import stat
 import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Literal, final, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, final, get_args
 
-from penstock.handlers.stores import small_files as many
-from penstock.handlers.stores.aligned_buffers import Arena
-from penstock.handlers.stores.build_state import Build
-from penstock.handlers.stores.data_file import LocalDataFile
-from penstock.handlers.stores.descriptor import Descriptor, translated
-from penstock.handlers.stores.direct_io import DIRECT_FROM, PAGE, Io
+from penstock.handlers.stores.data_file import LocalDataFile, LocalReadableFile
+from penstock.handlers.stores.direct_io import DIRECT_FROM, PAGE, Arena, Io
 from penstock.handlers.stores.directory_lock import DirectoryHold, DirectoryHolds, Identity, identity_at
-from penstock.handlers.stores.links import Links, check_links
-from penstock.handlers.stores.memory_mapping import map_file
-from penstock.handlers.stores.readable_file import LocalReadableFile
-from penstock.handlers.stores.regular_files import read_whole
-from penstock.handlers.stores.synced_files import SyncedFiles
-from penstock.handlers.stores.system_calls.atomic_rename import exchange, rename_to_absent
-from penstock.handlers.stores.system_calls.file_system import FileSystem, SystemCalls
+from penstock.handlers.stores.regular_files import (
+    Descriptor,
+    SyncedFiles,
+    create_whole,
+    data_sizes,
+    file_sizes,
+    map_file,
+    read_files,
+    read_whole,
+    replace_whole,
+    translated,
+)
+from penstock.handlers.stores.system_calls.file_system import (
+    FileSystem,
+    SystemCalls,
+    exchange,
+    rename_to_absent,
+)
 from penstock.handlers.stores.system_calls.tree_removal import remove_tree
-from penstock.handlers.stores.whole_files import create_whole, replace_whole
-from penstock.kernel.errors import BuildChangedError, ConfigError, NotAFileError, StorageError
+from penstock.kernel.errors import (
+    BuildChangedError,
+    ConfigError,
+    LinkOutsideError,
+    NotAFileError,
+    StorageError,
+)
 from penstock.kernel.protocols.store_capabilities import Placement
 from penstock.kernel.protocols.stores import BuildToken
+
+Links: TypeAlias = Literal["inside", "any"]
+"""Which links a checkpoint may have in it."""
+
+
+def check_links(root: str, directory: str) -> None:
+    """Refuse symbolic links at and below `directory` that lead out of `root`. Blocking; opens no file.
+
+    In the cache of the Hugging Face hub, all files of a snapshot are links to the `blobs` beside it: these
+    are allowed.
+
+    Args:
+        root: A checkpoint; may be a link itself.
+        directory: The part of it to look at; `root` or a directory below it.
+
+    Raises:
+        LinkOutsideError: If there is one.
+        StorageError: If a directory cannot be listed.
+    """
+    allowed = [os.path.realpath(root)]
+    above, folder = os.path.split(os.path.dirname(allowed[0]))
+    if folder == "snapshots":
+        allowed.append(os.path.join(above, "blobs"))
+
+    if directory != root and os.path.islink(directory):
+        _check(directory, allowed)
+
+    pending = [directory]
+    while pending:
+        path = pending.pop()
+        with translated("list", path), os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    _check(entry.path, allowed)
+                elif entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+
+
+def _check(path: str, allowed: list[str]) -> None:
+    target = os.path.realpath(path)
+    if not any(target == place or target.startswith(os.path.join(place, "")) for place in allowed):
+        raise LinkOutsideError(path, target)
+
+
+@final
+@dataclass(slots=True)
+class Build:
+    """The state of one save's build: the claim in its `BuildToken`."""
+
+    published: Identity | None = None  #: what was published; None if nothing was yet
+    replaced: str = ""  #: where what the save replaced lies; empty if it is removed, or nothing was replaced
+    replaced_identity: Identity | None = None  #: what lay there when it had been replaced
 
 
 @final
@@ -198,15 +263,15 @@ class LocalStore:
 
     def read_files(self, paths: Iterable[str]) -> Sequence[bytes | None]:
         """Return the content of each file; None for a missing one."""
-        return many.read_files(paths)
+        return read_files(paths)
 
     def file_sizes(self, paths: Iterable[str]) -> Sequence[int | None]:
         """Return the size of each file in bytes; -1 for what is no file, None for nothing."""
-        return many.file_sizes(paths)
+        return file_sizes(paths)
 
     def data_sizes(self, paths: Iterable[str]) -> Sequence[int]:
         """Return the bytes of each file outside of its holes; 0 for what is no file."""
-        return many.data_sizes(paths)
+        return data_sizes(paths)
 
     def check_links(self, root: str, directory: str) -> None:
         """Refuse links that lead out of a checkpoint, unless they are allowed; see `links.check_links`."""
@@ -241,7 +306,7 @@ class LocalStore:
         return LocalReadableFile(path, self._io)
 
     def map_file(self, path: str) -> memoryview:
-        """Return the file's bytes without reading them; see `memory_mapping.map_file`."""
+        """Return the file's bytes without reading them; see `regular_files.map_file`."""
         return map_file(path)
 
     def sync_directory(self, path: str) -> None:
@@ -305,7 +370,7 @@ class LocalStore:
         """Swap what was built with what it replaces in one step, so that neither name is ever absent.
 
         Where the file system cannot do that (renameat2 of Linux 3.15), the path is absent for a moment. See
-        `atomic_rename.exchange_in_steps` for what a crash in that moment leaves behind.
+        `file_system.exchange_in_steps` for what a crash in that moment leaves behind.
 
         A symbolic link at `final` is replaced itself; what it leads to stays.
 

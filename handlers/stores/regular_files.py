@@ -1,4 +1,4 @@
-"""Opening files for reading, if they are files at all.
+"""Regular files: opened only if they are that, read, measured and mapped, one or thousands, written whole.
 
 A checkpoint may be hostile. Where it has a pipe, opening it would wait for a writer that never comes; where
 it has a device, reading it may never end.
@@ -6,14 +6,46 @@ it has a device, reading it may never end.
 
 from __future__ import annotations
 
-__all__ = ("MOST_DOCUMENT_BYTES", "data_bytes", "open_regular", "read_whole")
+__all__ = (
+    "MOST_DOCUMENT_BYTES",
+    "Descriptor",
+    "SyncedFiles",
+    "create_whole",
+    "data_bytes",
+    "data_sizes",
+    "file_sizes",
+    "map_file",
+    "open_regular",
+    "read_files",
+    "read_vectored",
+    "read_whole",
+    "replace_whole",
+    "translated",
+    "write_vectored",
+)
 
 import errno
 import os
 import stat
-from typing import Final
+import uuid
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from errno import EIO
+from itertools import islice
+from typing import Final, final
 
-from penstock.kernel.errors import CorruptCheckpointError, NotAFileError, UnsupportedFormatError
+from penstock.handlers.stores.system_calls.file_system import rename_to_absent
+from penstock.kernel.errors import (
+    CorruptCheckpointError,
+    NotAFileError,
+    PenstockError,
+    StorageError,
+    UnsupportedFormatError,
+)
+from penstock.kernel.memory.bounded_cache import BoundedCache
+from penstock.kernel.memory.buffers import file_memory
 
 MOST_DOCUMENT_BYTES: Final = 2**30
 """Longer files are not read as a whole. The longest document of a million leaves has a fifth of it."""
@@ -128,3 +160,324 @@ def data_bytes(number: int, nbytes: int) -> int:
         os.lseek(number, 0, os.SEEK_SET)
 
     return found
+
+
+@contextmanager
+def translated(operation: str, path: str) -> Generator[None]:
+    """Turn an `OSError` raised in the block into a `StorageError` with the same number and message.
+
+    So is a name from a document that no file can have, with a NUL or a surrogate in it.
+    """
+    try:
+        yield
+    except PenstockError:
+        raise
+    except OSError as error:
+        raise StorageError.of(operation, path, error) from error
+    except ValueError as error:
+        raise StorageError(operation, path, f"is no possible path: {error}", errno.EINVAL) from error
+
+
+@final
+class Descriptor:
+    """An open file. Warns if it is collected before it is closed.
+
+    Args:
+        path: The file or directory to open.
+        flags: Flags for `os.open`, which adds O_CLOEXEC, so that no child process inherits the descriptor.
+
+    Raises:
+        StorageError: If it cannot be opened.
+    """
+
+    __slots__ = ("number", "path")
+
+    number: int  #: -1 once closed, so that every operation fails with EBADF
+    path: str
+
+    def __init__(self, path: str, flags: int) -> None:
+        self.number = -1
+        self.path = path
+        with translated("open", path):
+            self.number = os.open(path, flags, 0o666)
+
+    @classmethod
+    def of_regular(cls, path: str) -> Descriptor:
+        """Open an existing file for reading; see `open_regular`.
+
+        Raises:
+            NotAFileError: If it is a pipe, a socket or a device.
+            StorageError: If it is a directory, or cannot be opened.
+        """
+        opened = cls.__new__(cls)
+        opened.number = -1
+        opened.path = path
+        with translated("open", path):
+            opened.number, _ = open_regular(path)
+
+        return opened
+
+    def close(self) -> None:
+        """Close the file. Idempotent. Must not be called while another thread uses it."""
+        number, self.number = self.number, -1
+        if number >= 0:
+            with translated("close", self.path):
+                os.close(number)
+
+    def __del__(self) -> None:
+        if self.number >= 0:
+            warnings.warn(f"{self.path!r} was not closed", ResourceWarning, stacklevel=1, source=self)
+            self.close()
+
+
+# The errors of a file system without hard links.
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+def replace_whole(path: str, data: bytes, *, new: bool = False, synced: SyncedFiles | None = None) -> None:
+    """Create a file, or replace its content, and make the content durable.
+
+    This is not atomic: after a failure the file may hold any part of the content.
+
+    Args:
+        path: Path of the file.
+        data: Its whole content.
+        new: Whether it is an error if the file exists.
+        synced: Told of the file once it is synced.
+
+    Raises:
+        StorageError: If the medium refuses.
+    """
+    file = Descriptor(path, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_TRUNC))
+    try:
+        with translated("write", path):
+            write_vectored(file.number, 0, [memoryview(data)])
+        with translated("fsync", path):
+            os.fsync(file.number)
+            if synced is not None:
+                synced.note(file.number)
+    finally:
+        file.close()
+
+
+def create_whole(path: str, data: bytes) -> bool:
+    """Create a file with its content in one step. The content is durable, its directory entry is not.
+
+    It is written as `<path>.penstock-new-<hex>` and then linked to `path`, so that only one of several
+    writers succeeds and readers never see a part. A crash may leave the `penstock-new` file behind.
+
+    Returns:
+        True if the file was created; False if it existed with this content.
+
+    Raises:
+        StorageError: With `errno.EEXIST` if it existed with other content.
+    """
+    beside = f"{path}.penstock-new-{uuid.uuid4().hex}"
+    try:
+        replace_whole(beside, data, new=True)
+        with translated("create", path):
+            _link_to_absent(beside, path)
+    except StorageError as error:
+        if error.errno != errno.EEXIST or not _holds(path, data):
+            raise
+
+        return False
+    finally:
+        with suppress(OSError):  # already renamed, or never created
+            os.unlink(beside)
+
+    return True
+
+
+def _link_to_absent(source: str, destination: str) -> None:
+    try:
+        os.link(source, destination)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+
+        rename_to_absent(source, destination)
+
+
+def _holds(path: str, data: bytes) -> bool:
+    try:
+        with translated("read", path):
+            return read_whole(path) == data
+    except PenstockError:
+        return False
+
+
+def read_files(paths: Iterable[str]) -> list[bytes | None]:
+    """Return the content of each file; None for a missing one, a directory, or a name no file can have.
+
+    Raises:
+        NotAFileError: If one is a pipe, a socket or a device.
+        CorruptCheckpointError: If one is too long for a document, or most of it is a hole.
+        StorageError: If one cannot be read.
+    """
+    found: list[bytes | None] = []
+    for path in paths:
+        try:
+            data = read_whole(path)
+        except PenstockError:
+            raise
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+            found.append(None)
+        except OSError as error:
+            raise StorageError.of("read", path, error) from error
+        else:
+            found.append(data)
+
+    return found
+
+
+def file_sizes(paths: Iterable[str]) -> list[int | None]:
+    """Return the size of each file in bytes; -1 for a directory or a device, None where there is nothing.
+
+    Raises:
+        StorageError: If the status of one cannot be read.
+    """
+    found: list[int | None] = []
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            found.append(None)
+        except OSError as error:
+            raise StorageError.of("stat", path, error) from error
+        else:
+            found.append(status.st_size if stat.S_ISREG(status.st_mode) else -1)
+
+    return found
+
+
+def data_sizes(paths: Iterable[str]) -> list[int]:
+    """Return the bytes of each file outside of its holes; 0 for what is no file, or a name no file can have.
+
+    Raises:
+        StorageError: If one cannot be looked at.
+    """
+    found: list[int] = []
+    for path in paths:
+        try:
+            status = os.stat(path)
+            found.append(_data_bytes(path, status) if stat.S_ISREG(status.st_mode) else 0)
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            found.append(0)
+        except OSError as error:
+            raise StorageError.of("stat", path, error) from error
+
+    return found
+
+
+def _data_bytes(path: str, status: os.stat_result) -> int:
+    if status.st_blocks * 512 >= status.st_size:
+        return status.st_size  # no holes, or few
+
+    number, nbytes = open_regular(path)
+    try:
+        return data_bytes(number, nbytes)
+    finally:
+        os.close(number)
+
+
+def map_file(path: str) -> memoryview:
+    """Map a whole file, read-only and shared, in the same time for any size.
+
+    The mapping lives as long as the view or any slice of it, even if the file is renamed or removed. It keeps
+    no descriptor open.
+
+    Use it only for files that never change: if a mapped file is truncated, a process that reads past its new
+    end is killed (SIGBUS).
+
+    Returns:
+        The bytes; empty for an empty file.
+
+    Raises:
+        NotAFileError: If it is a pipe, a socket or a device.
+        StorageError: If it cannot be opened or mapped.
+    """
+    file = Descriptor.of_regular(path)
+    try:
+        with translated("map", path):
+            nbytes = os.fstat(file.number).st_size
+            return file_memory(file.number, nbytes) if nbytes else memoryview(b"")
+    finally:
+        file.close()
+
+
+_MOST: Final = 1 << 16
+_BYTES_OF_AN_ENTRY: Final = 300
+
+
+@final
+class SyncedFiles:
+    """Remembers the last files that were synced, by inode, length and time of change. Thread-safe.
+
+    A file that is written later has another time. A link to it has the same.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: BoundedCache[tuple[int, ...], bool] = BoundedCache(_MOST)
+
+    def note(self, descriptor: int) -> None:
+        """Note that an open file was just synced."""
+        self._known.put(_key(os.fstat(descriptor)), True, _BYTES_OF_AN_ENTRY)
+
+    def knows(self, descriptor: int) -> bool:
+        """True if an open file was synced after its last change."""
+        return self._known.get(_key(os.fstat(descriptor))) is not None
+
+
+def _key(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+MAX_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))  #: buffers per call; 1024 on Linux
+
+
+def write_vectored(descriptor: int, offset: int, buffers: Sequence[memoryview]) -> None:
+    """Write all buffers one after another, beginning at `offset`.
+
+    Raises:
+        OSError: As `os.pwritev` does. Any number of bytes may have been written before.
+    """
+    end = offset + sum(buffer.nbytes for buffer in buffers)
+    if _transfer(os.pwritev, descriptor, offset, buffers) < end:
+        raise OSError(EIO, "the system wrote nothing and reported no error")
+
+
+def read_vectored(descriptor: int, offset: int, buffers: Sequence[memoryview]) -> int:
+    """Fill the buffers one after another, beginning at `offset`.
+
+    Returns:
+        The offset reached: the end of the last buffer's range, or less if the file ends before.
+
+    Raises:
+        OSError: As `os.preadv` does. Any number of bytes may have been read before.
+    """
+    return _transfer(os.preadv, descriptor, offset, buffers)
+
+
+def _transfer(
+    call: Callable[[int, list[memoryview], int], int],
+    descriptor: int,
+    offset: int,
+    buffers: Sequence[memoryview],
+) -> int:
+    # A Linux call transfers at most 2 GiB - 4 KiB, and any call may transfer less than it was asked to.
+    pending = deque(buffer.cast("B") for buffer in buffers if buffer.nbytes)
+    while pending:
+        moved = call(descriptor, list(islice(pending, MAX_BUFFERS)), offset)
+        if moved == 0:
+            break
+
+        offset += moved
+        while pending and moved >= pending[0].nbytes:
+            moved -= pending.popleft().nbytes
+        if moved:
+            pending[0] = pending[0][moved:]
+
+    return offset

@@ -14,7 +14,7 @@ from penstock.kernel.concurrency.interpreter_settings import calm_interpreter, c
 from penstock.kernel.concurrency.threads import Threads
 
 if TYPE_CHECKING:
-    from penstock.kernel.config.config import LoopOptions
+    from penstock.kernel.concurrency.interpreter_settings import LoopOptions
 
 Homes: TypeAlias = Mapping[str, str]
 """Modules, each with a name that it defines after its own imports."""

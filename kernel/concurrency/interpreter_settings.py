@@ -24,15 +24,17 @@ __all__ = (
     "NET_ALLOCATIONS",
     "SWITCH_INTERVAL_S",
     "Ageing",
+    "LoopOptions",
     "calm_interpreter",
-    "calmly",
     "count_as_old",
+    "run_in_calm_interpreter",
 )
 
 import gc
 import sys
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 
@@ -42,9 +44,18 @@ from anyio import CancelScope
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
-    from penstock.kernel.config.config import LoopOptions
 
 T = TypeVar("T")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """`[loop]`: settings of the whole interpreter that are changed while penstock works."""
+
+    pause_collector: bool = True  #: run the cyclic garbage collector rarely
+    short_switches: bool = True  #: let threads take turns at the interpreter every millisecond
+
 
 NET_ALLOCATIONS: Final = 15_000
 NEVER: Final = 2**30
@@ -87,7 +98,7 @@ def calm_interpreter(tasks: TaskGroup, options: LoopOptions, *, most_s: float = 
             scope.cancel()
 
 
-async def calmly(work: Callable[[], Awaitable[T]], options: LoopOptions) -> T:
+async def run_in_calm_interpreter(work: Callable[[], Awaitable[T]], options: LoopOptions) -> T:
     """Await `work()` within `calm_interpreter`: for a part of an operation that begins long after it.
 
     Cancellation:

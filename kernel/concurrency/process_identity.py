@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ("ProcessIdentity", "ThisProcess", "this_process")
+__all__ = (
+    "HomeProcess",
+    "ProcessIdentity",
+    "ThisProcess",
+    "this_process",
+)
 
 import json
 import os
@@ -14,6 +19,33 @@ from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, cast, final
+
+from penstock.kernel.errors import ForkedError
+
+
+@final
+class HomeProcess:
+    """The process that created this object."""
+
+    __slots__ = ("_pid",)
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """True if the code runs in that process, and not in a fork of it."""
+        return os.getpid() == self._pid
+
+    def check(self, what: str) -> None:
+        """Raise unless this is that process.
+
+        Raises:
+            ForkedError: In a fork, where anything that waits for the loop would hang.
+        """
+        if not self.is_here:
+            raise ForkedError(what, self._pid)
+
 
 _FIRST_NAMESPACE: Final = "pid:[4026531836]"
 """That of a machine's own processes. Linux gives it this number always; a container has another one."""

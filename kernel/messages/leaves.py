@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ("ByIndex", "Leaf", "Leaves", "as_slice", "in_columns")
+__all__ = ("Leaf", "Leaves", "as_slice", "in_columns")
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, repeat
 from operator import lt
-from typing import TYPE_CHECKING, Protocol, TypeVar, final, overload
+from typing import TYPE_CHECKING, final, overload
 
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 
 if TYPE_CHECKING:
     from penstock.kernel.protocols.leaf_handlers import LeafHandler
-
-
-T_co = TypeVar("T_co", covariant=True)
+    from penstock.kernel.protocols.written import ByIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +38,6 @@ class Leaf:
     def without_value(self) -> Leaf:
         """Return the leaf without its value, so that a staged leaf does not keep an array alive."""
         return Leaf(self.index, self.info, None, self.spec, self.handler)
-
-
-class ByIndex(Protocol[T_co]):
-    """A column of all leaves of a tree, or of some by their place in flatten order."""
-
-    def __getitem__(self, index: int, /) -> T_co: ...
 
 
 @final

@@ -27,7 +27,7 @@ from weakref import ReferenceType
 
 from penstock.kernel.errors import SpecError
 from penstock.kernel.messages.packs import HostPack, ReadLeaf, ReadPack
-from penstock.kernel.protocols.leaf import KeyPath, LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf import KeyPath, LeafPredicate, LeafSpec, ParamInfo
 from penstock.kernel.reports.stage_report import StageReport
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class RestoreOptions:
     split: str | None = None
     mmap: bool = False
     verify: bool | None = None
-    prioritise: Callable[[KeyPath], bool] | None = None
+    prioritise: LeafPredicate | None = None
     max_expansion: int | None = None
     replica_axis: str | None = None
     primary_replica: int = 0

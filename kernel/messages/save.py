@@ -17,22 +17,20 @@ __all__ = (
     "StagedBatch",
     "TreeToSave",
     "WrittenBatch",
-    "WrittenColumns",
-    "WrittenPack",
 )
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar, final
 from weakref import ReferenceType
 
 from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.messages.changed_specs import LeafChange, SpecChange, place_of, resolved_spec
 from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
-from penstock.kernel.protocols.written import Written
+from penstock.kernel.protocols.written import Written, WrittenTable
 from penstock.kernel.reports.stage_report import StageReport, size_text
 
 if TYPE_CHECKING:
@@ -42,6 +40,8 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.files_handler import FilesHandler
     from penstock.kernel.protocols.leaf_handlers import LeafHandler
 
+
+_NOTHING_WRITTEN: Final = WrittenTable.of((), ())
 
 References: TypeAlias = Mapping[str, "ReferenceType[Any]"]
 """Stored name -> the object that was saved or restored under it, if it can never change."""
@@ -289,64 +289,24 @@ class _Mapping:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenPack:
-    """The place to which a pack was written."""
-
-    leaves: Sequence[Leaf]
-    file: str  #: relative to the checkpoint directory
-    offset: int  #: of the first chunk in that file, bytes; the others follow without a gap
-    nbytes: int
-    crc32cs: Sequence[int]  #: one for each chunk
-
-    @property
-    def indices(self) -> Sequence[int]:
-        """The places of the leaves in flatten order."""
-        return in_columns(self.leaves).indices
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Bytes of each leaf."""
-        return in_columns(self.leaves).sizes
-
-    @property
-    def chunk_sizes(self) -> Sequence[int]:
-        """Bytes of each chunk, leaf by leaf."""
-        return in_columns(self.leaves).chunk_sizes
-
-    def parts(self) -> Iterator[Written]:
-        """Yield where each chunk lies."""
-        offset, crc32cs = self.offset, iter(self.crc32cs)
-        for leaf in self.leaves:
-            nbytes = leaf.spec.chunk_nbytes
-            for chunk in leaf.spec.chunk_indices():
-                yield Written(leaf.index, chunk, 0, self.file, offset, nbytes, next(crc32cs))
-                offset += nbytes
-
-
-@dataclass(frozen=True, slots=True)
 class WrittenBatch:
-    """The outcome of writing one batch of pieces and packs."""
+    """The outcome of writing one batch: a table of where each piece of it is."""
 
     leaves: Sequence[Leaf]
-    written: tuple[Written, ...] = ()
-    packs: tuple[WrittenPack, ...] = ()
+    written: WrittenTable = _NOTHING_WRITTEN
     handled: tuple[Pending, ...] = ()  #: what handlers wrote into files of their own
     plan: SavePlan | None = field(default=None, repr=False)
-    columns: tuple[WrittenColumns, ...] = ()  #: what other processes wrote
+    are_names_durable: bool = False  #: of the files: they are, where other processes wrote them
     arranged: ArrangedPart | None = None  #: what this process wrote of files that several write together
 
     @property
     def nbytes(self) -> int:
-        """Bytes that this process wrote."""
-        return sum([part.nbytes for part in self.written]) + sum([pack.nbytes for pack in self.packs])
+        """Bytes that were written."""
+        return sum(self.written.nbytes.tolist())
 
     def parts(self) -> Iterator[Written]:
-        """Yield where everything lies, piece by piece."""
-        yield from self.written
-        for pack in self.packs:
-            yield from pack.parts()
-        for columns in self.columns:
-            yield from columns.parts()
+        """Yield where everything is, piece by piece."""
+        return iter(self.written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,50 +373,3 @@ class TreeToSave:
     def take(self) -> object:
         """Return the tree and forget it. To be called once."""
         return self._tree.pop()
-
-
-Column: TypeAlias = Any
-"""An array of int64, of which the kernel knows nothing."""
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class WrittenColumns:
-    """A `Written` in each row. The columns are of one length."""
-
-    specs: Sequence[LeafSpec]  #: of all leaves, by index
-    files: Sequence[str]  #: relative to the checkpoint directory
-    leaf: Column
-    chunk: Column  #: the chunk's place in C order of the leaf's grid
-    start: Column
-    file: Column  #: number in `files`
-    offset: Column
-    nbytes: Column
-    crc32c: Column
-    coded: Column  #: -1 where the chunk is not encoded
-    block_bytes: Column  #: of `Written.running`; 0 where there is none
-    running: Column  #: the checksums of these, row after row
-
-    def parts(self, rows: Iterable[int] | None = None) -> Iterator[Written]:
-        """Yield all rows, or some of them, as objects, without `running`."""
-        for row in range(len(self.leaf)) if rows is None else rows:
-            leaf, coded = int(self.leaf[row]), int(self.coded[row])
-            yield Written(
-                leaf,
-                _index(int(self.chunk[row]), self.specs[leaf].grid_shape),
-                int(self.start[row]),
-                self.files[int(self.file[row])],
-                int(self.offset[row]),
-                int(self.nbytes[row]),
-                int(self.crc32c[row]),
-                None if coded < 0 else coded,
-            )
-
-
-def _index(flat: int, grid: Sequence[int]) -> tuple[int, ...]:
-    index: list[int] = []
-    for size in reversed(grid):
-        flat, at = divmod(flat, size)
-        index.append(at)
-
-    return tuple(reversed(index))

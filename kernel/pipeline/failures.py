@@ -8,7 +8,7 @@ from: a cycle.
 
 from __future__ import annotations
 
-__all__ = ("Failure", "FailureFuture", "ResultBox", "forget_locals", "keeping_nothing", "without_frame")
+__all__ = ("Failure", "FailureFuture", "ResultBox", "forget_locals", "forget_on_error", "without_frame")
 
 import inspect
 import opcode
@@ -81,7 +81,7 @@ def without_frame(error: E) -> E:
 
 
 @contextmanager
-def keeping_nothing() -> Generator[None]:
+def forget_on_error() -> Generator[None]:
     """Let an error that leaves the block keep alive nothing that the calls inside had as locals.
 
     What the frame around it has is its own matter: it lets go of a caller's values before it enters.

@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 __all__ = (
+    "BaseIfWhole",
+    "Compare",
+    "HandlerWork",
     "ProgressMeter",
     "RestoreRun",
     "Run",
+    "RunCaches",
     "RunLimits",
+    "SaveRequest",
     "SaveRun",
+    "Staging",
+    "open_leased",
 )
 
-from collections.abc import Callable, Mapping
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, final
 
-from penstock.kernel.config.config import LoopOptions
+from anyio import create_task_group, move_on_after
+
+from penstock.kernel.concurrency.interpreter_settings import LoopOptions
+from penstock.kernel.errors import SpecError
+from penstock.kernel.memory.bounded_cache import BoundedCache
 from penstock.kernel.pipeline.futures import Progress
-from penstock.kernel.pipeline.shared_objects import Shared
+from penstock.kernel.pipeline.observers import ShowProgress
+from penstock.kernel.protocols.checkpoints import StoredCheckpoint
+from penstock.kernel.protocols.coordinator import SoleOperation
+from penstock.kernel.protocols.layouts import Opening
+from penstock.kernel.storage.workspace import Overwrite
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
@@ -25,14 +46,173 @@ if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.memory.byte_account import ByteLease
     from penstock.kernel.memory.regulator import Flow, MemoryRegulator
-    from penstock.kernel.pipeline.observers import Observer
+    from penstock.kernel.pipeline.pipeline import Pipeline
     from penstock.kernel.protocols.coordinator import Coordinator, Operation
     from penstock.kernel.protocols.files_handler import Background
     from penstock.kernel.protocols.layouts import Layout
+    from penstock.kernel.protocols.leaf import LeafPredicate
     from penstock.kernel.protocols.leaf_handlers import HandlerLookup
     from penstock.kernel.protocols.stores import Store
     from penstock.kernel.storage.joined_workspace import JoinedWorkspace
     from penstock.kernel.storage.workspace import Workspace
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BaseIfWhole(os.PathLike[str]):
+    """The path of a base. One that is gone or damaged links nothing, and is no error.
+
+    The processes of a job need not agree about it: each links what it finds.
+    """
+
+    path: str
+
+    def __fspath__(self) -> str:
+        return self.path
+
+
+Compare: TypeAlias = Literal["identity", "digest"]
+"""The way in which an unchanged leaf is recognised."""
+
+Staging: TypeAlias = Literal["copy", "overlap"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SaveRequest:
+    """The options of a save, as one value. `Checkpointer.save` describes each of them.
+
+    The tree is not among them: it travels in a `TreeToSave`, which lets go of it.
+    """
+
+    path: str  #: absolute
+    overwrite: Overwrite = False
+    prioritise: LeafPredicate | None = None
+    staging: Staging = "copy"
+    custom_metadata: Mapping[str, Any] | None = None
+    pipeline: Pipeline[SaveRun] | None = None
+    save_args: object = None  #: a `SaveArgs`, a tree prefix of them, or a function
+    base: str | os.PathLike[str] | None = None  #: an earlier checkpoint, whose files may be shared
+    compare: Compare = "identity"
+    progress: ShowProgress = False
+
+    @property
+    def by_digest(self) -> bool:
+        """True if leaves are compared by their bytes, and not by identity."""
+        return self.compare == "digest"
+
+    @property
+    def base_if_whole(self) -> bool:
+        """True if a base that is gone or damaged is passed over."""
+        return isinstance(self.base, BaseIfWhole)
+
+    def check(self) -> None:
+        """Raise `SpecError` if an option does not fit."""
+        # Not on construction: the other processes of a job must be told of a request that is refused.
+        allowed: dict[str, tuple[object, ...]] = {
+            "overwrite": (False, True, "delete-first"),
+            "staging": ("copy", "overlap"),
+            "compare": ("identity", "digest"),
+        }
+        for name, values in allowed.items():
+            given = getattr(self, name)
+            if given not in values:
+                *others, last = map(repr, values)
+                raise SpecError(f"{name} must be {', '.join(others)} or {last}, not {given!r}")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RunCaches:
+    """The memory of one Checkpointer: what a save or a restore keeps for the next ones. Thread-safe.
+
+    Stages keep no state. Each cache has one reader, which says what is in it.
+    """
+
+    structures: BoundedCache[Any, Any] = field(default_factory=partial(BoundedCache[Any, Any], 8))
+    node_types: BoundedCache[Any, Any] = field(default_factory=partial(BoundedCache[Any, Any], 8))
+    saved_trees: BoundedCache[Any, Any] = field(default_factory=partial(BoundedCache[Any, Any], 4))
+    joined_trees: BoundedCache[Any, Any] = field(default_factory=partial(BoundedCache[Any, Any], 4))
+    known_values: BoundedCache[str, Any] = field(default_factory=partial(BoundedCache[str, Any], 4))
+    linking_saves: Iterator[int] = field(default_factory=count)  #: counts the saves that link
+    salt: int = field(default_factory=partial(secrets.randbits, 32))  #: another one in each process
+
+    @property
+    def counted(self) -> Sequence[BoundedCache[Any, Any]]:
+        """The caches whose bytes count to the memory budget, which empties them when it is short."""
+        # Not `known_values`: without them a save would write again what its base has.
+        return (self.structures, self.node_types, self.saved_trees, self.joined_trees)
+
+
+@final
+class HandlerWork:
+    """The work that third-party handlers do by themselves in one save: it cannot be ended.
+
+    Args:
+        undo_s: For how long a save that failed or was cancelled waits for it.
+        on_hang: Called with a handler's coroutine that has not ended by then.
+    """
+
+    __slots__ = ("_begun", "_on_hang", "_undo_s")
+
+    def __init__(self, undo_s: float = 60.0, on_hang: Callable[[Background], object] | None = None) -> None:
+        self._begun: list[Background] = []
+        self._on_hang = on_hang
+        self._undo_s = undo_s
+
+    @property
+    def begun(self) -> Sequence[Background]:
+        """All of it, over or not."""
+        return self._begun
+
+    def add(self, work: Background) -> None:
+        """Note work that has begun. It is waited for before the workspace is discarded."""
+        self._begun.append(work)
+
+    def let_go(self) -> None:
+        """Report no hang any more."""
+        self._on_hang = None
+
+    async def wait_for_coroutine(self, coroutine: Background) -> None:
+        """Wait until it ends, and report it if that takes too long. To be shielded from a cancellation."""
+        with move_on_after(self._undo_s, shield=True) as waiting:
+            await coroutine.wait()
+
+        if waiting.cancelled_caught and self._on_hang is not None:
+            self._on_hang(coroutine)
+
+    async def wait_over(self) -> Background | None:
+        """Wait until none goes on, but not too long; return one that does."""
+        left = {id(work): work for work in self._begun}
+
+        async def wait(number: int, work: Background) -> None:
+            with suppress(Exception):  # the failure's cause is known already
+                await work.wait()
+
+            del left[number]
+
+        with move_on_after(self._undo_s):
+            async with create_task_group() as waits:
+                for number, work in list(left.items()):
+                    waits.start_soon(wait, number, work)
+
+        return next(iter(left.values()), None)
+
+    def call_when_over(self, then: Callable[[], object]) -> None:
+        """Call `then` once, in any thread, when no work goes on any more."""
+        lasting = [work.when_over for work in self._begun if work.when_over is not None]
+        left, lock = len(lasting), threading.Lock()
+
+        def one_is_over() -> None:
+            nonlocal left
+            with lock:
+                left -= 1
+                is_last = left == 0
+            if is_last:
+                then()
+
+        for when_over in lasting:
+            when_over(one_is_over)
 
 
 @final
@@ -90,9 +270,8 @@ class Run:
     events: BoundLogger
     limits: RunLimits
     flow: ClassVar[Flow]
-    shared: Shared = field(default_factory=Shared)
+    caches: RunCaches = field(default_factory=RunCaches)
     progress: ProgressMeter = field(default_factory=ProgressMeter)
-    observers: tuple[Observer, ...] = ()
 
     @property
     def process(self) -> tuple[int, int]:
@@ -131,29 +310,22 @@ class SaveRun(Run):
     """The context of the stages of a save."""
 
     flow: ClassVar[Flow] = "save"
+    request: SaveRequest
     workspace: Workspace | JoinedWorkspace
     started_ns: int  #: wall clock, nanoseconds since the epoch
-    custom_metadata: Mapping[str, Any] | None = None
-    base: str | None = None  #: an earlier checkpoint, whose files may be shared
-    base_if_whole: bool = False  #: whether a base that is gone or damaged is passed over
+    custom_metadata: Mapping[str, Any] | None = None  #: that of the request, as a reader will get it
+    base: str | None = None  #: that of the request, absolute
     folder: str = ""  #: the tree's directory in the checkpoint, if there is only one
     compare_linked_every: int = 10  #: in so many saves in a row, what is linked is read once; 0: never
-    by_digest: bool = False  #: whether leaves are compared by their bytes, and not by identity
-    operation: Operation | None = None  #: what the processes of a job agree by, if there are several
-    save_args: object = None  #: how leaves are stored: a `SaveArgs`, a tree prefix of them, or a function
-    keep_reports: int = 0  #: how many reports are kept beside the checkpoints
+    operation: Operation = field(default_factory=SoleOperation)  #: what the processes of a job agree by
     loop: LoopOptions = field(default_factory=LoopOptions)  #: what becomes of the interpreter's settings
-    background: list[Background] = field(default_factory=list["Background"])
-    """Background work of third-party handlers; waited for before the workspace is discarded."""
-    undo_s: float = 60.0  #: how long third-party work may take to end
-    on_hang: Callable[[Background], object] | None = None
-    """Called if third-party work has not ended by then."""
+    handler_work: HandlerWork = field(default_factory=HandlerWork)
 
     def let_go(self) -> None:
         """Forget what the caller gave, when the save is over. A traceback may keep this object."""
-        self.save_args = self.on_hang = None
-        self.observers = ()
+        self.request = SaveRequest(self.path)
         self.progress = ProgressMeter()
+        self.handler_work.let_go()
 
 
 @final
@@ -162,3 +334,56 @@ class RestoreRun(Run):
     """The context of the stages of a restore."""
 
     flow: ClassVar[Flow] = "restore"
+
+
+T = TypeVar("T")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Opened(Generic[T]):
+    """The outcome of opening a checkpoint whose documents are small."""
+
+    value: T
+
+
+async def open_leased(
+    run: RestoreRun, path: str, item: str | None, make: Callable[[StoredCheckpoint], T]
+) -> T:
+    """Open a checkpoint, and return what `make` makes of it.
+
+    While long documents are read and decoded, what that takes is leased; more than the whole budget is
+    admitted alone, with the event `memory.oversize`. What is kept of them does not count: whoever holds
+    a lease must not wait for another one, and the caller goes on to lease the bytes of arrays. For that
+    reason the caller holds none yet.
+
+    Args:
+        run: Whose layout, store, threads and budget are used.
+        path: As for `Layout.find`.
+        item: As for `Layout.find`.
+        make: Called in a worker thread, as long as the lease lasts.
+
+    Raises:
+        PenstockError: What the layout or `make` raises.
+
+    Cancellation:
+        The lease ends; a thread that still reads may be left behind.
+    """
+    found = await run.threads.run(partial(_open_small, run, path, item, make))
+    if isinstance(found, _Opened):
+        return found.value
+
+    with await run.lease(found.nbytes, "", prioritised=False, about={"documents_of": path}):
+        return await run.threads.run(_finish, found, make)
+
+
+def _open_small(
+    run: RestoreRun, path: str, item: str | None, make: Callable[[StoredCheckpoint], T]
+) -> _Opened[T] | Opening:
+    """Open the checkpoint at once if that takes no bytes that count. Else only find it."""
+    found = run.layout.find(run.store, path, item)
+    return found if found.nbytes else _Opened(make(found.open()))
+
+
+def _finish(found: Opening, make: Callable[[StoredCheckpoint], T]) -> T:
+    return make(found.open())

@@ -41,8 +41,8 @@ from penstock.kernel.reports.statistics import Advice, StageMeter, StageStatisti
 
 RunT = TypeVar("RunT")
 
-TURNS: Final = 3
-"""Turns of the loop in which the stage that stages ends, and who waited for its milestone goes on."""
+LOOP_TURNS: Final = 3
+"""Turns of the loop in which a stage ends, and who waited for its milestone goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ async def run_pipeline(
     message: object,
     *,
     on_milestone: Callable[[Milestone], object] | None = None,
+    awaited: Milestone | None = None,
     clock: Callable[[], float] = time.perf_counter,
     translate: Callable[[str, Exception], PenstockError] | None = None,
 ) -> PipelineResult:
@@ -69,6 +70,7 @@ async def run_pipeline(
         run: Given to each stage's `open`.
         message: The first stage's only input; the driver keeps no reference once that stage has it.
         on_milestone: Called when a stage whose slot has a milestone has passed on its last message.
+        awaited: The milestone that a caller waits for. The stages behind it start a little later, together.
         clock: Seconds, for the figures.
         translate: Makes of a stage's name and an error that is no `PenstockError` the one that is raised,
             with that as its cause.
@@ -98,7 +100,7 @@ async def run_pipeline(
     outcome = _Outcome(translate)
     slots = _needed(zip(pipeline, meters, strict=True))
     tasks = [_SlotTask(slot, run, meter, outcome, on_milestone) for slot, meter in slots]
-    await _run_stages(tasks, inlet, outcome)
+    await _run_stages(tasks, inlet, outcome, awaited)
 
     # Raised here, outside any `except` block, so that no exception group becomes its context.
     failure = outcome.take_failure()
@@ -118,12 +120,15 @@ async def run_pipeline(
 
 
 async def _run_stages(
-    tasks: Sequence[_SlotTask], inlet: MemoryObjectReceiveStream[Any], outcome: _Outcome
+    tasks: Sequence[_SlotTask],
+    inlet: MemoryObjectReceiveStream[Any],
+    outcome: _Outcome,
+    awaited: Milestone | None,
 ) -> None:
     """Connect the stages and run them; what failed is in the outcome, and only a cancellation is raised."""
     try:
         async with create_task_group() as stages:
-            _Line(tasks, stages, outcome.results, _n_on_demand(tasks)).start(0, inlet)
+            _Line(tasks, stages, outcome.results, _n_on_demand(tasks, awaited)).start(0, inlet)
     except BaseExceptionGroup:
         outcome.drop_results()
         if not outcome.failures:
@@ -140,11 +145,11 @@ async def _run_stages(
 @final
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Starts each stage with the first message for it, so that what comes after staging does not delay it.
+    """Starts each stage with the first message for it, so that what comes later delays no awaited milestone.
 
-    The first message behind the stage that stages starts all the rest, a few turns of the loop later: the
-    one that publishes must be waiting for its message when the milestone before it is reached, and not act
-    before.
+    The first message behind the stage of that milestone starts all the rest, a few turns of the loop later:
+    the one that publishes must be waiting for its message when the milestone before it is reached, and not
+    act before.
     """
 
     tasks: Sequence[_SlotTask]
@@ -162,7 +167,7 @@ class _Line:
     async def _start_later(self, number: int, inlet: MemoryObjectReceiveStream[Any]) -> None:
         """Start all the rest once those who waited for the milestone have gone on, if it is reached now."""
         try:
-            for _ in range(TURNS):
+            for _ in range(LOOP_TURNS):
                 await checkpoint()
         except BaseException:
             with receiving(inlet):
@@ -185,10 +190,10 @@ class _Line:
             outlet.start_next()
 
 
-def _n_on_demand(tasks: Sequence[_SlotTask]) -> int:
-    """Count the first stages that start the next one with their first message: up to the one that stages."""
-    staging = (at for at, task in enumerate(tasks, 1) if task.slot.milestone is Milestone.STAGED)
-    return next(staging, len(tasks))
+def _n_on_demand(tasks: Sequence[_SlotTask], awaited: Milestone | None) -> int:
+    """Count the first stages that start the next one with their first message: up to the awaited one."""
+    found = (at for at, task in enumerate(tasks, 1) if awaited and task.slot.milestone is awaited)
+    return next(found, len(tasks))
 
 
 @final

@@ -14,9 +14,14 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import HandlerFailedError, PenstockError, PipelineError, TreeDifference
 from penstock.kernel.protocols.files_handler import Background
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import EveryProcess, TypeHandler, Waitable
+from penstock.kernel.protocols.leaf_handlers import (
+    EveryProcess,
+    FilledLeaf,
+    StagedLeaf,
+    TypeHandler,
+    Waitable,
+)
 from penstock.kernel.protocols.reads import Target
-from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.kernel.reports.stage_report import counted
 

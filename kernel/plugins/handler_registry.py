@@ -2,28 +2,102 @@
 
 from __future__ import annotations
 
-__all__ = ("HandlerRegistry",)
+__all__ = ("HANDLERS", "HandlerRegistry")
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from threading import RLock
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import final
+from typing import Final, Protocol, cast, final, runtime_checkable
 
-from penstock.kernel.entry_points import find_plugins
 from penstock.kernel.errors import AmbiguousHandlerError, HandlerError, NoHandlerError
-from penstock.kernel.plugins.handler_entries import (
-    Entry,
-    MakesWorker,
-    entries_of,
-    entry_of,
-    handler_name,
-    type_name,
-)
+from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, TypeHandler
+from penstock.kernel.registry import PluginKind
 
-GROUP = "penstock.handlers"
+_STREAMING = frozenset({"typestr", "describe", "pieces", "target", "build"})
+_BATCH = frozenset({"typestr", "serialize", "deserialize", "metadata", "memory_size", "finalize"})
+
+
+@runtime_checkable
+class MakesWorker(Capability, Protocol):
+    """A handler of another library that supplies its own penstock handler."""
+
+    def stage_worker(self) -> LeafHandler: ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A type and what handles it."""
+
+    type_: type
+    given: object  #: what was registered, before it was adapted
+    handler: LeafHandler
+
+
+def entry_of(type_: object, handler: object) -> Entry:
+    """Check a type and a handler, and adapt the handler if it has the batch protocol only.
+
+    Raises:
+        HandlerError: If `issubclass` does not accept the type, or the handler is not one.
+    """
+    return Entry(_checked(type_), handler, _adapted(handler))
+
+
+def type_name(type_: type) -> str:
+    """Return a type's usual name: `int`, `numpy.ndarray`."""
+    name = type_.__qualname__
+    return name if type_.__module__ == "builtins" else f"{type_.__module__}.{name}"
+
+
+def handler_name(handler: object) -> str:
+    """Name a handler by its class, looking through the adapter."""
+    return handler.name if isinstance(handler, AdaptedHandler) else type_name(type(handler))
+
+
+def _checked(type_: object) -> type:
+    try:
+        issubclass(bool, cast("type", type_))  # a protocol that is not runtime_checkable refuses
+    except TypeError as error:
+        raise HandlerError(f"{type_!r} cannot be registered: {error}") from error
+
+    if not isinstance(type_, type):
+        raise HandlerError(f"{type_!r} cannot be registered: it is not a class")
+
+    return type_
+
+
+def _adapted(handler: object) -> LeafHandler:
+    if isinstance(handler, AdaptedHandler):
+        return handler
+    if isinstance(handler, type):
+        raise HandlerError(f"{type_name(handler)} is a class; register an instance of it")
+    if isinstance(handler, MakesWorker):
+        return handler.stage_worker()  # its own methods only resemble the batch protocol
+
+    members = dir(handler)
+    not_streaming, not_batch = _STREAMING.difference(members), _BATCH.difference(members)
+    if not not_streaming:
+        return cast("LeafHandler", handler)
+    if not not_batch:
+        return AdaptedHandler(cast("TypeHandler", handler))
+
+    lacking = not_streaming if len(not_streaming) < len(not_batch) else not_batch
+    raise HandlerError(f"{handler_name(handler)} is not a handler: it has no {', '.join(sorted(lacking))}")
+
+
+def _entries(function: Callable[[], object]) -> list[Entry]:
+    returned = function()
+    if not isinstance(returned, Mapping):
+        raise HandlerError(f"it returned {returned!r}, not a mapping from type to handler")
+
+    return [entry_of(type_, handler) for type_, handler in cast("Mapping[object, object]", returned).items()]
+
+
+HANDLERS: Final = PluginKind("handler", "penstock.handlers", HandlerError, _entries)
 
 
 @dataclass(slots=True)
@@ -198,8 +272,8 @@ class HandlerRegistry:
             return
 
         plugged_in: dict[type, list[Entry]] = {}
-        for plugin in find_plugins(GROUP):
-            for entry in entries_of(plugin):
+        for entries in HANDLERS.load_all():
+            for entry in entries:
                 plugged_in.setdefault(entry.type_, []).append(entry)
 
         self._state.plugged_in = plugged_in

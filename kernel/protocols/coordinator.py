@@ -10,10 +10,11 @@ __all__ = (
     "SharedReads",
     "SharesReads",
     "SingleProcessCoordinator",
+    "SoleOperation",
 )
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Protocol, final, runtime_checkable
 
 from penstock.kernel.protocols.capability import Capability
@@ -48,7 +49,10 @@ class KeyValues(Protocol):
 
 
 class Operation(Protocol):
-    """One thing that all processes of a job do together; see `JointOperation` for what ends it."""
+    """One thing that all processes of a job do together; see `JointOperation` for what ends it.
+
+    A process alone agrees with itself at once: see `SoleOperation`.
+    """
 
     @property
     def identity(self) -> str:
@@ -74,6 +78,11 @@ class Operation(Protocol):
 
     @property
     def is_primary(self) -> bool: ...
+    @property
+    def is_alone(self) -> bool:
+        """True if no other process takes part."""
+        ...
+
     def at(self, stage: str) -> None:
         """Note where this process is, for what the others say of it if it falls silent."""
         ...
@@ -199,8 +208,8 @@ class Coordinator(Protocol):
 
     @property
     def is_primary(self) -> bool: ...
-    def operation(self, path: str, *, is_local: bool = False) -> Operation | None:
-        """Return an operation on `path`, to be joined with the other processes; None if there are none.
+    def operation(self, path: str, *, is_local: bool = False) -> Operation:
+        """Return an operation on `path`, to be joined with the other processes, if there are any.
 
         Args:
             path: What it is about, the same in all processes.
@@ -232,6 +241,110 @@ class Coordinator(Protocol):
 
 
 @final
+class SoleOperation:
+    """The `Operation` of a process alone, which is the primary: it agrees at once, and nothing is sent.
+
+    Args:
+        path: What it is about.
+        process_index: The number of this process in its job, of which the others take no part.
+    """
+
+    __slots__ = ("_path", "_process_index")
+
+    def __init__(self, path: str = "", process_index: int = 0) -> None:
+        self._path = path
+        self._process_index = process_index
+
+    @property
+    def identity(self) -> str:
+        """Empty: there is nobody to tell it apart for."""
+        return ""
+
+    @property
+    def path(self) -> str:
+        """As given."""
+        return self._path
+
+    @property
+    def is_local(self) -> bool:
+        """Always false: what one process publishes is the whole."""
+        return False
+
+    @property
+    def process_index(self) -> int:
+        """The number of this process."""
+        return self._process_index
+
+    @property
+    def processes(self) -> Sequence[int]:
+        """This one."""
+        return (self._process_index,)
+
+    @property
+    def is_primary(self) -> bool:
+        """Always true."""
+        return True
+
+    @property
+    def is_alone(self) -> bool:
+        """Always true."""
+        return True
+
+    def at(self, stage: str) -> None:
+        """Tell nobody."""
+
+    def running(
+        self, take_back: Callable[[], Awaitable[bool]] | None = None
+    ) -> AbstractAsyncContextManager[None]:
+        """Return a context in which nothing happens."""
+        return nullcontext()
+
+    async def refuse(self, error: Exception) -> None:
+        """Tell nobody."""
+
+    async def agree(
+        self, plan: bytes, describe: Callable[[], Sequence[str]], beside: bytes = b""
+    ) -> Mapping[int, bytes]:
+        """Nobody says anything else."""
+        return {}
+
+    async def begin(self, place: str, beside: bytes = b"") -> None:
+        """Tell nobody."""
+
+    async def wait_begun(self, plan: bytes, describe: Callable[[], Sequence[str]]) -> tuple[str, bytes]:
+        """Never called: it is for the others."""
+        raise NotImplementedError
+
+    async def meet(self, where: str) -> None:
+        """All are here."""
+
+    async def bring(self, part: bytes) -> None:
+        """Never called: it is for the others."""
+        raise NotImplementedError
+
+    async def parts(self) -> Mapping[int, bytes]:
+        """There are no others."""
+        return {}
+
+    async def decide(self) -> None:
+        """Tell nobody."""
+
+    async def wait_decided(self) -> None:
+        """Never called: it is for the others."""
+        raise NotImplementedError
+
+    async def tell_published(self, told: bytes = b"") -> None:
+        """Tell nobody."""
+
+    async def wait_published(self) -> bytes:
+        """Never called: it is for the others."""
+        raise NotImplementedError
+
+    async def all_published(self) -> None:
+        """All have."""
+
+
+@final
 class SingleProcessCoordinator:
     """The `Coordinator` of a job with one process, which is the primary. It never waits."""
 
@@ -252,9 +365,9 @@ class SingleProcessCoordinator:
         """Always true."""
         return True
 
-    def operation(self, path: str, *, is_local: bool = False) -> None:
-        """None: nobody need agree."""
-        return
+    def operation(self, path: str, *, is_local: bool = False) -> SoleOperation:
+        """An operation of this process alone."""
+        return SoleOperation(path)
 
     def announcements(self, about: str) -> None:
         """None: nobody else need obey."""

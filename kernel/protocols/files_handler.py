@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.protocols.capability import Capability
-from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
+from penstock.kernel.protocols.leaf_handlers import FilledLeaf, StagedLeaf
 
 
 @dataclass(frozen=True, slots=True)

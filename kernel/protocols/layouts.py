@@ -1,7 +1,6 @@
-"""On-disk formats: `Layout`, and what some of them offer beyond it.
+"""On-disk formats: `Layout`, and its parts, which are values: each is None for a format that lacks it.
 
-A `FormattedLayout` stores arrays as its options say, an `ArrangedLayout` decides every place before anything
-is written, and in an `ItemsLayout` the leaves are in several directories.
+A layout that is built on another one hands on the parts of that one; it restates none of their methods.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ __all__ = (
     "Opening",
     "Place",
     "WrittenRange",
+    "chunk_file_of",
     "process_folder_of",
 )
 
@@ -23,16 +23,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, final, runtime_checkable
 
-from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.errors import SpecError
 from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.checkpoints import (
     StoredCheckpoint,
 )
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf_handlers import StagedLeaf
+from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.protocols.views import StagedLeaf, WrittenLeaves
-from penstock.kernel.protocols.written import Document
+from penstock.kernel.protocols.written import Document, WrittenLeaves
 
 SMALL_DOCUMENT: Final = 2**20
 """Documents of at most so many bytes do not count against the memory budget."""
@@ -49,6 +49,21 @@ class Opening:
 
 class Layout(Protocol):
     """An on-disk format: names and documents, no array bytes. Every method is blocking or pure."""
+
+    @property
+    def arrays(self) -> FormattedLayout | None:
+        """The choice of how arrays are stored; None if there is none."""
+        ...
+
+    @property
+    def places(self) -> ArrangedLayout | None:
+        """The part that decides every place before anything is written; None if files just grow."""
+        ...
+
+    @property
+    def folders(self) -> ItemsLayout | None:
+        """The directories of the leaves; None if all are in that of the checkpoint."""
+        ...
 
     def temporary_name(self, path: str) -> str:
         """The name under which the checkpoint `path` is built before it is published."""
@@ -163,7 +178,7 @@ class ArrangedDigests(Protocol):
 
 @runtime_checkable
 class ArrangedLayout(Capability, Protocol):
-    """A `Layout` whose files begin with a header that says where everything lies."""
+    """The part of a `Layout` whose files begin with a header that says where everything is."""
 
     def arrange(
         self,
@@ -195,7 +210,7 @@ class ArrangedLayout(Capability, Protocol):
 
 @runtime_checkable
 class FormattedLayout(Capability, Protocol):
-    """A `Layout` that offers a choice of how arrays are stored, and that several processes can write."""
+    """The part of a `Layout` that stores arrays as options say, and that several processes can write."""
 
     @property
     def save_format(self) -> SaveFormat:
@@ -220,8 +235,8 @@ class FormattedLayout(Capability, Protocol):
         """
         ...
 
-    def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
-        """The file that a chunk must have to itself, relative to the checkpoint directory.
+    def chunk_file(self, name: str, chunk: tuple[int, ...]) -> str | None:
+        """The file that a chunk of the leaf with this stored name must have to itself, in a tree's directory.
 
         None for all chunks if they may lie in any data files, together.
         """
@@ -238,15 +253,26 @@ def process_folder_of(layout: Layout, process_index: int) -> str:
     Raises:
         SpecError: If it gives none.
     """
-    if not isinstance(layout, FormattedLayout):
+    if layout.arrays is None:
         raise SpecError(f"a {type(layout).__name__} cannot be written by several processes together")
 
-    return layout.process_folder(process_index)
+    return layout.arrays.process_folder(process_index)
+
+
+def chunk_file_of(layout: Layout, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
+    """Return the file that a chunk must have to itself, relative to the checkpoint; None if none."""
+    if layout.arrays is None:
+        return None
+    if layout.folders is None:
+        return layout.arrays.chunk_file(leaf.info.name, chunk)
+
+    file = layout.arrays.chunk_file(layout.folders.within(leaf).name, chunk)
+    return None if file is None else f"{layout.folders.folder(leaf)}/{file}"
 
 
 @runtime_checkable
 class ItemsLayout(Capability, Protocol):
-    """A `Layout` whose leaves lie in directories below the checkpoint, each with its own data files."""
+    """The part of a `Layout` whose leaves are in directories of their own, each with its data files."""
 
     @property
     def only_folder(self) -> str | None:

@@ -1,4 +1,7 @@
-"""Leaf handlers: the streaming protocol, its optional capabilities, and the batch protocol."""
+"""Leaf handlers: the streaming protocol, its optional capabilities, and the batch protocol.
+
+Of a message they get views, which show only the leaf itself.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ __all__ = (
     "BufferHandler",
     "ChunkBuffersHandler",
     "ChunkingHandler",
+    "FilledLeaf",
+    "FilledPack",
     "GlobalHandler",
     "HandlerLookup",
     "LeafHandler",
@@ -13,6 +18,7 @@ __all__ = (
     "PartsHandler",
     "SigningHandler",
     "SnapshotHandler",
+    "StagedLeaf",
     "TypeHandler",
     "Waitable",
 )
@@ -25,8 +31,69 @@ from penstock.kernel.errors import TreeDifference
 from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Target
-from penstock.kernel.protocols.views import FilledLeaf, FilledPack, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
+
+
+class StagedLeaf(Protocol):
+    """A leaf that is being saved."""
+
+    @property
+    def index(self) -> int:
+        """Its place in flatten order."""
+        ...
+
+    @property
+    def info(self) -> ParamInfo: ...
+    @property
+    def value(self) -> object: ...
+    @property
+    def spec(self) -> LeafSpec: ...
+    @property
+    def nbytes(self) -> int:
+        """Its stored array bytes."""
+        ...
+
+
+class FilledLeaf(Protocol):
+    """A leaf that is being restored; the regions of its target are filled when a value is to be built."""
+
+    @property
+    def index(self) -> int:
+        """Its place in the result's flatten order; of a part, a negative number of its own."""
+        ...
+
+    @property
+    def info(self) -> ParamInfo: ...
+    @property
+    def stored(self) -> StoredLeaf: ...
+    @property
+    def target(self) -> Target: ...
+
+
+class FilledPack(Protocol):
+    """Small leaves whose bytes lie in one buffer; columns of one length."""
+
+    @property
+    def specs(self) -> Sequence[LeafSpec]: ...
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Bytes of each leaf."""
+        ...
+
+    @property
+    def details(self) -> Sequence[Any]:
+        """The result of the handler's `pack_details` for each leaf."""
+        ...
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes of all leaves; gone once the values are built."""
+        ...
+
+    @property
+    def starts(self) -> Sequence[int]:
+        """The offset of each leaf's bytes in `data`."""
+        ...
 
 
 @runtime_checkable

@@ -36,6 +36,8 @@ __all__ = (
     "SyncsFiles",
     "UntrustedFiles",
     "WritableTogether",
+    "foreign_files",
+    "placement_of",
     "requests_of",
 )
 
@@ -43,9 +45,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
+from penstock.kernel.errors import UnsupportedByStoreError
 from penstock.kernel.protocols.capability import Capability
-from penstock.kernel.protocols.stores import BuildToken, DataFile
-from penstock.kernel.protocols.transfers import RequestFigures
+from penstock.kernel.protocols.stores import BuildToken, DataFile, RequestFigures, Store
 
 
 @runtime_checkable
@@ -250,7 +252,7 @@ DEFAULT_PLACEMENT: Final = Placement()
 
 @runtime_checkable
 class PreferredPlacement(Capability, Protocol):
-    """A store that says how bytes should be placed; see `penstock.kernel.storage.byte_placement`."""
+    """A store that says how bytes should be placed; see `penstock.kernel.protocols.store_capabilities`."""
 
     @property
     def placement(self) -> Placement:
@@ -534,3 +536,20 @@ class UntrustedFiles(Capability, Protocol):
             LinkOutsideError: If there is one.
         """
         ...
+
+
+def placement_of(store: Store) -> Placement:
+    """Return what the store prefers, or the default."""
+    return store.placement if isinstance(store, PreferredPlacement) else DEFAULT_PLACEMENT
+
+
+def foreign_files(store: Store, path: str) -> ForeignFiles:
+    """Return the store, if other libraries can write files at `path` and below.
+
+    Raises:
+        UnsupportedByStoreError: If the store's paths are not operating system paths.
+    """
+    if not isinstance(store, ForeignFiles):
+        raise UnsupportedByStoreError("let a leaf handler write files at", path, store, ForeignFiles)
+
+    return store

@@ -12,8 +12,12 @@ from contextlib import suppress
 from hashlib import blake2s
 from typing import Final, Protocol, cast, final
 
-from penstock.kernel.concurrency.fork import HomeProcess
-from penstock.kernel.concurrency.process_identity import ProcessIdentity, ThisProcess, this_process
+from penstock.kernel.concurrency.process_identity import (
+    HomeProcess,
+    ProcessIdentity,
+    ThisProcess,
+    this_process,
+)
 from penstock.kernel.errors import CorruptCheckpointError, InUseError, StorageError
 from penstock.kernel.protocols.stores import Store
 

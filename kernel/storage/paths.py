@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ("BUCKETS", "absolute_path", "bucket_of", "is_whole_bucket", "path_or_url", "path_to_save_to")
+__all__ = (
+    "TEMPORARY_SUFFIX",
+    "absolute_path",
+    "bucket_of",
+    "is_scheme",
+    "is_whole_bucket",
+    "path_or_url",
+    "path_to_save_to",
+)
 
 import os
 import re
@@ -10,13 +18,22 @@ from typing import Final, cast
 from urllib.parse import unquote
 
 from penstock.kernel.errors import PathError
+from penstock.kernel.schemes import SCHEMES
 
 _URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(//(?P<host>[^/]*))?(?P<path>/.*)", re.DOTALL)
 
-BUCKETS: Final = frozenset({"s3", "gs", "az"})
-"""Schemes of object stores."""
+TEMPORARY_SUFFIX: Final = ".orbax-checkpoint-tmp"
+"""In the name of a directory in which a checkpoint is being built, or was when the save was interrupted.
+
+Orbax's, so that its tools know such a directory, too.
+"""
 
 _SETTING: Final = "has a {} in it; options and credentials come from the configuration and the environment"
+
+
+def is_scheme(name: str) -> bool:
+    """True if there are stores of that scheme. Imports none; blocking for a name that is not penstock's."""
+    return name in SCHEMES.own or (name not in ("", "file") and name in SCHEMES.names())
 
 
 def bucket_of(path: str) -> tuple[str, str] | None:
@@ -75,7 +92,7 @@ def path_or_url(path: str | os.PathLike[str]) -> str:
         raise PathError(text, "has a NUL character in it")
 
     url = _URL.match(text)
-    if url is not None and url["scheme"] in BUCKETS:
+    if url is not None and is_scheme(url["scheme"]):
         return _in_bucket(text, url["scheme"])
     if url is not None:
         # pathlib makes `gs:/bucket` of `gs://bucket`, which must not become a folder called `gs:`.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, final
 from anyio import Lock
 
 from penstock.kernel.errors import (
+    REPLACED_AT_ONCE,
     BuildChangedError,
     DestinationExistsError,
     InUseError,
@@ -22,7 +23,6 @@ from penstock.kernel.errors import (
     StorageError,
     UnsupportedByStoreError,
 )
-from penstock.kernel.errors.spec_errors import REPLACED_AT_ONCE
 from penstock.kernel.protocols.store_capabilities import (
     BuildHolds,
     Exchanges,
@@ -161,6 +161,10 @@ class Workspace:
         self._hold: Hold | None = None
         self._has_replaced = False
         self._replaced: Hold | None = None  # on what the checkpoint replaced, until it is removed
+
+    async def take_back(self) -> bool:
+        """Return False: this process publishes what is built here, and need not take it from another."""
+        return False
 
     def path(self, relative: str) -> str:
         """Return where a file of the checkpoint is built; the place itself if `relative` is empty.

@@ -73,11 +73,10 @@ if TYPE_CHECKING:
     from penstock.api import metadata, restore, restore_items, save, verify
     from penstock.checkpointer.checkpointer import Checkpointer
     from penstock.checkpointer.description import CheckpointMetadata, LeafMetadata
-    from penstock.checkpointer.streaming import LeafStream
+    from penstock.checkpointer.restores import LeafStream
+    from penstock.config.config import Config
+    from penstock.handlers.coordinators.job_options import JobOptions
     from penstock.handlers.layouts.item_types import Composite
-    from penstock.kernel.config.config import Config
-    from penstock.kernel.config.job_options import JobOptions
-    from penstock.kernel.config.save_format import SaveArgs, SaveFormat
     from penstock.kernel.errors import PenstockError
     from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
     from penstock.kernel.messages.restore import RestoreReport, Transform
@@ -85,6 +84,7 @@ if TYPE_CHECKING:
     from penstock.kernel.pipeline.futures import Milestone, Progress, SaveFuture
     from penstock.kernel.pipeline.pipeline import Pipeline
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
+    from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
     from penstock.removal.delete import delete
     from penstock.removal.gc import GcReport, gc
     from penstock.stages.pytree.per_process import PerProcess
@@ -115,12 +115,12 @@ else:
             "penstock.api": ("metadata", "restore", "restore_items", "save", "verify"),
             "penstock.checkpointer.checkpointer": ("Checkpointer",),
             "penstock.checkpointer.description": ("CheckpointMetadata", "LeafMetadata"),
-            "penstock.checkpointer.streaming": ("LeafStream",),
+            "penstock.checkpointer.restores": ("LeafStream",),
             "penstock.verification.verify_report": ("VerifyReport",),
             "penstock.handlers.layouts.item_types": ("Composite",),
-            "penstock.kernel.config.config": ("Config",),
-            "penstock.kernel.config.job_options": ("JobOptions",),
-            "penstock.kernel.config.save_format": ("SaveArgs", "SaveFormat"),
+            "penstock.config.config": ("Config",),
+            "penstock.handlers.coordinators.job_options": ("JobOptions",),
+            "penstock.kernel.protocols.save_format": ("SaveArgs", "SaveFormat"),
             "penstock.kernel.errors": ("PenstockError",),
             "penstock.kernel.memory.regulator": ("MemoryRegulator", "RegulatorStatistics"),
             "penstock.kernel.messages.restore": ("RestoreReport", "Transform"),

@@ -16,25 +16,22 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.kernel.pipeline.failures import keeping_nothing
+from penstock.kernel.pipeline.failures import forget_on_error
 
 if TYPE_CHECKING:
     import jax
 
-    from penstock.checkpointer.checkpointer import Path, Staging
+    from penstock.checkpointer.checkpointer import Path
     from penstock.checkpointer.description import CheckpointMetadata
-    from penstock.checkpointer.engine import Compare
-    from penstock.checkpointer.pipelines import First
-    from penstock.checkpointer.restore_keywords import RestoreOnceKeywords
-    from penstock.kernel.config.save_format import SaveArgs
+    from penstock.checkpointer.parts import RestoreOnceKeywords
     from penstock.kernel.messages.restore import Only, Rename, RestoreReport, Transform
     from penstock.kernel.messages.save import SaveReport
-    from penstock.kernel.pipeline.observers import Observer
+    from penstock.kernel.pipeline.observers import Observer, ShowProgress
     from penstock.kernel.pipeline.pipeline import Pipeline
-    from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
-    from penstock.kernel.protocols.leaf import KeyPath
+    from penstock.kernel.pipeline.run_context import Compare, RestoreRun, SaveRun, Staging
+    from penstock.kernel.protocols.leaf import KeyPath, LeafPredicate
+    from penstock.kernel.protocols.save_format import SaveArgs
     from penstock.kernel.storage.workspace import Overwrite
-    from penstock.progress.shown_progress import ShowProgress
     from penstock.verification.verify_report import VerifyReport
 
 T = TypeVar("T")
@@ -45,7 +42,7 @@ async def save(
     tree: object,
     *,
     overwrite: Overwrite = False,
-    prioritise: First | None = None,
+    prioritise: LeafPredicate | None = None,
     staging: Staging = "copy",
     custom_metadata: Mapping[str, Any] | None = None,
     pipeline: Pipeline[SaveRun] | None = None,
@@ -105,7 +102,7 @@ async def restore(
     verify: bool | None = None,
     split: str | None = None,
     item: str | None = None,
-    prioritise: First | None = None,
+    prioritise: LeafPredicate | None = None,
     pipeline: Pipeline[RestoreRun] | None = None,
     on_report: Callable[[RestoreReport], object] | None = None,
     only: Only | None = None,
@@ -152,7 +149,7 @@ async def restore(
             path, like, as_type, options, pipeline=pipeline, on_report=on_report, progress=progress
         )
         del like  # a failure keeps nothing that the caller gave
-        with keeping_nothing():
+        with forget_on_error():
             return await begin
 
 

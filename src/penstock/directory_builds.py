@@ -23,12 +23,12 @@ from anyio import CancelScope, Event, create_task_group, move_on_after, sleep
 
 from penstock.blocking.background import run_sync
 from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.handlers.coordinators.job_coordinator import JobCoordinator
+from penstock.handlers.coordinators.job_options import JobOptions
 from penstock.handlers.formats.orbax.document_files import mark_complete
 from penstock.handlers.formats.orbax.file_names import temporary_path
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.concurrency.threads import LoopHandle, Threads, await_future
-from penstock.kernel.config.job_options import JobOptions
-from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.kernel.errors import (
     BuildChangedError,
     ConfigError,
@@ -528,7 +528,7 @@ class _Agree:
 
             lines = cast("list[str]", message.take())
             await run.threads.run(run.workspace.check_now)
-            agreement = Agreement(run, _operation(run), None)
+            agreement = Agreement(run, None)
             asked = JointPlan(
                 shares=(), digest=digest_of_lines(lines), describe=lambda: lines, agree=agreement.reach
             )
@@ -553,7 +553,7 @@ class _AwaitHandlers:
         """Yield the actor of one save."""
 
         async def wait(_: _Begun, /) -> Committed:
-            operation = _operation(run)
+            operation = run.operation
             operation.at("handlers")
             await self.build.wait_written()
             operation.at("commit")
@@ -591,11 +591,6 @@ def _give_up(save: SaveFuture) -> None:
 def _settle(future: Future[None]) -> None:
     with suppress(InvalidStateError):
         future.set_result(None)
-
-
-def _operation(run: SaveRun) -> Operation:
-    assert run.operation is not None, "`begin` takes a Checkpointer of several processes"
-    return run.operation
 
 
 def digest_of_lines(lines: Iterable[str]) -> bytes:
@@ -662,6 +657,4 @@ def refuse_save(path: str, error: Exception, job: JobOptions) -> None:
 
 async def _refuse(path: str, error: Exception, job: JobOptions) -> None:
     async with Checkpointer(job=job) as checkpointer:
-        operation = checkpointer.engine.at(path).operation(path)
-        if operation is not None:
-            await operation.refuse(error)
+        await checkpointer.engine.at(path).operation(path).refuse(error)

@@ -6,13 +6,11 @@ likewise. What is a module here is a door: its names are used through it. Each n
 module when it is first used, so that importing this is light.
 
 The engine and its options:
-    TreeLayout: Stores a tree in a directory that its caller publishes, without the documents of a
-        checkpoint.
+    TreeDirectory: Lets an `OrbaxLayout` store trees in directories that its caller publishes, without the
+        documents of a checkpoint.
     CUSTOM: The key under which such a tree keeps the custom metadata of its caller.
-    CODED_CHUNK: The bytes above which a chunk that is compressed is cut.
     kernel: The public module of protocols and messages: what stages, handlers and stores are written
         with.
-    Announcements: Values that one process of a job tells the others, by name.
     ByteAccount: Bytes that are leased and given back, first come, first served.
     KnownValues: The values of the checkpoints that an engine has saved, for saves that link to them.
     BaseIfWhole: A checkpoint to link unchanged leaves to, if it is still whole.
@@ -39,11 +37,7 @@ Documents of a checkpoint:
     file_names: The names of what is in the directory of a checkpoint, and of unfinished ones.
     checkpoint_metadata: The document of a whole checkpoint, encoded and decoded.
     encode_strings: Encodes the document of the strings of a tree.
-    sealed_documents: Finds the documents of a directory, each compared with its digest where it is
-        read.
-    rewrite_document: Writes a document durably, and records its digest anew.
-    replace_file: Replaces a file in one step, durably.
-    record_changes: Records anew what others changed in a tree that is being built.
+    document_files: Documents written durably, replaced and read, with the record of their digests.
     check_arrays: Compares stored arrays with their checksums.
     CHUNKED: Marks an array in msgpack that is cut into several values.
 
@@ -53,13 +47,13 @@ Stores and paths:
     holds: Holds on a directory, alone or with readers.
     deletion: Deletes files and what interrupted saves left.
     make_name_durable: Makes the name of a published checkpoint durable, or says that it may not be.
+    find_place: Says what is at a path: a checkpoint, steps, safetensors, or a folder of such.
     snapshot_of: Returns a snapshot of a checkpoint to read it from, of a store that makes some.
-    renewing_leases: Renews the leases of stores while a block runs.
-    Leases: A store whose holds end by themselves if they are not renewed.
-    Leftovers: A store that knows what interrupted saves left in it.
-    WriterHold: Shows who saves into a directory of steps.
 
 Steps:
+    OpenSteps: The steps of a directory: listed, held, agreed on by all processes, and deleted.
+    RootOpening: The way in which a directory of steps is opened.
+    StepFiles: Names steps, finds them, and reads what policies look at.
     step_directory: The steps of a directory, listed and read.
     step_number: Returns the number of a step, or refuses it.
     steps_to_delete: Returns the steps that a policy does not keep.
@@ -68,7 +62,6 @@ Steps:
     as_json_metrics: Returns metrics as JSON has them.
     delete_step: Deletes a step, or moves it away.
     watch_steps: Waits for steps that others save.
-    is_checkpoint: Whether a directory is a checkpoint.
 
 Threads, loops and events:
     run_sync: Waits for a coroutine function, in an event loop of another thread.
@@ -88,25 +81,23 @@ from typing import TYPE_CHECKING
 
 __all__ = (
     "CHUNKED",
-    "CODED_CHUNK",
     "CUSTOM",
     "EMPTY_MARKERS",
     "AdaptedHandler",
-    "Announcements",
     "BaseIfWhole",
     "ByteAccount",
     "DirectoryBuild",
     "EmptyNamedTuple",
     "JointBuild",
     "KnownValues",
-    "Leases",
-    "Leftovers",
     "LoopHandle",
     "LoopThread",
+    "OpenSteps",
     "ReplicaAxis",
+    "RootOpening",
     "SharedDirectory",
-    "TreeLayout",
-    "WriterHold",
+    "StepFiles",
+    "TreeDirectory",
     "act_on_answer",
     "as_json_metrics",
     "await_future",
@@ -117,15 +108,16 @@ __all__ = (
     "delete_step",
     "deletion",
     "describe_target",
+    "document_files",
     "dtypes",
     "encode_strings",
     "failures",
     "file_names",
+    "find_place",
     "flattening",
     "follows_from_step",
     "get_logger",
     "holds",
-    "is_checkpoint",
     "kernel",
     "lazy_names",
     "make_name_durable",
@@ -133,13 +125,8 @@ __all__ = (
     "pair_keys",
     "paths",
     "prng_keys",
-    "record_changes",
     "refuse_save",
-    "renewing_leases",
-    "replace_file",
-    "rewrite_document",
     "run_sync",
-    "sealed_documents",
     "snapshot_of",
     "start_loop",
     "start_thread",
@@ -163,20 +150,13 @@ if TYPE_CHECKING:
         refuse_save,
     )
     from penstock.handlers import dtypes
-    from penstock.handlers.formats.orbax import checkpoint_metadata, file_names
+    from penstock.handlers.formats.orbax import checkpoint_metadata, document_files, file_names
     from penstock.handlers.formats.orbax import storage_choice as chunk_shapes
-    from penstock.handlers.formats.orbax.discovery import is_checkpoint
-    from penstock.handlers.formats.orbax.document_files import (
-        record_changes,
-        replace_file,
-        rewrite_document,
-        sealed_documents,
-    )
     from penstock.handlers.formats.orbax.leaf_documents import encode_strings
     from penstock.handlers.formats.orbax.msgpack_files import CHUNKED
-    from penstock.handlers.formats.orbax.orbax_layout import CUSTOM, TreeLayout
+    from penstock.handlers.formats.orbax.orbax_layout import CUSTOM, TreeDirectory
     from penstock.handlers.formats.orbax.recorded_arrays import check_arrays
-    from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK
+    from penstock.handlers.layouts.discovery import find_place
     from penstock.handlers.leaves import prng_keys
     from penstock.handlers.leaves.empty import EmptyNamedTuple
     from penstock.handlers.leaves.single_replica import ReplicaAxis
@@ -185,22 +165,21 @@ if TYPE_CHECKING:
     from penstock.kernel.lazy_names import lazy_names
     from penstock.kernel.memory.byte_account import ByteAccount
     from penstock.kernel.pipeline import failures
+    from penstock.kernel.pipeline.run_context import BaseIfWhole
     from penstock.kernel.plugins.adapted_handler import AdaptedHandler
-    from penstock.kernel.protocols.coordinator import Announcements
     from penstock.kernel.protocols.leaf import EMPTY_MARKERS
-    from penstock.kernel.protocols.store_capabilities import Leases, Leftovers
     from penstock.kernel.storage import deletion, holds, paths
-    from penstock.kernel.storage.lease_renewal import renewing_leases
-    from penstock.kernel.storage.optional_base import BaseIfWhole
     from penstock.kernel.storage.snapshots import snapshot_of
     from penstock.kernel.storage.workspace import make_name_durable
-    from penstock.kernel.storage.writer_hold import WriterHold
     from penstock.stages.planning.leaf_sources import describe_target
     from penstock.stages.planning.matching import pair_keys
     from penstock.stages.pytree import flattening
     from penstock.stages.reuse.value_cache import KnownValues
     from penstock.steps import step_directory
+    from penstock.steps.catalogue import StepFiles
     from penstock.steps.keep_policies import steps_to_delete
+    from penstock.steps.open_steps import OpenSteps
+    from penstock.steps.opened_root import RootOpening
     from penstock.steps.save_policies import follows_from_step
     from penstock.steps.step_deletion import delete_step
     from penstock.steps.step_metrics import as_json_metrics, missing_metrics
@@ -216,6 +195,7 @@ else:
         "built_in": "penstock.handlers",
         "checkpoint_metadata": "penstock.handlers.formats.orbax.checkpoint_metadata",
         "chunk_shapes": "penstock.handlers.formats.orbax.storage_choice",
+        "document_files": "penstock.handlers.formats.orbax.document_files",
         "deletion": "penstock.kernel.storage.deletion",
         "dtypes": "penstock.handlers.dtypes",
         "failures": "penstock.kernel.pipeline.failures",
@@ -240,24 +220,18 @@ else:
                 "DirectoryBuild",
                 "JointBuild",
                 "SharedDirectory",
+                "StepFiles",
                 "act_on_answer",
                 "refuse_save",
-            ),
-            "penstock.handlers.formats.orbax.discovery": ("is_checkpoint",),
-            "penstock.handlers.formats.orbax.document_files": (
-                "record_changes",
-                "replace_file",
-                "rewrite_document",
-                "sealed_documents",
             ),
             "penstock.handlers.formats.orbax.leaf_documents": ("encode_strings",),
             "penstock.handlers.formats.orbax.msgpack_files": ("CHUNKED",),
             "penstock.handlers.formats.orbax.recorded_arrays": ("check_arrays",),
             "penstock.handlers.formats.orbax.orbax_layout": (
                 "CUSTOM",
-                "TreeLayout",
+                "TreeDirectory",
             ),
-            "penstock.handlers.formats.orbax.storage_choice": ("CODED_CHUNK",),
+            "penstock.handlers.layouts.discovery": ("find_place",),
             "penstock.handlers.leaves.empty": ("EmptyNamedTuple",),
             "penstock.handlers.leaves.single_replica": ("ReplicaAxis",),
             "penstock.kernel.concurrency.threads": (
@@ -267,18 +241,17 @@ else:
             "penstock.kernel.events": ("get_logger",),
             "penstock.kernel.memory.byte_account": ("ByteAccount",),
             "penstock.kernel.plugins.adapted_handler": ("AdaptedHandler",),
-            "penstock.kernel.protocols.coordinator": ("Announcements",),
             "penstock.kernel.protocols.leaf": ("EMPTY_MARKERS",),
-            "penstock.kernel.protocols.store_capabilities": ("Leases", "Leftovers"),
-            "penstock.kernel.storage.lease_renewal": ("renewing_leases",),
-            "penstock.kernel.storage.optional_base": ("BaseIfWhole",),
+            "penstock.kernel.pipeline.run_context": ("BaseIfWhole",),
             "penstock.kernel.storage.snapshots": ("snapshot_of",),
             "penstock.kernel.storage.workspace": ("make_name_durable",),
-            "penstock.kernel.storage.writer_hold": ("WriterHold",),
             "penstock.stages.planning.leaf_sources": ("describe_target",),
             "penstock.stages.planning.matching": ("pair_keys",),
             "penstock.stages.reuse.value_cache": ("KnownValues",),
+            "penstock.steps.catalogue": ("StepFiles",),
             "penstock.steps.keep_policies": ("steps_to_delete",),
+            "penstock.steps.open_steps": ("OpenSteps",),
+            "penstock.steps.opened_root": ("RootOpening",),
             "penstock.steps.save_policies": ("follows_from_step",),
             "penstock.steps.step_deletion": ("delete_step",),
             "penstock.steps.step_metrics": (

@@ -12,6 +12,7 @@ __all__ = (
     "Proto",
     "PyTree",
     "RandomKey",
+    "SaveRequest",
     "for_items",
 )
 
@@ -26,8 +27,15 @@ from penstock.handlers.layouts.item_types import (
 )
 
 if TYPE_CHECKING:
-    from penstock.checkpointer.save_items import for_items
+    from penstock.checkpointer.saves import for_items
+    from penstock.kernel.pipeline.run_context import SaveRequest
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
-    __getattr__, __dir__ = _lazy_names(__name__, {"penstock.checkpointer.save_items": ("for_items",)})
+    __getattr__, __dir__ = _lazy_names(
+        __name__,
+        {
+            "penstock.checkpointer.saves": ("for_items",),
+            "penstock.kernel.pipeline.run_context": ("SaveRequest",),
+        },
+    )

@@ -7,4 +7,4 @@ __all__ = (
     "config_and_regulator",
 )
 
-from penstock.checkpointer.memory_budget import MemoryKeywords, config_and_regulator
+from penstock.checkpointer.parts import MemoryKeywords, config_and_regulator

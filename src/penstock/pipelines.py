@@ -12,10 +12,13 @@ __all__ = (
 )
 
 from penstock.checkpointer.pipelines import (
-    First,
     configured_pipeline,
     fitting_pipeline,
     prioritised,
     restore_pipeline,
     save_pipeline,
 )
+from penstock.kernel.protocols.leaf import LeafPredicate
+
+First = LeafPredicate
+"""The type of `prioritise=`: True for the stored key path of a leaf that comes first."""

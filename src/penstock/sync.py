@@ -43,7 +43,7 @@ from penstock.blocking.portal import Portal, refuse_running_loop, run_once
 from penstock.blocking.sync_steps import CheckpointManager, watch
 from penstock.blocking.twins import blocking, blocking_method, parameters_of, shown_as
 from penstock.checkpointer.checkpointer import Path
-from penstock.checkpointer.restore_keywords import RestoreKeywords, RestoreOnceKeywords
+from penstock.checkpointer.parts import RestoreKeywords, RestoreOnceKeywords
 from penstock.kernel.messages.restore import Only, Order
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun

@@ -34,9 +34,9 @@ from typing import Any, Final, Literal, TypeAlias, final
 import numpy as np
 
 from penstock import api
-from penstock.configuration import as_toml
+from penstock.config.config import Config
+from penstock.config.option_reference import as_toml
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.config import Config
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.reports.stage_report import size_text

@@ -12,7 +12,6 @@ from dataclasses import replace
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.messages.save import SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.layouts import ArrangedLayout
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.written import STAGE_RECORD, Document
 
@@ -38,11 +37,10 @@ def write_documents(
     Returns:
         How many data files there are.
     """
-    files = {part.file for batch in batches for part in batch.written}
-    files |= {pack.file for batch in batches for pack in batch.packs}
-    others = {file for batch in batches for columns in batch.columns for file in columns.files}
+    files = {file for batch in batches if not batch.are_names_durable for file in batch.written.files}
+    others = {file for batch in batches if batch.are_names_durable for file in batch.written.files}
     directories = {"": None} | {os.path.dirname(file): None for file in sorted(files)}
-    record = None if isinstance(run.layout, ArrangedLayout) else stage_record(plan)
+    record = stage_record(plan) if run.layout.places is None else None
     beside = list(marks)
     if record is not None:
         beside.append(replace(record, path=os.path.join(run.folder, record.path)))

@@ -7,18 +7,17 @@ __all__ = ("by_folder", "finalize_handlers", "save_by_handler")
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from anyio import Event, create_task_group, get_cancelled_exc_class, move_on_after, sleep_forever
+from anyio import Event, create_task_group, get_cancelled_exc_class, sleep_forever
 
 from penstock.kernel.messages.save import Leaf, Pending
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.files_handler import Background, FilesHandler
-from penstock.kernel.protocols.layouts import ItemsLayout
-from penstock.kernel.storage.foreign_files import foreign_files
+from penstock.kernel.protocols.store_capabilities import foreign_files
 
 
 def by_folder(run: SaveRun, leaves: Iterable[Leaf]) -> Iterator[tuple[str, tuple[Leaf, ...]]]:
     """Yield the leaves of each directory, in order, with its name relative to the checkpoint."""
-    items = run.layout if isinstance(run.layout, ItemsLayout) else None
+    items = run.layout.folders
     found: dict[str, list[Leaf]] = {}
     for leaf in leaves:
         found.setdefault(run.folder if items is None else items.folder(leaf), []).append(leaf)
@@ -37,13 +36,13 @@ async def save_by_handler(
         UnsupportedByStoreError: If only penstock itself can write files to the store.
 
     Cancellation:
-        A handler's coroutine that resists it is waited for, because it cannot be ended. After `run.undo_s`,
-        `run.on_hang` is called.
+        A handler's coroutine that resists it is waited for, because it cannot be ended. After a while
+        the hang is reported.
     """
     foreign_files(run.store, run.path)
     await run.workspace.open(folder)
     directory = run.workspace.path(folder)
-    items = run.layout if isinstance(run.layout, ItemsLayout) else None
+    items = run.layout.folders
     placed = [
         replace(leaf, info=replace(leaf.info if items is None else items.within(leaf), directory=directory))
         for leaf in leaves
@@ -70,7 +69,7 @@ async def save_by_handler(
             del failure  # its traceback refers to this frame
 
     assert writing is not None, "a cancellation from outside the group leaves it"
-    run.background.append(writing)
+    run.handler_work.add(writing)
     staged = tuple([leaf.without_value() for leaf in leaves])
     return Pending(staged, handler, folder, writing.wait)
 
@@ -80,12 +79,7 @@ async def _tell_of_a_hang(run: SaveRun, coroutine: Background) -> None:
     try:
         await sleep_forever()
     except get_cancelled_exc_class():
-        with move_on_after(run.undo_s, shield=True) as waiting:
-            await coroutine.wait()
-
-        if waiting.cancelled_caught and run.on_hang is not None:
-            run.on_hang(coroutine)
-
+        await run.handler_work.wait_for_coroutine(coroutine)
         raise
 
 
@@ -102,7 +96,7 @@ async def finalize_handlers(run: SaveRun, handled: Iterable[Pending]) -> None:
     calls = {(id(each.handler.inner), each.folder): each for each in handled}
     for each in calls.values():
         call = each.handler.finalizing(run.workspace.path(each.folder), run.threads, run.workspace)
-        run.background.append(call)
+        run.handler_work.add(call)
         await call.wait()
 
     # Handlers need not sync what they wrote.

@@ -12,7 +12,7 @@ from anyio import move_on_after
 
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import StorageError
-from penstock.kernel.protocols.transfers import Transfers
+from penstock.kernel.protocols.stores import Transfers
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger

@@ -11,7 +11,6 @@ from anyio import Lock
 
 from penstock.kernel.messages.joint_plan import JointPlan
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.coordinator import Operation
 from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 from penstock.stages.joint.codec_votes import counted
 
@@ -22,15 +21,13 @@ class Agreement:
 
     Args:
         run: Of the save.
-        operation: What the processes agree by.
         prepare: Called by the primary, in a worker thread, once there is a place, before the others hear so.
     """
 
-    __slots__ = ("_encoded", "_lock", "_operation", "_prepare", "_run")
+    __slots__ = ("_encoded", "_lock", "_prepare", "_run")
 
-    def __init__(self, run: SaveRun, operation: Operation, prepare: Callable[[], None] | None) -> None:
+    def __init__(self, run: SaveRun, prepare: Callable[[], None] | None) -> None:
         self._run = run
-        self._operation = operation
         self._prepare = prepare
         self._lock = Lock(fast_acquire=True)
         self._encoded: bytes | None = None
@@ -44,7 +41,7 @@ class Agreement:
             return self._encoded
 
     async def _reach(self, joint: JointPlan) -> bytes:
-        run, operation, workspace = self._run, self._operation, self._run.workspace
+        run, operation, workspace = self._run, self._run.operation, self._run.workspace
         operation.at("agree")
         votes = b"" if joint.ballot is None else joint.ballot.votes
         others = await operation.agree(joint.digest, joint.describe, votes)

@@ -15,7 +15,6 @@ from penstock.kernel.errors import InvalidLeafError, SpecError, UnsupportedBySto
 from penstock.kernel.messages.joint_plan import ArrangedPart
 from penstock.kernel.messages.save import SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.layouts import ArrangedLayout
 from penstock.kernel.protocols.store_capabilities import WritableTogether
 from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 
@@ -44,11 +43,11 @@ def make_files(run: SaveRun, plan: SavePlan) -> None:
 
     With its full length, nobody who writes behind the end of what he sees of a file fills it up with zeros.
     """
-    layout = run.layout
-    if not isinstance(layout, ArrangedLayout) or isinstance(run.workspace, JoinedWorkspace):
+    places = run.layout.places
+    if places is None or isinstance(run.workspace, JoinedWorkspace):
         return
 
-    arrangement = layout.arrange(run.path, plan.infos, plan.specs, run.custom_metadata)
+    arrangement = places.arrange(run.path, plan.infos, plan.specs, run.custom_metadata)
     ends = {head.path: len(head.data) for head in arrangement.heads}
     for place, spec in zip(arrangement.places, plan.specs, strict=True):
         if place is not None:

@@ -52,7 +52,7 @@ async def find_links(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leav
     try:
         return await unless_replaced(run, look) or (leaves, plan)
     except (CorruptCheckpointError, StorageError) as error:
-        if not run.base_if_whole or run.base is None or not error.path.startswith(run.base):
+        if not run.request.base_if_whole or run.base is None or not error.path.startswith(run.base):
             raise
 
         run.events.warning("save.not_linked", path=run.path, file=error.path, error=repr(error))
@@ -75,7 +75,7 @@ def _divided(
     if plan.kept is None or plan.joint is None:
         return leaves, plan
 
-    linked = sorted({part.file for part in plan.kept.parts()})
+    linked = sorted(plan.kept.written.files)
     links = BaseLinks(directory=directory, files=linked, identity=identity)
     return rest, replace(plan, joint=replace(plan.joint, links=links))
 

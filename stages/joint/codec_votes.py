@@ -22,7 +22,6 @@ from penstock.kernel.messages.changed_specs import CodecChoice
 from penstock.kernel.messages.leaves import Leaf, Leaves
 from penstock.kernel.messages.save import SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.layouts import FormattedLayout
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.stages.joint.own_leaves import places_of_own
 from penstock.stages.messages.batching import grouped
@@ -60,7 +59,7 @@ async def take_votes(
         leaves: Those of which this process writes anything.
         plan: With what it links in `kept`.
     """
-    assert isinstance(run.layout, FormattedLayout), "others have no codecs"
+    assert run.layout.arrays is not None, "others have no codecs"
     wanted = frozenset(places)
     votes = dict.fromkeys(places, NO_VOTE)
     if plan.kept is not None:
@@ -73,7 +72,7 @@ async def take_votes(
         nbytes = max([min(most, leaf.spec.nbytes) for leaf in group])  # one after another
         lease = await run.lease(nbytes, group[0].info.key_path, prioritised=False)
         try:
-            votes.update(await run.threads.run(_votes, group, most, choice, run.layout.encode))
+            votes.update(await run.threads.run(_votes, group, most, choice, run.layout.arrays.encode))
         finally:
             lease.release()
 

@@ -1,10 +1,20 @@
-"""Divides leaves among processes, and checks what all must have been asked alike."""
+"""Divides leaves among processes evenly, and checks that all were asked the same: by digest, and in words."""
 
 from __future__ import annotations
 
-__all__ = ("divided",)
+__all__ = (
+    "balanced",
+    "check_active",
+    "described_plan",
+    "digest_of_plan",
+    "divided",
+    "each_its_own",
+)
 
-from collections.abc import Container, Mapping, Sequence
+import hashlib
+import heapq
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,21 +24,20 @@ from penstock.kernel.messages.joint_plan import Ballot, JointPlan
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.messages.save import SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.coordinator import Operation
 from penstock.kernel.protocols.files_handler import FilesHandler
-from penstock.kernel.protocols.layouts import ArrangedLayout, FormattedLayout, process_folder_of
+from penstock.kernel.protocols.layouts import process_folder_of
+from penstock.kernel.protocols.leaf import KeyPath, LeafSpec
 from penstock.kernel.protocols.leaf_handlers import EveryProcess, GlobalHandler
 from penstock.stages.joint.agreement import Agreement
 from penstock.stages.joint.arranged_files import check_arranged, make_files
 from penstock.stages.joint.base_links import find_links
 from penstock.stages.joint.codec_votes import take_votes, undecided
-from penstock.stages.joint.own_leaves import places_of_own
-from penstock.stages.joint.plan_digest import described_plan, digest_of_plan
+from penstock.stages.joint.own_leaves import keys_of_node, places_of_own
 from penstock.stages.reuse.leaf_digests import take_digests
 
 
 async def divided(
-    run: SaveRun, operation: Operation, leaves: Leaves, plan: SavePlan, choice: CodecChoice | None
+    run: SaveRun, leaves: Leaves, plan: SavePlan, choice: CodecChoice | None
 ) -> tuple[Leaves, SavePlan]:
     """Return the leaves of which this process writes anything, and the plan with a `JointPlan`.
 
@@ -40,8 +49,8 @@ async def divided(
     Raises:
         SpecError: If the layout cannot be written by several processes, or a leaf cannot.
     """
-    own, prepare = places_of_own(plan.infos), None
-    if isinstance(run.layout, ArrangedLayout):
+    operation, own, prepare = run.operation, places_of_own(plan.infos), None
+    if run.layout.places is not None:
         if operation.is_local:
             problem = "is on a disk of this process alone, and this format has no parts; choose another"
             raise PathError(run.path, problem)
@@ -63,19 +72,19 @@ async def divided(
         [at for at, spec in enumerate(leaves.specs) if not spec.is_global and at not in own]
     )
     found = await take_digests(run, held_whole)
-    options = {**options_of(run, operation), "auto_codec": choice.auto_codec if places and choice else None}
+    options = {**options_of(run), "auto_codec": choice.auto_codec if places and choice else None}
     digest = await run.threads.run(digest_of_plan, plan, found, options)
     describe = partial(described_plan, plan, found, options)
     joint = JointPlan(
         shares=_scaled(shares, leaves, plan),
         digest=digest,
         describe=describe,
-        agree=Agreement(run, operation, prepare).reach,
+        agree=Agreement(run, prepare).reach,
         handled=handled,
     )
     kept = leaves.part([at for at, share in enumerate(shares) if share or at in handled])
     plan = replace(plan, joint=joint)
-    if run.by_digest:
+    if run.request.by_digest:
         plan = replace(plan, digests=await take_digests(run, kept))
     if run.base is not None:
         kept, plan = await find_links(run, kept, plan)
@@ -87,16 +96,16 @@ async def divided(
     return kept, plan
 
 
-def options_of(run: SaveRun, operation: Operation) -> Mapping[str, object]:
+def options_of(run: SaveRun) -> Mapping[str, object]:
     """Return what else must be the same in all processes. Paths on local disks need not be."""
-    layout = run.layout
+    layout, operation = run.layout, run.operation
     base: object = run.base is not None if operation.is_local else run.base
     return {
         "path": operation.path,
-        "format": layout.save_format if isinstance(layout, FormattedLayout) else type(layout).__name__,
+        "format": type(layout).__name__ if layout.arrays is None else layout.arrays.save_format,
         "custom_metadata": run.custom_metadata,
-        "base": None if run.base_if_whole else base,
-        "compare": "digest" if run.by_digest else "identity",
+        "base": None if run.request.base_if_whole else base,
+        "compare": run.request.compare,
     }
 
 
@@ -151,3 +160,141 @@ def _scaled(shares: Sequence[int], leaves: Leaves, plan: SavePlan) -> list[int]:
 
     rows = zip(shares, leaves.specs, plan.specs, strict=True)
     return [share * after.nbytes // spec.nbytes if share else 0 for share, spec, after in rows]
+
+
+SHOWN = 6
+"""Bytes of a digest that are shown."""
+
+
+def digest_of_plan(plan: SavePlan, digests: Mapping[str, bytes], options: Mapping[str, object]) -> bytes:
+    """Return a digest of every leaf's place and spec, and of the bytes of those held whole.
+
+    Args:
+        plan: Of the save.
+        digests: Of the bytes of leaves that each process holds whole, by stored name.
+        options: What else must be the same.
+    """
+    texts = {number: _described(spec) for number, spec in {id(spec): spec for spec in plan.specs}.items()}
+    whole = hashlib.sha256(repr(sorted(options.items())).encode("utf-8", "surrogatepass"))
+    own = places_of_own(plan.infos)
+    whole.update(repr(_nodes(plan, own)).encode("utf-8", "surrogatepass"))
+    for at, (info, spec) in enumerate(zip(plan.infos, plan.specs, strict=True)):
+        if at in own:
+            continue
+
+        row = (info.keys, [kind.name for kind in info.kinds], texts[id(spec)], digests.get(info.name))
+        whole.update(repr(row).encode("utf-8", "surrogatepass"))
+
+    return whole.digest()
+
+
+def described_plan(plan: SavePlan, digests: Mapping[str, bytes], options: Mapping[str, object]) -> list[str]:
+    """Return the same as lines: a key path, or the name of an option, a tab, and what it is."""
+    lines = [f"option {name}\t{value!r}" for name, value in sorted(options.items())]
+    own = places_of_own(plan.infos)
+    lines += [f"{'.'.join(keys) or 'the tree'}\ta PerProcess" for keys in _nodes(plan, own)]
+    for at, (info, spec) in enumerate(zip(plan.infos, plan.specs, strict=True)):
+        if at in own:
+            continue
+
+        digest = digests.get(info.name)
+        held = "" if digest is None else f" with the SHA-256 {digest[:SHOWN].hex()}…"
+        lines.append(f"{info.key_path or 'the tree'}\t{_described(spec)}{held}")
+
+    return lines
+
+
+def _nodes(plan: SavePlan, own: Iterable[int]) -> list[KeyPath]:
+    """Return where each process has a value of its own."""
+    return sorted({keys_of_node(plan.infos[at]) for at in own})
+
+
+def _described(spec: LeafSpec) -> str:
+    """Describe a spec as far as it must be the same: where a leaf that is held whole lies, need not."""
+    if spec.shape is None:
+        return spec.typestr if spec.text is None else f"{spec.typestr} {spec.text!r}"
+
+    parts = [spec.typestr, f"{spec.dtype}{list(spec.shape)}"]
+    if spec.chunk_shape != spec.shape:
+        parts.append(f"in chunks of {list(spec.chunk_shape)}")
+    if spec.write_shape not in (None, spec.chunk_shape):
+        parts.append(f"written in {list(spec.write_shape or ())}")
+
+    parts += [what for what in (spec.codec, spec.random_key_impl) if what]
+    if spec.is_global:
+        parts.append(f"over {spec.n_replicas} replicas of {spec.sharding}")
+
+    return " ".join(parts)
+
+
+def check_active(leaves: Leaves, active: Sequence[int]) -> None:
+    """Refuse an array that has shards on processes that take no part: nobody would write them.
+
+    Args:
+        leaves: With their values.
+        active: The processes that take part.
+
+    Raises:
+        InvalidLeafError: For the first such leaf.
+    """
+    assert leaves.values is not None
+    for number, (spec, handler) in enumerate(zip(leaves.specs, leaves.handlers, strict=True)):
+        if not spec.is_global or not isinstance(handler, GlobalHandler):
+            continue
+
+        others = [index for index in handler.processes_of(leaves.values[number]) if index not in active]
+        if others:
+            raise InvalidLeafError(
+                leaves.infos[leaves.indices[number]].key_path,
+                f"the array has shards on process {', '.join(map(str, sorted(others)))}, "
+                f"and only {', '.join(map(str, active))} take part (job.active_processes)",
+            )
+
+
+def balanced(specs: Sequence[LeafSpec]) -> Sequence[LeafSpec]:
+    """Return the specs with the replica that writes each array which only one replica writes.
+
+    Each process makes the same choice: the largest arrays come first, each to the replica that has least so
+    far. Of equals, one far from those before: neighbouring replicas are mostly of one process. Arrays with
+    different numbers of replicas are balanced apart.
+    """
+    chosen = list(specs)
+    alike: dict[tuple[int, int], LeafSpec] = {}
+    least: dict[int, list[tuple[int, int, int]]] = {}
+    shared = [
+        at
+        for at, spec in enumerate(specs)
+        if spec.is_global and spec.n_replicas > 1 and spec.n_writers == 1 and spec.nbytes
+    ]
+    for at in sorted(shared, key=lambda at: (-_shard_bytes(specs[at]), at)):
+        spec = specs[at]
+        heap = least.setdefault(spec.n_replicas, [])
+        if not heap:
+            heap.extend((0, rank, writer) for rank, writer in enumerate(_far_apart(spec.n_replicas)))
+
+        nbytes, rank, writer = heap[0]
+        heapq.heapreplace(heap, (nbytes + _shard_bytes(spec), rank, writer))
+        key = id(spec), writer
+        if key not in alike:
+            alike[key] = replace(spec, writer=writer)
+
+        chosen[at] = alike[key]
+
+    return chosen
+
+
+def each_its_own(specs: Sequence[LeafSpec]) -> Sequence[LeafSpec]:
+    """Return the specs for local disks: each process writes all that it holds, whoever else holds it, too."""
+    known = {id(spec): spec for spec in specs}
+    alike = {number: replace(spec, writer=None) for number, spec in known.items()}
+    return [alike[id(spec)] if spec.is_global else spec for spec in specs]
+
+
+def _shard_bytes(spec: LeafSpec) -> int:
+    return math.prod(spec.write_shape or ()) * spec.itemsize
+
+
+def _far_apart(count: int) -> list[int]:
+    """Return the numbers below `count`, each far from those before it: bits in reverse order."""
+    bits = (count - 1).bit_length()
+    return sorted(range(count), key=lambda number: int(f"{number:0{bits or 1}b}"[::-1], 2))

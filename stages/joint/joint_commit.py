@@ -13,13 +13,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, final
 
-from penstock.kernel.concurrency.interpreter_settings import calmly
+from penstock.kernel.concurrency.interpreter_settings import run_in_calm_interpreter
 from penstock.kernel.errors import CoordinationError
 from penstock.kernel.messages.joint_plan import ArrangedPart
 from penstock.kernel.messages.leaves import Leaf, Leaves
 from penstock.kernel.messages.save import Committed, Pending, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.coordinator import Operation
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.written import DISK_MARK, DiskMark, Document
@@ -42,18 +41,13 @@ in a bucket, a process that was stopped may write there when another save is und
 
 @final
 class JointCommitter:
-    """The actor of one save by several processes.
-
-    Args:
-        run: Of the save.
-        operation: What the processes agree by.
-    """
+    """The actor of one save by several processes."""
 
     __slots__ = ("_batches", "_operation", "_run")
 
-    def __init__(self, run: SaveRun, operation: Operation) -> None:
+    def __init__(self, run: SaveRun) -> None:
         self._run = run
-        self._operation = operation
+        self._operation = run.operation
         self._batches: list[WrittenBatch] = []
 
     async def __call__(self, batch: WrittenBatch, /) -> None:
@@ -73,7 +67,7 @@ class JointCommitter:
             await self._wait_for_all()
         elif operation.is_primary:
             # What all others wrote makes many objects, and that may be long after the save began.
-            n_files = await calmly(partial(self._merge, plan), run.loop)
+            n_files = await run_in_calm_interpreter(partial(self._merge, plan), run.loop)
         else:
             await operation.bring(await run.threads.run(self._part, plan))
             await operation.wait_decided()
@@ -112,13 +106,12 @@ class JointCommitter:
         """Check what this process wrote, make the names of its files durable, and encode where all lies."""
         run = self._run
         leaves = arrived_leaves(plan, self._batches)
-        files = {part.file for batch in self._batches for part in batch.parts()}
+        files = {file for batch in self._batches for file in batch.written.files}
         for directory in sorted({os.path.dirname(file) for file in files}):
             run.store.sync_directory(run.workspace.path(directory))
 
         own = encoded_own(plan, leaves.specs)
         data = encoded_part(
-            leaves.specs,
             self._batches,
             numbers_told(plan) if own else None,
             own,
@@ -166,7 +159,7 @@ class JointCommitter:
         told = {index: decoded_part(self._content(index, part)) for index, part in parts.items()}
         with reading_part():
             own = {index: part.own for index, part in told.items()}
-            all_leaves = run.shared.of(JoinedTrees).of(plan, specs, own, run.registry)
+            all_leaves = JoinedTrees(run.caches.joined_trees).of(plan, specs, own, run.registry)
 
         specs, digests = all_leaves.specs, dict(_named(run, plan))
         for part in told.values():

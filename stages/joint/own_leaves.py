@@ -18,9 +18,8 @@ import numpy.typing as npt
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 from penstock.kernel.messages.changed_specs import LeafChange
 from penstock.kernel.messages.save import SavePlan
-from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafInfos, LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup, LeafHandler
-from penstock.kernel.protocols.leaf_infos import LeafInfos
 
 _BYTES_OF_A_LEAF: Final = 100  # references, and what is told of a leaf that one process has
 _FIELDS: Final = tuple([each.name for each in fields(LeafSpec) if each.init])
@@ -134,18 +133,13 @@ class JoinedTrees:
     Documents are recognised by the very lists that they were made of, and making them anew takes long.
 
     Args:
-        most: Trees to remember.
+        kept: The cache, of `RunCaches`.
     """
 
     __slots__ = ("_known",)
 
-    def __init__(self, most: int = 4) -> None:
-        self._known: BoundedCache[ByIdentity, tuple[Mapping[int, Sequence[Any]], Joined]] = BoundedCache(most)
-
-    @property
-    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
-        """See `Caching`."""
-        return (self._known,)
+    def __init__(self, kept: BoundedCache[ByIdentity, tuple[Mapping[int, Sequence[Any]], Joined]]) -> None:
+        self._known = kept
 
     def of(
         self,

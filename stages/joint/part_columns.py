@@ -17,12 +17,14 @@ import numpy.typing as npt
 
 from penstock.kernel.concurrency.brief_steps import drop, parts_of
 from penstock.kernel.errors import CoordinationError
-from penstock.kernel.messages.save import WrittenBatch, WrittenColumns
+from penstock.kernel.messages.save import WrittenBatch
 from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel.protocols.written import COLUMNS, WrittenTable
 
-COLUMNS: Final = ("leaf", "chunk", "start", "file", "offset", "nbytes", "crc32c", "coded", "block_bytes")
 _LEAF: Final = COLUMNS.index("leaf")
 _FILE: Final = COLUMNS.index("file")
+_NBYTES: Final = COLUMNS.index("nbytes")
+_BLOCK_BYTES: Final = COLUMNS.index("block_bytes")
 _N: Final = len(COLUMNS)
 _TABLES: Final = 256  # joined in one call: of 10,000 that holds up every thread for 20 ms
 
@@ -41,7 +43,6 @@ class Part:
 
 
 def encoded_part(
-    specs: Sequence[LeafSpec],
     batches: Iterable[WrittenBatch],
     numbers: Sequence[int] | npt.NDArray[np.int64] | None = None,
     own: Sequence[Any] = (),
@@ -53,44 +54,28 @@ def encoded_part(
     Neighbouring rows differ by little, so differences are what is compressed.
 
     Args:
-        specs: Of all leaves, in flatten order.
         batches: What was written.
         numbers: By which each leaf is told of; by default its place.
         own: Told beside it: of the leaves that this process alone has.
         digests: Told beside it: of what this process wrote of leaves, by the names to record them under.
         sums: Told beside it: what `ArrangedDigests.told` returns, if it wrote into files of all.
     """
-    grids: dict[int, tuple[int, ...]] = {}
     files: dict[str, int] = {}
-    rows: list[tuple[Any, ...]] = []
-    for batch in batches:
-        for part in batch.parts():
-            grid = grids.get(part.leaf)
-            if grid is None:
-                grid = grids[part.leaf] = specs[part.leaf].grid_shape
+    blocks: list[npt.NDArray[np.int64]] = [np.zeros((_N, 0), np.int64)]
+    runs: list[bytes] = []
+    for written in [batch.written for batch in batches]:
+        block = np.array([getattr(written, name) for name in COLUMNS], np.int64)
+        block[_FILE] = np.array([files.setdefault(file, len(files)) for file in written.files])[block[_FILE]]
+        if numbers is not None:
+            block[_LEAF] = np.asarray(numbers)[block[_LEAF]]
 
-            rows.append(
-                (
-                    part.leaf if numbers is None else int(numbers[part.leaf]),
-                    _flat(part.chunk, grid),
-                    part.start,
-                    files.setdefault(part.file, len(files)),
-                    part.offset,
-                    part.nbytes,
-                    part.crc32c,
-                    -1 if part.coded is None else part.coded,
-                    0 if part.running is None else part.running.block_bytes,
-                    b"" if part.running is None else part.running.crc32cs,
-                )
-            )
+        blocks.append(block)
+        runs.append(written.running)
 
-    rows.sort()
-    running = b"".join([row[_N] for row in rows])
-    table = np.zeros((0, _N), np.int64)
-    if rows:
-        table = np.concatenate([np.array([row[:_N] for row in some], np.int64) for some in parts_of(rows)])
-
-    columns = [np.diff(column, prepend=0).astype("<i8").tobytes() for column in table.T]
+    table = np.concatenate(blocks, axis=1)
+    order = np.lexsort(table[::-1])
+    table, running = table[:, order], _in_order(b"".join(runs), table, order)
+    columns = [np.diff(column, prepend=0).astype("<i8").tobytes() for column in table]
     told = {"files": list(files), "columns": columns, "own": own, "digests": dict(digests), "sums": sums}
     if running:
         told["running"] = running
@@ -132,7 +117,7 @@ def written_by(
         CoordinationError: If one names what is not there.
     """
     tables: list[npt.NDArray[np.int64]] = []
-    running = np.frombuffer(b"".join([parts[index].running for index in sorted(parts)]), "<u4")
+    running = b"".join([parts[index].running for index in sorted(parts)])
     files: list[str] = []
     with reading_part():
         for index in sorted(parts):
@@ -156,8 +141,8 @@ def written_by(
         by_name = {name: np.concatenate(found) for name, found in rows.items()}
         _check(by_name, specs)
 
-    columns = WrittenColumns(specs=specs, files=files, running=running, **by_name)
-    return WrittenBatch((), columns=(columns,))
+    written = WrittenTable(specs=specs, files=files, running=running, **by_name)
+    return WrittenBatch((), written, are_names_durable=True)
 
 
 @contextmanager
@@ -193,7 +178,7 @@ def _check(columns: Mapping[str, npt.NDArray[np.int64]], specs: Sequence[LeafSpe
 
 def _check_running(table: npt.NDArray[np.int64], running: bytes) -> None:
     """Raise `ValueError` unless there are as many checksums of blocks as the rows say."""
-    nbytes, block_bytes = table[COLUMNS.index("nbytes")], table[COLUMNS.index("block_bytes")]
+    nbytes, block_bytes = table[_NBYTES], table[_BLOCK_BYTES]
     if len(block_bytes) and block_bytes.min() < 0:
         raise ValueError("it has blocks of no length")
 
@@ -202,9 +187,13 @@ def _check_running(table: npt.NDArray[np.int64], running: bytes) -> None:
         raise ValueError("it has another number of checksums than of blocks")
 
 
-def _flat(chunk: Sequence[int], grid: Sequence[int]) -> int:
-    flat = 0
-    for at, size in zip(chunk, grid, strict=True):
-        flat = flat * size + at
+def _in_order(running: bytes, table: npt.NDArray[np.int64], order: npt.NDArray[np.intp]) -> bytes:
+    """Return the checksums of blocks of all rows, in another order of the rows."""
+    if not running:
+        return running
 
-    return flat
+    nbytes, block_bytes = table[_NBYTES], table[_BLOCK_BYTES]
+    counts = np.where(block_bytes > 0, (nbytes - 1) // np.maximum(block_bytes, 1), 0)
+    ends = 4 * np.cumsum(counts)
+    rows = order[counts[order] > 0]
+    return b"".join([running[end - 4 * n : end] for n, end in zip(counts[rows], ends[rows], strict=True)])

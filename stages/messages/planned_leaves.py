@@ -144,13 +144,10 @@ def arrived_leaves(plan: SavePlan, batches: Sequence[WrittenBatch]) -> Leaves:
     """
     n_leaves = len(plan.infos)
     arrived = [in_columns(batch.leaves) for batch in batches]
-    packs = [in_columns(pack.leaves) for batch in batches for pack in batch.packs]
-    for part in {id(part): part for part in (*arrived, *packs)}.values():
-        check_planned_together(part, plan)
-
     counts = np.zeros(n_leaves, np.int64)
     specs = list(plan.specs)
     for part in arrived:
+        check_planned_together(part, plan)
         np.add.at(counts, np.array(part.indices, np.int64), 1)
         for index, spec in zip(part.indices, part.specs, strict=True):
             specs[index] = spec
@@ -189,23 +186,12 @@ def _arrived_bytes(specs: Sequence[LeafSpec], batches: Sequence[WrittenBatch]) -
     """Sum up the bytes of each leaf that were written."""
     arrived = np.zeros(len(specs), np.int64)
     coded: dict[tuple[int, tuple[int, ...]], int] = {}
-    for batch in batches:
-        for part in batch.written:
-            if part.coded is None:
-                arrived[part.leaf] += part.nbytes
-            else:
-                chunk = (part.leaf, part.chunk)
-                coded[chunk] = coded.get(chunk, part.coded) - part.nbytes
-
-        for pack in batch.packs:
-            np.add.at(arrived, np.array(pack.indices, np.int64), pack.sizes)
-
-        for columns in batch.columns:
-            plain = columns.coded < 0
-            np.add.at(arrived, columns.leaf[plain], columns.nbytes[plain])
-            for part in columns.parts(np.flatnonzero(~plain)):
-                chunk = (part.leaf, part.chunk)
-                coded[chunk] = coded.get(chunk, part.coded or 0) - part.nbytes
+    for table in [batch.written for batch in batches]:
+        leaf, nbytes, is_plain = np.asarray(table.leaf), np.asarray(table.nbytes), np.asarray(table.coded) < 0
+        np.add.at(arrived, leaf[is_plain], nbytes[is_plain])
+        for part in table.rows(np.flatnonzero(~is_plain)):
+            chunk = (part.leaf, part.chunk)
+            coded[chunk] = coded.get(chunk, part.coded or 0) - part.nbytes
 
     # An encoded chunk counts with its original length, once all of its encoded bytes have arrived.
     for (index, _), absent_bytes in coded.items():

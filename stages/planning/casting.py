@@ -24,9 +24,8 @@ from jax.sharding import AbstractMesh, NamedSharding
 from penstock.kernel.errors import SpecError, TreeDifference
 from penstock.kernel.messages.restore import RestoreOptions
 from penstock.kernel.protocols.leaf import KeyPath, LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import LeafHandler, PartsHandler
+from penstock.kernel.protocols.leaf_handlers import FilledLeaf, LeafHandler, PartsHandler, StagedLeaf
 from penstock.kernel.protocols.reads import Destination, Target
-from penstock.kernel.protocols.views import FilledLeaf, StagedLeaf
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.stages.planning.key_patterns import pattern_fits
 from penstock.stages.planning.leaf_sources import Function, call_foreign, described, rule_difference

@@ -28,8 +28,9 @@ from penstock.kernel.protocols.reads import (
     Read,
     ScatterRead,
     Target,
+    narrowed,
+    share_checks,
 )
-from penstock.kernel.protocols.shared_checks import narrowed, share_checks
 from penstock.stages.messages.batching import grouped
 
 SHARE: Final = 2

@@ -15,8 +15,7 @@ from typing import Any, Final, TypeAlias, cast, final
 from jax import tree_util
 
 from penstock.kernel.errors import TreeDifference
-from penstock.kernel.protocols.leaf import KeyPath, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_infos import LeafInfos
+from penstock.kernel.protocols.leaf import KeyPath, LeafInfos, ParamInfo, StoredLeaf
 from penstock.stages.planning.leaf_sources import Function, Input, described, key_columns, rule_difference
 from penstock.stages.pytree.flattening import nest, step
 from penstock.stages.pytree.per_process import PROCESS_KEY, Divide, PerProcess

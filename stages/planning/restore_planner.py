@@ -105,7 +105,7 @@ def _flattened(run: RestoreRun, located: Located) -> tuple[TargetLeaves, Any, Ow
         StructureMismatchError: If another number of processes saved that, and no function divides it anew.
     """
     checkpoint = located.checkpoint
-    infos, values, treedef = run.shared.of(StructureCache).flatten(located.request.like, run.process)
+    infos, values, treedef = StructureCache(run.caches.structures).flatten(located.request.like, run.process)
     own = find_own(checkpoint.leaves, located.request.like, infos, run.process)
     if own.differences:
         raise StructureMismatchError(checkpoint.path, own.differences)

@@ -12,8 +12,7 @@ from typing import Any, Final
 from jax import tree_util
 
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, SpecError
-from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo
-from penstock.kernel.protocols.leaf_infos import LeafInfos
+from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafInfos, ParamInfo
 from penstock.stages.pytree.per_process import ProcessEntry, settled
 
 # Looked up once instead of for each step of each leaf. jax declares no types for them.

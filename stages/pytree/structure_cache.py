@@ -18,8 +18,7 @@ from jax import tree_util
 
 from penstock.kernel.errors import SpecError
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
-from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo
-from penstock.kernel.protocols.leaf_infos import Children, LeafInfos, TreeNode
+from penstock.kernel.protocols.leaf import Children, KeyKind, KeyPath, LeafInfos, ParamInfo, TreeNode
 from penstock.stages.pytree.flattening import ALONE, check_names, flatten_tree, is_empty, step
 from penstock.stages.pytree.per_process import PerProcess, settled
 
@@ -56,18 +55,13 @@ class StructureCache:
     The names are asked for each time. Whether nodes compare equal does not matter.
 
     Args:
-        most: Structures to remember.
+        kept: The cache, of `RunCaches`.
     """
 
     __slots__ = ("_known",)
 
-    def __init__(self, most: int = 8) -> None:
-        self._known: BoundedCache[_Key, Sequence[ParamInfo]] = BoundedCache(most)
-
-    @property
-    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
-        """See `Caching`."""
-        return (self._known,)
+    def __init__(self, kept: BoundedCache[_Key, Sequence[ParamInfo]]) -> None:
+        self._known = kept
 
     def flatten(
         self, tree: object, process: tuple[int, int] = ALONE
@@ -327,18 +321,13 @@ class NodeTypes:
     """Adds `ParamInfo.nodes`, and caches the results of the last few structures. Thread-safe.
 
     Args:
-        most: Structures to remember.
+        kept: The cache, of `RunCaches`.
     """
 
     __slots__ = ("_known",)
 
-    def __init__(self, most: int = 8) -> None:
-        self._known: BoundedCache[ByIdentity, Sequence[ParamInfo]] = BoundedCache(most)
-
-    @property
-    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
-        """See `Caching`."""
-        return (self._known,)
+    def __init__(self, kept: BoundedCache[ByIdentity, Sequence[ParamInfo]]) -> None:
+        self._known = kept
 
     def of(self, tree: object, infos: Sequence[ParamInfo]) -> Sequence[ParamInfo]:
         """Return `infos` with the types of all nodes on the path to each leaf.

@@ -14,9 +14,8 @@ from penstock.kernel.messages.leaves import Leaf, Leaves
 from penstock.kernel.messages.save import References, SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
-from penstock.kernel.protocols.layouts import FormattedLayout, ItemsLayout, process_folder_of
-from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.kernel.protocols.leaf_infos import keys_of, names_of
+from penstock.kernel.protocols.layouts import chunk_file_of, process_folder_of
+from penstock.kernel.protocols.leaf import LeafSpec, keys_of, names_of
 from penstock.kernel.protocols.written import DISK_MARK, Written
 from penstock.stages.planning.leaf_sources import key_columns, spec_column
 from penstock.stages.reuse.leaf_digests import digest_name
@@ -45,17 +44,17 @@ def compare(
         The directory that the names of the base's data files are relative to, the leaves, and the sizes
         of their files.
     """
-    known: Mapping[str, References] = {} if run.by_digest else _known(run, base, identity)
+    known: Mapping[str, References] = {} if run.request.by_digest else _known(run, base, identity)
     nothing = Candidates(leaves.part([]), ())
-    is_there = run.base_if_whole or run.store.kind(base) is not None  # otherwise opening it says so
-    if not run.by_digest and is_there and not _any_known(leaves, plan, known):
+    is_there = run.request.base_if_whole or run.store.kind(base) is not None  # otherwise opening it says so
+    if not run.request.by_digest and is_there and not _any_known(leaves, plan, known):
         return base, nothing, {}
 
-    if run.operation is None and run.store.kind(os.path.join(base, DISK_MARK)) is not None:
+    if run.operation.is_alone and run.store.kind(os.path.join(base, DISK_MARK)) is not None:
         return base, nothing, {}  # it has one process's part of what several saved
 
     checkpoint, key = _open(run, base)
-    if run.by_digest:
+    if run.request.by_digest:
         unchanged = _same_digest(run, leaves, plan, checkpoint)
     else:
         unchanged = list(_same_objects(leaves, plan, known.get(key, {})))
@@ -92,11 +91,11 @@ def _stored(
         if alike[both]:
             there.append((at, row))
 
-    indices = [leaves.indices[at] for at, _ in there]
+    indices, alone = [leaves.indices[at] for at, _ in there], run.operation.is_alone
     chosen: list[int] = []
     parts: list[Sequence[Written]] = []
     for (at, _), stored in zip(there, checkpoint.parts([row for _, row in there], indices), strict=True):
-        here = stored if run.operation is None else _written_here(leaves[at], stored)
+        here = stored if alone else _written_here(leaves[at], stored)
         if here and lies_right.all_of(at, here):
             chosen.append(at)
             parts.append(here)
@@ -143,14 +142,13 @@ class _Uncoded:
 class _Places:
     """Says whether the new checkpoint would look for parts in files of the same names as the base."""
 
-    __slots__ = ("_folder", "_folders", "_items", "_layout", "_leaves", "_together")
+    __slots__ = ("_folder", "_folders", "_layout", "_leaves", "_together")
 
     def __init__(self, run: SaveRun, leaves: Leaves) -> None:
-        self._layout = run.layout if isinstance(run.layout, FormattedLayout) else None
-        self._items = run.layout if isinstance(run.layout, ItemsLayout) else None
+        self._layout = run.layout
         self._leaves = leaves
-        self._folder = "" if self._layout is None else os.path.dirname(self._layout.data_file())
-        if run.operation is not None:
+        self._folder = "" if run.layout.arrays is None else os.path.dirname(run.layout.data_file())
+        if not run.operation.is_alone:  # one process has no folder of its own
             own = process_folder_of(run.layout, run.operation.process_index)
             self._folder = os.path.join(own, self._folder)
 
@@ -160,32 +158,32 @@ class _Places:
     def all_of(self, at: int, parts: Sequence[Written]) -> bool:
         """True if it would for all parts of the leaf with this number."""
         layout = self._layout
-        if layout is None:
+        if layout.arrays is None:
             return True
         if self._together is None:
-            self._together = layout.chunk_file(self._leaves[at], parts[0].chunk) is None
+            self._together = chunk_file_of(layout, self._leaves[at], parts[0].chunk) is None
         if not self._together:
             leaf = self._leaves[at]
-            return all(part.file == layout.chunk_file(leaf, part.chunk) for part in parts)
+            return all(part.file == chunk_file_of(layout, leaf, part.chunk) for part in parts)
 
         folder = self._folder
-        if self._items is not None:
-            folder = os.path.join(self._items.folder(self._leaves[at]), folder)
+        if layout.folders is not None:
+            folder = os.path.join(layout.folders.folder(self._leaves[at]), folder)
 
-        return all(self._folder_of(part.file) == folder for part in parts)
+        # Once for each leaf that a save links: without a call for each of its parts.
+        for part in parts:
+            if part.file not in self._folders:
+                self._folders[part.file] = os.path.dirname(part.file)
+            if self._folders[part.file] != folder:
+                return False
 
-    def _folder_of(self, file: str) -> str:
-        folder = self._folders.get(file)
-        if folder is None:
-            folder = self._folders[file] = os.path.dirname(file)
-
-        return folder
+        return True
 
 
 def _open(run: SaveRun, base: str) -> tuple[StoredCheckpoint, str]:
     """Open the base. Returns it with its key in the mapping that `_known` returns."""
-    if isinstance(run.layout, ItemsLayout):
-        return run.layout.open_all(run.store, base), ""
+    if run.layout.folders is not None:
+        return run.layout.folders.open_all(run.store, base), ""
 
     checkpoint = run.layout.find(run.store, base).open()
     return checkpoint, checkpoint.directory
@@ -197,11 +195,13 @@ def _known(run: SaveRun, base: str, identity: object) -> Mapping[str, References
     The identity is that of the base before anything of it was read.
     If this save writes items, the trees of all items are merged under one empty key.
     """
-    known = run.shared.of(KnownValues).find(base, identity)
-    if not isinstance(run.layout, ItemsLayout):
+    known = KnownValues(run.caches.known_values).find(base, identity)
+    if run.layout.folders is None:
         return known
 
-    return {"": run.layout.from_folders({os.path.relpath(where, base): of for where, of in known.items()})}
+    return {
+        "": run.layout.folders.from_folders({os.path.relpath(where, base): of for where, of in known.items()})
+    }
 
 
 def _any_known(leaves: Leaves, plan: SavePlan, known: Mapping[str, References]) -> bool:

@@ -19,7 +19,7 @@ def digest_name(run: SaveRun, name: str) -> str:
     Several processes that save together record one each of what they write of a leaf. It means nothing to
     another number of processes.
     """
-    if run.operation is None:
+    if run.operation.is_alone:  # as it is on disk
         return name
 
     index, count = run.process

@@ -10,9 +10,8 @@ from weakref import ref
 
 from penstock.kernel.memory.bounded_cache import BoundedCache
 from penstock.kernel.messages.save import References
-from penstock.kernel.protocols.leaf import ParamInfo
+from penstock.kernel.protocols.leaf import ParamInfo, names_of
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, SnapshotHandler
-from penstock.kernel.protocols.leaf_infos import names_of
 
 _BYTES_OF_A_REFERENCE: Final = 200
 
@@ -25,13 +24,13 @@ class KnownValues:
     """Remembers the values of the last few checkpoints, without keeping them alive. Thread-safe.
 
     Args:
-        most: Checkpoints to remember.
+        kept: The cache, of `RunCaches`.
     """
 
     __slots__ = ("_known",)
 
-    def __init__(self, most: int = 4) -> None:
-        self._known: BoundedCache[str, tuple[object, ByDirectory]] = BoundedCache(most)
+    def __init__(self, kept: BoundedCache[str, tuple[object, ByDirectory]]) -> None:
+        self._known = kept
 
     def remember(self, path: str, identity: object, references: ByDirectory) -> None:
         """Record the values of the checkpoint at `path`, valid while it has this `identity`.

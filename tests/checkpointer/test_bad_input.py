@@ -19,6 +19,7 @@ import pytest
 
 import penstock
 from penstock import Checkpointer
+from penstock.config import Config
 from penstock.errors import (
     ChecksumError,
     ClosedError,
@@ -38,7 +39,6 @@ from penstock.errors import (
     StorageError,
     StructureMismatchError,
 )
-from penstock.kernel import Config
 
 pytestmark = pytest.mark.anyio
 

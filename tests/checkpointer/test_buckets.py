@@ -13,6 +13,7 @@ import pytest
 from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, Interposed
 
 from penstock import Checkpointer
+from penstock.config import StoreOptions
 from penstock.errors import (
     DestinationExistsError,
     NotACheckpointError,
@@ -26,7 +27,6 @@ from penstock.handlers import LocalStore
 from penstock.handlers.formats.orbax.sealed_documents import digest_in_mark
 from penstock.handlers.stores.buckets.bucket_builds import MARK
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
-from penstock.kernel import StoreOptions
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.stores.store_finder import StoreFinder
 from penstock.testing import FaultyStore

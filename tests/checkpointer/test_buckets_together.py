@@ -12,10 +12,10 @@ from anyio import create_task_group
 from tests.handlers.stores.buckets.bucket_rig import URL, Bucket
 
 from penstock import Checkpointer, PerProcess
+from penstock.config import JobLimits
 from penstock.errors import OutcomeUnknownError, PeerFailedError, PenstockError, StorageError
+from penstock.handlers.coordinators.job_coordinator import JobCoordinator
 from penstock.handlers.stores.buckets.bucket_builds import MARK
-from penstock.kernel import JobLimits
-from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.testing import FaultyStore
 from penstock.testing.memory_key_values import MemoryKeyValues
 

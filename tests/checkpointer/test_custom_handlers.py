@@ -18,6 +18,7 @@ from anyio import Event
 
 from penstock import Checkpointer
 from penstock.checkpointer import pipelines
+from penstock.config import Config
 from penstock.errors import (
     ConfigError,
     HandlerFailedError,
@@ -32,7 +33,6 @@ from penstock.errors import (
 from penstock.handlers import LocalStore, NumpyHandler, default_handlers
 from penstock.kernel import (
     Actor,
-    Config,
     FilledLeaf,
     HandlerRegistry,
     LeafSpec,

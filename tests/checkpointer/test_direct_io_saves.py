@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.config import Config
 from penstock.handlers.stores.system_calls.linux_calls import takes_direct_io
-from penstock.kernel import LOGGER_NAME, Config
+from penstock.kernel import LOGGER_NAME
 
 pytestmark = pytest.mark.anyio
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.config import Config, StoppingOptions
 from penstock.errors import StorageError
 from penstock.handlers import LocalStore
-from penstock.kernel import Config, StoppingOptions
 from penstock.steps import CheckpointManager
 from penstock.testing import FaultyStore, Hang
 

@@ -14,9 +14,9 @@ from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, Interposed, bu
 
 import penstock
 from penstock.errors import ClaimLostError
+from penstock.handlers.stores.buckets import bucket_options
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.object_client import ObjectClient
-from penstock.kernel.config import bucket_options
 from penstock.kernel.protocols.store_capabilities import LeasedHold, Leases
 from penstock.kernel.storage.lease_renewal import renewing_leases
 from penstock.steps import CheckpointManager

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.checkpointer import lifetime
+from penstock.checkpointer import operations as lifetime
 
 pytestmark = pytest.mark.anyio
 N_BLOCKS = 100_000

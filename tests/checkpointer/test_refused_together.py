@@ -10,10 +10,11 @@ import pytest
 from anyio import create_task_group
 
 from penstock import Checkpointer
+from penstock.config import JobLimits
 from penstock.errors import NotSharedError, PeerFailedError, SpecError, StageFailedError
 from penstock.handlers import LocalStore
-from penstock.kernel import JobLimits, StagedBatch, Threads
-from penstock.kernel.coordination.job_coordinator import JobCoordinator
+from penstock.handlers.coordinators.job_coordinator import JobCoordinator
+from penstock.kernel import StagedBatch, Threads
 from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 from penstock.pipelines import save_pipeline
 from penstock.testing.memory_key_values import MemoryKeyValues

@@ -19,10 +19,10 @@ from tests.checkpointer.test_checkpointer import gated, names
 import penstock
 from penstock import Checkpointer
 from penstock.checkpointer import pipelines
-from penstock.checkpointer.checkpointer import Staging
 from penstock.errors import DeletedLeafError
 from penstock.handlers import LocalStore
 from penstock.kernel import Milestone, RestoreReport, Store
+from penstock.kernel.pipeline.run_context import Staging
 from penstock.kernel.reports.stage_report import stage_table
 from penstock.testing import FaultyStore
 

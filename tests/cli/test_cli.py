@@ -63,7 +63,7 @@ except SystemExit as end:
 @pytest.mark.parametrize(
     ("arguments", "untouched"),
     [
-        (["--help"], ["penstock.kernel.config", "penstock.checkpointer", "numpy"]),
+        (["--help"], ["penstock.config", "penstock.checkpointer", "numpy"]),
         (["config", "show"], ["penstock.checkpointer", "numpy"]),
         (["ls", "{}"], ["penstock.checkpointer", "penstock.handlers.layouts.auto_layout", "tensorstore"]),
         (["show", "{}"], ["penstock.checkpointer", "penstock.stages.reading", "tensorstore"]),

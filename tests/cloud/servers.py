@@ -27,10 +27,10 @@ from urllib.parse import quote, urlencode, urlsplit
 from tests.cloud.server_processes import READY_S, DidNotStartError, free_port, running, running_on_free_ports
 from tests.object_server import Stored, object_server
 
+from penstock.config import StoreOptions
+from penstock.handlers.stores.buckets.bucket_options import AzOptions, BucketOptions
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.connections import connect
-from penstock.kernel import StoreOptions
-from penstock.kernel.config.bucket_options import AzOptions
 
 BUCKET = "bucket"
 GCS = "fake-gcs-server"
@@ -97,6 +97,7 @@ class Server:
     def connect(self, prefix: str | None = None, endpoint: str | None = None) -> Callable[[Any], Any]:
         """What makes obstore's client of the bucket, as penstock does."""
         options = StoreOptions().of_scheme(self.scheme)
+        assert isinstance(options, BucketOptions)
         environ = self.environ(endpoint)
         if self.scheme == "az":
             options = AzOptions(account=AZURE_ACCOUNT)

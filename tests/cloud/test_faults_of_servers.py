@@ -11,6 +11,7 @@ from tests.cloud.fault_proxy import Action, FaultProxy, fault_proxy
 from tests.cloud.servers import ENDPOINTS, Server
 
 from penstock import Checkpointer
+from penstock.config import Config
 from penstock.errors import (
     AccessDeniedError,
     ChecksumError,
@@ -19,7 +20,6 @@ from penstock.errors import (
     ThrottledError,
     UnreachableError,
 )
-from penstock.kernel import Config
 from penstock.steps import CheckpointManager
 
 AssertSame = Callable[[Any, Any], None]

@@ -120,7 +120,7 @@ SAVER = textwrap.dedent(
     """
     import os, signal, sys
     from penstock.handlers.stores.buckets.object_client import ObjectClient
-    from penstock.kernel.config.config import StoreOptions
+    from penstock.config.config import StoreOptions
     from penstock.stores.store_finder import StoreFinder
 
     url, last = sys.argv[1], int(sys.argv[2])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.configuration import effective_options, masked
+from penstock.config.option_reference import effective_options, masked
 
 
 def test_every_option_has_its_value_and_where_it_came_from(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tests.docs.page_settings import (
 
 from penstock.cli import main
 from penstock.cli.commands import COMMANDS as COMMANDS_THAT_ARE
-from penstock.kernel import Config
+from penstock.config import Config
 
 WITH_PYTHON = [page for page in pages() if blocks(page, "python")]
 ELSEWHERE = with_own_tests()

@@ -28,7 +28,7 @@ from penstock.errors import (
     StructureMismatchError,
     TruncatedDataError,
 )
-from penstock.handlers.formats.safetensors.element_types import NAMES
+from penstock.handlers.formats.safetensors.header import NAMES
 
 Compare = Callable[[Any, Any], None]
 

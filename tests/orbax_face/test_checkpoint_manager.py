@@ -878,3 +878,22 @@ def test_what_is_waited_for_has_the_signatures_of_orbax() -> None:
     for name in ("wait_for_new_checkpoint", "checkpoints_iterator"):
         mine, other = [getattr(ocp.checkpoint_utils, name) for ocp in LIBRARIES]
         assert signature_difference(mine, other) is None
+
+
+@both
+def test_a_subclass_says_which_steps_go(ocp: Any, tmp_path: Path) -> None:
+    """As T5X does; Kauldron reads `_checkpoints`, Octo `_directory`."""
+
+    class OfT5X(ocp.CheckpointManager):  # type: ignore[misc]  # of either library
+        def _get_old_steps_to_remove(self) -> list[int]:
+            assert str(self._directory) == str(tmp_path)
+            return [info.step for info in self._checkpoints if info.step % 2 == 1 and info.step < 5]
+
+    with OfT5X(tmp_path) as manager:
+        for step in range(1, 5):
+            manager.save(step, args=ocp.args.StandardSave(tree(step)))
+            manager.wait_until_finished()
+
+        assert list(manager.all_steps()) == [2, 4]
+
+    assert shown(tmp_path) == ["2", "4"]

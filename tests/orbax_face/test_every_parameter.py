@@ -76,7 +76,7 @@ ELSEWHERE = {
     "v1.handlers.JsonHandler": {"filename"},  # these three in v1/test_context_options.py
     "v1.handlers.ProtoHandler": {"filename"},
     "v1.handlers.PyTreeHandler": {"context"},
-    "options.MultiprocessingOptions": {"barrier_sync_key_prefix"},  # tests/kernel/coordination
+    "options.MultiprocessingOptions": {"barrier_sync_key_prefix"},  # tests/handlers/coordinators
     "future.PipelineFuture": {"keep"},  # penstock's own, for its handlers
     "pathways.register_type_handlers": {"use_single_replica_array_handler"},  # it refuses whatever is given
 }

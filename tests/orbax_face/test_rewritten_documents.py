@@ -17,7 +17,7 @@ import pytest
 
 import penstock
 import penstock.orbax as ocp
-from penstock.embedding import rewrite_document
+from penstock.embedding import document_files
 from penstock.errors import ChecksumError, CorruptCheckpointError
 from penstock.handlers import LocalStore
 from penstock.orbax import array_metadata_store
@@ -117,7 +117,7 @@ def test_a_damaged_record_is_not_written_anew(tmp_path: Path, has_mark: bool) ->
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
     with pytest.raises(CorruptCheckpointError):
-        rewrite_document(LocalStore(), str(path / "state" / "_METADATA"), b"{}")
+        document_files.rewrite_document(LocalStore(), str(path / "state" / "_METADATA"), b"{}")
 
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
@@ -199,7 +199,7 @@ def test_killed_at_any_moment_it_leaves_what_can_be_restored(tmp_path: Path, sav
         path = tmp_path / str(n_writes)
         shutil.copytree(whole, path)
         try:
-            rewrite_document(stopped_after(n_writes)(), str(path / name), changed)
+            document_files.rewrite_document(stopped_after(n_writes)(), str(path / name), changed)
         except _StoppedError:
             finished = False
         else:
@@ -208,7 +208,7 @@ def test_killed_at_any_moment_it_leaves_what_can_be_restored(tmp_path: Path, sav
         item = None if save is flat else "state"
         assert penstock.sync.restore(path, item=item)["s"] == "text"
         assert penstock.sync.verify(path).status in ({"intact"} if finished else {"intact", "unchecked"})
-        rewrite_document(LocalStore(), str(path / name), changed)
+        document_files.rewrite_document(LocalStore(), str(path / name), changed)
         assert penstock.sync.verify(path).intact
         if finished:
             assert n_writes > 4

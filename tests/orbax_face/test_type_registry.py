@@ -15,7 +15,8 @@ import pytest
 
 import penstock
 from penstock.checkpointer import pipelines
-from penstock.handlers.leaves import array, numpy_array, scalar, string
+from penstock.handlers.leaves import array, numpy_array, scalar
+from penstock.handlers.leaves import scalar as string
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.orbax import type_handlers as ours
 from penstock.orbax.database_merging import MergeProcessFiles

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -13,10 +14,10 @@ from tests.object_server import BUCKET, CREDENTIALS, object_server
 from tests.processes.job_case import HASTY, Here, checkpointer, reached_and_heard, told_by
 from tests.processes.trees import P, differences, mesh_of, spread, whole
 
+from penstock.config import StoreOptions
 from penstock.errors import PenstockError
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.connections import connect
-from penstock.kernel import StoreOptions
 from penstock.orbax.item_files import store_at
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.testing import FaultyStore
@@ -129,7 +130,8 @@ async def the_primary_stops_saving_to_a_bucket(here: Here) -> Any:
         if hang is not None:
             await reached_and_heard(hang)
             told.write_text(str(os.getpid()))
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this thread: another may take one for the process, and this one goes on.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
             hang.release()
             return {"told": await told_by(save)}
 

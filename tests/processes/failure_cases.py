@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -115,7 +116,8 @@ async def one_is_stopped_and_wakes(here: Here) -> Any:
             if hang is not None:
                 await reached_and_heard(hang)
                 note.write_text(str(os.getpid()))
-                os.kill(os.getpid(), signal.SIGSTOP)
+                # To this thread: another may take one for the process, and this one goes on.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
                 hang.release()
             told = await told_by(save)
 

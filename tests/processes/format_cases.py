@@ -13,10 +13,11 @@ from tests.processes.trees import P, differences, mesh_of, spread
 
 import penstock
 from penstock import PerProcess
+from penstock.config import Config
 from penstock.errors import PeerError, SpecError, StorageError
 from penstock.handlers import LocalStore, SafetensorsLayout
 from penstock.items import Composite, Json
-from penstock.kernel import Config, SaveFormat
+from penstock.kernel import SaveFormat
 from penstock.steps import KeepLast
 from penstock.testing import FaultyStore
 

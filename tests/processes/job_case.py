@@ -12,8 +12,8 @@ from typing import Any
 import anyio
 
 import penstock
+from penstock.config import Config, JobLimits
 from penstock.errors import PeerError
-from penstock.kernel import Config, JobLimits
 from penstock.testing import Hang
 
 LIMITS = JobLimits(join_s=40.0, write_s=40.0, silence_s=20.0, beat_s=0.5, call_s=10.0)

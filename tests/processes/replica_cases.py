@@ -17,10 +17,10 @@ from tests.processes.trees import P, differences, mesh_of, spread
 from tests.proofs.killed_member import EndingKeyValues
 
 import penstock
+from penstock.config import Config
 from penstock.errors import CorruptCheckpointError, PeerError, PlansDifferError
 from penstock.handlers.coordinators.jax_key_values import JaxKeyValues
-from penstock.kernel import Config
-from penstock.kernel.coordination.job_coordinator import JobCoordinator
+from penstock.handlers.coordinators.job_coordinator import JobCoordinator
 
 KIB = 1024
 SPECS: Mapping[str, Any] = {

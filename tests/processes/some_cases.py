@@ -14,8 +14,9 @@ from tests.processes.job_case import LIMITS, Here, checkpointer
 from tests.processes.trees import P, differences, mesh_of, spread
 
 from penstock import CheckpointManager, JobOptions, PerProcess
+from penstock.config import Config
 from penstock.errors import InactiveProcessError, InvalidLeafError, SpecError
-from penstock.kernel import Config, MemoryRegulator
+from penstock.kernel import MemoryRegulator
 
 GROUPS = ((0, 2), (1,))
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -129,7 +130,7 @@ async def _take_part(rank: int, count: int, folder: Path, fate: Fate) -> Any:
     import penstock
     from penstock.handlers import LocalStore
     from penstock.handlers.coordinators.jax_key_values import JaxKeyValues
-    from penstock.kernel.coordination.job_coordinator import JobCoordinator
+    from penstock.handlers.coordinators.job_coordinator import JobCoordinator
     from penstock.testing import FaultyStore
 
     run, tree = folder / "run", tree_of(count)
@@ -230,7 +231,8 @@ class _Own:
         elif fate.how == "RAISE":
             raise CoordinationError("the service is out of order")
         else:
-            os.kill(os.getpid(), getattr(signal, f"SIG{fate.how}"))
+            # To this thread: another may take one for the process, and this one goes on.
+            signal.pthread_kill(threading.get_ident(), getattr(signal, f"SIG{fate.how}"))
 
     def asked(self, tree: Any) -> tuple[Any, dict[str, Any]]:
         """Return what is to be saved, and the options, if these are what is wrong."""

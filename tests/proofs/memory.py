@@ -44,7 +44,7 @@ from jax.core import Tracer
 import penstock
 from penstock.handlers import ArrayHandler, default_handlers
 from penstock.kernel import Actor, SaveRun, StagedBatch
-from penstock.kernel.config.units import parse_bytes
+from penstock.kernel.options import parse_bytes
 from penstock.pipelines import save_pipeline
 
 MIB: Final = 2**20

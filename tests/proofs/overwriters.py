@@ -1,10 +1,12 @@
-"""Lets several processes overwrite one checkpoint at once, and reads it all the while. `make overwriters`.
+"""Lets several processes overwrite one checkpoint at once, and reads and copies it. `make overwriters`.
 
 Each saver saves a state in which every number is its own: the saver and its round. It saves to one path with
-`overwrite=True`, again and again. One that is refused, since another is at work, tries again. A reader
-restores the path all the while. It is demanded that
+`overwrite=True`, again and again, half of them into a file for each leaf. One that is refused, since another
+is at work, tries again. A reader restores the path all the while, and `penstock cp` copies it. It is demanded
+that
 
-* every state that is read, in between and at the end, is one saver's and one round's, whole, bit for bit,
+* every state that is read, in between, at the end and from a copy, is one saver's and one round's, whole,
+* a copy that is refused leaves nothing,
 * the path is never absent, once it was there,
 * nobody fails but with `InUseError`,
 * nothing else lies beside it at the end.
@@ -25,6 +27,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +36,9 @@ import anyio
 import numpy as np
 
 import penstock
+from penstock import cli
 from penstock.errors import IncompleteCheckpointError, NotACheckpointError, PenstockError, StorageError
-from penstock.handlers.stores.system_calls.atomic_rename import RENAME_EXCHANGE, system_renameat2
+from penstock.handlers.stores.system_calls.file_system import RENAME_EXCHANGE, system_renameat2
 
 N_LEAVES = 12
 LEAF = 3_000
@@ -70,7 +75,8 @@ async def import_all(folder: Path) -> None:
 async def save_until(path: Path, saver: int, end: float, found: Counter[str]) -> None:
     """Overwrite the path until the end."""
     turn = 0
-    async with penstock.Checkpointer() as checkpointer:
+    form = penstock.SaveFormat(ocdbt=saver % 2 == 0)  # many files take longer to read, and to copy
+    async with penstock.Checkpointer(save_format=form) as checkpointer:
         while time.time() < end:
             turn += 1
             try:
@@ -107,13 +113,40 @@ async def read_until(path: Path, end: float, found: Counter[str]) -> None:
                 found["states read, whole" if problem is None else f"FAILED: {problem}"] += 1
 
 
+def copy_until(path: Path, end: float, found: Counter[str]) -> None:
+    """Copy the path with `penstock cp` until the end, and look at each copy."""
+    with tempfile.TemporaryDirectory(prefix="penstock-overwriters-copies-") as folder:
+        copy = Path(folder) / "copy"
+        while time.time() < end:
+            with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as said:
+                status = cli.main(["cp", str(path), str(copy)])
+            if status == 0:
+                problem = _problem_of_copy(copy)
+                found["copies, whole" if problem is None else f"FAILED: copy {problem}"[:160]] += 1
+                shutil.rmtree(copy)
+            elif "while it was being read" in said.getvalue() or not found["copies, whole"]:
+                found["copies overtaken"] += 1
+            else:
+                found[f"FAILED: copy: {said.getvalue()}"[:300]] += 1
+            if left := os.listdir(folder):
+                found[f"FAILED: a copy left {left}"[:160]] += 1
+                return
+
+
+def _problem_of_copy(copy: Path) -> str | None:
+    try:
+        return problem_of(anyio.run(penstock.restore, copy))
+    except PenstockError as error:
+        return str(error)
+
+
 def run(folder: Path, savers: int, seconds: float) -> Counter[str]:
-    """Let so many savers and a reader work for a while; return what was counted."""
+    """Let so many savers, a reader and a copier work for a while; return what was counted."""
     path = folder / "latest"
     command = [sys.executable, __file__, "--seconds", str(seconds), "--child", str(path)]
     children = [
-        subprocess.Popen([*command, str(at)], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        for at in range(savers + 1)
+        subprocess.Popen([*command, who], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for who in ("copier", *map(str, range(savers + 1)))
     ]
     for child in children:
         assert child.stdout is not None
@@ -252,8 +285,7 @@ def main() -> int:
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
-        path, is_meddler = Path(options.child[0]), options.child[1] == "meddler"
-        saver = -1 if is_meddler else int(options.child[1])
+        path, who = Path(options.child[0]), options.child[1]
         with tempfile.TemporaryDirectory(prefix="penstock-overwriters-") as folder:
             anyio.run(import_all, Path(folder))
 
@@ -262,12 +294,14 @@ def main() -> int:
         sys.stdin.readline()
         end = time.time() + options.seconds
         found: Counter[str] = Counter()
-        if is_meddler:
+        if who == "meddler":
             Meddler(path, options.seed).run(end, found)
-        elif saver == 0:
+        elif who == "copier":
+            copy_until(path, end, found)
+        elif who == "0":
             anyio.run(read_until, path, end, found)
         else:
-            anyio.run(save_until, path, saver, end, found)
+            anyio.run(save_until, path, int(who), end, found)
 
         sys.stdout.write(json.dumps(found))
         return 0

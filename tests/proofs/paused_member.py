@@ -37,7 +37,7 @@ async def _save_again_and_again(rank: int, count: int, folder: Path, limits: dic
     from tests.proofs.process_kills import tree_of
 
     import penstock
-    from penstock.kernel import Config, JobLimits
+    from penstock.config import Config, JobLimits
 
     tree, step, last = tree_of(count), 0, folder / "last"
     with (folder / f"saves.{rank}").open("a", buffering=1) as saves:

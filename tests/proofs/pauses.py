@@ -51,7 +51,8 @@ class Job:
         found: dict[int, list[dict[str, Any]]] = {}
         for rank in range(COUNT):
             path = self.folder / f"saves.{rank}"
-            lines = path.read_text().splitlines() if path.exists() else []
+            text = path.read_text() if path.exists() else ""
+            lines = text.split("\n")[:-1]  # the last one may be half written
             found[rank] = [json.loads(line) for line in lines[self.read[rank] :]]
             self.read[rank] = len(lines)
 

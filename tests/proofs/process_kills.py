@@ -28,8 +28,8 @@ from tests.processes.trees import P, mesh_of, spread
 from tests.proofs.killed_member import ENDED_AT, ONLY_PRIMARY, POINTS, Fate
 
 import penstock.sync
+from penstock.config import JobLimits
 from penstock.errors import InUseError
-from penstock.kernel import JobLimits
 
 MODES = [
     *[f"{how} {mode}" for how in ("KILL", "STOP") for mode in ("default", "recoverable")],

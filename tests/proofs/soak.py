@@ -5,7 +5,7 @@ while one may have been published or not. Whatever happens, after each step
 
 * every path holds one whole state that the model allows, and nothing else lies in the folder,
 * no byte is leased, no file is open and no thread is busy, once nothing is under way,
-* a failure is told once, by the exception that was injected.
+* a failure is told once, by the exception that was injected, or one that says that it is not durable.
 
 Everything random comes from one seed, which is printed with the steps, so that a failure is repeated by
 `make soak SEED=...`. (Threads finish in their own order, so a step is repeated, not its every interleaving.)
@@ -32,7 +32,7 @@ from anyio import create_task_group
 
 import penstock
 from penstock import Checkpointer
-from penstock.errors import PenstockError, SaveCancelledError, StorageError
+from penstock.errors import NotDurableError, PenstockError, SaveCancelledError, StorageError
 from penstock.handlers import LocalStore
 from penstock.kernel import SaveFormat, SaveFuture
 from penstock.testing import FaultyStore
@@ -177,7 +177,17 @@ class Soak:
         error = self._arm(60)
         try:
             name, save, number = await self._begin()
+        except PenstockError as raised:
+            assert raised is error, raised
+            self.may_be_left = True
+            return
+
+        try:
             await save
+        except NotDurableError as raised:
+            assert raised.__cause__ is error, raised
+            self.may_be_left = True
+            self.model.saved(name, number)
         except PenstockError as raised:
             assert raised is error, raised
             self.may_be_left = True

@@ -44,7 +44,7 @@ from penstock.kernel import (
     Waitable,
     run_pipeline,
 )
-from penstock.kernel.pipeline.shared_objects import Shared
+from penstock.kernel.pipeline.run_context import RunCaches, SaveRequest
 from penstock.kernel.pipeline.stage import release_dropped
 from penstock.kernel.storage.workspace import Workspace
 from penstock.testing import FaultyStore, Hang, Operation
@@ -66,7 +66,7 @@ class Rig:
         self.threads = Threads()
         self.memory = MemoryRegulator(1 << 30)
         self.limits = LIMITS
-        self.shared = Shared()
+        self.caches = RunCaches()
         self.runs: list[SaveRun] = []
         self._capture = LogCapture()
 
@@ -99,7 +99,9 @@ class Rig:
         workspace = Workspace(
             self.store, self.threads, str(self.final), str(self.temporary), overwrite=overwrite
         )
-        self.runs.append(SaveRun(**self._shared(), workspace=workspace, started_ns=1))
+        self.runs.append(
+            SaveRun(**self._shared(), request=SaveRequest(str(self.final)), workspace=workspace, started_ns=1)
+        )
         return self.runs[-1]
 
     def restore_run(self) -> RestoreRun:
@@ -120,7 +122,7 @@ class Rig:
 
     async def wait_background(self) -> None:
         """Wait for the background writes of third parties, as a failed save does."""
-        for pending in [each for run in self.runs for each in run.background]:
+        for pending in [each for run in self.runs for each in run.handler_work.begun]:
             with suppress(Exception):
                 await pending.wait()
 
@@ -144,7 +146,7 @@ class Rig:
             "coordinator": SingleProcessCoordinator(),
             "events": logger,
             "limits": self.limits,
-            "shared": self.shared,
+            "caches": self.caches,
         }
 
 

@@ -254,6 +254,24 @@ async def test_a_stage_that_does_not_keep_to_what_it_declares_is_refused(
     assert (error.key_path, error.stage) == (f"['{name}']", "cast")
 
 
+async def test_a_change_of_the_leaves_of_a_pack_alone_is_refused(tmp_path: Path) -> None:
+    """Of as many bytes, so that only the specs show it."""
+
+    def changed(leaf: Leaf) -> Leaf:
+        return replace(leaf, spec=replace(leaf.spec, dtype="int32")) if leaf.spec.dtype == "float32" else leaf
+
+    async def rename_dtypes(batch: StagedBatch) -> StagedBatch:
+        packs = tuple(Pack(tuple(map(changed, pack.leaves)), pack.data) for pack in batch.packs)
+        return replace(batch, packs=packs)
+
+    pipeline = save_pipeline().insert_after("device_to_host", rename_dtypes)
+
+    error = await refused(tmp_path / "c", pipeline, {"more": MIXED["more"]})
+
+    assert isinstance(error, ChangedLeafError)
+    assert error.key_path == "['more'][0]"
+
+
 async def test_what_is_declared_and_not_done_is_refused(tmp_path: Path) -> None:
     class Lazy(Cast):
         def __call__(self, batch: StagedBatch) -> StagedBatch:

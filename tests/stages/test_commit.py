@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ from tests.stages.stage_rig import Parcel, ParcelHandler, Rig, cancel_in, files_
 
 from penstock.errors import HandlerFailedError, IncompletePipelineError, StorageError
 from penstock.kernel import Committed, FunctionStage, SaveRun, TreeToSave, Written, WrittenBatch, run_pipeline
+from penstock.kernel.protocols.written import WrittenTable
 from penstock.pipelines import save_pipeline
 from penstock.stages import Commit, DeviceToHost, Flatten, Write
 
@@ -67,8 +68,12 @@ async def test_a_tree_without_a_leaf_is_committed(rig: Rig) -> None:
     assert (rig.temporary / "commit_success.txt").exists()
 
 
+def with_parts(batch: WrittenBatch, parts: Sequence[Written]) -> WrittenBatch:
+    return replace(batch, written=WrittenTable.of(parts, batch.written.specs))
+
+
 def unpacked(batch: WrittenBatch, keep: Callable[[Written], bool]) -> WrittenBatch:
-    return replace(batch, packs=(), written=tuple(part for part in batch.parts() if keep(part)))
+    return with_parts(batch, [part for part in batch.parts() if keep(part)])
 
 
 def drop_leaf(batch: WrittenBatch) -> WrittenBatch | None:
@@ -88,17 +93,17 @@ def drop_all_bytes(batch: WrittenBatch) -> WrittenBatch:
     return unpacked(batch, lambda part: part.leaf != 1)
 
 
-def drop_packs(batch: WrittenBatch) -> WrittenBatch:
-    return replace(batch, packs=tuple(p for p in batch.packs if all(leaf.index != 1 for leaf in p.leaves)))
+def drop_table(batch: WrittenBatch) -> WrittenBatch:
+    return with_parts(batch, () if any(part.leaf == 1 for part in batch.parts()) else tuple(batch.parts()))
 
 
 def twice(batch: WrittenBatch) -> WrittenBatch:
     parts = tuple(batch.parts())
-    return replace(batch, packs=(), written=parts + tuple(part for part in parts if part.leaf == 1))
+    return with_parts(batch, parts + tuple(part for part in parts if part.leaf == 1))
 
 
-def pack_twice(batch: WrittenBatch) -> WrittenBatch:
-    return replace(batch, packs=batch.packs * 2)
+def table_twice(batch: WrittenBatch) -> WrittenBatch:
+    return with_parts(batch, tuple(batch.parts()) * 2)
 
 
 def leaf_twice(batch: WrittenBatch) -> WrittenBatch:
@@ -130,7 +135,7 @@ async def test_a_leaf_that_does_not_arrive_whole_is_named_and_nothing_is_publish
     assert "publish" not in rig.operations
 
 
-@pytest.mark.parametrize("damage", [leaf_twice, drop_packs, pack_twice], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("damage", [leaf_twice, drop_table, table_twice], ids=lambda f: f.__name__)
 async def test_what_arrives_twice_or_not_at_all_is_an_error(
     rig: Rig, damage: Callable[[WrittenBatch], WrittenBatch]
 ) -> None:

@@ -41,7 +41,10 @@ class ScriptedLayout:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    # Since Python 3.12, checks against a runtime protocol do not use `__getattr__`.
+    @property
+    def arrays(self) -> ScriptedLayout:
+        return self
+
     @property
     def save_format(self) -> SaveFormat:
         return self._inner.save_format
@@ -163,7 +166,9 @@ async def test_without_a_codec_batches_pass_as_they_are(rig: Rig) -> None:
 
 async def test_a_layout_without_formats_is_left_alone(rig: Rig) -> None:
     class Plain:
-        """Lacks the methods of `FormattedLayout`."""
+        """Offers no choice of how arrays are stored."""
+
+        arrays = None
 
     batch = StagedBatch()
     run = rig.save_run()

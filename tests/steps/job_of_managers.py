@@ -11,8 +11,8 @@ import numpy as np
 from anyio import Event, create_task_group
 
 from penstock import CheckpointManager
-from penstock.kernel import JobLimits
-from penstock.kernel.coordination.job_coordinator import JobCoordinator
+from penstock.config import JobLimits
+from penstock.handlers.coordinators.job_coordinator import JobCoordinator
 from penstock.testing.memory_key_values import MemoryKeyValues
 
 LIMITS = JobLimits(join_s=30.0, write_s=30.0, silence_s=30.0, beat_s=0.2, call_s=5.0)

@@ -13,9 +13,10 @@ import pytest
 import structlog
 from anyio.lowlevel import checkpoint
 
+from penstock.config import Config, StoppingOptions
 from penstock.errors import ClosedError
 from penstock.handlers import LocalStore
-from penstock.kernel import Config, StoppingOptions, Threads
+from penstock.kernel import Threads
 from penstock.kernel.storage.writer_hold import WRITER
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.steps.step_deletion import Deleter

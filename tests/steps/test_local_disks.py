@@ -14,9 +14,9 @@ import pytest
 from tests.steps.job_of_managers import COUNT, Managers, each, offer, opened, state
 
 from penstock import Checkpointer, CheckpointManager, JobOptions
+from penstock.config import Config
 from penstock.errors import PeerFailedError, StorageError
 from penstock.handlers import LocalStore
-from penstock.kernel import Config
 from penstock.kernel.protocols.written import DISK_MARK
 from penstock.steps import KeepLast
 from penstock.testing import FaultyStore

@@ -14,7 +14,7 @@ from tests.steps.job_of_managers import COUNT, LIMITS, each, offer, opened, stat
 from penstock import Checkpointer, CheckpointManager, JobOptions
 from penstock.errors import InactiveProcessError, PeerFailedError, PenstockError, StorageError
 from penstock.handlers import LocalStore
-from penstock.kernel.coordination.job_coordinator import JobCoordinator
+from penstock.handlers.coordinators.job_coordinator import JobCoordinator
 from penstock.steps import (
     Always,
     EverySeconds,

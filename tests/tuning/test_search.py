@@ -140,7 +140,7 @@ async def test_the_profile_has_the_figures_and_the_picture_a_bar_for_each() -> N
 
 
 def test_candidates_are_options_that_there_are() -> None:
-    from penstock.configuration import every_option
+    from penstock.config.option_reference import every_option
 
     known = {entry.key for entry in every_option()}
     assert {key for _, options in (*CANDIDATES, *BUCKET_CANDIDATES, *CODECS) for key in options} <= known

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.checkpointer.restore_keywords import RestoreKeywords, RestoreOnceKeywords
+from penstock.checkpointer.parts import RestoreKeywords, RestoreOnceKeywords
 from penstock.kernel.messages.restore import RestoreOptions
 
 BARE: Any = penstock  # without its types

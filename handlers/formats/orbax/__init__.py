@@ -1,10 +1,10 @@
-"""Orbax's format: a whole checkpoint (`OrbaxLayout`), or a tree in a directory made by others (`TreeLayout`).
+"""Orbax's format: whole checkpoints, or trees in directories made by others (`OrbaxLayout`).
 
 A checkpoint is a directory with documents in JSON, the arrays in an OCDBT database
 (`penstock.handlers.ocdbt`) or in a directory each, and files that mark it as finished. Trees may also be
 items in it, and steps of a run.
 
-A save asks `storage_choice` how each leaf is stored, and `encoded_tree` for all documents and for the index
+A save asks `storage_choice` how each leaf is stored, and `orbax_layout` for all documents and for the index
 of chunks (`chunk_index`). A restore asks `discovery` for the tree, the item or the latest step below a path;
 `open_checkpoint` reads its documents into a table of leaves (`tree_documents`); the `OrbaxCheckpoint` that it
 returns plans reads (`stored_checkpoint`). The documents are in `tree_metadata`, `leaf_documents`,

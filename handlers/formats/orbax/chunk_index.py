@@ -21,8 +21,7 @@ from penstock.handlers.ocdbt.wire_format import MAX_INLINE_BYTES
 from penstock.kernel.concurrency.brief_steps import STEP, drop, integers, parts_of, rows_in_order
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
-from penstock.kernel.protocols.views import ColumnsOfParts, PackedLeaves, WrittenLeaves
-from penstock.kernel.protocols.written import Written
+from penstock.kernel.protocols.written import Written, WrittenLeaves, WrittenTable
 
 
 @final
@@ -98,7 +97,7 @@ class ChunkIndex:
         """Encode the index of one checkpoint.
 
         Args:
-            batches: Where the pieces and packs of every chunk lie.
+            batches: Where the pieces of every chunk are.
             node_file: The data file for the nodes.
             uuid: 16 bytes that identify the database.
             commit_time_ns: Nanoseconds since the epoch.
@@ -139,15 +138,14 @@ class ChunkIndex:
         return EncodedIndex(spill + encoded.nodes, encoded.manifest)
 
     def _locate(self, batches: Iterable[WrittenLeaves], located: _Located) -> None:
-        """Note where every chunk lies."""
+        """Note where every chunk is."""
         parts: dict[int, list[Written]] = {}
-        for batch in batches:
-            for pack in batch.packs:
-                self._locate_pack(pack, located)
-
-            rest = [part for columns in batch.columns for part in self._locate_columns(columns, located)]
-            for part in (*batch.written, *rest):
-                parts.setdefault(self._slot(part), []).append(part)
+        n_whole = 0
+        for table in [batch.written for batch in batches]:
+            slots, rest = self._locate_whole(table, located)
+            n_whole += len(table) - len(rest)
+            for slot, part in zip(slots[rest].tolist(), table.rows(rest), strict=True):
+                parts.setdefault(slot, []).append(part)
 
         # Chunks in pieces are few and large, or many in few files: one assignment for each file.
         rows: dict[str, list[tuple[int, int, int]]] = {}
@@ -161,49 +159,33 @@ class ChunkIndex:
             located.put(slots, offsets, file)
             located.lengths[slots] = lengths
 
-    def _locate_pack(self, pack: PackedLeaves, located: _Located) -> None:
-        indices = _column(pack.indices)
-        ats = self._places[np.minimum(indices, len(self._places) - 1)]
-        unknown = np.flatnonzero((ats < 0) | (indices >= len(self._places)))
+        if np.count_nonzero(located.file_ids >= 0) != n_whole + len(parts):
+            raise PenstockError("a chunk was written twice, so it is not known which one counts")
+
+    def _locate_whole(
+        self, table: WrittenTable, located: _Located
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
+        """Note where the chunks are that were written in one piece.
+
+        Returns:
+            The slot of each row, and the other rows.
+        """
+        leaf, chunk, nbytes, coded = map(np.asarray, (table.leaf, table.chunk, table.nbytes, table.coded))
+        ats = self._places[np.minimum(leaf, len(self._places) - 1)]
+        unknown = np.flatnonzero((ats < 0) | (leaf >= len(self._places)) | (chunk >= self._counts[ats]))
         if unknown.size:
-            raise _unknown(int(indices[unknown[0]]))
+            problem = "was written, but no leaf of the tree has it"
+            raise PenstockError(f"chunk {chunk[unknown[0]]} of leaf {leaf[unknown[0]]} {problem}")
 
-        counts = self._counts[ats]
-        sizes = np.repeat(self._chunk_nbytes[ats], counts)
-        before = np.repeat(self._starts[ats] - (np.cumsum(counts) - counts), counts)
-        located.put(before + np.arange(len(sizes)), pack.offset + np.cumsum(sizes) - sizes, pack.file)
-
-    def _locate_columns(self, columns: ColumnsOfParts, located: _Located) -> Iterable[Written]:
-        """Note where the chunks lie that were written in one piece; return all other pieces."""
-        ats = self._places[np.minimum(columns.leaf, len(self._places) - 1)]
-        unknown = np.flatnonzero((ats < 0) | (columns.leaf >= len(self._places)))
-        if unknown.size:
-            raise _unknown(int(columns.leaf[unknown[0]]))
-
-        length = np.where(columns.coded < 0, self._chunk_nbytes[ats], columns.coded)
-        whole = (columns.start == 0) & (columns.nbytes == length) & ((columns.coded < 0) != self._coded[ats])
-        rows = np.flatnonzero(whole)
-        slots = self._starts[ats[rows]] + columns.chunk[rows]
-        located.lengths[slots] = length[rows]
-        located.put_many(slots, columns.offset[rows], columns.file[rows], columns.files)
-        return columns.parts(np.flatnonzero(~whole))
-
-    def _slot(self, part: Written) -> int:
-        """The slot of a part's chunk."""
-        at = int(self._places[part.leaf]) if part.leaf < len(self._places) else -1
-        if at < 0:
-            raise _unknown(part.leaf, part.chunk)
-
-        grid, flat = self._grids[at], 0
-        if len(grid) != len(part.chunk):
-            raise _unknown(part.leaf, part.chunk)
-        for i, n in zip(part.chunk, grid, strict=True):
-            if not 0 <= i < n:
-                raise _unknown(part.leaf, part.chunk)
-
-            flat = flat * n + i
-
-        return int(self._starts[at]) + flat
+        slots = self._starts[ats] + chunk
+        lengths = np.where(coded < 0, self._chunk_nbytes[ats], coded)
+        is_whole = (np.asarray(table.start) == 0) & (nbytes == lengths) & ((coded < 0) != self._coded[ats])
+        rows = np.flatnonzero(is_whole)
+        located.lengths[slots[rows]] = lengths[rows]
+        located.put_many(
+            slots[rows], np.asarray(table.offset)[rows], np.asarray(table.file)[rows], table.files
+        )
+        return slots, np.flatnonzero(~is_whole)
 
     def _chunk_at(self, slot: int) -> tuple[int, tuple[int, ...]]:
         # Of arrays that begin at one slot only the last has chunks.
@@ -354,8 +336,3 @@ def _broken(info: ParamInfo, index: tuple[int, ...], problem: str) -> PenstockEr
     error = PenstockError(f"{info.key_path}: chunk {index} is not whole: {problem}")
     error.key_path = info.key_path
     return error
-
-
-def _unknown(number: int, index: tuple[int, ...] | None = None) -> PenstockError:
-    what = "a pack" if index is None else f"chunk {index}"
-    return PenstockError(f"{what} of leaf {number} was written, but no leaf of the tree has it")

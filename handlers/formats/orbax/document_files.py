@@ -29,8 +29,8 @@ from penstock.handlers.formats.orbax.sealed_documents import (
     record_documents,
     renew_record,
 )
+from penstock.kernel.protocols.store_capabilities import foreign_files
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.foreign_files import foreign_files
 from penstock.kernel.storage.paths import path_or_url
 
 _LEVELS: Final = 3

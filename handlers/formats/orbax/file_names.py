@@ -35,6 +35,7 @@ from typing import Final
 from penstock.kernel.errors import IncompleteCheckpointError, PathError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import is_at_work
+from penstock.kernel.storage.paths import TEMPORARY_SUFFIX
 
 METADATA: Final = "_METADATA"
 SHARDING: Final = "_sharding"
@@ -57,10 +58,6 @@ LEGACY_MSGPACK: Final = "checkpoint"
 MARKS: Final = frozenset({METADATA, CHECKPOINT_METADATA, MANIFEST, COMMIT_MARK, V1_MARK, LEGACY_MSGPACK})
 """Any of these shows that a directory is a checkpoint, or holds one."""
 
-
-TEMPORARY_SUFFIX: Final = ".orbax-checkpoint-tmp"
-"""Part of the name of a directory in which a checkpoint is being built, or was when the save was
-interrupted."""
 
 PARTIAL_SUFFIX: Final = ".partial_save"
 """In the name of the directory in which Orbax's v1 API gathers a partial save until it is finalized."""

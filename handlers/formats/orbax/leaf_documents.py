@@ -45,8 +45,7 @@ from penstock.handlers.formats.json_documents import (
 )
 from penstock.kernel.concurrency.brief_steps import STEP_BYTES
 from penstock.kernel.errors import CorruptCheckpointError, InvalidLeafError
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
-from penstock.kernel.protocols.leaf_infos import SLICE
+from penstock.kernel.protocols.leaf import SLICE, LeafSpec, ParamInfo
 
 _START: Final = b'{"array_metadatas": ['
 _END: Final = b"]}"

@@ -1,33 +1,334 @@
-"""Orbax's layout: a whole checkpoint (`OrbaxLayout`), or a tree in a directory that its caller makes."""
+"""Orbax's layout: whole checkpoints, or trees in directories that their caller makes (`TreeDirectory`).
+
+An `EncodedTree` encodes all that depends on the tree alone once; `EncodedTrees` keeps those of recent trees.
+Documents are yielded in the order in which they must become durable.
+
+Source:
+    ORBAX_FORMAT.md §3.1 (flat layout) and §8 (what Orbax must find).
+"""
 
 from __future__ import annotations
 
-__all__ = ("OrbaxLayout", "TreeLayout")
+__all__ = (
+    "CUSTOM",
+    "EncodedTree",
+    "EncodedTrees",
+    "OrbaxLayout",
+    "TreeDirectory",
+    "check_names",
+)
 
 import copy
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from itertools import chain
 from typing import Any, Final, final
 
+from penstock.handlers.formats import integrity
+from penstock.handlers.formats.integrity import columns_of
+from penstock.handlers.formats.orbax.checkpoint_metadata import content_of, encode_checkpoint_metadata
+from penstock.handlers.formats.orbax.chunk_index import ChunkIndex
 from penstock.handlers.formats.orbax.discovery import list_items
-from penstock.handlers.formats.orbax.encoded_tree import EncodedTree, EncodedTrees, check_names
-from penstock.handlers.formats.orbax.file_names import DATA_FOLDER, MARKS, OF_A_PROCESS, temporary_path
+from penstock.handlers.formats.orbax.file_names import (
+    ARRAY_METADATAS,
+    CHECKPOINT_METADATA,
+    COMMIT_MARK,
+    DATA_FOLDER,
+    INTEGRITY,
+    MANIFEST,
+    MARKS,
+    METADATA,
+    OF_A_PROCESS,
+    SHARDING,
+    STRINGS,
+    temporary_path,
+)
+from penstock.handlers.formats.orbax.leaf_documents import (
+    encode_array_metadatas,
+    encode_shardings,
+    encode_strings,
+)
 from penstock.handlers.formats.orbax.open_checkpoint import find_checkpoint, open_checkpoint
+from penstock.handlers.formats.orbax.sealed_documents import encode_mark
 from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK, fitted, split_among_replicas
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
-from penstock.handlers.formats.orbax.tree_columns import TreeColumns
+from penstock.handlers.formats.orbax.tree_columns import TreeColumns, check_directories
 from penstock.handlers.formats.orbax.tree_documents import RememberedDocuments
-from penstock.handlers.formats.zarr import chunk_key, prefix_of
+from penstock.handlers.formats.orbax.tree_metadata import encode_tree_metadata
+from penstock.handlers.formats.zarr import METADATA_KEYS, array_metadata, chunk_key, prefix_of
 from penstock.kernel.codecs import codec_of
-from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.memory.bounded_cache import BoundedCache
+from penstock.kernel.concurrency.brief_steps import append
+from penstock.kernel.errors import DuplicateNameError
+from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 from penstock.kernel.protocols.checkpoints import FoundItems
 from penstock.kernel.protocols.layouts import Opening
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf import LeafInfos, LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf_handlers import StagedLeaf
+from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.protocols.views import StagedLeaf, WrittenLeaves
-from penstock.kernel.protocols.written import Document
+from penstock.kernel.protocols.written import Document, WrittenLeaves
+
+_BYTES_OF_A_LEAF: Final = 512
+
+
+@final
+class EncodedTrees:
+    """Remembers how the last few trees were encoded. Thread-safe.
+
+    Args:
+        most: Trees to remember; one of 10,000 leaves takes some 5 MB.
+        form: How they are stored.
+    """
+
+    __slots__ = ("_form", "_known")
+
+    def __init__(self, most: int = 2, form: SaveFormat | None = None) -> None:
+        self._form = SaveFormat() if form is None else form
+        self._known: BoundedCache[ByIdentity, EncodedTree] = BoundedCache(most)
+
+    @property
+    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
+        """See `Caching`."""
+        return (self._known,)
+
+    def of(self, tree: TreeColumns) -> EncodedTree:
+        """Return the encoded tree of these very columns (by identity); encode it if needed.
+
+        Raises:
+            DuplicateNameError, InvalidLeafError: As `check_names`.
+        """
+        nbytes = _BYTES_OF_A_LEAF * len(tree)
+        is_kept = self._known.takes(nbytes)
+
+        def make() -> EncodedTree:
+            return EncodedTree(tree, self._form, is_kept=is_kept)
+
+        return self._known.get_or_make(tree.identity, make, lambda _: nbytes)
+
+
+@final
+class EncodedTree:
+    """Everything in a tree's documents except where its bytes lie.
+
+    Args:
+        tree: All leaves, empty markers among them, in flatten order.
+        form: How they are stored.
+        custom_metadata: JSON values that are kept with the tree itself.
+        is_kept: Whether it is encoded once, for several checkpoints. If not, each document is made when it is
+            asked for, so that those of a very large tree need not be in memory together.
+
+    Raises:
+        DuplicateNameError, InvalidLeafError: As `check_names`.
+    """
+
+    __slots__ = ("_custom_metadata", "_documents", "_form", "_index", "tree")
+
+    def __init__(
+        self,
+        tree: TreeColumns,
+        form: SaveFormat,
+        custom_metadata: Mapping[str, Any] | None = None,
+        *,
+        is_kept: bool = False,
+    ) -> None:
+        check_names(tree)
+        self.tree = tree
+        self._form, self._custom_metadata = form, custom_metadata
+        self._documents: Sequence[Document] | None = None  #: what is not the index, if both are kept
+        self._index: ChunkIndex | None = None
+        if is_kept:
+            self._documents = list(_tree(tree, form, custom_metadata))
+            self._index = self._made_index()
+
+    def documents(
+        self,
+        batches: Sequence[WrittenLeaves],
+        *,
+        started_ns: int,
+        custom_metadata: Mapping[str, Any] | None,
+        digests: Mapping[str, bytes],
+        beside: Sequence[Document] = (),
+    ) -> Iterator[Document]:
+        """Make the documents of a flat checkpoint of this tree, one after another.
+
+        Args:
+            batches: Where every piece of every array is.
+            started_ns: When the save began, in nanoseconds since the epoch.
+            custom_metadata: The caller's own; JSON.
+            digests: Of leaves, by stored name.
+            beside: Documents that were written already, for the record.
+
+        Raises:
+            SpecError: If `custom_metadata` is not JSON.
+            PenstockError: If the pieces of a chunk do not tile it: when the first document is asked for.
+        """
+        committed_ns = time.time_ns()
+        encoded = encode_checkpoint_metadata(
+            started_ns=started_ns, committed_ns=committed_ns, custom_metadata=custom_metadata
+        )
+        about = Document(CHECKPOINT_METADATA, encoded)
+        content = content_of(CHECKPOINT_METADATA, encoded)
+        made = chain(self._own_documents(batches, committed_ns), (about,))
+        return _with_mark(_with_record(made, batches, digests, beside, content))
+
+    def item_documents(
+        self,
+        batches: Sequence[WrittenLeaves],
+        committed_ns: int,
+        digests: Mapping[str, bytes],
+        beside: Sequence[Document] = (),
+    ) -> Iterator[Document]:
+        """Make the documents of the tree as an item of a checkpoint, named from the item's directory.
+
+        Args:
+            batches: Where every piece of its arrays is.
+            committed_ns: Now, in nanoseconds since the epoch.
+            digests: Of leaves, by stored name.
+            beside: Documents that were written already, for the record.
+
+        Raises:
+            PenstockError: If the pieces of a chunk do not tile it: when the first document is asked for.
+        """
+        return _with_record(self._own_documents(batches, committed_ns), batches, digests, beside)
+
+    def _own_documents(self, batches: Sequence[WrittenLeaves], committed_ns: int) -> Iterator[Document]:
+        yield from self._index_documents(batches, committed_ns)
+        if self._documents is None:
+            yield from _tree(self.tree, self._form, self._custom_metadata)
+        else:
+            yield from self._documents
+
+    def _index_documents(self, batches: Sequence[WrittenLeaves], committed_ns: int) -> Iterator[Document]:
+        """Encode the OCDBT index; there is none without arrays."""
+        index = self._made_index() if self._documents is None else self._index
+        if index is None:
+            return
+
+        node_file = f"{DATA_FOLDER}/{uuid.uuid4().hex}"
+        encoded = index.encode(
+            batches, node_file=node_file, uuid=uuid.uuid4().bytes, commit_time_ns=committed_ns
+        )
+        del index
+        manifest = Document(MANIFEST, encoded.manifest)
+        yield Document(node_file, encoded.nodes)
+        del encoded
+        yield manifest
+
+    def _made_index(self) -> ChunkIndex | None:
+        arrays = self.tree.arrays()
+        return ChunkIndex(arrays, self._form.zarr) if len(arrays) and self._form.ocdbt else None
+
+
+def _with_mark(documents: Iterable[Document]) -> Iterator[Document]:
+    """Pass documents on, and then the commit mark, which has the digest of their record."""
+    for document in documents:
+        yield document
+        if document.path == INTEGRITY:
+            yield Document(COMMIT_MARK, encode_mark(document.data))
+
+        del document  # while the next one is made
+
+
+def _with_record(
+    documents: Iterable[Document],
+    batches: Sequence[WrittenLeaves],
+    digests: Mapping[str, bytes],
+    beside: Sequence[Document],
+    content: Mapping[str, object] | None = None,
+) -> Iterator[Document]:
+    """Pass documents on, and then the record of their digests and those of all pieces."""
+    found: dict[str, integrity.Digest] = {}
+    for document in documents:
+        found[document.path] = integrity.digest_of(document.data)
+        yield document
+        del document  # while the next one is made
+
+    found |= {document.path: integrity.digest_of(document.data) for document in beside}
+    record = integrity.encode_files(columns_of(batches), digests, found, content)
+    yield Document(INTEGRITY, record)
+
+
+def _directories(arrays: TreeColumns, version: int) -> Iterator[Document]:
+    """Encode the metadata of arrays that have a directory each."""
+    key = METADATA_KEYS[version - 2]
+    for name, spec in zip(arrays.names(), arrays.specs, strict=True):
+        yield Document(prefix_of(name) + key, array_metadata(spec, version))
+
+
+def _tree(
+    tree: TreeColumns, form: SaveFormat, custom_metadata: Mapping[str, Any] | None
+) -> Iterator[Document]:
+    """Encode what is recorded about the leaves, except where they lie."""
+    specs = tree.specs
+    if not form.ocdbt:
+        yield from _directories(tree.arrays(), form.zarr)
+
+    yield _joined(METADATA, encode_tree_metadata(tree.infos, specs, form, custom_metadata))
+    on_devices = [
+        at for at, spec in enumerate(specs) if spec.typestr == "jax.Array" and spec.shape is not None
+    ]
+    names = tree.names() if on_devices else []
+    shardings = [specs[at].sharding for at in on_devices]
+    known = [text for text in shardings if text is not None]
+    if on_devices and len(known) == len(shardings):
+        yield _joined(SHARDING, encode_shardings([names[at] for at in on_devices], known))
+
+    recorded = [at for at in on_devices if specs[at].shapes_recorded]
+    if recorded:
+        found = encode_array_metadatas([names[at] for at in recorded], [specs[at] for at in recorded])
+        yield _joined(f"{ARRAY_METADATAS}/process_0", found)
+
+    texts = list(tree.texts())
+    if texts:
+        yield Document(STRINGS, encode_strings(texts))
+
+
+def _joined(path: str, slices: Iterable[bytes]) -> Document:
+    content = BytesIO()  # to join the slices would need all of them beside the whole
+    for each in slices:
+        append(content, each)
+
+    return Document(path, content.getvalue())
+
+
+def check_names(tree: TreeColumns, form: SaveFormat | None = None, *, single: bool = False) -> None:
+    """Refuse two values with one name, and strings that could not be found under their names.
+
+    Empty markers are stored under no name.
+
+    Raises:
+        DuplicateNameError: If two leaves have one stored name.
+        InvalidLeafError: If a string has a name under which Orbax could not find it, or an array one that
+            its directory cannot have.
+    """
+    if not (isinstance(tree.infos, LeafInfos) and tree.infos.distinct):
+        by_name: dict[str, ParamInfo] = {}
+        for info, spec in zip(tree.infos, tree.specs, strict=True):
+            if not spec.is_empty_marker:
+                first = by_name.setdefault(info.name, info)
+                if first is not info:
+                    raise DuplicateNameError(info.name, first.key_path, info.key_path)
+
+    encode_strings(tree.texts())
+    if form is not None and not form.ocdbt:
+        check_directories(tree.arrays(), form.zarr, single=single)
+
+
+CUSTOM: Final = "custom_metadata"
+"""The one member of the custom metadata of a save; its value, any JSON, is kept with the tree."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TreeDirectory:
+    """Says that a tree is written in place, into a directory that its caller made, without a commit mark."""
+
+    single: bool = False  #: whether it is one array, under a name that is otherwise reserved by Orbax
+    foreign: frozenset[str] = frozenset()
+    """Types of leaves that a handler may keep in its own files."""
 
 
 @final
@@ -47,9 +348,19 @@ class OrbaxLayout:
         plain_chunk: Bytes of any other chunk, about, if `form` does not say it; None: a shard is one chunk.
         tree_custom_metadata: Any JSON that is stored with the tree of each flat checkpoint, beside what is
             stored with the checkpoint.
+        directory: Says that it writes no whole checkpoints, but trees in place.
     """
 
-    __slots__ = ("_as_described", "_coded_chunk", "_custom", "_form", "_plain_chunk", "_remembered", "_trees")
+    __slots__ = (
+        "_as_described",
+        "_coded_chunk",
+        "_custom",
+        "_form",
+        "_plain_chunk",
+        "_remembered",
+        "_trees",
+        "directory",
+    )
 
     def __init__(
         self,
@@ -58,7 +369,9 @@ class OrbaxLayout:
         *,
         plain_chunk: int | None = None,
         tree_custom_metadata: Any = None,
+        directory: TreeDirectory | None = None,
     ) -> None:
+        self.directory = directory
         self._custom = tree_custom_metadata
         self._coded_chunk, self._plain_chunk = coded_chunk, plain_chunk
         self._form = form = SaveFormat() if form is None else form
@@ -67,18 +380,39 @@ class OrbaxLayout:
         self._remembered = RememberedDocuments()
         self._trees = EncodedTrees(form=form)
 
+    def with_foreign(self, typestrs: frozenset[str]) -> OrbaxLayout:
+        """Return this layout for trees in which a handler may keep leaves of these types in its own files."""
+        other = copy.copy(self)
+        other.directory = replace(self.directory or TreeDirectory(), foreign=typestrs)
+        return other
+
+    @property
+    def arrays(self) -> OrbaxLayout:
+        """The layout itself."""
+        return self
+
+    @property
+    def places(self) -> None:
+        """None: files just grow."""
+        return
+
+    @property
+    def folders(self) -> None:
+        """None: all leaves are in the directory of the tree."""
+        return
+
     @property
     def caches(self) -> Sequence[BoundedCache[Any, Any]]:
         """See `Caching`."""
         return (*self._remembered.caches, *self._trees.caches)
 
     def temporary_name(self, path: str) -> str:
-        """The name of the same folder while it is being written.
+        """The name of the same folder while it is being written; the path itself, if that is in place.
 
         Raises:
             PathError: If `path` itself is named like an interrupted save, which no reader would open.
         """
-        return temporary_path(path)
+        return temporary_path(path) if self.directory is None else path
 
     def data_file(self) -> str:
         return f"{DATA_FOLDER}/{uuid.uuid4().hex}"
@@ -92,15 +426,17 @@ class OrbaxLayout:
         """The options by which arrays are written."""
         return self._form
 
-    def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
+    def chunk_file(self, name: str, chunk: tuple[int, ...]) -> str | None:
         """Return the chunk's own file, if each array has a directory."""
         if self._form.ocdbt:
             return None
 
-        return prefix_of(leaf.info.name) + chunk_key(chunk, self._form.zarr)
+        return prefix_of(name) + chunk_key(chunk, self._form.zarr)
 
     def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
         """Choose chunks, dtype and codec; see `fitted` for what it raises."""
+        if self.directory is not None and not self._form.replica_parallel:
+            spec = split_among_replicas(spec)
         if spec.shape is None or (args is None and self._as_described):
             return spec
 
@@ -113,7 +449,8 @@ class OrbaxLayout:
 
     def check(self, leaves: Sequence[StagedLeaf]) -> None:
         """Check only the names; see `check_names` for the errors."""
-        check_names(TreeColumns.of(leaves), self._form)
+        single = self.directory is not None and self.directory.single
+        check_names(TreeColumns.of(leaves), self._form, single=single)
 
     def documents(
         self,
@@ -126,13 +463,11 @@ class OrbaxLayout:
         beside: Sequence[Document] = (),
     ) -> Iterable[Document]:
         """Make every document; see `EncodedTree` for what it raises."""
-        columns = TreeColumns.of(leaves)
-        if self._custom is None:
-            tree = self._trees.of(columns)
-        else:
-            tree = EncodedTree(columns, self._form, self._custom)
+        if self.directory is not None:
+            custom = None if custom_metadata is None else custom_metadata[CUSTOM]
+            return self._tree(leaves, custom).item_documents(batches, time.time_ns(), digests or {}, beside)
 
-        return tree.documents(
+        return self._tree(leaves, self._custom).documents(
             batches,
             started_ns=started_ns,
             custom_metadata=custom_metadata,
@@ -150,16 +485,23 @@ class OrbaxLayout:
         digests: Mapping[str, bytes],
     ) -> Iterable[Document]:
         """Make the documents of the tree as an item of a checkpoint; see `EncodedTree` for what it raises."""
+        return self._tree(leaves, custom_metadata).item_documents(batches, committed_ns, digests)
+
+    def _tree(self, leaves: Sequence[StagedLeaf], custom_metadata: Any) -> EncodedTree:
         columns = TreeColumns.of(leaves)
         if custom_metadata is None:
-            tree = self._trees.of(columns)
-        else:
-            tree = EncodedTree(columns, self._form, custom_metadata)
+            return self._trees.of(columns)
 
-        return tree.item_documents(batches, committed_ns, digests)
+        return EncodedTree(columns, self._form, custom_metadata)
 
     def recognises(self, store: Store, path: str) -> bool:
-        """Return whether `path` is empty or holds a file that a checkpoint of some version has."""
+        """Return whether `path` is empty or holds a file that a checkpoint of some version has.
+
+        A directory whose caller made it for one tree may always be written.
+        """
+        if self.directory is not None:
+            return True
+
         names = set(store.list_directory(path))
         return not names or bool(names & MARKS)
 
@@ -167,112 +509,14 @@ class OrbaxLayout:
         """Name the items of a checkpoint; see `list_items`."""
         return list_items(store, path)
 
-    def find(
-        self, store: Store, path: str, item: str | None = None, *, foreign: frozenset[str] = frozenset()
-    ) -> Opening:
-        """Find a checkpoint or an item of it; see `find_checkpoint`."""
-        return find_checkpoint(store, path, item, self._remembered, foreign)
-
-    def open(
-        self, store: Store, path: str, item: str | None = None, *, foreign: frozenset[str] = frozenset()
-    ) -> OrbaxCheckpoint:
-        """Read the documents of a checkpoint or of an item of it; see `open_checkpoint`."""
-        return open_checkpoint(store, path, item, remembered=self._remembered, foreign=foreign)
-
-
-CUSTOM: Final = "custom_metadata"
-"""The one member of the custom metadata of a save; its value, any JSON, is kept with the tree."""
-
-
-@final
-class TreeLayout:
-    """Writes a tree into a directory that exists, without a commit mark. Thread-safe.
-
-    Args:
-        form: How arrays are written.
-        coded_chunk: Bytes of a chunk with a codec, about.
-        single: Whether the tree is one array, under a name that is otherwise reserved by Orbax.
-    """
-
-    __slots__ = ("_foreign", "_form", "_layout", "_single", "_trees")
-
-    def __init__(
-        self, form: SaveFormat | None = None, coded_chunk: int = CODED_CHUNK, *, single: bool = False
-    ) -> None:
-        self._form = SaveFormat() if form is None else form
-        self._layout = OrbaxLayout(self._form, coded_chunk)
-        self._trees = EncodedTrees(form=self._form)
-        self._single = single
-        self._foreign = frozenset[str]()
-
-    def with_foreign(self, typestrs: frozenset[str]) -> TreeLayout:
-        """Return this layout for trees in which a handler may keep leaves of these types in its own files."""
-        other = copy.copy(self)
-        other._foreign = typestrs
-        return other
-
-    def temporary_name(self, path: str) -> str:
-        """The path itself: the tree is built in place."""
-        return path
-
-    def data_file(self) -> str:
-        return self._layout.data_file()
-
-    def process_folder(self, process_index: int) -> str:
-        """See `OrbaxLayout.process_folder`."""
-        return self._layout.process_folder(process_index)
-
-    @property
-    def single(self) -> bool:
-        """True if the tree is one array."""
-        return self._single
-
-    @property
-    def save_format(self) -> SaveFormat:
-        """The options by which arrays are written."""
-        return self._form
-
-    def chunk_file(self, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
-        return self._layout.chunk_file(leaf, chunk)
-
-    def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
-        if not self._form.replica_parallel:  # then the inner layout gives each replica its part
-            spec = split_among_replicas(spec)
-
-        return self._layout.fit(spec, info, args)
-
-    def encode(self, codec: str, chunks: Sequence[memoryview], itemsize: int) -> Sequence[bytes]:
-        return self._layout.encode(codec, chunks, itemsize)
-
-    def check(self, leaves: Sequence[StagedLeaf]) -> None:
-        """Check only the names; see `check_names` for the errors."""
-        check_names(TreeColumns.of(leaves), self._form, single=self._single)
-
-    def documents(
-        self,
-        leaves: Sequence[StagedLeaf],
-        batches: Sequence[WrittenLeaves],
-        *,
-        started_ns: int,
-        custom_metadata: Mapping[str, Any] | None,
-        digests: Mapping[str, bytes] | None = None,
-        beside: Sequence[Document] = (),
-    ) -> Iterable[Document]:
-        """Make the documents of the tree; see `EncodedTree` for what it raises."""
-        columns = TreeColumns.of(leaves)
-        if custom_metadata is None:
-            tree = self._trees.of(columns)
-        else:
-            tree = EncodedTree(columns, self._form, custom_metadata[CUSTOM])
-
-        return tree.item_documents(batches, time.time_ns(), digests or {}, beside)
-
-    def recognises(self, store: Store, path: str) -> bool:
-        """True: the caller made the directory and allows it."""
-        return True
-
     def find(self, store: Store, path: str, item: str | None = None) -> Opening:
-        return self._layout.find(store, path, item, foreign=self._foreign)
+        """Find a checkpoint or an item of it; see `find_checkpoint`."""
+        return find_checkpoint(store, path, item, self._remembered, self._foreign)
 
     def open(self, store: Store, path: str, item: str | None = None) -> OrbaxCheckpoint:
-        return self._layout.open(store, path, item, foreign=self._foreign)
+        """Read the documents of a checkpoint or of an item of it; see `open_checkpoint`."""
+        return open_checkpoint(store, path, item, remembered=self._remembered, foreign=self._foreign)
+
+    @property
+    def _foreign(self) -> frozenset[str]:
+        return frozenset() if self.directory is None else self.directory.foreign

@@ -26,9 +26,9 @@ from typing import Final
 import numpy as np
 
 from penstock.handlers.dtypes import dtype_name, numpy_dtype, storable
-from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.errors import InvalidLeafError
 from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
 
 CODED_FROM: Final = 16 * 1024
 """Smaller shards get no codec: it would cost more than it saves, and keep them out of packs."""

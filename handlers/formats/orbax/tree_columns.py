@@ -26,9 +26,8 @@ from penstock.handlers.formats.zarr import METADATA_KEYS, chunk_keys, prefix_of
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError
 from penstock.kernel.memory.bounded_cache import ByIdentity
 from penstock.kernel.messages.leaves import Leaves
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
-from penstock.kernel.protocols.leaf_infos import names_of
-from penstock.kernel.protocols.views import StagedLeaf
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, names_of
+from penstock.kernel.protocols.leaf_handlers import StagedLeaf
 from penstock.kernel.protocols.written import DISK_MARK, STAGE_RECORD
 
 

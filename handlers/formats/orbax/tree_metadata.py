@@ -40,10 +40,18 @@ from penstock.handlers.formats.json_documents import (
     parse_object,
     parse_value,
 )
-from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
-from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyKind, KeyPath, LeafSpec, ParamInfo
-from penstock.kernel.protocols.leaf_infos import InfoRun, LeafInfos, runs_of
+from penstock.kernel.protocols.leaf import (
+    EMPTY_MARKERS,
+    InfoRun,
+    KeyKind,
+    KeyPath,
+    LeafInfos,
+    LeafSpec,
+    ParamInfo,
+    runs_of,
+)
+from penstock.kernel.protocols.save_format import SaveFormat
 
 _DEFAULT: Final = SaveFormat()
 _EMPTY_NAMED_TUPLE: Final = LeafSpec("NamedTuple")  # without rich types it is recorded as None

@@ -19,8 +19,7 @@ from penstock.handlers.formats.safetensors.file_set import (
     read_index,
     tensor_files,
 )
-from penstock.handlers.formats.safetensors.header import read_header
-from penstock.handlers.formats.safetensors.header_decoding import FileHeader
+from penstock.handlers.formats.safetensors.header import FileHeader, read_header
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
     SafetensorsCheckpoint,
     checkpoint_of,

@@ -21,8 +21,7 @@ from typing import Final, cast, final
 
 from penstock.handlers.formats.json_documents import as_object, as_string, parse_object
 from penstock.handlers.formats.safetensors import file_digests
-from penstock.handlers.formats.safetensors.header import header_bytes, read_header
-from penstock.handlers.formats.safetensors.header_decoding import FileHeader
+from penstock.handlers.formats.safetensors.header import FileHeader, header_bytes, read_header
 from penstock.handlers.formats.safetensors.tensor_paths import INDEX_SUFFIX, SUFFIX
 from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.layouts import SMALL_DOCUMENT

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ("SafetensorsCheckpoint", "StoredTensor", "checkpoint_of", "open_checkpoint")
+__all__ = (
+    "SafetensorsCheckpoint",
+    "StoredTensor",
+    "checkpoint_of",
+    "empty_marker",
+    "open_checkpoint",
+    "split_name",
+)
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, cast, final
 
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.formats.checksummed_reads import NONE, cut_at_pieces, recorded_crc32c, with_checksums
@@ -17,15 +24,35 @@ from penstock.handlers.formats.leaf_table import LeafTable, StoredLeaves, check_
 from penstock.handlers.formats.safetensors import file_digests
 from penstock.handlers.formats.safetensors import penstock_metadata as notes
 from penstock.handlers.formats.safetensors.file_set import FileSet, read_files
-from penstock.handlers.formats.safetensors.header_decoding import FileHeader, Tensor
-from penstock.handlers.formats.safetensors.penstock_metadata import Note
-from penstock.handlers.formats.safetensors.tensor_names import empty_marker, split_name
+from penstock.handlers.formats.safetensors.header import FileHeader, Tensor
+from penstock.handlers.formats.safetensors.penstock_metadata import Note, Steps, keys_and_kinds
 from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError
-from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Destination, Read, WholeChunks
 from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Written
+
+
+def split_name(name: str, separator: str, recorded: Steps | None) -> tuple[KeyPath, tuple[KeyKind, ...]]:
+    """Return the key path that a name stands for, which is `recorded` if that is known."""
+    if recorded is not None:
+        return keys_and_kinds(recorded)
+
+    keys = tuple(name.split(separator))
+    return keys, (KeyKind.MAPPING,) * len(keys)
+
+
+def empty_marker(value: Any) -> str | None:
+    """Return the stored marker for None or an empty container; None for anything else."""
+    if value is None:
+        return "None"
+    for type_, marker in ((tuple, "Tuple"), (list, "List"), (dict, "Dict")):
+        if isinstance(value, type_) and not value:
+            return "None" if hasattr(cast("object", value), "_fields") else marker
+
+    return None
+
 
 _FLAT: Final = (KeyKind.MAPPING,)
 

@@ -12,7 +12,7 @@ from typing import Final, final
 from penstock.handlers.formats.leaf_table import show_key_path
 from penstock.handlers.formats.safetensors.file_digests import MEMBER
 from penstock.handlers.formats.safetensors.file_set import FileSet
-from penstock.handlers.formats.safetensors.header_decoding import FileHeader
+from penstock.handlers.formats.safetensors.header import FileHeader
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
 from penstock.handlers.formats.verification import Finding, RecordedRange
 from penstock.kernel.protocols.leaf import KeyKind

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from penstock.handlers.stores.buckets.objects import Objects
 from penstock.kernel.errors import StorageError, TruncatedDataError
 from penstock.kernel.memory.buffers import MAPPED_FROM, anonymous_memory
-from penstock.kernel.protocols.transfers import Transfers
+from penstock.kernel.protocols.stores import Transfers
 
 _Bytes = NDArray[np.uint8]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("BucketStore",)
+__all__ = ("BUCKET", "BucketStore")
 
 import errno
 from collections import Counter
@@ -10,19 +10,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from threading import Lock
 from typing import Any, Final, Literal, final
 
+from penstock.handlers.stores.buckets import connections
 from penstock.handlers.stores.buckets.bucket_builds import MARK, Build, Builds, Left, marked_folders
 from penstock.handlers.stores.buckets.bucket_claims import CLAIM, LEASE_S, Claims
 from penstock.handlers.stores.buckets.bucket_files import BucketDataFile, BucketReadableFile
-from penstock.handlers.stores.buckets.long_files import LongFile
-from penstock.handlers.stores.buckets.long_objects import BucketScratch
+from penstock.handlers.stores.buckets.bucket_options import BucketOptions
+from penstock.handlers.stores.buckets.long_files import BucketScratch, LongFile
 from penstock.handlers.stores.buckets.object_client import ObjectClient
 from penstock.handlers.stores.buckets.object_errors import NO_BUCKET
 from penstock.handlers.stores.buckets.objects import Listed, Objects
 from penstock.handlers.stores.buckets.snapshots import BucketSnapshot, begin_snapshot, decoded_snapshot
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.store_capabilities import LeasedHold, Placement
-from penstock.kernel.protocols.stores import BuildToken
-from penstock.kernel.protocols.transfers import RequestFigures
+from penstock.kernel.protocols.stores import BuildToken, RequestFigures
+from penstock.kernel.schemes import Scheme
 
 FILE_BYTES: Final = 16 * 2**20
 
@@ -433,3 +434,19 @@ def _build(token: BuildToken) -> Build:
 
 def _absent(operation: str, path: str) -> StorageError:
     return StorageError(operation, path, "nothing is there", errno.ENOENT)
+
+
+def _open_bucket(url: str, options: BucketOptions) -> BucketStore:
+    name = url.partition("://")[2]
+    return BucketStore(
+        url,
+        connections.connect(name, options),
+        file_bytes=options.file_bytes,
+        single_writer=options.single_writer,
+        lease_s=options.lease_s,
+        tensorstore=connections.tensorstore_spec(name, options),
+    )
+
+
+BUCKET: Final = Scheme(_open_bucket)
+"""Of `s3://`, `gs://` and `az://`: the class of the options says which. Sizes are the options', too."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, final
 
+from penstock.handlers.stores.buckets.bucket_options import AzOptions, BucketOptions, GsOptions, S3Options
 from penstock.handlers.stores.buckets.retries import RetryPolicy
-from penstock.kernel.config.bucket_options import AzOptions, BucketOptions, GsOptions, S3Options
 from penstock.kernel.errors import ConfigError
 
 _S3_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")

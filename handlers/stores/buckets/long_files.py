@@ -7,22 +7,144 @@ comes. When all is there, it is read back in the order of the file, compared wit
 
 from __future__ import annotations
 
-__all__ = ("LongFile", "Scratch")
+__all__ = (
+    "BucketScratch",
+    "Bytes",
+    "Gathered",
+    "Kept",
+    "LongFile",
+    "Run",
+    "Scratch",
+    "kept",
+)
 
 import errno
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from threading import Lock
-from typing import Protocol, final
+from typing import Final, NamedTuple, Protocol, TypeAlias, final
 
 import numpy as np
 from anyio.from_thread import check_cancelled
 from crc32c import crc32c
+from numpy.typing import NDArray
 
+from penstock.handlers.stores.buckets.bucket_builds import Build, Builds, staging
 from penstock.handlers.stores.buckets.bucket_files import new_bytes
-from penstock.handlers.stores.buckets.object_stretches import Bytes, Gathered, Kept, Run, kept
+from penstock.handlers.stores.buckets.object_errors import WITHIN_SUCCESS
+from penstock.handlers.stores.buckets.objects import Objects
 from penstock.kernel.errors import ChecksumError, StorageError
-from penstock.kernel.protocols.transfers import Transfers
+from penstock.kernel.protocols.stores import Transfers
+
+Bytes: TypeAlias = NDArray[np.uint8]
+
+
+class Run(NamedTuple):
+    """Bytes that follow each other in the file, and where they lie."""
+
+    offset: int  #: in the file
+    at: int  #: among the bytes that they were gathered with
+    nbytes: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The bytes of one stretch of the file that lie together in one place."""
+
+    source: str | Bytes  #: the key of an object, or bytes that are still here
+    start: int  #: in the source
+    nbytes: int
+    crc32c: int
+    offsets: NDArray[np.int64]  #: of its runs in the file; the runs lie one after another in the source
+    lengths: NDArray[np.int64]
+
+
+@final
+class Gathered:
+    """Bytes that wait until there are enough of them for an object.
+
+    Args:
+        nbytes: Of an object.
+    """
+
+    __slots__ = ("_data", "_used", "runs")
+
+    def __init__(self, nbytes: int) -> None:
+        self._data: Bytes = new_bytes(nbytes)
+        self._used = 0
+        self.runs: list[Run] = []
+
+    @property
+    def is_full(self) -> bool:
+        """True if nothing more fits in."""
+        return self._used == len(self._data)
+
+    def take(self, offset: int, source: Bytes) -> int:
+        """Copy as much of the bytes as fits in, and return how much that is."""
+        taken = min(len(source), len(self._data) - self._used)
+        self._data[self._used : self._used + taken] = source[:taken]
+        last = self.runs[-1] if self.runs else None
+        if last is not None and last.offset + last.nbytes == offset:
+            self.runs[-1] = last._replace(nbytes=last.nbytes + taken)
+        else:
+            self.runs.append(Run(offset, self._used, taken))
+
+        self._used += taken
+        return taken
+
+    def in_order(self) -> tuple[Bytes, Sequence[Run]]:
+        """Return the bytes in the order of the file, and their runs."""
+        data = self._data[: self._used]
+        ascending = sorted(self.runs)
+        if ascending == self.runs:
+            return data, ascending
+
+        moved: list[Run] = []
+        at = 0
+        for run in ascending:
+            moved.append(run._replace(at=at))
+            at += run.nbytes
+
+        return np.concatenate([data[run.at : run.at + run.nbytes] for run in ascending]), moved
+
+
+def kept(source: str | Bytes, data: Bytes, runs: Sequence[Run], stretch: int) -> Iterator[tuple[int, Kept]]:
+    """Say which bytes of an object belong to which stretch of the file, with their checksum. Pure.
+
+    Args:
+        source: Where they will be found.
+        data: All of them.
+        runs: In the order of the file, and without gaps in `data`.
+        stretch: The length of each stretch of the file.
+
+    Yields:
+        The number of a stretch, and what of it is there.
+    """
+    pieces = [piece for run in runs for piece in _cut(run, stretch)]
+    first = 0
+    for at in range(1, len(pieces) + 1):
+        number = pieces[first].offset // stretch
+        if at < len(pieces) and pieces[at].offset // stretch == number:
+            continue
+
+        some = pieces[first:at]
+        start, end = some[0].at, some[-1].at + some[-1].nbytes
+        offsets = np.array([piece.offset for piece in some], np.int64)
+        lengths = np.array([piece.nbytes for piece in some], np.int64)
+        yield number, Kept(source, start, end - start, crc32c(data[start:end].data), offsets, lengths)
+        first = at
+
+
+def _cut(run: Run, stretch: int) -> Iterator[Run]:
+    done = 0
+    while done < run.nbytes:
+        offset = run.offset + done
+        nbytes = min(run.nbytes - done, stretch - offset % stretch)
+        yield Run(offset, run.at + done, nbytes)
+        done += nbytes
 
 
 class Scratch(Protocol):
@@ -206,3 +328,110 @@ def _end_if_cancelled() -> None:
     """Raise what cancels the save, if anything does: an upload of gigabytes must not be waited for."""
     with suppress(RuntimeError):  # this is no thread of an event loop
         check_cancelled()
+
+
+_TRIES: Final = 3
+"""Of an upload that the server ends with an error which the client does not understand."""
+
+
+@final
+class BucketScratch:
+    """Keeps objects beside the prefix that is claimed, where they are no part of any checkpoint.
+
+    What ends a save removes them, and so does whoever takes its claim over. The file itself is uploaded in
+    parts, to such a place, too: only a copy by the server can be made on condition that nothing is there.
+
+    Args:
+        client: Of the bucket.
+        builds: Of the same.
+        build: The save that the file belongs to; None if it belongs to none.
+        key: Of the file.
+        uploading: Held while parts are uploaded: those of one file at a time are in memory.
+    """
+
+    __slots__ = ("_build", "_builds", "_client", "_key", "_place", "_uploading")
+
+    def __init__(
+        self, client: Objects, builds: Builds, build: Build | None, key: str, uploading: Lock
+    ) -> None:
+        self._client, self._builds, self._build, self._key = client, builds, build, key
+        above = staging(key, uuid.uuid4().hex) if build is None else build.staging
+        self._place = f"{above}/{uuid.uuid4().hex}"
+        self._uploading = uploading
+
+    def path(self, key: str) -> str:
+        return self._client.path(key)
+
+    def put(self, number: int, data: memoryview) -> str:
+        key = f"{self._place}/{number}"
+        if self._build is None:
+            self._client.put(key, data)
+        else:
+            self._builds.create(self._build, key, data)
+
+        return key
+
+    def read(self, key: str, start: int, nbytes: int) -> memoryview:
+        return self._client.read_range(key, start, nbytes)
+
+    def finish(self, parts: Callable[[], Iterator[memoryview]], nbytes: int) -> None:
+        build = self._build
+        if build is not None and build.file is not None:  # its key is this save's alone
+            self._note(self._key)
+            self._upload(self._key, parts, nbytes)
+            return
+
+        whole = f"{self._place}/whole"
+        self._note(whole)
+        self._upload(whole, parts, nbytes)
+        try:
+            self._publish(whole)
+        finally:
+            with suppress(StorageError):  # the end of the save removes what is left
+                self.remove([whole])
+
+    def remove(self, keys: Sequence[str]) -> None:
+        self._client.delete(keys)
+        if self._build is not None:
+            with self._build.lock:
+                self._build.created.difference_update(keys)
+
+    def _upload(self, key: str, parts: Callable[[], Iterator[memoryview]], nbytes: int) -> None:
+        """Upload a file to a key that nobody else has.
+
+        So if a file of that length is there, all parts are, and only the reply to the last request was lost.
+        """
+        with self._uploading:
+            for left in range(_TRIES - 1, -1, -1):
+                try:
+                    self._client.put_parts(key, self._renewing(parts()))
+                except StorageError as error:
+                    found = self._client.head(key)
+                    if found is not None and found.size == nbytes:
+                        return
+                    if error.problem != WITHIN_SUCCESS or not left:
+                        raise
+                else:
+                    return
+
+    def _renewing(self, parts: Iterator[memoryview]) -> Iterator[memoryview]:
+        """Pass the parts on, and renew the claim between them: an upload may take longer than its lease."""
+        for part in parts:
+            if self._build is not None:
+                self._builds.keep(self._build)
+
+            yield part
+
+    def _publish(self, whole: str) -> None:
+        """Let the file have its key, unless something else has it."""
+        created = self._client.copy_if_absent(whole, self._key)
+        if created == "other":
+            raise StorageError("create", self.path(self._key), "is there with another content", errno.EEXIST)
+        if self._build is not None:
+            with self._build.lock:
+                (self._build.created if created == "created" else self._build.met).add(self._key)
+
+    def _note(self, key: str) -> None:
+        if self._build is not None:
+            with self._build.lock:
+                self._build.created.add(key)

@@ -17,7 +17,7 @@ from penstock.handlers.stores.buckets.object_errors import NO_BUCKET, WITHIN_SUC
 from penstock.handlers.stores.buckets.objects import Created, Entry, Listed, Read, Stat, same_content
 from penstock.handlers.stores.buckets.retries import Repeated, RetryPolicy, pause_in_thread
 from penstock.kernel.errors import MissingExtraError, StorageError, ThrottledError
-from penstock.kernel.protocols.transfers import RequestFigures
+from penstock.kernel.protocols.stores import RequestFigures
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, final
 
-from penstock.kernel.protocols.transfers import RequestFigures
+from penstock.kernel.protocols.stores import RequestFigures
 
 Created: TypeAlias = Literal["created", "same", "other"]
 """What became of an object that was to be new: this call made it; the same content was there; another was."""

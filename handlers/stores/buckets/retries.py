@@ -23,7 +23,7 @@ from anyio.from_thread import check_cancelled
 from penstock.handlers.stores.buckets.object_errors import is_lasting
 from penstock.kernel.errors import StorageError, ThrottledError, UnreachableError
 from penstock.kernel.events import get_logger
-from penstock.kernel.protocols.transfers import RequestFigures
+from penstock.kernel.protocols.stores import RequestFigures
 
 T = TypeVar("T")
 

@@ -23,8 +23,7 @@ from penstock.handlers.stores.buckets.bucket_claims import CLAIM
 from penstock.handlers.stores.buckets.bucket_files import BucketReadableFile
 from penstock.handlers.stores.buckets.objects import Entry, Objects
 from penstock.kernel.errors import StorageError, ThrottledError, UnreachableError
-from penstock.kernel.protocols.stores import ReadableFile, Store
-from penstock.kernel.protocols.transfers import Transfers
+from penstock.kernel.protocols.stores import ReadableFile, Store, Transfers
 
 _VERSION: Final = 1
 """Of what processes tell each other."""

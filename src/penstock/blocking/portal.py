@@ -18,7 +18,7 @@ from anyio.lowlevel import EventLoopToken, current_token
 from penstock.blocking.loop_thread import LoopThread
 from penstock.checkpointer.process_exit import Stopping
 from penstock.kernel.errors import ClosedError, PenstockError, RunningLoopError
-from penstock.kernel.pipeline.failures import keeping_nothing
+from penstock.kernel.pipeline.failures import forget_on_error
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ class Portal:
         async def call(_: object) -> T:
             return await calls.pop()()
 
-        with keeping_nothing():
+        with forget_on_error():
             return _raising_shortly(lambda: self._open_thread().call(call))
 
     def call_plain(self, function: Callable[..., T], *args: Any) -> T:
@@ -155,7 +155,7 @@ def run_once(function: Callable[[], Awaitable[T]]) -> T:
     async def call(_: object) -> T:
         return await calls.pop()()
 
-    with LoopThread(nullcontext[None]) as loop, keeping_nothing():
+    with LoopThread(nullcontext[None]) as loop, forget_on_error():
         return _raising_shortly(lambda: loop.call(call))
 
 

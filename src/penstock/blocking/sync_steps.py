@@ -16,7 +16,7 @@ from weakref import finalize
 from penstock.blocking.portal import Portal, refuse_running_loop
 from penstock.blocking.twins import blocking_method, parameters_of, shown_as
 from penstock.checkpointer.checkpointer import Path
-from penstock.checkpointer.restore_keywords import RestoreKeywords
+from penstock.checkpointer.parts import RestoreKeywords
 from penstock.steps import manager
 from penstock.steps.step_names import NameFormat
 from penstock.steps.step_watch import watch as watch_async

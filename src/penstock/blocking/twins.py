@@ -14,7 +14,7 @@ from inspect import getdoc
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from penstock.blocking.portal import run_once
-from penstock.kernel.pipeline.failures import keeping_nothing
+from penstock.kernel.pipeline.failures import forget_on_error
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,7 +29,7 @@ def blocking(function: Callable[P, Awaitable[R]]) -> Callable[P, R]:
         __tracebackhide__ = True
         calls = [partial(function, *args, **keywords)]
         del args, keywords  # a failure keeps nothing that the caller gave
-        with keeping_nothing():
+        with forget_on_error():
             return run_once(calls.pop())
 
     return shown_as(function, call)
@@ -42,7 +42,7 @@ def blocking_method(method: Callable[Concatenate[Any, P], Awaitable[R]]) -> Call
         __tracebackhide__ = True
         calls = [partial(method, self._inner, *args, **keywords)]
         del args, keywords  # a failure keeps nothing that the caller gave
-        with keeping_nothing():
+        with forget_on_error():
             return cast("R", self._portal.call(calls.pop()))
 
     return shown_as(method, call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Checkpointer", "Staging")
+__all__ = ("Checkpointer",)
 
 import copy
 import os
@@ -12,16 +12,17 @@ from functools import partial
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, Unpack, cast, final, overload
 
-from penstock.checkpointer.memory_budget import MemoryKeywords, config_and_regulator
+from penstock.checkpointer.parts import CheckpointerParts, MemoryKeywords, config_and_regulator
+from penstock.config.config import Config
+from penstock.handlers.coordinators.job_options import JobOptions
 from penstock.kernel.concurrency.entered_once import EnteredOnce
 from penstock.kernel.concurrency.imports import Homes, load
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.job_options import JobOptions
-from penstock.kernel.config.save_format import SaveArgs, SaveFormat
 from penstock.kernel.errors import SpecError
 from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
-from penstock.kernel.pipeline.failures import keeping_nothing
+from penstock.kernel.pipeline.failures import forget_on_error
 from penstock.kernel.pipeline.observers import Observer
+from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
+from penstock.kernel.storage.paths import path_to_save_to
 from penstock.kernel.storage.workspace import Overwrite
 
 if TYPE_CHECKING:
@@ -30,26 +31,24 @@ if TYPE_CHECKING:
     import jax
 
     from penstock.checkpointer.description import CheckpointMetadata
-    from penstock.checkpointer.engine import Compare, Engine
+    from penstock.checkpointer.engine import Engine
     from penstock.checkpointer.operations import Operations
-    from penstock.checkpointer.pipelines import First
+    from penstock.checkpointer.parts import RestoreKeywords
     from penstock.checkpointer.process_exit import Stopping
-    from penstock.checkpointer.restore_keywords import RestoreKeywords
-    from penstock.checkpointer.streaming import LeafStream
+    from penstock.checkpointer.restores import LeafStream
     from penstock.kernel.messages.restore import Only, Order, Rename, RestoreReport, Transform
     from penstock.kernel.pipeline.futures import SaveFuture
+    from penstock.kernel.pipeline.observers import ShowProgress
     from penstock.kernel.pipeline.pipeline import Pipeline
-    from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
+    from penstock.kernel.pipeline.run_context import Compare, RestoreRun, SaveRun, Staging
     from penstock.kernel.protocols.coordinator import Coordinator
     from penstock.kernel.protocols.layouts import Layout
-    from penstock.kernel.protocols.leaf import KeyPath
+    from penstock.kernel.protocols.leaf import KeyPath, LeafPredicate
     from penstock.kernel.protocols.leaf_handlers import HandlerLookup
     from penstock.kernel.protocols.stores import Store
-    from penstock.progress.shown_progress import ShowProgress
     from penstock.verification.verify_report import VerifyReport
 
 Path: TypeAlias = str | os.PathLike[str]
-Staging: TypeAlias = Literal["copy", "overlap"]
 T = TypeVar("T")
 NEEDED_TO_OPERATE: Final[Homes] = {"penstock.checkpointer.operations": "Operations"}
 
@@ -118,18 +117,27 @@ class Checkpointer:
             restore_concurrent_bytes=restore_concurrent_bytes,
             memory=memory,
         )
-        options, self._memory = config_and_regulator(config, budget, profile)
-        self._options = options if job is None else replace(options, job=job)
-        self._parts = (registry, save_pipeline, restore_pipeline, store, save_format, layout, coordinator)
-        self._observers = _checked(observers)
+        options, regulator = config_and_regulator(config, budget, profile)
+        self._parts = CheckpointerParts(
+            options if job is None else replace(options, job=job),
+            regulator,
+            registry,
+            save_pipeline,
+            restore_pipeline,
+            store,
+            save_format,
+            layout,
+            coordinator,
+            _checked(observers),
+        )
         self._made: Operations | None = None
         self._entered = EnteredOnce("Checkpointer")
 
     async def __aenter__(self) -> Checkpointer:
-        await load(NEEDED_TO_OPERATE, self._options.loop)
+        await load(NEEDED_TO_OPERATE, self.config.loop)
         from penstock.checkpointer.engine import needed_besides  # it is loaded by now
 
-        await load(needed_besides(self._options), self._options.loop)
+        await load(needed_besides(self.config), self.config.loop)
         await self._entered.enter(self.operations.life.live)
         return self
 
@@ -150,7 +158,7 @@ class Checkpointer:
         tree: object,
         *,
         overwrite: Overwrite = False,
-        prioritise: First | None = None,
+        prioritise: LeafPredicate | None = None,
         staging: Staging = "copy",
         custom_metadata: Mapping[str, Any] | None = None,
         pipeline: Pipeline[SaveRun] | None = None,
@@ -195,10 +203,23 @@ class Checkpointer:
         Cancellation:
             Cancels the save and returns when its temporary files are gone.
         """
-        until_staged, options = staging == "copy", (prioritise, custom_metadata, pipeline, save_args)
-        begin = self.operations.save(path, tree, until_staged, overwrite, *options, base, compare, progress)
+        from penstock.kernel.pipeline.run_context import SaveRequest  # it is loaded by now
+
+        request = SaveRequest(
+            path=path_to_save_to(path),
+            overwrite=overwrite,
+            prioritise=prioritise,
+            staging=staging,
+            custom_metadata=custom_metadata,
+            pipeline=pipeline,
+            save_args=save_args,
+            base=base,
+            compare=compare,
+            progress=progress,
+        )
+        begin = self.operations.save(request, tree)
         del tree  # neither a save in the background nor its failure keeps what the caller dropped
-        with keeping_nothing():
+        with forget_on_error():
             return await begin
 
     @overload
@@ -227,7 +248,7 @@ class Checkpointer:
         verify: bool | None = None,
         split: str | None = None,
         item: str | None = None,
-        prioritise: First | None = None,
+        prioritise: LeafPredicate | None = None,
         pipeline: Pipeline[RestoreRun] | None = None,
         on_report: Callable[[RestoreReport], object] | None = None,
         only: Only | None = None,
@@ -314,7 +335,7 @@ class Checkpointer:
             path, like, as_type, options, pipeline=pipeline, on_report=on_report, progress=progress
         )
         del like
-        with keeping_nothing():
+        with forget_on_error():
             return await begin
 
     async def restore_items(
@@ -381,7 +402,7 @@ class Checkpointer:
     @property
     def config(self) -> Config:
         """Its options."""
-        return self._options
+        return self._parts.config
 
     @property
     def engine(self) -> Engine:
@@ -399,7 +420,7 @@ class Checkpointer:
 
     def statistics(self) -> RegulatorStatistics:
         """Return the state of the memory budget."""
-        return self._memory.statistics()
+        return self._parts.memory.statistics()
 
     @property
     def operations(self) -> Operations:
@@ -408,7 +429,7 @@ class Checkpointer:
             # Imported here because it imports jax and numpy; entering has loaded it by now.
             from penstock.checkpointer.operations import Operations
 
-            self._made = Operations(self._options, self._memory, *self._parts, self._observers)
+            self._made = Operations(self._parts)
 
         return self._made
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, final
 
-from penstock.kernel.pipeline.leased_opening import open_leased
-from penstock.kernel.pipeline.run_context import RestoreRun
+from penstock.kernel.pipeline.run_context import RestoreRun, open_leased
 from penstock.kernel.protocols.checkpoints import LeafColumns, StorageDetails, StoredCheckpoint, ZarrDetails
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.reports.stage_report import counted

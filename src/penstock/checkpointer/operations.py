@@ -1,32 +1,49 @@
-"""The work of a `Checkpointer`, behind its signatures; loads everything that a save or a restore needs."""
+"""The work of a `Checkpointer`, behind its signatures, and its life while it is open.
+
+Importing this loads everything that a save or a restore needs.
+"""
 
 from __future__ import annotations
 
-__all__ = ("Operations",)
+__all__ = (
+    "Lifetime",
+    "Operations",
+)
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias, final
+from typing import Any, Final, TypeAlias, TypeVar, cast, final
+
+from anyio import CancelScope
+from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
 
 from penstock.checkpointer import pipelines
-from penstock.checkpointer.background_saves import SaveOptions
 from penstock.checkpointer.description import CheckpointMetadata, describe_checkpoint
-from penstock.checkpointer.engine import Compare, Engine, make_engine
-from penstock.checkpointer.lifetime import Lifetime
-from penstock.checkpointer.pipelines import First
-from penstock.checkpointer.restore_items import restore_items
-from penstock.checkpointer.restore_keywords import check_single_replica, result_check
-from penstock.checkpointer.restore_task import RestoreTask, SingleReplicaTask
-from penstock.checkpointer.streaming import LeafStream
+from penstock.checkpointer.engine import Engine, make_engine
+from penstock.checkpointer.parts import CheckpointerParts
+from penstock.checkpointer.process_exit import Stopping
+from penstock.checkpointer.restores import (
+    LeafStream,
+    RestoreTask,
+    SingleReplicaTask,
+    Streams,
+    check_single_replica,
+    restore_items,
+    result_check,
+)
+from penstock.checkpointer.saves import BackgroundSaves, SaveTask
 from penstock.handlers.layouts.item_parts import message_target
+from penstock.kernel.concurrency.entered_once import own_tasks
+from penstock.kernel.concurrency.interpreter_settings import calm_interpreter
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.save_format import SaveArgs, SaveFormat
-from penstock.kernel.errors import PenstockError
-from penstock.kernel.memory.regulator import MemoryRegulator
+from penstock.kernel.errors import ClosedError, PenstockError, SpecError
+from penstock.kernel.memory.buffers import give_back_freed_memory
+from penstock.kernel.memory.regulator import LimitSharing, watching_memory
 from penstock.kernel.messages.restore import (
     Only,
     Order,
@@ -36,22 +53,146 @@ from penstock.kernel.messages.restore import (
 )
 from penstock.kernel.messages.save import TreeToSave
 from penstock.kernel.pipeline.futures import Milestone, SaveFuture
-from penstock.kernel.pipeline.observers import Observer
+from penstock.kernel.pipeline.observers import ShowProgress, watched
 from penstock.kernel.pipeline.pipeline import Pipeline
-from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
-from penstock.kernel.protocols.coordinator import Coordinator
+from penstock.kernel.pipeline.run_context import RestoreRun, SaveRequest, SaveRun
+from penstock.kernel.protocols.coordinator import Coordinator, SingleProcessCoordinator
 from penstock.kernel.protocols.layouts import Layout
-from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
-from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.paths import BUCKETS, bucket_of, path_or_url, path_to_save_to
+from penstock.kernel.schemes import SCHEMES
+from penstock.kernel.storage.lease_renewal import renewing_leases
+from penstock.kernel.storage.paths import bucket_of, path_or_url
 from penstock.kernel.storage.reading import Reading
-from penstock.kernel.storage.snapshots import Views
-from penstock.kernel.storage.workspace import Overwrite
-from penstock.progress.shown_progress import ShowProgress
-from penstock.telemetry.find_observers import observers_of
 from penstock.verification.verify import Verification
 from penstock.verification.verify_report import VerifyReport
+
+T = TypeVar("T")
+RunT = TypeVar("RunT")
+
+LOOP_TURNS: Final = 3
+"""Turns of the loop in which a save comes to its first call in a worker thread."""
+
+LONG_S: Final = 1.0
+"""For how long one works with many leaves, or much data. A million leaves leave 500 MB with the allocator."""
+
+
+@final
+class Lifetime:
+    """Everything that one open Checkpointer is running. Used from one event loop.
+
+    Args:
+        engine: Of the Checkpointer.
+    """
+
+    __slots__ = ("_engine", "_tasks", "_threads", "background", "stopping", "streams")
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._tasks: TaskGroup | None = None
+        self._threads: Threads | None = None
+        self.background = BackgroundSaves()
+        self.streams = Streams()
+        self.stopping = Stopping(engine.config.stopping, self.background)
+
+    @asynccontextmanager
+    async def live(self) -> AsyncGenerator[None, None]:
+        """Open it. Leaving waits for the saves under way; leaving on an error cancels them."""
+        memory, events = self._engine.memory, self._engine.events
+        coordinator, stores = self._engine.coordinator, self._engine.stores
+        is_alone = isinstance(coordinator, SingleProcessCoordinator)
+        sharing = LimitSharing(memory, None if is_alone else coordinator.count_neighbours, events)
+        await sharing.look()
+        try:
+            async with own_tasks(self.background.raise_on_leaving) as tasks:
+                self._tasks, self._threads = tasks, Threads()
+                with (
+                    self.stopping.watching(tasks),
+                    watching_memory(tasks, memory, events),
+                    sharing.going_on(tasks),
+                    memory.counting(lambda: self._engine.counted_caches),
+                    watched(self._engine.observers, memory.statistics, events),
+                    renewing_leases(tasks, stores.leases, stores.shortest_lease_s),
+                ):
+                    yield
+                    self.streams.stop()
+                    await self.background.wait_ended()
+        finally:
+            self._tasks = None
+
+    def running(self) -> tuple[TaskGroup, Threads]:
+        """Return the task group and the threads.
+
+        Raises:
+            ClosedError: If the Checkpointer is not open.
+            ForkedError: In a fork of the process that it was opened in.
+        """
+        self.stopping.check_process()
+        if self._tasks is None or self._threads is None:
+            raise ClosedError("the Checkpointer is not open; use it inside its `async with`")
+
+        return self._tasks, self._threads
+
+    def reading(self) -> Threads:
+        """Return threads for what only reads: a cancellation leaves its calls, if the medium hangs.
+
+        Raises:
+            ClosedError, ForkedError: As `running`.
+        """
+        _, threads = self.running()
+        return threads.leaving_calls(self._engine.config.stopping.read_s)
+
+    async def run(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Await `work()` with the interpreter settings that the configuration asks for.
+
+        After long work a thread has the allocator return to the system what was freed.
+        """
+        tasks, threads = self.running()
+        since = time.monotonic()
+        with calm_interpreter(tasks, self._engine.config.loop):
+            try:
+                result = await work()
+            finally:
+                self._engine.memory.free_caches()  # which may have grown
+
+        if time.monotonic() - since > LONG_S and self._tasks is tasks:
+            tasks.start_soon(threads.run, give_back_freed_memory)
+
+        return result
+
+    async def start(self, task: SaveTask, until: Milestone) -> None:
+        """Start a save in the background; return when it has passed `milestone`.
+
+        Cancellation:
+            Cancels the save and returns when its temporary files are gone. That it failed by itself just then
+            is told to nobody; that a handler hangs or failed is told when the Checkpointer is left.
+        """
+        tasks, _ = self.running()
+        self.background.add(task)
+        tasks.start_soon(self.run, task)
+        if self.stopping.dies_with_main_thread():
+            tasks.start_soon(self._keep_alive, task.future)
+        try:
+            await task.future.wait(until)
+        except BaseException:
+            task.cancel()
+            with CancelScope(shield=True):  # bounded by the task, which bounds its own clean-up
+                await task.wait_ended()
+
+            task.let_go()
+            raise
+
+    async def _keep_alive(self, save: SaveFuture) -> None:
+        """Have the interpreter wait for a save, which begins first: starting a thread blocks."""
+        for _ in range(LOOP_TURNS):
+            await checkpoint()
+
+        self.stopping.keep_alive(save)
+
+    async def wait(self) -> None:
+        """Wait until no save is under way; raise the first unseen failure."""
+        await self.background.wait_ended()
+        self.background.raise_unseen()
+
 
 Path: TypeAlias = str | os.PathLike[str]
 
@@ -64,36 +205,26 @@ class Operations:
         ConfigError, PipelineError: If an option of a stage, of the format or of the store does not fit.
     """
 
-    __slots__ = ("_of_buckets", "_pipelines", "engine", "life")
+    __slots__ = ("_of_buckets", "_pipelines", "_with_concurrency", "engine", "life")
 
-    def __init__(
-        self,
-        options: Config,
-        memory: MemoryRegulator,
-        registry: HandlerLookup | None,
-        save_pipeline: Pipeline[SaveRun] | None,
-        restore_pipeline: Pipeline[RestoreRun] | None,
-        store: Store | None,
-        save_format: SaveFormat | None,
-        layout: Layout | None,
-        coordinator: Coordinator | None,
-        observers: tuple[Observer, ...] = (),
-    ) -> None:
-        made = make_engine(options, memory, registry, store, save_format, layout, coordinator)
-        self.engine = replace(made, observers=(*observers, *observers_of(options.telemetry)))
-        layout = self.engine.layout
-        saving = pipelines.save_pipeline() if save_pipeline is None else save_pipeline
-        restoring = pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline
+    def __init__(self, parts: CheckpointerParts) -> None:
+        options, save_pipeline, restore_pipeline = parts.config, parts.save_pipeline, parts.restore_pipeline
+        self.engine = make_engine(parts)
+        saving = _chosen(save_pipeline, pipelines.save_pipeline)
+        restoring = _chosen(restore_pipeline, pipelines.restore_pipeline)
         self._pipelines = self._fitted(saving, restoring)
         self._of_buckets: dict[int, tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]] = {}
-        for at_once in {options.store.of_scheme(scheme).concurrency for scheme in BUCKETS}:
-            # What waits for a network needs more threads than what waits for a disk.
-            if save_pipeline is None:
-                saving = saving.configure("write", concurrency=at_once)
-            if restore_pipeline is None:
-                restoring = restoring.configure("read", concurrency=at_once)
 
-            self._of_buckets[at_once] = self._fitted(saving, restoring)
+        def with_concurrency(at_once: int) -> tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]:
+            # What waits for a network needs more threads than what waits for a disk.
+            return self._fitted(
+                saving.configure("write", concurrency=at_once) if save_pipeline is None else saving,
+                restoring.configure("read", concurrency=at_once) if restore_pipeline is None else restoring,
+            )
+
+        self._with_concurrency = with_concurrency
+        for at_once in {options.store.of_scheme(scheme).concurrency for scheme in SCHEMES.own}:
+            self._of_buckets[at_once] = with_concurrency(at_once)
 
         self.life = Lifetime(self.engine)
 
@@ -114,7 +245,11 @@ class Operations:
         if bucket is None:
             return self._pipelines
 
-        return self._of_buckets[self.engine.config.store.of_scheme(bucket[0]).concurrency]
+        at_once = self.engine.config.store.of_scheme(bucket[0]).concurrency
+        if at_once not in self._of_buckets:  # of another distribution's scheme
+            self._of_buckets[at_once] = self._with_concurrency(at_once)
+
+        return self._of_buckets[at_once]
 
     def with_handlers(
         self, registry: HandlerLookup, layout: Layout | None, coordinator: Coordinator | None
@@ -122,6 +257,7 @@ class Operations:
         """Return the same, with other handlers, and perhaps another layout and another coordinator."""
         other = object.__new__(Operations)
         other._pipelines, other._of_buckets = self._pipelines, self._of_buckets
+        other._with_concurrency = self._with_concurrency
         engine = self.engine
         other.engine = replace(
             engine,
@@ -133,37 +269,22 @@ class Operations:
         other.life = self.life
         return other
 
-    async def save(
-        self,
-        path: Path,
-        tree: object,
-        until_staged: bool,
-        overwrite: Overwrite,
-        prioritise: First | None,
-        custom_metadata: Mapping[str, Any] | None,
-        pipeline: Pipeline[SaveRun] | None,
-        save_args: SaveArgs | Callable[[KeyPath], SaveArgs | None] | object,
-        base: Path | None,
-        compare: Compare,
-        progress: ShowProgress,
-    ) -> SaveFuture:
+    async def save(self, request: SaveRequest, tree: object) -> SaveFuture:
         """Begin a save; return when it is staged, or only planned."""
-        options = SaveOptions(overwrite, prioritise, custom_metadata, pipeline, save_args, base, compare)
-        life, final = self.life, path_to_save_to(path)
-        threads, ours = life.running()[1], self._pipelines_at(final)[0]
+        life, path = self.life, request.path
+        threads, ours = life.running()[1], self._pipelines_at(path)[0]
         try:
-            engine = self.engine.at(final).showing(progress)
-            task = await life.background.make(threads, engine, ours, final, tree, options)
+            _chosen(request.pipeline, lambda: ours)
+            engine = self.engine.at(path).with_progress(request.progress)
+            task = await life.background.make(threads, engine, ours, request, tree)
         except Exception as error:  # also what a handler raised in an earlier save
             with suppress(PenstockError):  # of a process that is no part of the job
-                operation = self.engine.operation(final)
-                if operation is not None:  # otherwise the others would wait for this process
-                    await operation.refuse(error)
+                await self.engine.operation(path).refuse(error)  # the others would wait for this process
 
             raise
 
         del tree  # a save in the background must not keep arrays that the caller dropped
-        await life.start(task, Milestone.STAGED if until_staged else Milestone.PLANNED)
+        await life.start(task, Milestone.STAGED if request.staging == "copy" else Milestone.PLANNED)
         return task.future
 
     async def restore(
@@ -183,11 +304,11 @@ class Operations:
         check = result_check(final, as_type)
         options.check_target(has_like=has_like)
         target, finish = message_target(like, final)
-        given = self._pipelines_at(final)[1] if pipeline is None else pipeline
+        given = _chosen(pipeline, lambda: self._pipelines_at(final)[1])
         chosen, options = pipelines.with_options(given, options)
         request = RestoreRequest(final, target if has_like else None, has_like, options)
-        task = _restore_task(self.engine.at(final).showing(progress), threads, chosen, request)
-        tree, report = await self.life.calmly(task)
+        task = _restore_task(self.engine.at(final).with_progress(progress), threads, chosen, request)
+        tree, report = await self.life.run(task)
         result = finish(tree)
         check(result)
         if on_report is not None:
@@ -221,7 +342,7 @@ class Operations:
         target, has_like = (None, False) if like is ... else (like, True)
         final = path_or_url(path)
         request = RestoreRequest(final, target, has_like, RestoreOptions(item=item, only=only))
-        chosen = self._pipelines_at(final)[1] if pipeline is None else pipeline
+        chosen = _chosen(pipeline, lambda: self._pipelines_at(final)[1])
         return self.life.streams.open(self.engine.at(final), tasks, threads, chosen, request, order)
 
     async def metadata(self, path: Path, item: str | None) -> CheckpointMetadata:
@@ -234,14 +355,28 @@ class Operations:
             run = engine.with_store(source.store).restore_run(final, threads)
             return await describe_checkpoint(run, final, item)
 
-        return await self.life.calmly(partial(engine.read_unchanged, final, threads, describe))
+        return await self.life.run(partial(engine.read_unchanged, final, threads, describe))
 
     async def verify(self, path: Path, item: str | None) -> VerifyReport:
         """Compare what lies below `path` with its checksums."""
         threads, final = self.life.reading(), path_or_url(path)
         engine = self.engine.at(final)
-        verification = Verification(engine.store, threads, engine.memory, engine.shared.of(Views))
-        return await self.life.calmly(partial(verification.verify, final, item))
+        verification = Verification(engine.store, threads, engine.memory, engine.views)
+        return await self.life.run(partial(verification.verify, final, item))
+
+
+def _chosen(given: Pipeline[RunT] | None, usual: Callable[[], Pipeline[RunT]]) -> Pipeline[RunT]:
+    """Return the pipeline that the caller gave; else the usual one.
+
+    Raises:
+        SpecError: If what was given is no pipeline.
+    """
+    if given is None:
+        return usual()
+    if not isinstance(cast("object", given), Pipeline):
+        raise SpecError(f"a pipeline must be a penstock.Pipeline, not {given!r}")
+
+    return given
 
 
 def _restore_task(

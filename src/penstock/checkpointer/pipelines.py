@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 __all__ = (
-    "First",
     "configured_pipeline",
     "fitting_pipeline",
     "prioritised",
@@ -12,19 +11,18 @@ __all__ = (
     "with_options",
 )
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
-from penstock.kernel.config.config import FlowOptions
+from penstock.config.config import FlowOptions
 from penstock.kernel.messages.restore import RestoreOptions, RestoreRequest
 from penstock.kernel.pipeline.futures import Milestone
 from penstock.kernel.pipeline.pipeline import Pipeline, Slot
 from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
 from penstock.kernel.pipeline.stage import Stage
-from penstock.kernel.plugins.stage_registry import StageRegistry
-from penstock.kernel.protocols.layouts import FormattedLayout, Layout
-from penstock.kernel.protocols.leaf import KeyPath
+from penstock.kernel.protocols.layouts import Layout
+from penstock.kernel.protocols.leaf import LeafPredicate
+from penstock.kernel.registry import StageRegistry
 from penstock.stages.assemble import Assemble
 from penstock.stages.commit import Commit
 from penstock.stages.derive import Derive
@@ -41,9 +39,6 @@ from penstock.stages.read import Read
 from penstock.stages.write import Write
 
 RunT = TypeVar("RunT")
-First: TypeAlias = Callable[[KeyPath], bool]
-"""Returns True for a stored key path whose leaf comes first."""
-
 STAGED_AHEAD = 4096
 """Messages that may wait behind `device_to_host`, so that a save is staged long before it is written. The
 regulator bounds the bytes copied for them; leaves that are not copied cost none."""
@@ -87,10 +82,10 @@ def fitting_pipeline(
         from penstock.stages.agree import Agree  # one process needs nothing of it
 
         pipeline = _with_stage(pipeline, "agree", Agree())
-    if not isinstance(layout, FormattedLayout):
+    if layout.arrays is None:
         return pipeline
 
-    form = layout.save_format
+    form = layout.arrays.save_format
     if form.leaf_codec is not None:
         pipeline = _with_stage(pipeline, "encode", Encode())
 
@@ -134,7 +129,7 @@ def restore_pipeline() -> Pipeline[RestoreRun]:
     )
 
 
-def prioritised(pipeline: Pipeline[RunT], first: First | None) -> Pipeline[RunT]:
+def prioritised(pipeline: Pipeline[RunT], first: LeafPredicate | None) -> Pipeline[RunT]:
     """Return `pipeline` with the leaves for which `first` is true in front."""
     return pipeline if first is None else pipeline.configure("prioritise", first=first)
 

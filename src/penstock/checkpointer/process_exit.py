@@ -17,10 +17,10 @@ from typing import Any, final
 from anyio import CancelScope, Event, move_on_after
 from anyio.abc import TaskGroup
 
-from penstock.checkpointer.background_saves import BackgroundSaves
-from penstock.kernel.concurrency.fork import HomeProcess
+from penstock.checkpointer.saves import BackgroundSaves
+from penstock.config.config import StoppingOptions
+from penstock.kernel.concurrency.process_identity import HomeProcess
 from penstock.kernel.concurrency.threads import LoopHandle, start
-from penstock.kernel.config.shutdown_options import StoppingOptions
 from penstock.kernel.pipeline.futures import SaveFuture
 
 LOOK_S = 0.2  # between two checks whether the relevant threads still run

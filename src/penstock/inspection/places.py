@@ -6,7 +6,7 @@ __all__ = ("store_of",)
 
 import os
 
-from penstock.kernel.config.config import Config
+from penstock.config.config import Config
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import path_or_url
 from penstock.stores.store_finder import StoreFinder

@@ -28,15 +28,7 @@ from typing import Any, ClassVar, Final, final
 import jax
 
 from penstock import Pipeline, SaveFormat
-from penstock.embedding import (
-    built_in,
-    dtypes,
-    file_names,
-    kernel,
-    record_changes,
-    rewrite_document,
-    run_sync,
-)
+from penstock.embedding import built_in, document_files, dtypes, file_names, kernel, run_sync
 from penstock.errors import SpecError
 from penstock.orbax.background_work import in_thread
 from penstock.orbax.item_files import check_document, handler_path
@@ -157,7 +149,7 @@ def _write(directory: Path, found: Sequence[Any], process_index: int) -> None:
         }
         for one in found
     ]
-    rewrite_document(store, str(path), json.dumps({"array_metadatas": entries}).encode())
+    document_files.rewrite_document(store, str(path), json.dumps({"array_metadatas": entries}).encode())
 
 
 def _read(directory: Path, process_index: int | None) -> Any:
@@ -266,13 +258,13 @@ class _Record:
         Raises:
             SpecError: If the store cannot read what it was given.
         """
-        index = run.process[0] if run.operation is not None else 0
+        index = run.process[0]
         folder = os.path.join(directory, file_names.ARRAY_METADATAS)
         await run.threads.run(_remove, os.path.join(folder, f"{PROCESS_PREFIX}{index}"))
         await self.store.write(handler_path(directory), self.arrays, index)
         found = await self.store.read(handler_path(directory), process_index=index)
         _check(self.arrays, found, directory, index)
-        await run.threads.run(record_changes, run.store, directory)
+        await run.threads.run(document_files.record_changes, run.store, directory)
 
 
 @final
@@ -300,7 +292,7 @@ class _Collect:
 
 def _is_worker(run: kernel.SaveRun) -> bool:
     """Return whether another process commits."""
-    return run.operation is not None and not run.operation.is_primary
+    return not run.operation.is_primary
 
 
 def _remove(file: str) -> None:

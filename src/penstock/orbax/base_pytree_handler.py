@@ -29,13 +29,13 @@ from jax import tree_util
 from penstock import Checkpointer, CheckpointMetadata, Pipeline, SaveFormat, SaveFuture, pipelines
 from penstock import SaveArgs as LeafFormat
 from penstock.embedding import (
-    CODED_CHUNK,
     CUSTOM,
     BaseIfWhole,
     KnownValues,
     LoopThread,
-    TreeLayout,
+    TreeDirectory,
     built_in,
+    chunk_shapes,
     kernel,
     paths,
 )
@@ -145,7 +145,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             save_limit(save_concurrent_bytes, save_device_host_concurrent_bytes, memory_limit_options),
             restore_concurrent_bytes,
         )
-        self._layout = TreeLayout(self._form, single=self._single)
+        self._layout = built_in.OrbaxLayout(self._form, directory=TreeDirectory(single=self._single))
         self._type_handler_registry = type_handler_registry
         self._loop = LoopThread(
             partial(open_checkpointers, self._layout, limits, self._form), name="penstock.orbax"
@@ -422,7 +422,7 @@ def leaf_formats(item: Any, save_args: Any, form: SaveFormat, file_bytes: int | 
         _tree.tree_map(_nothing, item, save_args, is_leaf=is_empty_or_leaf)
 
     most = file_bytes if form.ocdbt and file_bytes and file_bytes > 0 else None
-    if most is not None and form.codec != "none" and most >= CODED_CHUNK:
+    if most is not None and form.codec != "none" and most >= chunk_shapes.CODED_CHUNK:
         most = None  # chunks with a codec are smaller anyway
     if save_args is None and most is None:
         return None
@@ -503,7 +503,7 @@ def joint_links(place: ItemPlace | JointDirectory, loop: LoopThread[Resources]) 
 async def _note_moved(resources: Resources, path: str, built: str, to: str) -> None:
     """Note that a checkpoint whose values are known is at `built`, and is about to be moved to `to`."""
     engine = resources.save.engine
-    engine.shared.of(KnownValues).moved(path, to, engine.store.identity(built))
+    KnownValues(engine.caches.known_values).moved(path, to, engine.store.identity(built))
 
 
 async def _note_published(resources: Resources, built: str, path: str, is_same: Callable[[], bool]) -> None:
@@ -514,7 +514,7 @@ async def _note_published(resources: Resources, built: str, path: str, is_same: 
     engine = resources.within.engine
     identity = engine.store.identity(path)
     if is_same():  # asked last
-        engine.shared.of(KnownValues).moved(built, path, identity)
+        KnownValues(engine.caches.known_values).moved(built, path, identity)
 
 
 Limit: TypeAlias = int | None
@@ -573,7 +573,7 @@ class ItemPlace:
 
 @asynccontextmanager
 async def open_checkpointers(
-    layout: TreeLayout, limits: tuple[Limit, Limit], form: SaveFormat
+    layout: built_in.OrbaxLayout, limits: tuple[Limit, Limit], form: SaveFormat
 ) -> AsyncGenerator[Resources]:
     """Yield the Checkpointers of a tree handler.
 
@@ -597,7 +597,7 @@ async def open_checkpointers(
             memory = opened[0].engine.memory
             joint = Checkpointer(save_format=form, memory=memory)
             together = await stack.enter_async_context(joint)
-            parallel = TreeLayout(replace(form, replica_parallel=True), single=layout.single)
+            parallel = built_in.OrbaxLayout(replace(form, replica_parallel=True), directory=layout.directory)
             item = Checkpointer(layout=built_in.AutoLayout(parallel), memory=memory)
             within = await stack.enter_async_context(item)
             receiving = await stack.enter_async_context(Checkpointer(layout=chosen, memory_limit=limits[1]))
@@ -671,7 +671,7 @@ async def _start_in_bucket(
     assert bucket is not None, "the caller has looked"
     layout = built_in.OrbaxLayout(
         replace(resources.form, replica_parallel=place.jointly),
-        min(CODED_CHUNK, engine.memory.limit // 4),
+        min(chunk_shapes.CODED_CHUNK, engine.memory.limit // 4),
         plain_chunk=engine.config.store.of_scheme(bucket[0]).file_bytes,
     )
     limiters = Limiters.of(engine.memory, "save")
@@ -706,7 +706,7 @@ async def restore_value(
 
 
 def with_type_handlers(
-    registry: Any, workers: StageWorkers, layout: TreeLayout, checkpointer: Checkpointer, flow: Flow
+    registry: Any, workers: StageWorkers, layout: built_in.OrbaxLayout, checkpointer: Checkpointer, flow: Flow
 ) -> Checkpointer:
     """Return the Checkpointer with the type handlers of one save or restore.
 

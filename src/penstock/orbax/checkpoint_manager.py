@@ -36,13 +36,12 @@ from penstock.orbax.checkpoint_args import CheckpointArgs, CheckpointHandler, ge
 from penstock.orbax.checkpointers import AsyncCheckpointer, Checkpointer
 from penstock.orbax.composite_handler import CompositeArgs, CompositeCheckpointHandler, CompositeOptions
 from penstock.orbax.handler_registration import DefaultCheckpointHandlerRegistry
-from penstock.orbax.manager_options import CheckpointManagerOptions, check_metrics, needs_metrics, policies_of
-from penstock.orbax.manager_root import CheckpointInfo, JobDecisions, Root, new_info
+from penstock.orbax.manager_options import CheckpointManagerOptions, needs_metrics
+from penstock.orbax.manager_root import CheckpointInfo, ManagedSteps, StepChange
 from penstock.orbax.multihost import reached_preemption
 from penstock.orbax.options import AsyncOptions, FileOptions, MultiprocessingOptions
 from penstock.orbax.plain_handlers import JsonCheckpointHandler, JsonRestoreArgs, JsonSaveArgs, WrapperArgs
 from penstock.orbax.preservation_policy import best_of
-from penstock.orbax.save_decision_policy import DecisionContext
 from penstock.orbax.step_metadata import CompositeItemMetadata, RootMetadata, StepMetadata
 from penstock.orbax.step_statistics import SaveTimes, log_restore, log_save
 
@@ -95,18 +94,15 @@ class CheckpointManager:
         handler_registry: Any = None,
     ) -> None:
         self._options = CheckpointManagerOptions() if options is None else options
-        self._deciding, self._preserving = policies_of(self._options)
         self._checkpointer, self._single = make_checkpointer(
             self._options, checkpointers, item_names, item_handlers, handler_registry
         )
-        wants_metrics = self._options.best_fn is not None or needs_metrics(self._preserving)
+        self._root = ManagedSteps(directory, self._options, metadata)
+        wants_metrics = self._options.best_fn is not None or needs_metrics(self._root.preserving)
         self._writes_metrics = wants_metrics and not self._options.prevent_write_metrics
         self._logger = logger
-        self._job = JobDecisions(directory, self._options)
-        self._root = Root(directory, self._options, is_primary=self._job.is_primary)
-        self._infos = self._job.opened(self._root, metadata)
         self._finishing: Future[None] | None = None
-        self._saving: tuple[int, Sequence[CheckpointInfo]] | None = None  # and what is deleted after it
+        self._saving: StepChange | None = None
 
     @property
     def directory(self) -> Any:
@@ -122,11 +118,11 @@ class CheckpointManager:
         if read:
             self.reload()
 
-        return [info.step for info in self._infos]
+        return list(self._root.steps)
 
     def latest_step(self) -> int | None:
         """Return the last step; None if there is none."""
-        return self._infos[-1].step if self._infos else None
+        return next(reversed(self._root.steps), None)
 
     def best_step(self) -> int | None:
         """Return the step with the best metrics, the latest of equals; without `best_fn` the last step.
@@ -136,12 +132,12 @@ class CheckpointManager:
         if self._options.best_fn is None:
             return self.latest_step()
 
-        best = best_of(self._infos, self._options.best_fn, self._options.best_mode == "min")
+        best = best_of(self._checkpoints, self._options.best_fn, self._options.best_mode == "min")
         return None if best is None else best.step
 
     def reload(self) -> None:
         """List the directory again, since others may have changed it."""
-        self._infos = self._root.infos()
+        self._root.reload()
 
     def reached_preemption(self, step: int) -> bool:
         """Return whether the job is to end after this step."""
@@ -149,17 +145,13 @@ class CheckpointManager:
 
     def should_save(self, step: int) -> bool:
         """Return whether `save` would save a step: it is newer than all, and the options ask for it."""
-        latest = self.latest_step()
-        if self._options.read_only or (latest is not None and latest >= step):
-            return False
-
         check = self._options.enable_should_save_is_saving_in_progress_check
-        context = DecisionContext(
-            is_saving_in_progress=check and self.is_saving_in_progress(),
-            reached_preemption=self.reached_preemption(step),
-            multiprocessing_options=self._options.multiprocessing_options,
+        return not self._options.read_only and self._root.should_save(
+            step,
+            self._checkpoints,
+            is_saving=check and self.is_saving_in_progress(),
+            reached_preemption=self.reached_preemption,
         )
-        return self._deciding.should_save(new_info(step), list(self._infos), context=context)
 
     def save(
         self,
@@ -197,26 +189,27 @@ class CheckpointManager:
 
         number, times = step_number(step), SaveTimes()
         check_args(items, args, single := self._is_single(not isinstance(args, CompositeArgs)))
-        wanted = force or self._job.wanted(number, self._deciding, self.should_save)
+        wanted = force or self._root.wanted(number, self.should_save)
         if self._options.read_only or not wanted:
             return False
 
         times.timed("wait_for_prev", self.wait_until_finished)
         if number in self.all_steps():
             raise StepAlreadyExistsError(number)
-        missing = check_metrics(self._preserving, metrics, self._infos)
-        if missing:
-            self._root.warn_once("step.metric_missing", metrics=missing)
-
+        self._root.check_metrics(metrics)
         written = metrics if self._writes_metrics else None
-        self._root.forget(number)
         ckpt_args = args_to_save(self._checkpointer, items, save_kwargs, args, written, single=single)
-        infos = [*self._infos, new := new_info(number, metrics)]
-        doomed, failure = times.timed("get_old_steps", self._job.doomed, self._preserving, number, infos)
-        with self._root.saving(number, self.latest_step()) as path, times.part("checkpointer_blocking"):
-            self._checkpointer.save(path, args=ckpt_args, custom_metadata=custom_metadata, force=True)
-        self._infos.append(new)
-        self._begin_finishing(number, doomed, failure)
+        latest = self.latest_step()
+        choose = self._get_old_steps_to_remove
+        change, failure = times.timed("get_old_steps", self._root.begin, number, metrics, choose)
+        try:
+            with self._root.saving(number, latest) as path, times.part("checkpointer_blocking"):
+                self._checkpointer.save(path, args=ckpt_args, custom_metadata=custom_metadata, force=True)
+        except BaseException:
+            self._root.failed(change)
+            raise
+
+        self._begin_finishing(change, failure)
         synchronous = not isinstance(self._checkpointer, AsyncCheckpointer)
         log_save(self._logger, number, self.directory, times, synchronous=synchronous)
         return True
@@ -322,11 +315,11 @@ class CheckpointManager:
         if number not in self.all_steps():
             raise NotACheckpointError(str(self._root.new_path(number)), "there is no such step")
         # Several processes link files of the step before in the background.
-        if self._saving is not None and (self._saving[0] == number or not self._job.is_alone):
+        if self._saving is not None and (self._saving.step == number or not self._root.is_alone):
             self.wait_until_finished()
 
-        self._job.decided(f"delete {number}", partial(self._root.delete, number))
-        self._infos = [info for info in self._infos if info.step != number]
+        self._root.decided(f"delete {number}", partial(self._root.delete, number))
+        self._root.forget(number)
 
     def is_saving_in_progress(self) -> bool:
         """Return whether a save is running in the background."""
@@ -342,8 +335,7 @@ class CheckpointManager:
             finishing.result()
         except BaseException:
             if finishing.done():  # and not interrupted
-                kept = [info for info in (*self._infos, *saving[1]) if info.step != saving[0]]
-                self._infos = sorted(kept, key=lambda info: info.step)
+                self._root.failed(saving)
             raise
         finally:
             if finishing.done():
@@ -361,7 +353,6 @@ class CheckpointManager:
         finally:
             self._checkpointer.close()
             self._root.close()
-            self._job.close()
 
     def __enter__(self) -> Self:
         return self
@@ -373,6 +364,18 @@ class CheckpointManager:
         exc_tb: TracebackType | None,
     ) -> None:
         self.close()
+
+    @property
+    def _directory(self) -> Any:
+        return self._root.directory
+
+    @property
+    def _checkpoints(self) -> list[CheckpointInfo]:
+        return self._root.infos
+
+    def _get_old_steps_to_remove(self) -> list[int]:
+        """Return which of `_checkpoints` go once the newest is saved. Subclasses replace it."""
+        return self._root.to_delete()
 
     def _is_single(self, if_unknown: bool) -> bool:
         """Return whether a step is one object. If that is not known yet, the caller decides it for good."""
@@ -389,24 +392,22 @@ class CheckpointManager:
 
         return found[DEFAULT_ITEM]
 
-    def _begin_finishing(self, number: int, doomed: Sequence[int], failure: Exception | None) -> None:
+    def _begin_finishing(self, change: StepChange, failure: Exception | None) -> None:
         """Have a step be completed, and others deleted, here or in the background; then raise a failure."""
-        gone = [info for info in self._infos if info.step in doomed]
-        self._infos = [info for info in self._infos if info.step not in doomed]
         if isinstance(self._checkpointer, AsyncCheckpointer):
             # Not a daemon: old steps are deleted even if the program ends without waiting.
-            self._finishing = start_thread(self._finish, number, doomed, name="penstock.orbax.manager")
-            self._saving = (number, gone)
+            self._finishing = start_thread(self._finish, change, name="penstock.orbax.manager")
+            self._saving = change
         else:
-            self._finish(number, doomed)
+            self._finish(change)
         if failure is not None:
             raise failure
 
-    def _finish(self, number: int, doomed: Sequence[int]) -> None:
+    def _finish(self, change: StepChange) -> None:
         if isinstance(self._checkpointer, AsyncCheckpointer):
             self._checkpointer.wait_until_finished()
 
-        self._job.delete_after(number, self._root, doomed)
+        self._root.ended(change)
 
 
 def make_checkpointer(

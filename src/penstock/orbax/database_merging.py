@@ -14,7 +14,7 @@ from typing import Any, Final, final
 
 import tensorstore as ts
 
-from penstock.embedding import await_future, file_names, kernel, record_changes
+from penstock.embedding import await_future, document_files, file_names, kernel
 from penstock.orbax.background_work import in_thread
 from penstock.orbax.tensorstore_specs import OcdbtWriteOptions, get_ts_context, kvstore_spec
 
@@ -91,7 +91,7 @@ class MergeProcessFiles:
             )
             for place in there:
                 await merge_ocdbt_per_process_files(place, get_ts_context(), use_zarr3=False)
-                await run.threads.run(record_changes, run.store, place)
+                await run.threads.run(document_files.record_changes, run.store, place)
 
             return committed
 

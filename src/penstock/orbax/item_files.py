@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from penstock.embedding import built_in, kernel, paths, rewrite_document, sealed_documents
+from penstock.embedding import built_in, document_files, kernel, paths
 from penstock.embedding import store_at as store_of_place
 from penstock.errors import StorageError
 
@@ -48,7 +48,7 @@ async def write_bytes(file: str, data: bytes) -> None:
     Raises:
         StorageError: If the medium refuses.
     """
-    await kernel.Threads(1).run(rewrite_document, built_in.LocalStore(), file, data)
+    await kernel.Threads(1).run(document_files.rewrite_document, built_in.LocalStore(), file, data)
 
 
 def find_text(directory: Any, names: Sequence[str]) -> str | None:
@@ -59,7 +59,7 @@ def find_text(directory: Any, names: Sequence[str]) -> str | None:
         MissingFileError: If it was written and is not there.
         StorageError: If the medium refuses.
     """
-    sealed = sealed_documents(store_at(directory), path_text(directory))
+    sealed = document_files.sealed_documents(store_at(directory), path_text(directory))
     for name in names:
         try:
             return sealed.read(name).decode()
@@ -109,7 +109,7 @@ def bucket_url(path: str | os.PathLike[str]) -> str | None:
         PathError: If it is a URL of a bucket that says more than a name.
     """
     text = path_text(path)
-    if text.partition(":")[0] not in paths.BUCKETS:
+    if not paths.is_scheme(text.partition(":")[0]):
         return None
 
     found = paths.path_or_url(text)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-__all__ = ("CheckpointManagerOptions", "check_metrics", "needs_metrics", "own_policy_of", "policies_of")
+__all__ = (
+    "CheckpointManagerOptions",
+    "check_metrics",
+    "needs_metrics",
+    "own_policy_of",
+    "policies_of",
+    "to_delete",
+)
 
 import datetime
 import inspect
 import math
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast, final
 
@@ -153,7 +160,9 @@ class CheckpointManagerOptions:
         self.save_on_steps = frozenset(steps)
 
 
-def policies_of(options: CheckpointManagerOptions) -> tuple[SaveDecisionPolicy, PreservationPolicy]:
+def policies_of(
+    options: CheckpointManagerOptions,
+) -> tuple[SaveDecisionPolicy, PreservationPolicy | KeepPolicy]:
     """Return the policies that the options describe: when to save, and what to keep.
 
     Raises:
@@ -169,7 +178,7 @@ def policies_of(options: CheckpointManagerOptions) -> tuple[SaveDecisionPolicy, 
     if others:
         raise ConfigError("preservation_policy", "excludes the other options that say what stays")
 
-    return deciding, as_preservation_policy(options.preservation_policy)
+    return deciding, options.preservation_policy
 
 
 def _preservation(options: CheckpointManagerOptions) -> PreservationPolicy:
@@ -209,28 +218,67 @@ def own_policy_of(policy: SaveDecisionPolicy) -> SavePolicy | None:
     return policy.policy if isinstance(policy, _SaveAdapter) else None
 
 
-def as_preservation_policy(policy: PreservationPolicy | KeepPolicy) -> PreservationPolicy:
-    """Return a keep policy as one of Orbax's kind; one of that kind is returned as it is."""
-    return _KeepAdapter(policy) if isinstance(policy, KeepPolicy) else policy
-
-
-def needs_metrics(policy: PreservationPolicy) -> bool:
+def needs_metrics(policy: PreservationPolicy | KeepPolicy) -> bool:
     """Return whether a policy of penstock's ranks by metrics, which are then kept with the steps."""
-    return isinstance(policy, _KeepAdapter) and "metrics" in policy.policy.needs
+    return isinstance(policy, KeepPolicy) and "metrics" in policy.needs
 
 
 def check_metrics(
-    policy: PreservationPolicy, metrics: Any, steps: Sequence[PolicyCheckpointInfo]
+    policy: PreservationPolicy | KeepPolicy, metrics: Any, steps: Sequence[StepInfo]
 ) -> Sequence[str]:
     """Name the metrics that a policy of penstock's ranks by, and that neither these nor any step has.
 
     Raises:
         ValueError: If one is misspelt; the nearest name is in it.
     """
-    if not isinstance(policy, _KeepAdapter) or not isinstance(metrics, Mapping) or not metrics:
+    if not isinstance(policy, KeepPolicy) or not isinstance(metrics, Mapping) or not metrics:
         return ()
 
-    return missing_metrics(policy.policy, cast("Mapping[str, Any]", metrics), _infos(steps))
+    return missing_metrics(policy, cast("Mapping[str, Any]", metrics), _with_mappings(steps))
+
+
+def to_delete(
+    policy: PreservationPolicy | KeepPolicy,
+    steps: Sequence[StepInfo],
+    described: Callable[[StepInfo], PolicyCheckpointInfo],
+) -> list[int]:
+    """Return the steps that a policy of either kind does not keep.
+
+    Args:
+        policy: What stays. One of penstock's keeps the last step in any case, one of Orbax's need not.
+        steps: All of them, ascending.
+        described: Returns a step as a policy of Orbax's sees it.
+    """
+    if not isinstance(policy, KeepPolicy):
+        return steps_to_delete(_KeptByOrbax(policy, described), steps, time.time(), keeps_last=False)
+
+    is_timed = "time" in policy.needs
+    known = [
+        replace(info, is_readable=info.is_readable and not (is_timed and math.isnan(info.time_s)))
+        for info in _with_mappings(steps)
+    ]
+    return steps_to_delete(policy, known, time.time())
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _KeptByOrbax(KeepPolicy):
+    policy: PreservationPolicy
+    described: Callable[[StepInfo], PolicyCheckpointInfo]
+
+    @property
+    def needs(self) -> Any:
+        return frozenset({"time", "metrics"})
+
+    def keep(self, steps: Sequence[StepInfo], now_s: float, /) -> Collection[int]:
+        shown = list(map(self.described, steps))
+        stays = self.policy.should_preserve(shown, context=PreservationContext())
+        return [info.step for info, stay in zip(steps, stays, strict=True) if stay]
+
+
+def _with_mappings(steps: Sequence[StepInfo]) -> list[StepInfo]:
+    """Leave out metrics that are no mapping, of which penstock's policies know nothing."""
+    return [info if isinstance(info.metrics, Mapping) else replace(info, metrics=None) for info in steps]
 
 
 @final
@@ -256,33 +304,3 @@ class _SaveAdapter:
             preempted=context.reached_preemption,
         )
         return self.policy.should_save(moment)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _KeepAdapter:
-    policy: KeepPolicy
-
-    def should_preserve(
-        self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: PreservationContext
-    ) -> Sequence[bool]:
-        needs_time = "time" in self.policy.needs
-        infos = [
-            replace(info, is_readable=not needs_time or not math.isnan(info.time_s))
-            for info in _infos(checkpoints)
-        ]
-        gone = set(steps_to_delete(self.policy, infos, time.time()))
-        return [info.step not in gone for info in checkpoints]
-
-
-def _infos(steps: Sequence[PolicyCheckpointInfo]) -> list[StepInfo]:
-    return [StepInfo(info.step, _seconds(info.time), _metrics(info.metrics)) for info in steps]
-
-
-def _seconds(moment: datetime.datetime) -> float:
-    """Return the time at which a step was complete; NaN if it was not read."""
-    return moment.timestamp() if moment.year > 1 else math.nan
-
-
-def _metrics(metrics: Any) -> Mapping[str, Any] | None:
-    return cast("Mapping[str, Any]", metrics) if isinstance(metrics, Mapping) else None

@@ -1,59 +1,47 @@
-"""The directory that a manager keeps its steps in, and what the managers of a job decide. Blocking."""
+"""The steps of a directory, as the managers of both APIs have them: an adapter of `penstock.steps`."""
 
 from __future__ import annotations
 
-__all__ = ("CheckpointInfo", "JobDecisions", "Root", "divided", "new_info")
+__all__ = ("CheckpointInfo", "ManagedSteps", "StepChange", "new_info")
 
 import datetime
-import errno
-import json
+import math
 import operator
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future, wait
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar, cast, final
 
-from anyio import create_task_group
-
 from penstock import Checkpointer
 from penstock.embedding import (
-    Announcements,
-    Leases,
-    Leftovers,
     LoopThread,
-    WriterHold,
-    delete_step,
-    deletion,
+    OpenSteps,
+    RootOpening,
+    StepFiles,
     file_names,
     follows_from_step,
     get_logger,
-    is_checkpoint,
     kernel,
     paths,
-    renewing_leases,
-    start_thread,
 )
 from penstock.embedding import step_directory as on_disk
-from penstock.errors import (
-    ConfigError,
-    CorruptCheckpointError,
-    InUseError,
-    NotACheckpointError,
-    PeerFailedError,
-    RootInUseError,
-    StorageError,
-)
+from penstock.errors import ConfigError, NotACheckpointError, StorageError
 from penstock.orbax.item_files import bucket_url, path_text, place_of, store_at
-from penstock.orbax.joint_saves import active_processes, is_joint, job_options
-from penstock.orbax.manager_options import CheckpointManagerOptions, own_policy_of
-from penstock.orbax.multihost import process_index
+from penstock.orbax.joint_saves import is_joint, job_options
+from penstock.orbax.manager_options import (
+    CheckpointManagerOptions,
+    check_metrics,
+    own_policy_of,
+    policies_of,
+    to_delete,
+)
+from penstock.orbax.multihost import reached_preemption
 from penstock.orbax.options import MultiprocessingOptions
-from penstock.orbax.preservation_policy import PreservationContext, PreservationPolicy
 from penstock.orbax.save_decision_policy import (
     AnySavePolicy,
+    DecisionContext,
     FixedIntervalPolicy,
     InitialSavePolicy,
     PreemptionCheckpointingPolicy,
@@ -63,10 +51,15 @@ from penstock.orbax.save_decision_policy import (
 from penstock.orbax.step import as_name_format, is_empty, standard_name_format
 from penstock.orbax.step_links import StepLinks
 from penstock.orbax.step_metadata import RootMetadata
+from penstock.steps import StepInfo
 
-_IN_USE: Final = "step.root_in_use"
+T = TypeVar("T")
 
 _LONG_AGO: Final = datetime.datetime.min.replace(tzinfo=datetime.UTC)
+
+_EPOCH: Final = datetime.datetime.fromtimestamp(0, datetime.UTC)
+
+_ALIKE = (FixedIntervalPolicy, SpecificStepsPolicy, InitialSavePolicy, PreemptionCheckpointingPolicy)
 
 
 @dataclass
@@ -97,35 +90,37 @@ def new_info(step: int, metrics: Any = None) -> CheckpointInfo:
     return CheckpointInfo(step, datetime.datetime.now(tz=datetime.UTC), metrics)
 
 
-def divided(
-    policy: PreservationPolicy, infos: Sequence[CheckpointInfo]
-) -> tuple[list[CheckpointInfo], list[CheckpointInfo]]:
-    """Return the steps that stay, and those that go.
+@final
+@dataclass(frozen=True)
+class StepChange:
+    """A step that is being saved, and the steps that are deleted once it is durable."""
 
-    One that could not be read stays, and the policy is not shown it: damage must not delete it.
-    """
-    known = [info for info in infos if info.is_readable]
-    stay = policy.should_preserve(known, context=PreservationContext())
-    gone = [info for info, stays in zip(known, stay, strict=True) if not stays]
-    steps = {info.step for info in gone}
-    return [info for info in infos if info.step not in steps], gone
+    step: int
+    overwrites: bool  #: whether there is such a step already
+    replaced: Mapping[int, str]  #: the names of those, by number
 
 
 @final
-class Root:
-    """Lists the steps of a directory, reads what is kept with them, and deletes them.
+class ManagedSteps:
+    """The steps of one directory. For one thread.
+
+    `OpenSteps` lists them, holds the directory and deletes, in the event loop of a thread that runs from here
+    to `close`. Policies and handlers are called in the thread of the caller, as in Orbax.
 
     Args:
-        directory: The directory of the steps.
+        directory: Of the steps.
         options: Those of the manager.
-        is_primary: Whether this process writes and deletes, beside the steps; of several one does.
+        metadata: The caller's own JSON values, kept with the directory. Existing ones stay.
 
     Raises:
-        ValueError: If steps cannot be named as the options say.
+        ValueError: If options contradict each other, or steps cannot be named as they say.
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], options: CheckpointManagerOptions, *, is_primary: bool
+        self,
+        directory: str | os.PathLike[str],
+        options: CheckpointManagerOptions,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         if options.todelete_full_path is not None:
             raise ConfigError("todelete_full_path", "is not supported: nothing is moved in a bucket")
@@ -133,58 +128,233 @@ class Root:
         self.directory: Any = place_of(directory)
         self._path = path_text(self.directory)
         _check_place(self._path, options)
+        self._deciding, self.preserving = policies_of(options)
         self._options = options
-        self._is_primary = is_primary
         self._store = store_at(self._path)
         self._reader = on_disk.StepReader(self._store)
-        self._given = options.step_name_format is not None
-        self._names = as_name_format(options.step_name_format) if self._given else _standard(options)
-        self._unwritten: Mapping[str, Any] | None = None
-        self._deletions: dict[Future[None], Sequence[int]] = {}
-        self._left: set[int] = set()
+        self._files = _Files(self.directory, self._store, self._reader, options)
         self._events = get_logger()
-        self._writing = WriterHold(self._store, self._path)
-        self._renewal: LoopThread[None] | None = None
         self._said: set[str] = set()  # events of which one is enough
-        self._trash = None if bucket_url(self._path) is not None else options.todelete_subdir
-        if self._trash != options.todelete_subdir:
+        trash = None if bucket_url(self._path) is not None else options.todelete_subdir
+        if trash != options.todelete_subdir:
             self.warn_once("step.trash_ignored", root=self._path, trash=options.todelete_subdir)
 
-    def prepare(self, metadata: Mapping[str, Any] | None) -> None:
-        """Create the directory and write its metadata, as the options say.
+        self._unwritten = self._prepare(metadata)
+        kept = metadata if options.save_root_metadata else None
+        opening = RootOpening(
+            kept,
+            writes=not options.read_only,
+            clean=options.cleanup_tmp_directories,
+            creates=options.create,
+        )
+        make = partial(_open, self._path, self._files, opening, trash, options.multiprocessing_options)
+        self._loop = LoopThread(make, name="penstock.orbax")
+        self._steps = self._loop.call(_itself)
+        self._job, self._catalogue = self._steps.job, self._steps.catalogue
+        self.is_alone = self._job.is_alone  #: whether there are no other processes
+        self._leave_out_gone()
 
-        Orbax opens a checkpoint as an empty directory of steps, and so does this. That is logged: a run that
-        resumes from it would start over.
-        """
-        options = self._options
-        if is_checkpoint(self._store, self._path):
-            self.warn_once("step.root_is_checkpoint", root=self._path)
-        if options.create and self._store.kind(self._path) is None:
-            self._store.make_directory(self._path)  # which does nothing in a bucket
-            if options.file_options.path_permission_mode is not None:
-                os.chmod(self._path, options.file_options.path_permission_mode)
-        if options.cleanup_tmp_directories and self._is_primary:
-            self._clean_up()
-        if options.read_only:
-            folder = os.path.join(self._path, "metadata")
-            self._unwritten = metadata if self._store.kind(folder) is None else None
-        elif self._is_primary and metadata is not None and options.save_root_metadata:
-            on_disk.write_root_metadata(self._store, self._path, metadata)
+    def _prepare(self, metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Set the mode of a new directory; return metadata that are not to be written."""
+        mode = self._options.file_options.path_permission_mode
+        if self._options.create and mode is not None and self._store.kind(self._path) is None:
+            self._store.make_directory(self._path)
+            os.chmod(self._path, mode)
 
+        has_some = self._store.kind(os.path.join(self._path, "metadata")) is not None
+        return metadata if self._options.read_only and not has_some else None
+
+    @property
     def infos(self) -> list[CheckpointInfo]:
-        """Return every durable step, ascending, with what policies see.
+        """Every step that is known: those found by number, then those saved, with the one being saved."""
+        return list(map(self._described, self._known()))
 
-        An empty directory that is named like a step is one, as in Orbax.
+    @property
+    def steps(self) -> Sequence[int]:
+        """The numbers of those."""
+        return self._catalogue.steps
+
+    def reload(self) -> None:
+        """List the directory again, in this process alone. Steps that are being deleted are left out."""
+        leaving = self._steps.retention.deleter.waiting
+        found = self._files.find()
+        self._catalogue.replace({step: name for step, name in found.items() if step not in leaving})
+        self._leave_out_gone()
+
+    def exists(self, step: int) -> bool:
+        """Return whether a step is there now."""
+        return step in self._files.find()
+
+    def _leave_out_gone(self) -> None:
+        _ = self.infos  # a step may be deleted after it was listed and before it is read
+        self._catalogue.remove(list(self._files.gone))
+
+    def should_save(
+        self,
+        step: int,
+        infos: Sequence[CheckpointInfo],
+        *,
+        is_saving: bool,
+        reached_preemption: Callable[[int], bool] = reached_preemption,
+    ) -> bool:
+        """Return whether a step is newer than all others, and the policy asks for it."""
+        if infos and infos[-1].step >= step:
+            return False
+
+        context = DecisionContext(
+            is_saving_in_progress=is_saving,
+            reached_preemption=reached_preemption(step),
+            multiprocessing_options=self._options.multiprocessing_options,
+        )
+        return self._deciding.should_save(new_info(step), list(infos), context=context)
+
+    def wanted(self, step: int, says: Callable[[int], bool]) -> bool:
+        """Return whether a step is saved, the same in all processes.
+
+        Args:
+            step: Its number.
+            says: Asks the policy. In all processes, since jax has them ask together whether the job ends.
+
+        Raises:
+            Exception: What the policy raises in the process that decides; in the others, as `decided`.
         """
-        if self._store.kind(self._path) is None:
-            return []
+        if self._options.read_only:
+            return False
 
-        found = (self._info(one) for one in self._names.find_all(self.directory))
-        return sorted((info for info in found if info is not None), key=lambda info: info.step)
+        own, is_alike, name = False, _says_alike(self._deciding), f"save {step}"
+        try:
+            own = says(step)
+        except Exception as error:
+            if not is_alike and self._job.is_primary:
+                self._tell_failure(name, error)
+            if is_alike or self._job.is_primary:
+                raise
+
+        # One that says the same everywhere costs no call: most steps are not saved.
+        return own if is_alike else self.decided(name, lambda: own)
+
+    def decided(self, name: str, decide: Callable[[], T]) -> T:
+        """Return what `decide()` returns in the process that decides.
+
+        Args:
+            name: What it is about; the same in all processes.
+            decide: Called in that process alone; returns what JSON can hold.
+
+        Raises:
+            Exception: What `decide` raises; in the others, a `PeerFailedError` that names it.
+            PeerSilentError: If process 0 does not say.
+        """
+        if self.is_alone:
+            return decide()
+        if not self._job.is_primary:
+            return cast("T", self._loop.call(_hear, name))
+
+        try:
+            own = decide()
+        except Exception as error:
+            self._tell_failure(name, error)
+            raise
+
+        self._loop.call(_tell, name, own)
+        return own
+
+    def _tell_failure(self, name: str, error: Exception) -> None:
+        if not self.is_alone:
+            self._loop.call(_tell_failure, name, error)
+
+    def check_metrics(self, metrics: Any) -> None:
+        """Compare the metrics of a step to be saved with those that a policy of penstock's ranks by.
+
+        Raises:
+            ValueError: If one is misspelt; the nearest name is in it.
+        """
+        missing = check_metrics(self.preserving, metrics, self._known())
+        if missing:
+            self.warn_once("step.metric_missing", metrics=missing)
+
+    def begin(
+        self, step: int, metrics: Any, choose: Callable[[], list[int]]
+    ) -> tuple[StepChange, Exception | None]:
+        """Count a step that is about to be saved, and no more those that are deleted once it is durable.
+
+        They are chosen before that step is saved: if the deciding process cannot say, the others do not wait.
+
+        Args:
+            step: Its number.
+            metrics: Those of it.
+            choose: Chooses them, of all steps with the new one: `to_delete`, or what a subclass has for it.
+
+        Returns:
+            The change, for `ended` or `failed`, and what `choose` raised: then none is deleted.
+        """
+        overwrites = step in self._catalogue
+        begun_s = (new_info(step).time - _EPOCH).total_seconds()
+        self._catalogue.add(step, self._files.name(step), StepInfo(step, begun_s, metrics))
+        try:
+            doomed, failure = self.decided(f"delete after {step}", lambda: list(map(int, choose()))), None
+        except Exception as error:
+            doomed, failure = [], error
+
+        return StepChange(step, overwrites, self._catalogue.remove(doomed)), failure
+
+    def to_delete(self) -> list[int]:
+        """Return the steps that the policy does not keep."""
+        return to_delete(self.preserving, self._known(), self._described)
+
+    def _known(self) -> list[StepInfo]:
+        return self._catalogue.infos(self._catalogue.snapshot(), _EVERYTHING)
+
+    def hold(self, step: int) -> None:
+        """Hold the directory from the first save on, and make sure that no deletion of a step comes later.
+
+        Another manager that saves there is logged once, as Orbax allows one.
+
+        Raises:
+            ClaimLostError: In a bucket, if another manager took the hold over since the last save.
+        """
+        self._loop.call(_hold, step)
+
+    def failed(self, change: StepChange) -> None:
+        """Count a step no more whose save failed, and again those that it was to replace."""
+        if change.overwrites:
+            self._catalogue.add(change.step, self._files.name(change.step))
+        else:
+            self._catalogue.remove([change.step])
+        for step, name in change.replaced.items():
+            self._catalogue.add(step, name)
+
+        self._catalogue.sort()
+
+    def ended(self, change: StepChange) -> None:
+        """Delete what a step replaces that is durable now; return in all processes when that is done.
+
+        In the background if the options say so. What is being read here is deleted later.
+        """
+        waits = not self._options.enable_background_delete
+        delete = partial(self._loop.call, _delete, change.replaced, waits)
+        if change.replaced:
+            self.decided(f"deleted after {change.step}", delete)
+
+    def delete(self, step: int) -> None:
+        """Delete a step, or move it away, in the process that deletes. It is gone when this returns.
+
+        Raises:
+            StorageError: If that failed, for instance because it is read on this machine.
+            RootInUseError: If another manager saves there. Two of them may save, and only one deletes.
+        """
+        self._loop.call(_delete_now, step, os.path.relpath(path_text(self.path(step)), self._path))
+
+    def forget(self, step: int) -> None:
+        """Count a step no more that was deleted."""
+        self._catalogue.remove([step])
+
+    def close(self) -> None:
+        """Try the deletions that are due once more, and let others write to the directory."""
+        self._loop.close()
 
     def new_path(self, step: int) -> Any:
         """Return the path that a new step is saved to."""
-        return self.directory / self._names.build_name(step)
+        return self.directory / self._files.name(step)
 
     def path(self, step: int, directory: Any = None) -> Any:
         """Return the path of a step, here or in another directory.
@@ -192,8 +362,7 @@ class Root:
         Raises:
             ValueError: If the step does not exist and a format of names was given.
         """
-        base = self.directory if directory is None else place_of(directory)
-        return self._names.find_step(base, step).path if self._given else base / self._names.build_name(step)
+        return self._files.path(step, self.directory if directory is None else place_of(directory))
 
     def has_item(self, path: Any, name: str) -> bool:
         """Return whether a step has an item."""
@@ -233,16 +402,16 @@ class Root:
         Of several processes the primary holds it, which deletes steps: it might do so once all have written,
         while another one still comes back from here.
         """
-        self.begin_writing()
+        self.hold(step)
         path = self.new_path(step)
         before = None if base is None else path_text(self.new_path(base))
         links = StepLinks(path_text(path), before)
-        with self.reading((self._is_primary and before) or path), links.in_force():
+        with self.reading((self._job.is_primary and before) or path), links.in_force():
             yield path
 
     def latest_in(self, directory: Any) -> int | None:
         """Return the latest step in another directory."""
-        return max((found.step for found in self._names.find_all(directory)), default=None)
+        return max((found.step for found in self._files.names.find_all(directory)), default=None)
 
     def metrics(self, step: int) -> Any:
         """Return the metrics of a step; None if it has none."""
@@ -253,142 +422,151 @@ class Root:
         found = self._unwritten or on_disk.read_root_metadata(self._store, self._path)
         return RootMetadata(custom_metadata=dict(found or {}))
 
-    def delete(self, step: int) -> None:
-        """Delete a step, or move it away. It is gone when this returns.
-
-        Raises:
-            StorageError: If that failed, for instance because it is read on this machine.
-            RootInUseError: If another manager saves there. Two of them may save, and only one deletes.
-        """
-        self._writing.take()
-        path = path_text(self.path(step))
-        left = delete_step(self._store, os.path.dirname(path), os.path.basename(path), self._trash)
-        if left is not None:  # it is no step any more
-            self._events.warning("step.left_behind", path=left.path, error=repr(left))
-
-    def delete_all(self, steps: Sequence[int]) -> None:
-        """Delete steps, in the background if the options say so, and retry those that were being read before.
-
-        Steps that could not be deleted are logged. Only the primary of several processes deletes.
-        """
-        if not self._is_primary:
-            return
-        if not self._options.enable_background_delete:
-            self._delete_all(steps)
-            return
-
-        # Not a daemon: the steps are deleted even if the program ends without waiting.
-        for done in [one for one in self._deletions if one.done()]:
-            del self._deletions[done]
-
-        self._deletions[start_thread(self._delete_all, steps, name="penstock.orbax.delete")] = steps
-
-    def forget(self, step: int) -> None:
-        """Make sure that a step that is about to be saved again is not deleted later."""
-        wait([deletion for deletion, steps in self._deletions.items() if step in steps])
-        self._left.discard(step)
-
-    def close(self) -> None:
-        """Wait for deletions, then retry the steps that were being read."""
-        wait(tuple(self._deletions))
-        self._delete_all(())
-        self._writing.release()
-        if self._renewal is not None:
-            self._renewal.close()
-            self._renewal = None
-
     def warn_once(self, event: str, **about: Any) -> None:
         """Log an event, unless it was logged before."""
         if event not in self._said:
             self._said.add(event)
             self._events.warning(event, **about)
 
-    def begin_writing(self) -> None:
-        """Hold the directory from the first save on. Log once that another manager saves, as Orbax allows.
+    def _described(self, info: StepInfo) -> CheckpointInfo:
+        is_known = info.is_readable and not math.isnan(info.time_s)
+        moment = _EPOCH + datetime.timedelta(seconds=info.time_s) if is_known else _LONG_AGO
+        path = self._files.known_path(info.step, self._catalogue.name(info.step))
+        return CheckpointInfo(info.step, moment, info.metrics, path, info.is_readable)
 
-        Raises:
-            ClaimLostError: In a bucket, if another manager took the hold over since the last save.
+
+_EVERYTHING: Final[Any] = frozenset({"time", "metrics"})
+
+
+@final
+class _Files(StepFiles):
+    """Finds steps by a format of Orbax's kind, and reads what policies see of them.
+
+    Attributes:
+        names: The format.
+        gone: Steps that were deleted after they had been listed.
+    """
+
+    def __init__(
+        self,
+        directory: Any,
+        store: kernel.Store,
+        reader: on_disk.StepReader,
+        options: CheckpointManagerOptions,
+    ) -> None:
+        self._directory = directory
+        self._path = path_text(directory)
+        self._store = store
+        self._reader = reader
+        self._is_light = options.lightweight_initialize
+        self._is_given = options.step_name_format is not None
+        self.names = as_name_format(options.step_name_format) if self._is_given else _standard(options)
+        self._found: dict[str, Any] = {}  # what the format found, by name
+        self.gone: set[int] = set()
+
+    def name(self, step: int, /) -> str:
+        return self.names.build_name(step)
+
+    def path(self, step: int, base: Any) -> Any:
+        """Return the path of a step; with the standard format, whether there is such a step or not."""
+        return self.names.find_step(base, step).path if self._is_given else base / self.name(step)
+
+    def known_path(self, step: int, name: str) -> Any:
+        """Return the path under which a step was found."""
+        found = self._found.get(name)
+        return self._directory / name if found is None else found.path
+
+    def find(self, listed: Sequence[str] | None = None, /) -> Mapping[int, str]:
+        """Every step; an empty directory that is named like a step is one, as in Orbax."""
+        self._found, self.gone = {}, set()
+        if self._store.kind(self._path) is None:
+            return {}
+
+        found = sorted(self.names.find_all(self._directory), key=lambda one: one.step)
+        self._found = {os.path.relpath(path_text(one.path), self._path): one for one in found}
+        return {one.step: name for name, one in self._found.items()}
+
+    def leftovers(self, listed: Sequence[str], /) -> Sequence[str]:
+        return [name for name in listed if file_names.TEMPORARY_SUFFIX in name]
+
+    def info(self, step: int, name: str, needs: Any, /) -> StepInfo:
+        """Return what policies see of a step.
+
+        A damaged one is listed, too: one bit must not hide the others from a run that resumes.
         """
-        if not self._is_primary:
-            return
+        if self._is_light:
+            return StepInfo(step)
 
         try:
-            self._writing.take_if_writable()
-        except RootInUseError as error:
-            self.warn_once(_IN_USE, root=self._path, more=error.more)
-            return
-
-        self._writing.confirm()
-        if self._renewal is None and isinstance(self._store, Leases):
-            renewing = partial(_renewing, self._store)
-            self._renewal = LoopThread(renewing, name="penstock.orbax.leases").__enter__()
-
-    def _delete_all(self, steps: Sequence[int]) -> None:
-        for step in (*self._left, *steps):
-            self._left.discard(step)
-            try:
-                self.delete(step)
-            except (OSError, ValueError) as error:
-                is_busy = isinstance(error, OSError) and error.errno == errno.EBUSY
-                if is_busy or isinstance(error, RootInUseError):
-                    self._left.add(step)
-
-                self._events.warning("step.not_deleted", step=step, error=repr(error))
-
-    def _info(self, found: Any) -> CheckpointInfo | None:
-        """Return what policies see of a step that was listed; None if it has been deleted since.
-
-        A damaged step is listed, too: one bit must not hide the others from a run that resumes.
-        """
-        if self._options.lightweight_initialize:
-            return CheckpointInfo(found.step, _LONG_AGO, path=found.path)
-
-        path = path_text(found.path)
-        try:
+            # In a process that was told the steps by another one, nothing was listed.
+            found = self._found.get(name) or self.names.find_step(self._directory, step)
+            path = path_text(found.path)
             if bucket_url(path) is not None:
-                return self._info_in_bucket(found, path)
+                return self._reader.info(path, step, needs)
 
-            time, metrics = found.commit_timestamp, self._reader.metrics(path)
-            is_readable = time is not None and on_disk.holds_checkpoint(self._store, path)
-            return CheckpointInfo(found.step, time or _LONG_AGO, metrics, found.path, is_readable)
-        except (FileNotFoundError, StorageError, CorruptCheckpointError) as error:
-            if self._store.kind(path) is None:
-                return None
-            if not isinstance(error, CorruptCheckpointError):
+            moment, metrics = found.commit_timestamp, self._reader.metrics(path)
+            is_readable = moment is not None and on_disk.holds_checkpoint(self._store, path)
+            return StepInfo(step, moment.timestamp() if moment else math.nan, metrics, is_readable)
+        except (OSError, ValueError):
+            if self._store.kind(os.path.join(self._path, name)) is not None:
                 raise
 
-            self._events.warning("step.unreadable", path=path, error=repr(error))
-            return CheckpointInfo(found.step, _LONG_AGO, path=found.path, is_readable=False)
-
-    def _info_in_bucket(self, found: Any, path: str) -> CheckpointInfo:
-        about = self._reader.info(path, found.step, frozenset({"time", "metrics"}))
-        time = datetime.datetime.fromtimestamp(about.time_s, datetime.UTC) if about.is_readable else _LONG_AGO
-        return CheckpointInfo(found.step, time, about.metrics, found.path, about.is_readable)
-
-    def _clean_up(self) -> None:
-        if isinstance(self._store, Leftovers):
-            self._store.collect(self._path)
-            return
-
-        for name in self._store.list_directory(self._path):
-            if file_names.TEMPORARY_SUFFIX not in name:
-                continue
-
-            path = os.path.join(self._path, name)
-            try:
-                deletion.remove_abandoned(self._store, path)
-            except InUseError:
-                continue  # a live save holds what it builds
-            except StorageError as error:
-                self._events.warning("step.left_behind", path=path, error=repr(error))
+            self.gone.add(step)
+            return StepInfo(step, is_readable=False)
 
 
 @asynccontextmanager
-async def _renewing(store: Leases) -> AsyncGenerator[None]:
-    """Renew the hold of a manager, of which no call is under way between saves."""
-    async with create_task_group() as tasks:
-        with renewing_leases(tasks, lambda: [store], store.lease_s):
-            yield
+async def _open(
+    path: str,
+    files: StepFiles,
+    opening: RootOpening,
+    trash: str | None,
+    processes: MultiprocessingOptions,
+) -> AsyncGenerator[OpenSteps]:
+    """Open the steps, for this process alone or for all that save together."""
+    alone = not (is_joint(processes) and opening.writes)
+    by = Checkpointer(
+        coordinator=kernel.SingleProcessCoordinator() if alone else None,
+        job=None if alone else job_options(processes),
+    )
+    async with by as checkpointer:
+        engine = checkpointer.engine.at(paths.path_or_url(path))
+        steps = OpenSteps(
+            engine, path, files, trash=trash, writes=opening.writes, is_shared=True, by_number=False
+        )
+        async with steps.live(opening):
+            yield steps
+
+
+async def _itself(steps: OpenSteps) -> OpenSteps:
+    return steps
+
+
+async def _tell(steps: OpenSteps, name: str, value: Any) -> None:
+    await steps.job.tell(name, value)
+
+
+async def _tell_failure(steps: OpenSteps, name: str, error: Exception) -> None:
+    await steps.job.tell_failure(name, error)
+
+
+async def _hear(steps: OpenSteps, name: str) -> Any:
+    return await steps.job.hear(name)
+
+
+async def _hold(steps: OpenSteps, step: int) -> None:
+    await steps.root.hold()
+    await steps.retention.forget(step)
+
+
+async def _delete(steps: OpenSteps, names: Mapping[int, str], waits: bool) -> None:
+    steps.retention.deleter.ask(names)
+    if waits:
+        await steps.retention.deleter.attempt()
+
+
+async def _delete_now(steps: OpenSteps, step: int, name: str) -> None:
+    await steps.retention.deleter.delete(step, name)
 
 
 def _check_place(path: str, options: CheckpointManagerOptions) -> None:
@@ -412,129 +590,6 @@ def _standard(options: CheckpointManagerOptions) -> Any:
     )
 
 
-T = TypeVar("T")
-
-_ALIKE = (FixedIntervalPolicy, SpecificStepsPolicy, InitialSavePolicy, PreemptionCheckpointingPolicy)
-
-
-@final
-class JobDecisions:
-    """Has process 0 decide, and the others do as it says. All ask in the same order. Blocking.
-
-    It owns an event loop in a thread, from the first decision until `close`. A process that works alone
-    decides for itself, and has no such loop.
-
-    Args:
-        directory: Of the steps.
-        options: Those of the manager. One that only reads decides nothing.
-    """
-
-    def __init__(self, directory: Any, options: CheckpointManagerOptions) -> None:
-        processes = options.multiprocessing_options
-        jointly = is_joint(processes) and not options.read_only
-        self._primary = active_processes(processes)[0]
-        make = partial(_announcements, paths.path_or_url(directory), processes)
-        self._loop = LoopThread(make, name="penstock.orbax") if jointly else None
-        self.is_alone = self._loop is None  #: whether there are no others
-        self.is_primary = self.is_alone or process_index() == self._primary  #: whether this one decides
-
-    def decided(self, name: str, decide: Callable[[], T]) -> T:
-        """Return what `decide()` returns in the process that decides.
-
-        Args:
-            name: What it is about; the same in all processes.
-            decide: Called in that process alone; returns what JSON can hold.
-
-        Raises:
-            Exception: What `decide` raises; in the others, a `PeerFailedError` that tells it.
-            PeerSilentError: If process 0 does not say.
-        """
-        if self._loop is None:
-            return decide()
-        if not self.is_primary:
-            found, problem = json.loads(self._loop.call(_hear, name))
-            if problem is not None:
-                raise PeerFailedError(self._primary, None, None, problem)
-
-            return cast("T", found)
-
-        try:
-            own = decide()
-        except Exception as error:
-            self._tell_failure(name, error)
-            raise
-
-        self._loop.call(_tell, name, json.dumps([own, None]))
-        return own
-
-    def wanted(self, step: int, policy: SaveDecisionPolicy, says: Callable[[int], bool]) -> bool:
-        """Return whether a step is saved.
-
-        Args:
-            step: Its number.
-            policy: One that says the same everywhere is not asked about: most steps are not saved, and cost
-                no call.
-            says: Asks it. In all processes, since jax has them ask together whether the job is to end.
-
-        Raises:
-            Exception: What the policy raises in the process that decides; in the others, as `decided`.
-        """
-        own, is_alike = False, _says_alike(policy)
-        try:
-            own = says(step)
-        except Exception as error:
-            if not is_alike and self.is_primary:
-                self._tell_failure(f"save {step}", error)
-            if is_alike or self.is_primary:
-                raise
-
-        return own if is_alike else self.decided(f"save {step}", lambda: own)
-
-    def opened(self, root: Root, metadata: Mapping[str, Any] | None) -> list[CheckpointInfo]:
-        """Prepare a directory; return its steps, in all processes those that the deciding one found."""
-        root.prepare(metadata)
-        found = root.infos() if self.is_primary else []
-        steps = self.decided("open", lambda: [info.step for info in found])
-        return found if self.is_primary else [info for info in root.infos() if info.step in steps]
-
-    def doomed(
-        self, policy: PreservationPolicy, step: int, infos: Sequence[CheckpointInfo]
-    ) -> tuple[list[int], Exception | None]:
-        """Return which steps are to be deleted once a new one is durable; or none, and what a policy raises.
-
-        Called before that step is saved: if the deciding process cannot say, the others do not wait for it.
-
-        Args:
-            policy: Which steps stay.
-            step: The number of the new one.
-            infos: All steps, with the new one.
-        """
-
-        def decide() -> list[int]:
-            return [info.step for info in divided(policy, infos)[1]]
-
-        try:
-            return self.decided(f"delete after {step}", decide), None
-        except Exception as error:
-            return [], error
-
-    def delete_after(self, step: int, root: Root, doomed: Sequence[int]) -> None:
-        """Delete steps now that a new one is durable; return in all processes when that is done."""
-        if doomed:
-            self.decided(f"deleted after {step}", partial(root.delete_all, doomed))
-        else:  # only those that were being read before
-            root.delete_all(())
-
-    def _tell_failure(self, name: str, error: Exception) -> None:
-        if self._loop is not None:
-            self._loop.call(_tell, name, json.dumps([None, f"{type(error).__name__}: {error}"]))
-
-    def close(self) -> None:
-        """End the thread."""
-        if self._loop is not None:
-            self._loop.close()
-
-
 def _says_alike(policy: SaveDecisionPolicy) -> bool:
     """Return whether a policy decides by the steps alone, or by what jax says in all processes alike."""
     if type(policy) is AnySavePolicy:
@@ -542,22 +597,3 @@ def _says_alike(policy: SaveDecisionPolicy) -> bool:
 
     own = own_policy_of(policy)
     return type(policy) in _ALIKE if own is None else follows_from_step(own)
-
-
-@asynccontextmanager
-async def _announcements(root: str, processes: MultiprocessingOptions) -> AsyncGenerator[Announcements]:
-    async with Checkpointer(job=job_options(processes)) as checkpointer:
-        announcements = checkpointer.engine.coordinator.announcements(f"the steps of {root}")
-        assert announcements is not None, "there are other processes"
-        try:
-            yield announcements
-        finally:
-            await announcements.leave()
-
-
-async def _tell(announcements: Announcements, name: str, value: str) -> None:
-    await announcements.tell(name, value)
-
-
-async def _hear(announcements: Announcements, name: str) -> str:
-    return await announcements.hear(name)

@@ -28,7 +28,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, cast
 
-from penstock.embedding import built_in, file_names, rewrite_document, sealed_documents
+from penstock.embedding import built_in, document_files, file_names
 from penstock.errors import CorruptCheckpointError, SpecError, StorageError
 from penstock.orbax.item_files import path_text, place_of, store_at
 from penstock.orbax.step_statistics import SaveStepStatistics
@@ -181,7 +181,9 @@ class MetadataStore:
                 raise SpecError(f"Metadata parent name not set: {file_path} names no directory")
 
             with self._lock:
-                rewrite_document(self._store, os.fspath(file_path), json.dumps(dict(metadata)).encode())
+                document_files.rewrite_document(
+                    self._store, os.fspath(file_path), json.dumps(dict(metadata)).encode()
+                )
 
     def read(self, file_path: str | os.PathLike[str]) -> dict[str, Any] | None:
         """Return a document; None if there is none or it is not JSON.
@@ -192,7 +194,7 @@ class MetadataStore:
         """
         directory, name = os.path.split(path_text(file_path))
         directory = directory or os.curdir
-        sealed = sealed_documents(store_at(directory), directory)
+        sealed = document_files.sealed_documents(store_at(directory), directory)
         try:
             data = sealed.read_about() if name == file_names.CHECKPOINT_METADATA else sealed.read(name)
             found: Any = json.loads(data)

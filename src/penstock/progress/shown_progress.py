@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("ShowProgress", "ShownProgress", "shown_progress")
+__all__ = ("ShownProgress", "shown_progress")
 
 import sys
 from collections.abc import Callable, Generator
@@ -10,16 +10,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import PurePath
-from typing import Literal, Protocol, TypeAlias, cast, final
+from typing import Protocol, TypeAlias, cast, final
 
 from penstock.kernel.errors import SpecError
 from penstock.kernel.events import get_logger
 from penstock.kernel.memory.regulator import RegulatorStatistics
-from penstock.kernel.pipeline.observers import TellReport
-
-ShowProgress: TypeAlias = bool | Literal["rich", "tqdm"] | Callable[[int, int], object]
-"""True for a bar of what is installed, the name of the library that draws it, or a function that is called
-with the bytes done and all bytes, in the thread of the event loop."""
+from penstock.kernel.pipeline.observers import ShowProgress, TellReport
 
 Tell: TypeAlias = Callable[[int, int], object]
 

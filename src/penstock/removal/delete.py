@@ -7,10 +7,10 @@ __all__ = ("delete",)
 import os
 
 from penstock.checkpointer.checkpointer import Path
-from penstock.checkpointer.memory_budget import config_and_regulator
+from penstock.checkpointer.parts import config_and_regulator
+from penstock.config.config import Config
 from penstock.handlers.formats.orbax.file_names import temporary_path
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.config.config import Config
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.deletion import delete_file

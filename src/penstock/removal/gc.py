@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
 
 from penstock.checkpointer.checkpointer import Path
-from penstock.checkpointer.memory_budget import config_and_regulator
+from penstock.checkpointer.parts import config_and_regulator
+from penstock.config.config import Config
 from penstock.handlers.formats.orbax.discovery import names_a_step
 from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.config.config import Config
 from penstock.kernel.errors import InUseError, NotACheckpointError, StorageError
 from penstock.kernel.protocols.store_capabilities import FolderListing, Leftovers, MarkedCheckpoints
 from penstock.kernel.protocols.stores import Store

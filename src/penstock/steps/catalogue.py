@@ -2,39 +2,105 @@
 
 from __future__ import annotations
 
-__all__ = ("Catalogue",)
+__all__ = ("Catalogue", "NamedSteps", "StepFiles")
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import final
+from typing import Protocol, final
 
 from structlog.stdlib import BoundLogger
 
 from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError
 from penstock.kernel.protocols.stores import Store
 from penstock.steps import step_directory as on_disk
-from penstock.steps.keep_policies import Needs, StepInfo
+from penstock.steps.keep_policies import EVERYTHING, Needs, StepInfo
 from penstock.steps.step_names import NameFormat
+
+
+class StepFiles(Protocol):
+    """Finds the steps of a root, and reads what policies look at. Blocking."""
+
+    def name(self, step: int, /) -> str:
+        """Return the name of the directory of a new step."""
+        ...
+
+    def find(self, listed: Sequence[str] | None = None, /) -> Mapping[int, str]:
+        """Return number and name of each step, ascending.
+
+        Args:
+            listed: What `list_root` returned just now.
+        """
+        ...
+
+    def leftovers(self, listed: Sequence[str], /) -> Sequence[str]:
+        """Name what interrupted saves and deletions left, of all that was listed."""
+        ...
+
+    def info(self, step: int, name: str, needs: Needs, /) -> StepInfo:
+        """Read the facts of a step that a policy needs.
+
+        Raises:
+            CorruptCheckpointError: If a document is damaged.
+        """
+        ...
+
+
+@final
+class NamedSteps(StepFiles):
+    """Steps whose directories are named in one format.
+
+    Args:
+        store: Where `root` is.
+        root: The directory of steps.
+        names: Names of step directories.
+    """
+
+    __slots__ = ("_names", "_reader", "_root", "_store")
+
+    def __init__(self, store: Store, root: str, names: NameFormat) -> None:
+        self._store = store
+        self._root = root
+        self._names = names
+        self._reader = on_disk.StepReader(store)
+
+    def name(self, step: int, /) -> str:
+        """See `StepFiles`."""
+        return self._names.name(step)
+
+    def find(self, listed: Sequence[str] | None = None, /) -> Mapping[int, str]:
+        """See `StepFiles`."""
+        return on_disk.find_steps(self._store, self._root, self._names, listed)
+
+    def leftovers(self, listed: Sequence[str], /) -> Sequence[str]:
+        """See `StepFiles`. Those of steps of this format alone."""
+        return on_disk.leftovers(listed, self._names)
+
+    def info(self, step: int, name: str, needs: Needs, /) -> StepInfo:
+        """See `StepFiles`."""
+        return self._reader.info(os.path.join(self._root, name), step, needs)
 
 
 @final
 class Catalogue:
-    """Steps by number. Changed in the event loop; `infos` reads files, and is called in a thread.
+    """Steps by number. Changed by one caller at a time; `infos` reads files, and may run in a thread.
 
     Args:
-        store: Where `root` lies.
+        store: Where `root` is.
         root: The directory of steps.
-        names: Names of step directories.
-        events: Told of steps whose metrics or time cannot be read.
+        files: Names the steps, and reads what is known of them.
+        events: The log of steps whose metrics or time cannot be read.
+        by_number: Whether steps are ordered by number; else in the order in which they came, as in Orbax.
     """
 
-    __slots__ = ("_events", "_infos", "_names", "_reader", "_root", "_steps", "_store", "_whole")
+    __slots__ = ("_by_number", "_events", "_files", "_infos", "_root", "_steps", "_store", "_whole")
 
-    def __init__(self, store: Store, root: str, names: NameFormat, events: BoundLogger) -> None:
-        self._reader = on_disk.StepReader(store)
+    def __init__(
+        self, store: Store, root: str, files: StepFiles, events: BoundLogger, *, by_number: bool = True
+    ) -> None:
+        self._files = files
+        self._by_number = by_number
         self._store = store
         self._root = root
-        self._names = names
         self._events = events
         self._steps: dict[int, str] = {}
         self._infos: dict[tuple[int, Needs], StepInfo] = {}
@@ -42,7 +108,7 @@ class Catalogue:
 
     @property
     def steps(self) -> Sequence[int]:
-        """All of them, ascending."""
+        """All of them."""
         return tuple(self._steps)
 
     @property
@@ -67,7 +133,7 @@ class Catalogue:
 
     def name(self, step: int) -> str:
         """The name of a step's directory, whether it exists or not."""
-        return self._steps.get(step) or self._names.name(step)
+        return self._steps.get(step) or self._files.name(step)
 
     def path(self, step: int) -> str:
         """The directory of a step, whether it exists or not."""
@@ -79,15 +145,31 @@ class Catalogue:
         self._infos = {}
         self._whole.clear()
 
-    def add(self, step: int, name: str) -> None:
-        """Note a step that is durable now, or was overwritten."""
+    def add(self, step: int, name: str, info: StepInfo | None = None) -> None:
+        """Note a step that is durable now, or was overwritten.
+
+        Args:
+            step: Its number.
+            name: Of its directory.
+            info: All that policies may look at, if that is known already: then it is not read.
+        """
         is_last = step > (-1 if self.latest is None else self.latest)
+        if not self._by_number:
+            self._steps.pop(step, None)
+
         self._steps[step] = name
-        if not is_last:
-            self._steps = {number: self._steps[number] for number in sorted(self._steps)}
+        if not is_last and self._by_number:
+            self.sort()
 
         self._forget(step)
         self._whole.add(step)
+        if info is not None:
+            every: tuple[Needs, ...] = (frozenset({"time"}), frozenset({"metrics"}), EVERYTHING)
+            self._infos.update({(step, needs): info for needs in every})
+
+    def sort(self) -> None:
+        """Order the steps by number."""
+        self._steps = {number: self._steps[number] for number in sorted(self._steps)}
 
     def remove(self, steps: Sequence[int]) -> dict[int, str]:
         """Remove steps; return those that were known, with their names."""
@@ -137,10 +219,10 @@ class Catalogue:
         if known is not None:
             return known
 
-        path = os.path.join(self._root, name)
         try:
-            info = self._reader.info(path, step, needs)
+            info = self._files.info(step, name, needs)
         except CorruptCheckpointError as error:
+            path = os.path.join(self._root, name)
             self._events.warning("step.unreadable", path=path, error=repr(error))
             info = StepInfo(step, is_readable=False)
 

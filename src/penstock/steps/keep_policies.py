@@ -287,9 +287,14 @@ def has_metric(info: StepInfo, name: str) -> bool:
 
 
 def steps_to_delete(
-    policy: KeepPolicy, steps: Sequence[StepInfo], now_s: float, pinned: Collection[int] = ()
+    policy: KeepPolicy,
+    steps: Sequence[StepInfo],
+    now_s: float,
+    pinned: Collection[int] = (),
+    *,
+    keeps_last: bool = True,
 ) -> list[int]:
-    """Return the steps to delete: those that the policy does not keep, but never the last one.
+    """Return the steps to delete: those that the policy does not keep, but not the last one.
 
     Nor one of which is not known what the policy would look at: damage must not delete it.
 
@@ -298,6 +303,7 @@ def steps_to_delete(
         steps: All durable steps, ascending.
         now_s: Seconds since the epoch.
         pinned: Steps that stay, whatever the policy says.
+        keeps_last: Whether the last one stays, too.
 
     Returns:
         Ascending.
@@ -306,7 +312,8 @@ def steps_to_delete(
         return []
 
     known = [info for info in steps if info.is_readable]
-    kept = {*policy.keep(known, now_s), *pinned, *[info.step for info in known[-1:]]}
+    last = [info.step for info in known[-1:]] if keeps_last else []
+    kept = {*policy.keep(known, now_s), *pinned, *last}
     return [info.step for info in known if info.step not in kept]
 
 

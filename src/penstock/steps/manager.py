@@ -25,11 +25,10 @@ from penstock.checkpointer.checkpointer import NEEDED_TO_OPERATE, Checkpointer
 from penstock.kernel.concurrency.entered_once import EnteredOnce
 from penstock.kernel.concurrency.imports import Homes, load
 from penstock.kernel.errors import NotACheckpointError, SpecError
-from penstock.kernel.pipeline.failures import keeping_nothing
+from penstock.kernel.pipeline.failures import forget_on_error
 from penstock.kernel.storage.paths import path_or_url
 from penstock.kernel.storage.workspace import Overwrite
 from penstock.steps.keep_policies import KeepAll, KeepPolicy, Metric, Mode, ranking_of
-from penstock.steps.manager_opening import Opening, check_trash, own_or_given
 from penstock.steps.save_policies import Always, SavePolicy, awaits_preemption
 from penstock.steps.step_names import NameFormat, StepNames, step_number
 
@@ -37,26 +36,23 @@ if TYPE_CHECKING:
     # As in `Checkpointer`: loaded on entering, in a worker thread.
     import jax
 
-    from penstock.checkpointer.checkpointer import Path, Staging
-    from penstock.checkpointer.engine import Compare
-    from penstock.checkpointer.pipelines import First
-    from penstock.checkpointer.restore_keywords import RestoreKeywords
-    from penstock.kernel.config.config import Config
-    from penstock.kernel.config.job_options import JobOptions
-    from penstock.kernel.config.save_format import SaveArgs, SaveFormat
+    from penstock.checkpointer.checkpointer import Path
+    from penstock.checkpointer.parts import RestoreKeywords
+    from penstock.config.config import Config
+    from penstock.handlers.coordinators.job_options import JobOptions
     from penstock.kernel.memory.regulator import MemoryRegulator
     from penstock.kernel.messages.restore import Only, Rename, RestoreReport, Transform
     from penstock.kernel.pipeline.futures import SaveFuture
-    from penstock.kernel.pipeline.observers import Observer
+    from penstock.kernel.pipeline.observers import Observer, ShowProgress
     from penstock.kernel.pipeline.pipeline import Pipeline
-    from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
+    from penstock.kernel.pipeline.run_context import Compare, RestoreRun, SaveRun, Staging
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.kernel.protocols.coordinator import Coordinator
     from penstock.kernel.protocols.layouts import Layout
-    from penstock.kernel.protocols.leaf import KeyPath
+    from penstock.kernel.protocols.leaf import KeyPath, LeafPredicate
+    from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
     from penstock.kernel.protocols.stores import Store
     from penstock.kernel.storage.reading import Reading
-    from penstock.progress.shown_progress import ShowProgress
     from penstock.steps.save_queue import StepSaves
     from penstock.steps.step_contents import StepMetadata
     from penstock.steps.step_watch import Watch
@@ -172,17 +168,21 @@ class CheckpointManager:
         self._names: NameFormat = StepNames() if names is None else names
         self._ranking = ranking_of(keep) if metric is None else (metric, mode)
         self.awaits_preemption = awaits_preemption(save_when)  #: whether `save_when` has `OnPreemption`
-        self._checkpointer, owned = own_or_given(checkpointer, options)
-        check_trash(trash, self._names)
+        self._checkpointer, owned = _own_or_given(checkpointer, options)
+        _check_trash(trash, self._names)
         self._policies, self._trash, self._link = (save_when, keep), trash, link
         self._made: StepSaves | None = None
         sigterm = self.awaits_preemption if sigterm is None else sigterm
-        self._opening = Opening(owned, metadata, writes=not read_only, clean=clean, sigterm=sigterm)
+        self._owned, self._sigterm = owned, sigterm
+        self._metadata, self._clean = metadata, clean
         self._entered = EnteredOnce("CheckpointManager")
 
     async def __aenter__(self) -> CheckpointManager:
         await load({**NEEDED_TO_OPERATE, **NEEDED_TO_MANAGE}, self._checkpointer.config.loop)
-        await self._entered.enter(partial(self._saves.live, self._opening))
+        from penstock.steps.opened_root import RootOpening  # it is loaded by now
+
+        opening = RootOpening(self._metadata, writes=not self._read_only, clean=self._clean)
+        await self._entered.enter(partial(self._saves.live, opening, self._owned, sigterm=self._sigterm))
         return self
 
     async def __aexit__(
@@ -238,7 +238,7 @@ class CheckpointManager:
         custom_metadata: Mapping[str, Any] | None = None,
         force: bool = False,
         overwrite: Overwrite = False,
-        prioritise: First | None = None,
+        prioritise: LeafPredicate | None = None,
         staging: Staging = "copy",
         pipeline: Pipeline[SaveRun] | None = None,
         save_args: SaveArgs | Callable[[KeyPath], SaveArgs | None] | object = None,
@@ -295,7 +295,7 @@ class CheckpointManager:
             compare=compare,
             progress=progress,
         )
-        with keeping_nothing():
+        with forget_on_error():
             return await self._saves.begin(number, given.pop(), metrics, save, base)
 
     @overload
@@ -324,7 +324,7 @@ class CheckpointManager:
         verify: bool | None = None,
         split: str | None = None,
         item: str | None = None,
-        prioritise: First | None = None,
+        prioritise: LeafPredicate | None = None,
         pipeline: Pipeline[RestoreRun] | None = None,
         on_report: Callable[[RestoreReport], object] | None = None,
         only: Only | None = None,
@@ -382,7 +382,7 @@ class CheckpointManager:
 
         begin = self._restore(number, restore, like, item, as_type)
         del like
-        with keeping_nothing():
+        with forget_on_error():
             found = await begin
 
         self._saves.note_base(number)
@@ -556,3 +556,32 @@ class CheckpointManager:
             raise SpecError(f"{self._root!r} was opened read_only; nothing can be {what} there")
 
         return step_number(step)
+
+
+def _own_or_given(
+    given: Checkpointer | None, options: Mapping[str, Any]
+) -> tuple[Checkpointer, Checkpointer | None]:
+    """Return the Checkpointer that was given, or a new one with the options; and that one if it is new.
+
+    Raises:
+        SpecError: If there is one and an option beside it.
+    """
+    if given is None:
+        made = Checkpointer(**options)
+        return made, made
+
+    unused = [name for name, value in options.items() if value is not None and value != ()]
+    if unused:
+        raise SpecError(f"{', '.join(unused)}: an option of the checkpointer, which is given already")
+
+    return given, None
+
+
+def _check_trash(trash: str | None, names: NameFormat) -> None:
+    """Refuse a name for the folder of deleted steps that is no plain name, or that of a step.
+
+    Raises:
+        SpecError: If it is one.
+    """
+    if trash is not None and (not trash or "/" in trash or names.step(trash) is not None):
+        raise SpecError(f"a folder for deleted steps cannot be called {trash!r}")

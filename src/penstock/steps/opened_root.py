@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ("OpenedRoot",)
+__all__ = ("OpenedRoot", "RootOpening")
 
 import os
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Final, final
+from typing import Any, Final, final
 
 from anyio import move_on_after
 
 from penstock.checkpointer.engine import Engine
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import CorruptCheckpointError, InUseError, StorageError
+from penstock.kernel.errors import CorruptCheckpointError, InUseError, PathError, RootInUseError, StorageError
 from penstock.kernel.protocols.coordinator import Announcements, SingleProcessCoordinator
 from penstock.kernel.protocols.store_capabilities import Leftovers
 from penstock.kernel.protocols.stores import Store
@@ -21,13 +22,22 @@ from penstock.kernel.storage.deletion import remove_abandoned
 from penstock.kernel.storage.pinned_steps import PinnedSteps
 from penstock.kernel.storage.writer_hold import WriterHold
 from penstock.steps import step_directory as on_disk
-from penstock.steps.agreement.agreed_steps import agreed_steps
-from penstock.steps.agreement.common_steps import OwnStep, common_steps
-from penstock.steps.manager_opening import Opening
+from penstock.steps.agreed_steps import OwnStep, agreed_steps, common_steps
+from penstock.steps.catalogue import StepFiles
 from penstock.steps.step_deletion import delete_step
-from penstock.steps.step_names import NameFormat
 
 CLOSING_S: Final = 5.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RootOpening:
+    """The way in which a root is opened."""
+
+    metadata: Mapping[str, Any] | None  #: the caller's own, for a new root
+    writes: bool = True  #: whether to create the root
+    clean: bool = True  #: whether to remove what crashed saves left there
+    creates: bool = True  #: whether the root is made if it does not exist
 
 
 @final
@@ -40,22 +50,26 @@ class OpenedRoot:
     Args:
         engine: Of the Checkpointer that saves.
         root: The directory.
-        names: Names of step directories.
+        files: Names the steps, and finds them.
         threads: For blocking calls.
         reading: For those that only read.
         writes: Whether anything is saved. Who only reads a shared disk agrees with no other process.
+        is_shared: Whether other managers may save there at the same time. Then it is held from the first save
+            on, another holder is logged once, and a checkpoint is opened as a root without steps.
     """
 
     __slots__ = (
         "_coordinator",
         "_events",
+        "_files",
         "_hold",
+        "_is_shared",
         "_name",
-        "_names",
         "_reading",
         "_root",
         "_store",
         "_threads",
+        "_was_refused",
         "announcements",
         "holds",
         "is_local",
@@ -68,16 +82,19 @@ class OpenedRoot:
         self,
         engine: Engine,
         root: str,
-        names: NameFormat,
+        files: StepFiles,
         threads: Threads,
         reading: Threads,
         *,
         writes: bool,
+        is_shared: bool = False,
     ) -> None:
         self._store = engine.store
         self._events = engine.events
         self._root = root
-        self._names = names
+        self._files = files
+        self._is_shared = is_shared
+        self._was_refused = False
         self._threads = threads
         self._reading = reading
         self._hold = WriterHold(engine.store, root)
@@ -92,7 +109,7 @@ class OpenedRoot:
         self.announcements: Announcements | None = self._coordinator.announcements(self._name)
         """How the primary tells the others what it decided; None if there are none."""
 
-    async def steps(self, opening: Opening | None, leaving: Container[int]) -> Mapping[int, str]:
+    async def steps(self, opening: RootOpening | None, leaving: Container[int]) -> Mapping[int, str]:
         """Return the steps in it, the same in all processes, which all call this: number to name, ascending.
 
         On a shared disk those that the primary finds; on local ones those that all processes have. Their
@@ -110,10 +127,8 @@ class OpenedRoot:
         """
         find = partial(self._find, opening, leaving)
         operation = self._coordinator.operation(f"steps in {self._name}")
-        if operation is None:
-            return await find()
         if not self.is_local:
-            return await agreed_steps(operation, find, self._names.name)
+            return await agreed_steps(operation, find, self._files.name)
 
         async def find_own() -> Mapping[int, OwnStep]:
             return await self._reading.run(self._own, await find())
@@ -128,11 +143,12 @@ class OpenedRoot:
         """Hold it, unless another process of the job does: before each save.
 
         Raises:
-            RootInUseError: If another manager has it.
+            RootInUseError: If another manager has it, and it is not shared.
+            ClaimLostError: If it is shared, in a bucket, and another manager took it over since.
             StorageError: If the medium refuses, as a full disk may.
         """
         was_held = self._hold.is_held
-        await self._threads.run(self.hold_now)
+        await self._threads.run(self._hold_shared if self._is_shared else self.hold_now)
         if not was_held:
             self.pins.tell_again()
 
@@ -140,6 +156,18 @@ class OpenedRoot:
         """Hold it: before each deletion. Blocking; raises as `hold` does."""
         if self.holds:
             self._hold.take()
+
+    def _hold_shared(self) -> None:
+        if not self.holds:
+            return
+
+        try:
+            self._hold.take_if_writable()
+            self._hold.confirm()
+        except RootInUseError as error:
+            if not self._was_refused:
+                self._was_refused = True
+                self._events.warning("step.root_in_use", root=self._root, more=error.more)
 
     async def give_back(self) -> None:
         """Hold it no more.
@@ -154,31 +182,40 @@ class OpenedRoot:
             except StorageError as error:
                 self._events.warning("step.left_behind", path=error.path, error=repr(error))
 
-    async def _find(self, opening: Opening | None, leaving: Container[int]) -> Mapping[int, str]:
+    async def _find(self, opening: RootOpening | None, leaving: Container[int]) -> Mapping[int, str]:
         """Open it, if asked to; list it, where that counts."""
         listed = None if opening is None else await self._threads.run(self._prepare, opening)
         if not self.holds:
             return {}
 
-        found = await self._reading.run(on_disk.find_steps, self._store, self._root, self._names, listed)
+        found = await self._reading.run(self._files.find, listed)
         return {step: name for step, name in found.items() if step not in leaving}
 
-    def _prepare(self, opening: Opening) -> Sequence[str] | None:
+    def _prepare(self, opening: RootOpening) -> Sequence[str] | None:
         """Make it ready: write its metadata, and remove what crashed saves left there.
 
         Returns:
             What was listed in it, if it was. With 20,000 steps, listing is most of the work.
         """
         store, root = self._store, self._root
-        on_disk.check_root(store, root)
+        try:
+            on_disk.check_root(store, root)
+        except PathError:
+            if not self._is_shared:
+                raise
+
+            # As Orbax opens it. It is logged, since a run that resumes from it starts over.
+            self._events.warning("step.root_is_checkpoint", root=root)
+
         if not opening.writes:
             return None
 
-        store.make_directory(root)
+        if opening.creates:
+            store.make_directory(root)
         if not self.holds:
             return None
 
-        problem = self._hold.take_if_writable()
+        problem = None if self._is_shared else self._hold.take_if_writable()
         if opening.metadata is not None:
             on_disk.write_root_metadata(store, root, opening.metadata)
 
@@ -187,7 +224,7 @@ class OpenedRoot:
 
         listed = on_disk.list_root(store, root)
         if opening.clean:
-            for name in on_disk.leftovers(listed, self._names):
+            for name in self._files.leftovers(listed):
                 self._clean_up(name, remove_abandoned)
 
         if problem is not None:  # there may be room now

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ("SaveDecisions", "hear_sigterm")
+__all__ = ("JobDecisions", "SaveDecisions", "hear_sigterm")
 
+import json
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, final
+from typing import Any, Final, final
 
 from anyio import TASK_STATUS_IGNORED, open_signal_receiver
 from anyio.abc import TaskStatus
@@ -20,8 +21,56 @@ from penstock.steps.save_policies import SaveMoment, SavePolicy, follows_from_st
 
 MOST_TEXT: Final = 2000
 PREEMPTED: Final = "preempted"
-FAILED: Final = "!"
-"""Before the words of an error of the policy, in the place of what it decided."""
+
+
+@final
+class JobDecisions:
+    """Has the primary of a job decide, and the others do as it says, by name. All ask in the same order.
+
+    Args:
+        announcements: How it is said; None if there are no other processes.
+        primary: Which process decides.
+        is_primary: Whether this one does.
+    """
+
+    __slots__ = ("announcements", "is_alone", "is_primary", "primary")
+
+    def __init__(self, announcements: Announcements | None, primary: int, *, is_primary: bool) -> None:
+        self.announcements = announcements
+        self.primary = primary
+        self.is_alone = announcements is None  #: whether there are no others
+        self.is_primary = is_primary
+
+    async def tell(self, name: str, value: Any) -> None:
+        """Say what was decided: what JSON can hold. The primary's."""
+        await self._said(name, [value, None])
+
+    async def tell_failure(self, name: str, error: BaseException) -> None:
+        """Say why nothing could be decided: otherwise the others would wait. The primary's."""
+        await self._said(name, [None, f"{type(error).__name__}: {error}"[:MOST_TEXT]])
+
+    async def hear(self, name: str, what: str | None = None) -> Any:
+        """Return what the primary decided. For the others.
+
+        Args:
+            name: What it is about.
+            what: What failed there if nothing could be decided.
+
+        Raises:
+            PeerFailedError: If it could not.
+            PeerSilentError: If it does not say.
+            CoordinationError: If the service cannot be reached.
+        """
+        assert self.announcements is not None, "there are other processes"
+        value, problem = json.loads(await self.announcements.hear(name))
+        if problem is not None:
+            raise PeerFailedError(self.primary, what, None, problem)
+
+        return value
+
+    async def _said(self, name: str, outcome: list[Any]) -> None:
+        if self.announcements is not None:
+            await self.announcements.tell(name, json.dumps(outcome))
 
 
 @final
@@ -33,25 +82,16 @@ class SaveDecisions:
     Args:
         policy: Which steps are saved.
         there: Returns the steps that are saved or being saved, ascending, and whether one is being saved.
-        announcements: How the primary tells the others; None if there are none.
-        primary: Which process decides.
-        is_primary: Whether this one does.
+        job: How the primary tells the others.
     """
 
     def __init__(
-        self,
-        policy: SavePolicy,
-        there: Callable[[], tuple[Sequence[int], bool]],
-        announcements: Announcements | None,
-        *,
-        primary: int,
-        is_primary: bool,
+        self, policy: SavePolicy, there: Callable[[], tuple[Sequence[int], bool]], job: JobDecisions
     ) -> None:
         self._policy = policy
         self._there = there
-        self._announcements = None if follows_from_step(policy) else announcements
-        self._primary = primary
-        self._is_primary = is_primary
+        self._job = job
+        self._announcements = None if follows_from_step(policy) else job.announcements
         self._saved_s = time.monotonic()
         self._was_told = False  # this process, and the others do not know yet
         self._answered = False  # whether a save was begun since the preemption
@@ -93,7 +133,7 @@ class SaveDecisions:
         announcements, name = self._announcements, f"save {step}"
         if announcements is None:
             return self.says(step)
-        if self._is_primary:
+        if self._job.is_primary:
             was_asked = await announcements.take(PREEMPTED)
             if self._was_told or was_asked:
                 self._was_told = False
@@ -101,24 +141,22 @@ class SaveDecisions:
 
             try:
                 found = self.says(step)
-            except Exception as error:  # otherwise the others would wait for this process
-                await announcements.tell(name, f"{FAILED}{type(error).__name__}: {error}"[:MOST_TEXT])
+            except Exception as error:
+                await self._job.tell_failure(name, error)
                 raise
 
-            await announcements.tell(name, f"{found:d}{self.preempted:d}")
+            await self._job.tell(name, [bool(found), self.preempted])
             return found
 
         if self._was_told:
             await announcements.ask(PREEMPTED)
             self._was_told = False
 
-        said = await announcements.hear(name)
-        if said.startswith(FAILED):
-            raise PeerFailedError(self._primary, "save_when", None, said[len(FAILED) :])
-        if said[1] == "1" and not self.preempted:
+        is_wanted, preempted = await self._job.hear(name, "save_when")
+        if preempted and not self.preempted:
             self._note_preempted()
 
-        return said[0] == "1"
+        return bool(is_wanted)
 
     def _note_preempted(self) -> None:
         self._answered = False

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 __all__ = ("StepSaves",)
 
-import math
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, final
+from typing import Any, final
 
 from anyio import Event
 from anyio.abc import TaskGroup
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.layouts.item_types import Composite
-from penstock.kernel.concurrency.entered_once import own_tasks
-from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (
     ClosedError,
     CorruptCheckpointError,
@@ -27,25 +24,19 @@ from penstock.kernel.errors import (
     OlderStepError,
     StepExistsError,
     StorageError,
-    UnsupportedByStoreError,
 )
 from penstock.kernel.pipeline.futures import SaveFuture
-from penstock.kernel.protocols.store_capabilities import Renames
-from penstock.kernel.storage.optional_base import BaseIfWhole
+from penstock.kernel.pipeline.run_context import BaseIfWhole
 from penstock.kernel.storage.workspace import how_to_replace
-from penstock.steps.catalogue import Catalogue
+from penstock.steps.catalogue import NamedSteps
 from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, StepInfo, best_of
-from penstock.steps.manager_opening import Opening
-from penstock.steps.opened_root import OpenedRoot
-from penstock.steps.retention import Retention
+from penstock.steps.open_steps import OpenSteps
+from penstock.steps.opened_root import RootOpening
 from penstock.steps.save_decisions import SaveDecisions, hear_sigterm
 from penstock.steps.save_policies import SavePolicy
 from penstock.steps.step_contents import step_items
-from penstock.steps.step_deletion import Deleter
 from penstock.steps.step_metrics import RankedMetrics
 from penstock.steps.step_names import NameFormat
-
-BUSY_THREADS: Final = 2  # a long deletion must not delay a listing
 
 
 @final
@@ -90,13 +81,8 @@ class StepSaves:
         engine = checkpointer.engine.at(root)
         self._checkpointer = checkpointer
         self._operation, self._is_joint = engine.operation, engine.is_joint
-        self._store = engine.store
-        if trash is not None and not isinstance(self._store, Renames):
-            raise UnsupportedByStoreError("move deleted steps in", root, self._store, Renames)
-
-        self._events = engine.events
+        self._store, self._events = engine.store, engine.events
         self._root = root
-        self._names = names
         self._link = link
         self._pending: dict[int, _Pending] = {}
         self._followed: list[_Pending] = []  # ended, and the deletions that follow are being decided
@@ -104,28 +90,13 @@ class StepSaves:
         self._bases: list[int] = []  # steps whose values are known here, the latest last
         self._tasks: TaskGroup | None = None
         self._failure: BaseException | None = None
-        self.threads = Threads(BUSY_THREADS)
-        stopping = engine.config.stopping
-        self.reading = self.threads.leaving_calls(stopping.read_s)  #: for what only reads
-        self._opened = opened = OpenedRoot(engine, root, names, self.threads, self.reading, writes=writes)
-        told, is_primary, pins = opened.announcements, opened.is_primary, opened.pins
-        self.decisions = SaveDecisions(
-            save_when, self._there, told, primary=opened.primary, is_primary=is_primary
-        )  #: which steps are saved
-        self._delete_s = stopping.delete_s
-        self.catalogue = Catalogue(self._store, root, names, self._events)
+        files = NamedSteps(self._store, root, names)
+        self._steps = OpenSteps(engine, root, files, keep=keep, trash=trash, writes=writes)
+        self.reading = self._steps.reading  #: threads for what only reads
+        self.catalogue, self.retention = self._steps.catalogue, self._steps.retention
+        self.load = self._steps.load
+        self.decisions = SaveDecisions(save_when, self._there, self._steps.job)  #: which steps are saved
         self._ranked = RankedMetrics(keep, self._infos_with_metrics, self._events)
-        self.retention = Retention(self.catalogue, keep, self.reading, told, is_primary=is_primary, pins=pins)
-        self.retention.deleter = Deleter(
-            self._store,
-            self.threads.leaving_calls(stopping.read_s),
-            root,
-            trash=trash,
-            events=self._events,
-            on_outcome=self.retention.note_outcome,
-            hold=opened.hold_now,
-            deletes=opened.holds,
-        )
 
     @property
     def saving(self) -> Sequence[int]:
@@ -133,28 +104,29 @@ class StepSaves:
         return tuple(self._pending)
 
     @asynccontextmanager
-    async def live(self, opening: Opening) -> AsyncGenerator[None]:
-        """Open it. Leaving waits for saves and deletions; leaving on an error cancels the saves."""
-        async with nullcontext() if opening.owned is None else opening.owned:
-            try:
-                await self.load(opening)
-                async with own_tasks(self._raise_on_leaving) as tasks:
-                    tasks.start_soon(self.retention.deleter.run)
-                    tasks.start_soon(self._opened.pins.tell, self.reading)
-                    if opening.sigterm:
-                        await tasks.start(hear_sigterm, self.decisions.preempt)
+    async def live(
+        self, opening: RootOpening, owned: Checkpointer | None, *, sigterm: bool
+    ) -> AsyncGenerator[None]:
+        """Open it. Leaving waits for saves and deletions; leaving on an error cancels the saves.
 
-                    self._tasks = tasks
-                    yield
-                    await self.settle(self._delete_s)
-                    tasks.cancel_scope.cancel()
+        Args:
+            opening: The way in which the root is opened.
+            owned: The Checkpointer, if it is entered and left with this.
+            sigterm: Whether a SIGTERM counts as a preemption.
+        """
+        async with (
+            nullcontext() if owned is None else owned,
+            self._steps.live(opening, self._raise_on_leaving) as tasks,
+        ):
+            if sigterm:
+                await tasks.start(hear_sigterm, self.decisions.preempt)
+
+            self._tasks = tasks
+            try:
+                yield
+                await self._wait_for_saves()
             finally:
                 self._tasks = None
-                self.retention.end()
-                if self._opened.announcements is not None:
-                    await self._opened.announcements.leave()
-
-                await self._opened.give_back()
 
     def check_open(self) -> None:
         """Raise `ClosedError` unless the manager is open."""
@@ -163,13 +135,6 @@ class StepSaves:
     def close(self) -> None:
         """Take no more calls."""
         self._tasks = None
-
-    async def load(self, opening: Opening | None = None) -> None:
-        """List the steps in the root, which is opened first if an `opening` is given.
-
-        In a job of several processes all of them call this.
-        """
-        self.catalogue.replace(await self._opened.steps(opening, self.retention.deleter.waiting))
 
     def should_save(self, step: int) -> bool:
         """True if `step` is newer than any other and the policy wants it, as this process asks it."""
@@ -249,7 +214,7 @@ class StepSaves:
     async def _contents(self, step: int, items: object, metrics: Mapping[str, Any] | None) -> Composite:
         """Return what is to be saved as a step, once nothing that lies there is being deleted."""
         try:
-            await self._opened.hold()
+            await self._steps.root.hold()
             if metrics is not None:
                 metrics = await self.reading.run(self._ranked.checked, metrics)
 
@@ -261,9 +226,7 @@ class StepSaves:
 
     async def _refuse(self, step: int, error: Exception) -> None:
         """Tell the other processes, which would wait for this one, that it does not save a step."""
-        operation = self._operation(os.path.join(self._root, self.catalogue.name(step)))
-        if operation is not None:
-            await operation.refuse(error)
+        await self._operation(os.path.join(self._root, self.catalogue.name(step))).refuse(error)
 
     async def best_step(self, metric: Metric, mode: Mode) -> int | None:
         """Return the step with the best metric, the latest of equals; None if none has a finite one."""
@@ -279,13 +242,15 @@ class StepSaves:
         if step not in self.catalogue and step not in self.retention.deleter.waiting:
             self.catalogue.add(step, name)
 
-    async def settle(self, delete_s: float = math.inf) -> None:
-        """Wait until no save is under way, and try once to delete the steps due, for `delete_s` at most."""
+    async def settle(self) -> None:
+        """Wait until no save is under way, and try once to delete the steps due."""
+        await self._wait_for_saves()
+        await self.retention.deleter.attempt()
+        self.raise_unseen()
+
+    async def _wait_for_saves(self) -> None:
         for pending in (*self._pending.values(), *self._followed):
             await pending.ended.wait()
-
-        await self.retention.deleter.attempt(delete_s)
-        self.raise_unseen()
 
     def cancel(self) -> None:
         """Ask every save to stop."""
@@ -364,7 +329,7 @@ class StepSaves:
         elif future.published and not self._is_joint:  # the other processes do not know
             self._not_durable.add(step)
             self.catalogue.add(step, pending.name)
-        elif self._opened.is_local:
+        elif self._steps.root.is_local:
             self.catalogue.remove([step])  # if it was to be overwritten, it may be on some disks
 
         pending.done.set()

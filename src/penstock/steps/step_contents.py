@@ -11,8 +11,7 @@ from typing import Any, final
 
 from penstock.checkpointer.description import CheckpointMetadata, describe_checkpoint
 from penstock.checkpointer.engine import Engine
-from penstock.checkpointer.restore_items import restore_items
-from penstock.checkpointer.restore_keywords import result_check
+from penstock.checkpointer.restores import restore_items, result_check
 from penstock.handlers.formats.orbax.discovery import contents_of
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.layouts.item_types import Composite, Json

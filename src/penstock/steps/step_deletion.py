@@ -41,6 +41,7 @@ class Deleter:
         on_outcome: Called with a step, its name, and the error; or None once it is gone.
         hold: Called before each deletion, in its thread; makes sure that the root is held.
         deletes: False if another process of the job deletes them, and here they are only forgotten.
+        is_patient: Whether a root that another manager holds is waited for, as a step that is being read.
     """
 
     def __init__(
@@ -54,8 +55,11 @@ class Deleter:
         on_outcome: Callable[[int, str, PenstockError | None], object],
         hold: Callable[[], object] = lambda: None,
         deletes: bool = True,
+        is_patient: bool = False,
     ) -> None:
         self._deletes = deletes
+        self._is_patient = is_patient
+        self._kept: set[int] = set()  # steps that wait for the root, which was logged
         self._hold = hold
         self._store = store
         self._threads = threads
@@ -89,6 +93,16 @@ class Deleter:
         self._waiting.pop(step, None)
         if self._busy is not None and self._busy[0] == step:
             await self._busy[1].wait()
+
+    async def delete(self, step: int, name: str) -> None:
+        """Delete a step at once: it is gone when this returns.
+
+        Raises:
+            StorageError: If it could not be deleted, for instance because it is being read.
+            RootInUseError: If another manager holds the root.
+        """
+        async with self._turn:
+            await self._delete_called(step, name)
 
     def end(self) -> None:
         """Begin no deletion any more, also not in calls that were left to their threads."""
@@ -133,20 +147,27 @@ class Deleter:
     async def _delete(self, step: int, name: str) -> None:
         problem: PenstockError | None = None
         try:
-            left = await self._threads.run(self._delete_now, name)
+            await self._delete_called(step, name)
         except (StorageError, RootInUseError) as error:
             if isinstance(error, StorageError) and error.errno == errno.EBUSY:
+                return
+            if isinstance(error, RootInUseError) and self._is_patient:
+                if step not in self._kept:
+                    self._kept.add(step)
+                    self._events.warning("step.not_deleted", step=step, error=repr(error))
                 return
 
             problem = error
             self._events.warning("step.not_deleted", step=step, error=repr(error))
-        else:
-            self._events.info("step.deleted", step=step, trash=self._trash)
-            if left is not None:  # it is no step any more
-                self._events.warning("step.left_behind", path=left.path, error=repr(left))
 
         self._waiting.pop(step, None)
         self._on_outcome(step, name, problem)
+
+    async def _delete_called(self, step: int, name: str) -> None:
+        left = await self._threads.run(self._delete_now, name)
+        self._events.info("step.deleted", step=step, trash=self._trash)
+        if left is not None:  # it is no step any more
+            self._events.warning("step.left_behind", path=left.path, error=repr(left))
 
     def _delete_now(self, name: str) -> StorageError | None:
         if self._ended:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol, SupportsIndex, final, runtime_checkable
 
 from penstock.kernel.errors import SpecError
+from penstock.kernel.storage.paths import TEMPORARY_SUFFIX
 
-TEMPORARY: Final = ".orbax-checkpoint-tmp"
 MOST_DIGITS: Final = 18
 
 
@@ -47,7 +47,7 @@ class StepNames:
     digits: int | None = None
 
     def __post_init__(self) -> None:
-        if any(part in (self.prefix or "") for part in ("/", "\0", TEMPORARY)):
+        if any(part in (self.prefix or "") for part in ("/", "\0", TEMPORARY_SUFFIX)):
             raise SpecError(f"a step cannot be called {self.prefix!r}_<number>")
         if self.digits is not None and not 0 < self.digits <= MOST_DIGITS:
             raise SpecError(f"digits must be 1 to {MOST_DIGITS}, not {self.digits}")

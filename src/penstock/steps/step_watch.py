@@ -2,28 +2,82 @@
 
 from __future__ import annotations
 
-__all__ = ("Watch", "watch", "watch_steps")
+__all__ = (
+    "Watch",
+    "watch",
+    "watch_steps",
+)
 
 import math
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Final, final
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final, final
 
-from anyio import Event, create_task_group, move_on_after
+from anyio import Event, create_task_group, move_on_after, sleep_forever
 from anyio.lowlevel import checkpoint
 
-from penstock.handlers.stores.system_calls.directory_changes import set_at_change, tells_changes
+from penstock.config.config import READ_S
 from penstock.kernel.concurrency.imports import Homes, load
+from penstock.kernel.concurrency.interpreter_settings import LoopOptions
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.config.config import LoopOptions
-from penstock.kernel.config.shutdown_options import READ_S
 from penstock.kernel.errors import SpecError
 from penstock.kernel.protocols.store_capabilities import Hold
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import NoHold, take_hold
 from penstock.kernel.storage.paths import bucket_of, path_or_url
 from penstock.steps.step_names import NameFormat, StepNames
+
+SETTLING_MS = 50
+"""Changes within this time count as one."""
+
+
+def tells_changes() -> bool:
+    """True if `watchfiles` is installed."""
+    return find_spec("watchfiles") is not None
+
+
+async def set_at_change(directory: str, changed: Event) -> None:
+    """Set `changed` when an entry of the directory changes; return at once if it cannot be watched.
+
+    It may never be set: network file systems do not report what other machines do.
+
+    Cancellation:
+        Takes effect within some tens of milliseconds.
+    """
+    watchfiles: Any = import_module("watchfiles")
+    stop = Event()
+    changes = watchfiles.awatch(
+        directory,
+        watch_filter=None,
+        recursive=False,
+        debounce=SETTLING_MS,
+        step=SETTLING_MS,
+        stop_event=stop,
+    )
+    async with create_task_group() as tasks:
+        tasks.start_soon(_set_when_cancelled, stop)
+        try:
+            async for _ in changes:
+                changed.set()
+                break
+
+            await changes.aclose()
+        except (OSError, RuntimeError):  # it is not there (yet), or there are too many watches
+            return
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+async def _set_when_cancelled(event: Event) -> None:
+    """Wake the thread in which the library waits: it cannot be cancelled and would wait for seconds."""
+    try:
+        await sleep_forever()
+    finally:
+        event.set()
+
 
 NEEDED_TO_WATCH: Final[Homes] = {
     "penstock.stores.store_finder": "StoreFinder",
@@ -219,7 +273,7 @@ class _Watcher:
     @property
     def _store(self) -> Store:
         if self._given is None:
-            from penstock.kernel.config.config import Config
+            from penstock.config.config import Config
             from penstock.stores.store_finder import StoreFinder
 
             self._given = StoreFinder(None, Config.load().store).at(self._root)

@@ -6,13 +6,17 @@ __all__ = ("StoreFinder", "store_at")
 
 from collections.abc import Sequence
 from threading import Lock
-from typing import final
+from typing import Final, final
 
+from penstock.config.config import Config, StoreOptions
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.config.config import Config, StoreOptions
+from penstock.kernel.errors import PathError, SpecError
 from penstock.kernel.protocols.store_capabilities import Leases
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.paths import BUCKETS, bucket_of
+from penstock.kernel.schemes import SCHEMES
+from penstock.kernel.storage.paths import bucket_of
+
+_REQUIRED: Final = tuple([name for name in vars(Store) if not name.startswith("_")])
 
 
 @final
@@ -22,11 +26,18 @@ class StoreFinder:
     Args:
         given: The caller's; None for those that paths ask for.
         options: For the others.
+
+    Raises:
+        SpecError: If what the caller gave is no store.
     """
 
     __slots__ = ("_buckets", "_is_given", "_lock", "_options", "default")
 
     def __init__(self, given: Store | None, options: StoreOptions) -> None:
+        lacking = () if given is None else [name for name in _REQUIRED if not hasattr(given, name)]
+        if lacking:
+            raise SpecError(f"store={given!r} is no penstock.kernel.Store: it has no {', '.join(lacking)}")
+
         self.default = LocalStore(io=options.io, links=options.links) if given is None else given
         self._is_given = given is not None
         self._options = options
@@ -39,7 +50,8 @@ class StoreFinder:
         if isinstance(self.default, Leases):
             return self.default.lease_s
 
-        return min([self._options.of_scheme(scheme).lease_s for scheme in BUCKETS])
+        own = self._options.s3, self._options.gs, self._options.az
+        return min([options.lease_s for options in own])
 
     def leases(self) -> Sequence[Leases]:
         """Return the stores of now whose builds and holds are leases."""
@@ -58,19 +70,11 @@ class StoreFinder:
         url = f"{scheme}://{name}"
         with self._lock:
             if url not in self._buckets:
-                # Here, because local paths need nothing of it.
-                from penstock.handlers.stores.buckets.bucket_store import BucketStore
-                from penstock.handlers.stores.buckets.connections import connect, tensorstore_spec
+                found = SCHEMES.find(scheme)
+                if found is None:  # it was there when the path was looked at
+                    raise PathError(path, f"is in a {scheme}:// store, and nothing says how to open one")
 
-                options = self._options.of_scheme(scheme)
-                self._buckets[url] = BucketStore(
-                    url,
-                    connect(name, options),
-                    file_bytes=options.file_bytes,
-                    single_writer=options.single_writer,
-                    lease_s=options.lease_s,
-                    tensorstore=tensorstore_spec(name, options),
-                )
+                self._buckets[url] = found.open(url, self._options.of_scheme(scheme))
 
             return self._buckets[url]
 

@@ -17,32 +17,16 @@ from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.store_capabilities import (
     BuildHolds,
     Exchanges,
-    FolderListing,
     ForeignFiles,
-    FreeSpace,
     Hold,
-    KvStoreSpecs,
-    LeasedHold,
-    Leases,
-    Leftovers,
     LongFiles,
-    ManyFiles,
-    MappedFiles,
-    MarkedCheckpoints,
-    OverNetwork,
-    Placement,
-    PreferredPlacement,
-    ReadHolds,
     Renames,
-    SharedBuilds,
     SharedFiles,
-    SingleWriter,
     SyncsFiles,
-    UntrustedFiles,
     WritableTogether,
 )
-from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
-from penstock.kernel.protocols.transfers import Transfers
+from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store, Transfers
+from penstock.testing.faulty_store import UNCOUNTED
 from penstock.testing.volatile_disk import (
     Content,
     Effect,
@@ -91,37 +75,6 @@ class CrashStore:
             `cp -r`, for example.
     """
 
-    exchange: Callable[[BuildToken], str | None]
-    begin_shared_build: Callable[[str, str], BuildToken]
-    join_build: Callable[[str, str], BuildToken]
-    take_back: Callable[[BuildToken], bool]
-    rename: Callable[[str, str], None]
-    share: Callable[[str, str], Literal["link", "copy"]]
-    map_file: Callable[[str], memoryview]
-    create_long_file: Callable[[str, int], DataFile]
-    open_for_writing: Callable[[str], DataFile]
-    sync_file: Callable[[str], None]
-    sync_tree: Callable[[str], None]
-    kvstore_spec: Callable[[str], dict[str, Any]]
-    placement: Placement
-    relies_on_single_writer: Callable[[], bool]
-    collect: Callable[..., Any]
-    lease_s: float
-    hold_root: Callable[[str], LeasedHold]
-    renew_leases: Callable[[], None]
-    marked_folders: Callable[..., Sequence[str]]
-    is_unmarked: Callable[[str], bool]
-    over_network: Literal[True]
-    free_bytes: Callable[[str], int | None]
-    hold: Callable[[str], Hold]
-    make_held: Callable[[str], Hold]
-    hold_reading: Callable[[str], Hold]
-    list_folders: Callable[[str], Sequence[str]]
-    read_files: Callable[[Iterable[str]], Sequence[bytes | None]]
-    file_sizes: Callable[[Iterable[str]], Sequence[int | None]]
-    data_sizes: Callable[[Iterable[str]], Sequence[int]]
-    check_links: Callable[[str, str], None]
-
     def __init__(
         self, inner: Store, root: str | os.PathLike[str], *, unsynced: Iterable[str | os.PathLike[str]] = ()
     ) -> None:
@@ -131,69 +84,23 @@ class CrashStore:
         self._lock = threading.RLock()
         self._last: int | None = None
         self._n_changes = 0
-        self._show_changes(inner)
-        self._show_looks(inner)
 
-    # The inner store's capabilities become attributes of this instance, so that `isinstance` finds exactly
-    # those.
+    def __getattr__(self, name: str) -> Any:
+        """Return what the inner store can do beyond the required part, as `isinstance` then finds."""
+        if name.startswith("_"):
+            raise AttributeError(name)
 
-    def _show_changes(self, inner: Store) -> None:
-        if isinstance(inner, Exchanges):
-            self.exchange = partial(self._exchange, inner)
-        if isinstance(inner, Renames):
-            self.rename = partial(self._rename, inner)
-        if isinstance(inner, SharedBuilds):
-            begin, join, take_back = inner.begin_shared_build, inner.join_build, inner.take_back
-            self.begin_shared_build = lambda final, at: self._look("build", final, lambda _: begin(final, at))
-            self.join_build = lambda final, at: self._look("join_build", final, lambda _: join(final, at))
-            self.take_back = lambda token: self._look("take_back", token.place, lambda _: take_back(token))
-        if isinstance(inner, SharedFiles):
-            self.share = partial(self._share, inner)
-        if isinstance(inner, LongFiles):
-            self.create_long_file = partial(self._create_long_file, inner)
-        if isinstance(inner, WritableTogether):
-            self.open_for_writing = partial(self._open_for_writing, inner)
-        if isinstance(inner, SyncsFiles):
-            self.sync_file = partial(self._sync_file, inner)
-        if isinstance(inner, ForeignFiles):
-            self.sync_tree = partial(self._sync_tree, inner)
-        if isinstance(inner, BuildHolds):
-            self.make_held = partial(self._make_held, inner)
+        own = getattr(self._inner, name)
+        change = getattr(type(self), f"_{name}", None)
+        if change is not None:
+            return partial(change, self, self._inner)
+        if name in UNCOUNTED or not callable(own):
+            return own
 
-    def _show_looks(self, inner: Store) -> None:
-        if isinstance(inner, MappedFiles):
-            self.map_file = partial(self._look, "map_file", action=inner.map_file)
-        if isinstance(inner, BuildHolds):
-            self.hold = partial(self._look, "hold", action=inner.hold)
-        if isinstance(inner, ReadHolds):
-            self.hold_reading = partial(self._look, "hold_reading", action=inner.hold_reading)
-        if isinstance(inner, FreeSpace):
-            self.free_bytes = partial(self._look, "free_bytes", action=inner.free_bytes)
-        if isinstance(inner, FolderListing):
-            self.list_folders = partial(self._look, "list_folders", action=inner.list_folders)
-        if isinstance(inner, ManyFiles):
-            read_files, file_sizes = inner.read_files, inner.file_sizes
-            self.read_files = lambda paths: self._look("read_files", "", lambda _: read_files(paths))
-            self.file_sizes = lambda paths: self._look("file_sizes", "", lambda _: file_sizes(paths))
-        if isinstance(inner, UntrustedFiles):
-            data_sizes, check = inner.data_sizes, inner.check_links
-            self.data_sizes = lambda paths: self._look("data_sizes", "", lambda _: data_sizes(paths))
-            self.check_links = lambda root, at: self._look("check_links", at, lambda _: check(root, at))
-        if isinstance(inner, KvStoreSpecs):
-            self.kvstore_spec = inner.kvstore_spec
-        if isinstance(inner, PreferredPlacement):
-            self.placement = inner.placement
-        if isinstance(inner, SingleWriter):
-            self.relies_on_single_writer = inner.relies_on_single_writer
-        if isinstance(inner, Leftovers):
-            self.collect = inner.collect
-        if isinstance(inner, Leases):
-            self.lease_s, self.hold_root = inner.lease_s, inner.hold_root
-            self.renew_leases = inner.renew_leases
-        if isinstance(inner, MarkedCheckpoints):
-            self.marked_folders, self.is_unmarked = inner.marked_folders, inner.is_unmarked
-        if isinstance(inner, OverNetwork):
-            self.over_network = inner.over_network
+        def looked_at(*arguments: Any) -> Any:
+            return self._look(name, str(arguments[0]), lambda _: own(*arguments))
+
+        return looked_at
 
     @property
     def n_changes(self) -> int:

@@ -2,50 +2,42 @@
 
 from __future__ import annotations
 
-__all__ = ("FaultyStore", "Hang", "Operation")
+__all__ = ("UNCOUNTED", "FaultyStore", "Hang", "Operation")
 
 import errno
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar, final
+from typing import Any, Final, Literal, TypeVar, cast, final
 
 from anyio import to_thread
 
 from penstock.kernel.errors import StorageError
-from penstock.kernel.protocols.store_capabilities import (
-    BuildHolds,
-    Exchanges,
-    FolderListing,
-    ForeignFiles,
-    FreeSpace,
-    Hold,
-    KvStoreSpecs,
-    LeasedHold,
-    Leases,
-    Leftovers,
-    LongFiles,
-    ManyFiles,
-    MappedFiles,
-    MarkedCheckpoints,
-    OverNetwork,
-    Placement,
-    PreferredPlacement,
-    ReadHolds,
-    Renames,
-    SharedBuilds,
-    SharedFiles,
-    SingleWriter,
-    SyncsFiles,
-    UntrustedFiles,
-    WritableTogether,
-)
-from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store
-from penstock.kernel.protocols.transfers import Transfers
+from penstock.kernel.protocols.store_capabilities import Hold, Placement
+from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store, Transfers
 
 T = TypeVar("T")
+
+UNCOUNTED: Final = frozenset(
+    {
+        "kvstore_spec",
+        "relies_on_single_writer",
+        "over_network",
+        "placement",
+        "request_figures",
+        "collect",
+        "hold_root",
+        "renew_leases",
+        "marked_folders",
+        "is_unmarked",
+    }
+)
+"""Of these, none is counted: they do no I/O, or tests of faults have no use for them."""
+
+_OPENING: Final = frozenset({"create_long_file", "open_for_writing"})
+"""These return a file, whose operations are counted, too."""
 
 
 @final
@@ -66,36 +58,9 @@ class FaultyStore:
         inner: The store that does the work.
     """
 
-    exchange: Callable[[BuildToken], str | None]
-    begin_shared_build: Callable[[str, str], BuildToken]
-    join_build: Callable[[str, str], BuildToken]
-    take_back: Callable[[BuildToken], bool]
-    rename: Callable[[str, str], None]
-    share: Callable[[str, str], Literal["link", "copy"]]
-    map_file: Callable[[str], memoryview]
-    create_long_file: Callable[[str, int], DataFile]
-    open_for_writing: Callable[[str], DataFile]
-    sync_file: Callable[[str], None]
-    sync_tree: Callable[[str], None]
-    kvstore_spec: Callable[[str], dict[str, Any]]
-    placement: Placement
-    relies_on_single_writer: Callable[[], bool]
-    collect: Callable[..., Any]
-    lease_s: float
-    hold_root: Callable[[str], LeasedHold]
-    renew_leases: Callable[[], None]
-    marked_folders: Callable[..., Sequence[str]]
-    is_unmarked: Callable[[str], bool]
-    over_network: Literal[True]
     free_bytes: Callable[[str], int | None]
-    hold: Callable[[str], Hold]
     make_held: Callable[[str], Hold]
-    hold_reading: Callable[[str], Hold]
-    list_folders: Callable[[str], Sequence[str]]
-    read_files: Callable[[Iterable[str]], Sequence[bytes | None]]
-    file_sizes: Callable[[Iterable[str]], Sequence[int | None]]
-    data_sizes: Callable[[Iterable[str]], Sequence[int]]
-    check_links: Callable[[str, str], None]
+    placement: Placement
 
     def __init__(self, inner: Store) -> None:
         self._inner = inner
@@ -104,91 +69,29 @@ class FaultyStore:
         self._counts: Counter[str] = Counter()
         self._faults: dict[int | tuple[str, int], Exception | Hang | _Tear] = {}
         self._open_files = 0
-        self._show_publishing(inner)
-        self._show_sharing(inner)
-        self._show_holds(inner)
-        self._show_listings(inner)
 
-    # The inner store's capabilities become attributes of this instance, so that `isinstance` finds exactly
-    # those.
+    def __getattr__(self, name: str) -> Any:
+        """Return what the inner store can do beyond the required part, as `isinstance` then finds."""
+        if name.startswith("_"):
+            raise AttributeError(name)  # also while it is unpickled, before there is an inner store
 
-    def _show_publishing(self, inner: Store) -> None:
-        if isinstance(inner, Exchanges):
-            exchange = inner.exchange
-            self.exchange = lambda token: self.perform("exchange", token.built, lambda: exchange(token))
-        if isinstance(inner, Renames):
-            rename = inner.rename
-            self.rename = lambda source, to: self.perform("rename", source, lambda: rename(source, to))
+        own = getattr(self._inner, name)
+        if name in UNCOUNTED or not callable(own):
+            return own
 
-        if isinstance(inner, SharedBuilds):
-            begin, join, take_back = inner.begin_shared_build, inner.join_build, inner.take_back
-            self.begin_shared_build = lambda final, beside: self.perform(
-                "begin_shared_build", final, lambda: begin(final, beside)
-            )
-            self.join_build = lambda final, place: self.perform(
-                "join_build", final, lambda: join(final, place)
-            )
-            self.take_back = lambda token: self.perform("take_back", token.place, lambda: take_back(token))
+        def performed(*arguments: Any, **options: Any) -> Any:
+            first = arguments[0] if arguments else ""
+            path = first.built if isinstance(first, BuildToken) else first if isinstance(first, str) else ""
+            if name in _OPENING:
 
-    def _show_sharing(self, inner: Store) -> None:
-        if isinstance(inner, SharedFiles):
-            share = inner.share
-            self.share = lambda source, to: self.perform("share", source, lambda: share(source, to))
-        if isinstance(inner, LongFiles):
-            create = inner.create_long_file
-            self.create_long_file = lambda path, nbytes: self.perform(
-                "create_long_file", path, lambda: self._wrap_data(path, lambda at: create(at, nbytes))
-            )
-        if isinstance(inner, WritableTogether):
-            open_ = inner.open_for_writing
-            self.open_for_writing = lambda path: self.perform(
-                "open_for_writing", path, lambda: self._wrap_data(path, open_)
-            )
-        if isinstance(inner, SyncsFiles):
-            self.sync_file = self._counted("sync_file", inner.sync_file)
-        if isinstance(inner, MappedFiles):
-            self.map_file = self._counted("map_file", inner.map_file)
-        if isinstance(inner, FreeSpace):
-            self.free_bytes = self._counted("free_bytes", inner.free_bytes)
-        if isinstance(inner, ForeignFiles):
-            self.sync_tree = self._counted("sync_tree", inner.sync_tree)
-        if isinstance(inner, KvStoreSpecs):
-            self.kvstore_spec = inner.kvstore_spec  # not an operation: it does no I/O
-        if isinstance(inner, PreferredPlacement):
-            self.placement = inner.placement
-        if isinstance(inner, SingleWriter):
-            self.relies_on_single_writer = inner.relies_on_single_writer
-        if isinstance(inner, Leftovers):
-            self.collect = inner.collect
-        if isinstance(inner, Leases):
-            self.lease_s, self.hold_root = inner.lease_s, inner.hold_root
-            self.renew_leases = inner.renew_leases
-        if isinstance(inner, MarkedCheckpoints):
-            self.marked_folders, self.is_unmarked = inner.marked_folders, inner.is_unmarked
-        if isinstance(inner, OverNetwork):
-            self.over_network = inner.over_network
+                def open_file(_: str) -> DataFile:
+                    return cast("DataFile", own(*arguments, **options))
 
-    def _show_holds(self, inner: Store) -> None:
-        if isinstance(inner, BuildHolds):
-            self.hold = self._counted("hold", inner.hold)
-            self.make_held = self._counted("make_held", inner.make_held)
-        if isinstance(inner, ReadHolds):
-            self.hold_reading = self._counted("hold_reading", inner.hold_reading)
+                return self.perform(name, path, lambda: self._wrap_data(path, open_file))
 
-    def _show_listings(self, inner: Store) -> None:
-        if isinstance(inner, FolderListing):
-            self.list_folders = self._counted("list_folders", inner.list_folders)
-        if isinstance(inner, ManyFiles):
-            read_files, file_sizes = inner.read_files, inner.file_sizes
-            self.read_files = lambda paths: self.perform("read_files", "", lambda: read_files(paths))
-            self.file_sizes = lambda paths: self.perform("file_sizes", "", lambda: file_sizes(paths))
-        if isinstance(inner, UntrustedFiles):
-            data_sizes, check = inner.data_sizes, inner.check_links
-            self.data_sizes = lambda paths: self.perform("data_sizes", "", lambda: data_sizes(paths))
-            self.check_links = lambda root, at: self.perform("check_links", at, lambda: check(root, at))
+            return self.perform(name, path, lambda: own(*arguments, **options))
 
-    def _counted(self, name: str, method: Callable[[str], T]) -> Callable[[str], T]:
-        return lambda path: self.perform(name, path, lambda: method(path))
+        return performed
 
     @property
     def operations(self) -> tuple[Operation, ...]:

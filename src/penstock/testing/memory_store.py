@@ -15,8 +15,7 @@ from typing import Final, Literal, final
 from penstock.handlers.stores.local import LocalStore
 from penstock.handlers.stores.system_calls.file_system import SystemCalls
 from penstock.kernel.errors import StorageError, TruncatedDataError
-from penstock.kernel.protocols.stores import BuildToken
-from penstock.kernel.protocols.transfers import Transfers
+from penstock.kernel.protocols.stores import BuildToken, Transfers
 
 _BUILDS: Final = "/.builds"
 

@@ -11,14 +11,13 @@ from functools import partial
 from typing import Any, Final, Literal, TypeAlias, cast, final, get_args
 
 from penstock.checkpointer.checkpointer import Path
+from penstock.config.config import Config
 from penstock.handlers.formats.npz_archive import SUFFIX as NPZ_SUFFIX
 from penstock.handlers.formats.orbax.file_names import MARKS
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
 from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import DestinationExistsError, PathError, SpecError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.memory.regulator import MemoryRegulator
@@ -27,6 +26,7 @@ from penstock.kernel.messages.save import SaveReport
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.leaf import StoredLeaf
+from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.reports.statistics import combined
 from penstock.kernel.storage.paths import path_or_url, path_to_save_to

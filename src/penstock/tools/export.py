@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.checkpointer.checkpointer import Checkpointer, Path
+from penstock.config.config import Config
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
-from penstock.kernel.config.config import Config
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.messages.save import SaveReport
 from penstock.kernel.pipeline.pipeline import Pipeline

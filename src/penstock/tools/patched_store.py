@@ -13,8 +13,7 @@ from penstock.handlers.formats import integrity
 from penstock.handlers.formats.orbax.file_names import COMMIT_MARK, COMMIT_MARK_TEXT, INTEGRITY
 from penstock.kernel.errors import StorageError, TruncatedDataError
 from penstock.kernel.protocols.store_capabilities import KvStoreSpecs, ManyFiles, UntrustedFiles
-from penstock.kernel.protocols.stores import ReadableFile, Store
-from penstock.kernel.protocols.transfers import Transfers
+from penstock.kernel.protocols.stores import ReadableFile, Store, Transfers
 
 
 @final

@@ -11,19 +11,19 @@ from functools import partial
 from typing import Final, Literal, final
 
 from penstock.checkpointer.checkpointer import Path
+from penstock.config.config import Config
 from penstock.handlers.formats.orbax.discovery import checkpoint_at
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX, is_safetensors
 from penstock.handlers.formats.verification import Finding
 from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import CorruptCheckpointError, PathError, SpecError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
+from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import path_or_url, path_to_save_to
 from penstock.kernel.storage.reading import Reading, read_unchanged

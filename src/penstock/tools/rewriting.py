@@ -11,15 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, final
 
 from penstock.checkpointer.checkpointer import Checkpointer, Path
-from penstock.checkpointer.memory_budget import MemoryKeywords, config_and_regulator
+from penstock.checkpointer.parts import MemoryKeywords, config_and_regulator
 from penstock.checkpointer.pipelines import save_pipeline
+from penstock.config.config import Config
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.layouts.items_layout import CompositeLayout
 from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.save_format import SaveFormat
 from penstock.kernel.errors import PathError
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.messages.save import Committed, SaveReport
@@ -28,6 +27,7 @@ from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.layouts import Layout
+from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import bucket_of
 from penstock.kernel.storage.reading import Reading

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, final
 
-from penstock.checkpointer.memory_budget import config_and_regulator
+from penstock.checkpointer.parts import config_and_regulator
+from penstock.config.config import Config
 from penstock.handlers.formats import integrity
 from penstock.handlers.formats.checksummed_reads import NONE, recorded_crc32c
 from penstock.handlers.formats.integrity import Checksum, digest_of_file, problem_of_holes, range_crc32c
@@ -30,7 +31,6 @@ from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.config.config import Config
 from penstock.kernel.errors import ChecksumError, StorageError, UnsupportedFormatError
 from penstock.kernel.protocols.store_capabilities import Renames
 from penstock.kernel.protocols.stores import Store

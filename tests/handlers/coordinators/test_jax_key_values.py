@@ -12,8 +12,8 @@ from tests.real_service import real_service
 
 from penstock.errors import CoordinationError, PeerFailedError, StorageError
 from penstock.handlers.coordinators.jax_key_values import JaxKeyValues
-from penstock.kernel.coordination.job_coordinator import JobCoordinator
-from penstock.kernel.coordination.joint_operation import JointOperation
+from penstock.handlers.coordinators.job_coordinator import JobCoordinator
+from penstock.handlers.coordinators.joint_operation import JointOperation
 from penstock.kernel.protocols.coordinator import KeyValues
 
 
@@ -52,7 +52,7 @@ async def test_processes_agree_by_it_and_learn_who_failed() -> None:
 
         async def take_part(index: int, path: str, fails: bool) -> None:
             operation = jobs[index].operation(path)
-            assert operation is not None
+            assert isinstance(operation, JointOperation)
             try:
                 async with operation.running():
                     await operation.agree(b"plan", list)

@@ -31,6 +31,7 @@ from penstock.kernel import (
     WrittenBatch,
 )
 from penstock.kernel.protocols.reads import Destination
+from penstock.kernel.protocols.written import WrittenTable
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
@@ -122,7 +123,8 @@ def _write_flat(
     layout = OrbaxLayout()
     file = layout.data_file()
     laid_out = list(_lay_out(leaves, arrays, file, piece_bytes))
-    written = [WrittenBatch((), tuple(piece for piece, _ in laid_out))]
+    specs = {leaf.index: leaf.spec for leaf in leaves}
+    written = [WrittenBatch((), WrittenTable.of([piece for piece, _ in laid_out], specs))]
     documents = list(layout.documents(leaves, written, started_ns=1, custom_metadata=custom_metadata))
     for document in [Document(file, b"".join(data for _, data in laid_out)), *documents]:
         path = directory / document.path

@@ -22,10 +22,9 @@ from tests.handlers.stores.large_files import IOS, MIB, SHARED_MEMORY, aligned, 
 
 from penstock.errors import ConfigError, StorageError
 from penstock.handlers import LocalStore
-from penstock.handlers.stores.aligned_buffers import Arena
 from penstock.handlers.stores.data_file import LocalDataFile
-from penstock.handlers.stores.descriptor import Descriptor
-from penstock.handlers.stores.direct_io import DIRECT_FROM, PAGE, Io, cut, open_direct, parts_of
+from penstock.handlers.stores.direct_io import DIRECT_FROM, PAGE, Arena, Io, cut, open_direct, parts_of
+from penstock.handlers.stores.regular_files import Descriptor
 from penstock.handlers.stores.system_calls import linux_calls as linux
 from penstock.kernel import Transfers
 

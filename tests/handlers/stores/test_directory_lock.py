@@ -14,7 +14,7 @@ import pytest
 import penstock
 from penstock.errors import InUseError, StorageError
 from penstock.handlers import LocalStore
-from penstock.handlers.stores.name_claims import claim_name
+from penstock.handlers.stores.directory_lock import claim_name
 from penstock.kernel import Hold
 from penstock.testing import lockless_store
 

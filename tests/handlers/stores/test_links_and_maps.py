@@ -14,7 +14,7 @@ from tests.handlers.stores.large_files import SHARED_MEMORY, content
 from penstock.errors import StorageError
 from penstock.handlers import LocalStore
 from penstock.handlers.stores.direct_io import PAGE, address_of
-from penstock.handlers.stores.synced_files import SyncedFiles
+from penstock.handlers.stores.regular_files import SyncedFiles
 
 
 def test_a_file_gets_a_second_name(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import InUseError, StorageError
-from penstock.handlers.stores.name_claims import check_name_is_free, claim_name
+from penstock.handlers.stores.directory_lock import check_name_is_free, claim_name
 from penstock.testing import lockless_store
 
 CLAIM = ".a.penstock-claim"

@@ -16,8 +16,8 @@ from tests.handlers.stores.large_files import IOS, MIB, aligned, content
 
 from penstock.errors import TruncatedDataError
 from penstock.handlers import LocalStore
+from penstock.handlers.stores.data_file import SUMMED, WINDOW, LocalReadableFile
 from penstock.handlers.stores.direct_io import PAGE, Io
-from penstock.handlers.stores.readable_file import SUMMED, WINDOW, LocalReadableFile
 from penstock.handlers.stores.system_calls import linux_calls as linux
 from penstock.kernel import Transfers
 

@@ -18,7 +18,7 @@ from penstock.kernel.concurrency.interpreter_settings import (
     SWITCH_INTERVAL_S,
     Setting,
     calm_interpreter,
-    calmly,
+    run_in_calm_interpreter,
 )
 
 pytestmark = pytest.mark.anyio
@@ -192,8 +192,8 @@ async def test_a_part_of_an_operation_is_calm_by_itself_and_fails_as_it_does() -
     async def measure() -> tuple[int, int, int]:
         return gc.get_threshold()
 
-    assert await calmly(measure, BOTH) != before
+    assert await run_in_calm_interpreter(measure, BOTH) != before
     with pytest.raises(KeyError):
-        await calmly(fail, BOTH)
+        await run_in_calm_interpreter(fail, BOTH)
 
     assert gc.get_threshold() == before

@@ -11,7 +11,7 @@ from anyio import CancelScope, create_task_group, fail_after
 from anyio.lowlevel import checkpoint
 from tests.stages.stage_rig import cancel_in
 
-from penstock.kernel.concurrency.single_thread import one_thread
+from penstock.kernel.concurrency.threads import one_thread
 from penstock.testing import Hang, Operation
 
 pytestmark = pytest.mark.anyio

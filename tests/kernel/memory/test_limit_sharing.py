@@ -13,8 +13,8 @@ from structlog.testing import LogCapture
 
 from penstock.errors import CoordinationError
 from penstock.kernel import MemoryRegulator
-from penstock.kernel.memory.limit_watch import LimitSharing
 from penstock.kernel.memory.memory_limit import MemoryReading, memory_domain
+from penstock.kernel.memory.regulator import LimitSharing
 
 GIB = 2**30
 

@@ -12,8 +12,8 @@ from anyio import CancelScope, create_task_group, fail_after
 from structlog.testing import LogCapture
 
 from penstock.kernel import MemoryRegulator
-from penstock.kernel.memory.limit_watch import watch_memory, watching_memory
 from penstock.kernel.memory.memory_limit import LEAST, MemoryReading, SystemMemory, adjusted_limit
+from penstock.kernel.memory.regulator import watch_memory, watching_memory
 
 MIB, GIB = 2**20, 2**30
 WHOLE = 2 * GIB

@@ -18,7 +18,7 @@ from penstock.kernel.pipeline.failures import (
     Failure,
     FailureFuture,
     forget_locals,
-    keeping_nothing,
+    forget_on_error,
     without_frame,
 )
 
@@ -70,7 +70,7 @@ def test_what_was_being_handled_before_is_left_alone() -> None:
     try:
         raise own
     except StorageError:
-        with suppress(KeyError), keeping_nothing():
+        with suppress(KeyError), forget_on_error():
             dict[str, int]()["while it is handled"]
 
     assert value() is not None
@@ -79,7 +79,7 @@ def test_what_was_being_handled_before_is_left_alone() -> None:
 def test_a_block_lets_an_error_pass_and_what_it_called_go() -> None:
     values = [Value()]
     value = ref(values[0])
-    with pytest.raises(StorageError) as caught, keeping_nothing():
+    with pytest.raises(StorageError) as caught, forget_on_error():
         failing(values.pop())
 
     assert value() is None

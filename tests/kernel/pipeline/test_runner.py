@@ -514,7 +514,7 @@ async def test_behind_the_stage_that_stages_all_are_opened_with_its_first_messag
     assert stages.slots[1].milestone is Milestone.STAGED
 
     with anyio.fail_after(20):
-        await run_pipeline(stages, None, 2)
+        await run_pipeline(stages, None, 2, awaited=Milestone.STAGED)
 
 
 async def test_who_waits_for_what_is_staged_goes_on_before_the_rest_is_opened() -> None:
@@ -542,7 +542,7 @@ async def test_who_waits_for_what_is_staged_goes_on_before_the_rest_is_opened() 
     async with create_task_group() as tasks:
         tasks.start_soon(wait)
         await checkpoint()
-        await run_pipeline(stages, None, 1, on_milestone=reach)
+        await run_pipeline(stages, None, 1, on_milestone=reach, awaited=Milestone.STAGED)
 
     assert order == ["the caller goes on", "the rest is opened"]
 

@@ -23,8 +23,8 @@ from penstock.kernel import (
     Target,
     TypeHandler,
 )
-from penstock.kernel.entry_points import find_plugins
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+from penstock.kernel.registry import find_plugins
 
 
 @dataclass(eq=False)

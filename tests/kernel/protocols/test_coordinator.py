@@ -17,4 +17,4 @@ def test_one_process_is_the_first_the_primary_and_all_there_are(coordinator: Coo
 
 
 def test_one_process_agrees_with_nobody(coordinator: Coordinator) -> None:
-    assert coordinator.operation("/run/step_1") is None
+    assert coordinator.operation("/run/step_1").is_alone

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.handlers.formats.checksummed_reads import combined_crc32c
 from penstock.kernel import CheckedRead, DirectRead, Read, ScatterRead
-from penstock.kernel.protocols.reads import RunningChecksums
-from penstock.kernel.protocols.shared_checks import narrowed, share_checks
+from penstock.kernel.protocols.reads import RunningChecksums, narrowed, share_checks
 
 START, NBYTES = 100, 64
 FILE = bytes(at % 251 for at in range(300))

@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel import Advice, RestoreReport, SaveReport, Span, StageStatistics
-from penstock.kernel.reports.stage_report import explained, find_bottleneck, stage_table, wall_s
+from penstock.kernel.reports.stage_report import (
+    MOST_BARS,
+    explained,
+    find_bottleneck,
+    stage_table,
+    timeline_rows,
+    timeline_svg,
+    wall_s,
+)
 from penstock.kernel.reports.statistics import advice_of
-from penstock.kernel.reports.timeline import MOST_BARS, timeline_rows, timeline_svg
 from penstock.pipelines import restore_pipeline, save_pipeline
 
 MIB = 2**20

@@ -12,7 +12,7 @@ import pytest
 from penstock.errors import InUseError, StorageError, UnsupportedByStoreError
 from penstock.handlers import LocalStore
 from penstock.kernel import Placement
-from penstock.kernel.storage.byte_placement import placement_of
+from penstock.kernel.protocols.store_capabilities import placement_of
 from penstock.kernel.storage.deletion import delete_checkpoint, move_checkpoint, remove_abandoned
 from penstock.testing import FaultyStore, MemoryStore
 

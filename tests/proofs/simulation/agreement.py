@@ -11,11 +11,11 @@ from anyio import create_task_group
 from tests.proofs.simulation.services import CountedKeyValues, SimulatedCalls, SimulatedService, Traffic
 from tests.real_service import real_service
 
-from penstock.kernel import JobLimits
-from penstock.kernel.coordination.job import Job
-from penstock.kernel.coordination.job_coordinator import JobCoordinator
-from penstock.kernel.coordination.joint_operation import JointOperation
-from penstock.kernel.coordination.procedures import Member
+from penstock.config import JobLimits
+from penstock.handlers.coordinators.job import Job
+from penstock.handlers.coordinators.job_coordinator import JobCoordinator
+from penstock.handlers.coordinators.joint_operation import JointOperation
+from penstock.handlers.coordinators.procedures import Member
 
 PATIENT = JobLimits(join_s=400.0, write_s=400.0, silence_s=300.0, beat_s=60.0, call_s=100.0)
 """All share one machine here, so none may be called silent; what heartbeats cost is measured apart."""
@@ -34,7 +34,7 @@ async def agree_by_the_service(n_processes: int) -> dict[str, Any]:
 
         def operations(path: str) -> list[JointOperation]:
             found = [coordinator.operation(path) for coordinator in coordinators]
-            return [each for each in found if each is not None]
+            return [each for each in found if isinstance(each, JointOperation)]
 
         return await _measure(operations, [view.traffic for view in seen])
 

@@ -18,11 +18,12 @@ from tests.proofs.memory import forget_peak, resident
 from tests.proofs.simulation.services import CountedKeyValues, EveryoneElse
 
 from penstock.checkpointer.engine import make_engine
+from penstock.checkpointer.parts import CheckpointerParts
+from penstock.config import Config, JobLimits
 from penstock.handlers import default_handlers
+from penstock.handlers.coordinators.job_coordinator import JobCoordinator
 from penstock.handlers.leaves import sharding
 from penstock.kernel import (
-    Config,
-    JobLimits,
     KeyKind,
     LeafSpec,
     MemoryRegulator,
@@ -33,9 +34,10 @@ from penstock.kernel import (
     Written,
     WrittenBatch,
 )
-from penstock.kernel.coordination.job_coordinator import JobCoordinator
 from penstock.kernel.messages.joint_plan import JointPlan
 from penstock.kernel.messages.leaves import Leaves
+from penstock.kernel.pipeline.run_context import HandlerWork, SaveRequest
+from penstock.kernel.protocols.written import WrittenTable
 from penstock.kernel.storage.workspace import Workspace
 from penstock.stages import Commit, Finalize
 from penstock.stages.joint.part_columns import encoded_part
@@ -44,13 +46,6 @@ P: Any = PartitionSpec  # which jax does not annotate
 ROW = (1, 16)  # what each process holds of each leaf
 CHUNK_NBYTES = 64
 SAVES = ("first_s", "again_s")
-NOTHING_ELSE: Any = {
-    "overwrite": False,
-    "custom_metadata": None,
-    "save_args": None,
-    "base": None,
-    "compare": "identity",
-}
 LIMITS = JobLimits(join_s=400.0, write_s=400.0, silence_s=300.0, beat_s=1.0, call_s=100.0)
 
 
@@ -81,12 +76,12 @@ class Tree:
             Written(at, (process, 0), 0, file, at * CHUNK_NBYTES, CHUNK_NBYTES, sums.getrandbits(32))
             for at in range(self.n_leaves)
         ]
-        return WrittenBatch((), tuple(written))
+        return WrittenBatch((), WrittenTable.of(written, self.specs))
 
     def parts(self) -> Iterator[bytes]:
         """Yield what each process but the primary brings."""
         for process in range(1, self.n_processes):
-            yield b"=" + encoded_part(self.specs, [self.written_by(process)])
+            yield b"=" + encoded_part([self.written_by(process)])
 
 
 def data_file(process: int) -> str:
@@ -117,10 +112,13 @@ async def save_as_primary(n_leaves: int, n_processes: int, folder: Path) -> dict
     parts = list(tree.parts())
     told_s = (time.process_time() - began) / max(len(parts), 1)
     service = CountedKeyValues(EveryoneElse(n_processes, b"plan", parts))
-    engine = make_engine(
-        Config(), MemoryRegulator(2**30), default_handlers(entry_points=False), None, None, None,
-        JobCoordinator(service, 0, n_processes, LIMITS),
-    )  # fmt: skip
+    of_checkpointer = CheckpointerParts(
+        Config(),
+        MemoryRegulator(2**30),
+        default_handlers(entry_points=False),
+        coordinator=JobCoordinator(service, 0, n_processes, LIMITS),
+    )
+    engine = make_engine(of_checkpointer)
     handlers = [engine.registry.for_typestr("jax.Array", "")] * n_leaves
     plan = SavePlan(
         infos=tree.infos,
@@ -138,7 +136,7 @@ async def save_as_primary(n_leaves: int, n_processes: int, folder: Path) -> dict
         idle_s = await noise_floor(heartbeat)
         for number, name in enumerate(SAVES):
             path = str(folder / f"step_{number}")
-            run = engine.save_run(path, threads, **NOTHING_ELSE)
+            run = engine.save_run(SaveRequest(path), threads, HandlerWork())
             took, stalls[name] = await _save(run, tree, plan, name, heartbeat)
             found |= took
 
@@ -164,7 +162,6 @@ async def _save(
         apart.
     """
     operation, workspace = run.operation, run.workspace
-    assert operation is not None
     assert isinstance(workspace, Workspace)
     own = tree.written_by(0)
     leaves = Leaves(range(tree.n_leaves), tree.specs, None, tree.infos, plan.handlers)

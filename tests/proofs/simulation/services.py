@@ -9,7 +9,7 @@ from itertools import count
 
 from anyio import Event, move_on_after
 
-from penstock.kernel.coordination.silence import Heartbeat
+from penstock.handlers.coordinators.silence import Heartbeat
 from penstock.kernel.protocols.coordinator import KeyValues
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel import LeafSpec
-from penstock.stages.joint.balancing import balanced
+from penstock.stages.joint.division import balanced
 
 
 def spec(n: int, n_replicas: int = 4, *, is_global: bool = True, n_writers: int = 1) -> LeafSpec:

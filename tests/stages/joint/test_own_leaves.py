@@ -12,6 +12,8 @@ from penstock import PerProcess
 from penstock.errors import CoordinationError
 from penstock.handlers import default_handlers
 from penstock.kernel import LeafChange, LeafSpec, ParamInfo, SavePlan, Written, WrittenBatch
+from penstock.kernel.memory.bounded_cache import BoundedCache
+from penstock.kernel.protocols.written import WrittenTable
 from penstock.stages.joint.own_leaves import JoinedTrees, encoded_own, joined, numbers_told
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, reading_part, written_by
 from penstock.stages.pytree.structure_cache import StructureCache
@@ -22,7 +24,7 @@ SHARED = LeafSpec("np.ndarray", (4,), "float32", 4, (4,))
 def plan_of(process: int, own: Sequence[LeafSpec]) -> SavePlan:
     """Return the plan of one of two processes: a leaf, those of its own, and another leaf."""
     tree = {"a": 0, "it": PerProcess({f"x{at}": 0 for at in range(len(own))}), "z": 0}
-    infos = StructureCache().flatten(tree, (process, 2))[0]
+    infos = StructureCache(BoundedCache(8)).flatten(tree, (process, 2))[0]
     registry = default_handlers(entry_points=False)
     handlers = [registry.for_typestr(spec.typestr, "") for spec in (SHARED, *own, SHARED)]
     return SavePlan(infos=infos, specs=[SHARED, *own, SHARED], handlers=handlers)
@@ -45,9 +47,8 @@ def test_leaves_of_one_process_stand_behind_those_of_all() -> None:
 
     row = Written(4, (0,), 0, "ocdbt.process_1/d/a", 0, 16, 1)
     own = Written(1, (0, 0), 0, "ocdbt.process_1/d/a", 16, 12, 2)
-    told = encoded_part(
-        other.specs, [WrittenBatch((), (row, own))], numbers_told(other), encoded_own(other, other.specs)
-    )
+    batch = WrittenBatch((), WrittenTable.of((row, own), other.specs))
+    told = encoded_part([batch], numbers_told(other), encoded_own(other, other.specs))
     part = decoded_part(told)
     found = joined(primary, primary.specs, {1: part.own}, default_handlers(entry_points=False))
 
@@ -64,7 +65,7 @@ def test_what_stages_did_to_them_is_told() -> None:
     other = plan_of(1, SPECS[:1])
     change = LeafChange(("quantise",), SHARED)
     other = replace(other, changes={1: change})
-    part = decoded_part(encoded_part(other.specs, [], None, encoded_own(other, other.specs)))
+    part = decoded_part(encoded_part([], None, encoded_own(other, other.specs)))
     primary = plan_of(0, SPECS[:1])
     found = joined(primary, primary.specs, {1: part.own}, default_handlers(entry_points=False))
 
@@ -83,7 +84,7 @@ def test_a_plan_in_which_no_process_has_any_stays_the_same() -> None:
 def test_the_lists_of_an_earlier_save_are_used_again_if_nothing_differs() -> None:
     plan, registry = plan_of(0, SPECS[:1]), default_handlers(entry_points=False)
     rows = encoded_own(plan_of(1, SPECS), plan_of(1, SPECS).specs)
-    trees = JoinedTrees()
+    trees = JoinedTrees(BoundedCache(4))
     first = trees.of(plan, plan.specs, {1: rows}, registry)
     again = trees.of(replace(plan, digests={"a": b""}), plan.specs, {1: rows}, registry)
     other = trees.of(plan, plan.specs, {1: rows[:2]}, registry)
@@ -103,6 +104,7 @@ def test_what_is_no_leaf_is_refused(row: object) -> None:
 
 def test_a_number_beyond_the_leaves_is_refused() -> None:
     plan = plan_of(0, SPECS[:1])
-    part = decoded_part(encoded_part(plan.specs, [WrittenBatch((), (Written(2, (0,), 0, "a", 0, 16, 1),))]))
+    written = WrittenTable.of([Written(2, (0,), 0, "a", 0, 16, 1)], plan.specs)
+    part = decoded_part(encoded_part([WrittenBatch((), written)]))
     with pytest.raises(CoordinationError, match="not there"):
         written_by(plan.specs, {1: part}, {1: np.arange(2)})

@@ -19,7 +19,7 @@ from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.handlers.layouts.items_layout import written_in
 from penstock.kernel import KeyKind, LeafSpec, ParamInfo, SavePlan, Written, WrittenBatch
 from penstock.kernel.messages.leaves import Leaves
-from penstock.kernel.protocols.written import RunningSums
+from penstock.kernel.protocols.written import RunningSums, WrittenTable
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, written_by
 from penstock.stages.messages.planned_leaves import check_all_there
 
@@ -80,7 +80,7 @@ def as_row(part: Written) -> tuple[object, ...]:
 @given(trees())
 def test_what_is_decoded_is_what_was_written(tree: Tree) -> None:
     specs, written = tree
-    found = decoded(specs, encoded_part(specs, [WrittenBatch((), tuple(written))]))
+    found = decoded(specs, encoded_part([WrittenBatch((), WrittenTable.of(written, specs))]))
 
     order = attrgetter("leaf", "chunk", "start")
     assert list(map(as_row, found.parts())) == list(map(as_row, sorted(written, key=order)))
@@ -92,8 +92,8 @@ def test_documents_made_of_columns_are_those_made_of_objects(tree: Tree) -> None
     plan, columns = plan_of(specs)
     # As of two processes, each of which has whole chunks.
     halves = [[part for part in written if hash((part.leaf, part.chunk)) % 2 == half] for half in (0, 1)]
-    objects = [WrittenBatch((), tuple(written))]
-    told = [decoded_part(encoded_part(specs, [WrittenBatch((), tuple(half))])) for half in halves]
+    objects = [WrittenBatch((), WrittenTable.of(written, specs))]
+    told = [decoded_part(encoded_part([WrittenBatch((), WrittenTable.of(half, specs))])) for half in halves]
     parts = [written_by(specs, dict(enumerate(told, 1)))]
 
     check_all_there(plan, specs, parts)
@@ -109,7 +109,13 @@ def test_what_two_processes_say_of_files_is_told_apart() -> None:
     specs = [LeafSpec("jax.Array", (4,), "float32", 4, (2,), (2,))]
     parts = {
         process: decoded_part(
-            encoded_part(specs, [WrittenBatch((), (Written(0, (chunk,), 0, f"d/{process}", 0, 8, chunk),))])
+            encoded_part(
+                [
+                    WrittenBatch(
+                        (), WrittenTable.of([Written(0, (chunk,), 0, f"d/{process}", 0, 8, chunk)], specs)
+                    )
+                ]
+            )
         )
         for process, chunk in ((2, 0), (7, 1))
     }
@@ -123,7 +129,7 @@ def test_what_hundreds_of_processes_say_stays_in_their_order() -> None:
     specs = [LeafSpec("jax.Array", (count,), "float32", 4, (1,), (1,))]
     written = [Written(0, (process,), 0, f"d/{process}", 8 * process, 4, process) for process in range(count)]
     parts = {
-        process: decoded_part(encoded_part(specs, [WrittenBatch((), (written[process],))]))
+        process: decoded_part(encoded_part([WrittenBatch((), WrittenTable.of([written[process]], specs))]))
         for process in reversed(range(count))
     }
     assert list(map(as_row, written_by(specs, parts).parts())) == list(map(as_row, written))
@@ -132,18 +138,18 @@ def test_what_hundreds_of_processes_say_stays_in_their_order() -> None:
 @given(trees())
 def test_an_item_has_what_was_written_into_its_folder(tree: Tree) -> None:
     specs, written = tree
-    part = decoded(specs, encoded_part(specs, [WrittenBatch((), tuple(written))]))
+    part = decoded(specs, encoded_part([WrittenBatch((), WrittenTable.of(written, specs))]))
 
-    assert [list(each.parts()) for each in written_in("other", [part])] in ([], [[]])
+    assert [list(each.written) for each in written_in("other", [part])] in ([], [[]])
     (inside,) = written_in(FOLDER[:-1], [part])
-    assert [as_row(one)[4:] for one in inside.parts()] == [as_row(one)[4:] for one in part.parts()]
-    assert all(not one.file.startswith(FOLDER) for one in inside.parts())
+    assert [as_row(one)[4:] for one in inside.written] == [as_row(one)[4:] for one in part.written]
+    assert all(not one.file.startswith(FOLDER) for one in inside.written)
 
 
 @pytest.mark.parametrize("change", ["leaf", "chunk", "file", "start"])
 def test_what_names_something_that_is_not_there_is_refused(change: str) -> None:
     specs = [LeafSpec("jax.Array", (4,), "float32", 4, (2,), (2,))]
-    data = encoded_part(specs, [WrittenBatch((), (Written(0, (1,), 0, "d/a", 0, 8, 1),))])
+    data = encoded_part([WrittenBatch((), WrittenTable.of([Written(0, (1,), 0, "d/a", 0, 8, 1)], specs))])
     found = msgpack.unpackb(zlib.decompress(data))
     at = ("leaf", "chunk", "start", "file").index(change)
     wrong = (-1 if change == "start" else 7).to_bytes(8, "little", signed=True)
@@ -163,7 +169,7 @@ def test_what_is_no_part_is_refused(data: bytes) -> None:
 def test_another_number_of_checksums_than_of_blocks_is_refused(running: bytes) -> None:
     specs = [LeafSpec("jax.Array", (4,), "float32", 4, (4,), (4,))]
     part = Written(0, (0,), 0, "d/a", 0, 16, 1, running=RunningSums(6, bytes(8)))
-    found = msgpack.unpackb(zlib.decompress(encoded_part(specs, [WrittenBatch((), (part,))])))
+    found = msgpack.unpackb(zlib.decompress(encoded_part([WrittenBatch((), WrittenTable.of([part], specs))])))
 
     with pytest.raises(CoordinationError, match="another number of checksums"):
         decoded(specs, zlib.compress(msgpack.packb({**found, "running": running})))

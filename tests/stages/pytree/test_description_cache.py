@@ -14,10 +14,10 @@ from tests.stages.stage_rig import Rig, save_stages
 
 from penstock.errors import DeletedLeafError
 from penstock.handlers import NumpyHandler
-from penstock.handlers.formats.orbax.encoded_tree import EncodedTrees
+from penstock.handlers.formats.orbax.orbax_layout import EncodedTrees
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.kernel import KeyKind, Leaf, LeafHandler, LeafSpec, ParamInfo
-from penstock.kernel.pipeline.shared_objects import Shared
+from penstock.kernel.pipeline.run_context import RunCaches
 from penstock.stages import Commit, DeviceToHost, Finalize, Flatten, Write
 
 pytestmark = pytest.mark.anyio
@@ -42,9 +42,9 @@ class Described:
         self.pieces, self.target, self.build = self.inner.pieces, self.inner.target, self.inner.build
 
 
-async def flattened(rig: Rig, shared: Shared, tree: object) -> list[Leaf]:
+async def flattened(rig: Rig, caches: RunCaches, tree: object) -> list[Leaf]:
     run = rig.save_run()
-    run.shared = shared
+    run.caches = caches
     batches = await save_stages(run, tree, Flatten())
     return [leaf for batch in batches for leaf in batch.leaves]
 
@@ -70,9 +70,9 @@ CHANGED: list[dict[str, Any]] = [
 
 
 async def test_what_is_saved_again_is_the_very_same_plan(rig: Rig) -> None:
-    shared = Shared()
-    first = await flattened(rig, shared, TREE)
-    again = await flattened(rig, shared, jax.tree.map(lambda leaf: leaf + 1, TREE))
+    caches = RunCaches()
+    first = await flattened(rig, caches, TREE)
+    again = await flattened(rig, caches, jax.tree.map(lambda leaf: leaf + 1, TREE))
 
     assert all(one.spec is other.spec for one, other in zip(first, again, strict=True))
     assert [leaf.info for leaf in again] == [leaf.info for leaf in first]
@@ -83,49 +83,49 @@ async def test_what_is_saved_again_is_the_very_same_plan(rig: Rig) -> None:
 
 @pytest.mark.parametrize("tree", CHANGED, ids=range(len(CHANGED)))
 async def test_a_changed_tree_is_planned_as_if_it_were_the_first(rig: Rig, tree: dict[str, Any]) -> None:
-    shared = Shared()
-    await flattened(rig, shared, TREE)
+    caches = RunCaches()
+    await flattened(rig, caches, TREE)
 
-    after = await flattened(rig, shared, tree)
+    after = await flattened(rig, caches, tree)
 
-    fresh = await flattened(rig, Shared(), tree)
+    fresh = await flattened(rig, RunCaches(), tree)
     assert [(leaf.info, leaf.spec) for leaf in after] == [(leaf.info, leaf.spec) for leaf in fresh]
     assert [type(leaf.handler) for leaf in after] == [type(leaf.handler) for leaf in fresh]
-    back = await flattened(rig, shared, TREE)
-    assert [leaf.spec for leaf in back] == [leaf.spec for leaf in await flattened(rig, Shared(), TREE)]
+    back = await flattened(rig, caches, TREE)
+    assert [leaf.spec for leaf in back] == [leaf.spec for leaf in await flattened(rig, RunCaches(), TREE)]
 
 
 async def test_only_what_changed_is_described(rig: Rig) -> None:
-    shared = Shared()
+    caches = RunCaches()
     handler = Described()
     rig.registry = rig.registry.copy()
     rig.registry.register(np.ndarray, cast("Any", handler), override=True)
     tree = {"a": np.zeros(1), "b": np.zeros(2), "c": np.zeros(3), "d": np.zeros(3)}
 
-    await flattened(rig, shared, tree)
+    await flattened(rig, caches, tree)
     assert handler.seen == ["a", "b", "c"]
-    await flattened(rig, shared, {**tree, "b": np.ones(2)})
+    await flattened(rig, caches, {**tree, "b": np.ones(2)})
     assert handler.seen == ["a", "b", "c"]
-    await flattened(rig, shared, {**tree, "b": np.zeros(4)})
+    await flattened(rig, caches, {**tree, "b": np.zeros(4)})
     assert handler.seen == ["a", "b", "c", "b"]
 
 
 async def test_a_deleted_array_is_found_though_its_plan_is_known(rig: Rig) -> None:
-    shared = Shared()
+    caches = RunCaches()
     array = jnp.ones(3)
-    await flattened(rig, shared, {"a": array})
+    await flattened(rig, caches, {"a": array})
     array.delete()
 
     with pytest.raises(DeletedLeafError, match=r"\['a'\]"):
-        await flattened(rig, shared, {"a": array})
+        await flattened(rig, caches, {"a": array})
 
 
 async def test_another_handler_for_a_type_makes_another_plan(rig: Rig) -> None:
-    shared = Shared()
-    before = await flattened(rig, shared, TREE)
+    caches = RunCaches()
+    before = await flattened(rig, caches, TREE)
     rig.scripted(np.ndarray)
 
-    after = await flattened(rig, shared, TREE)
+    after = await flattened(rig, caches, TREE)
 
     handlers: list[LeafHandler | object] = [leaf.handler for leaf in after]
     assert handlers[0] is not before[0].handler
@@ -140,7 +140,7 @@ async def test_documents_of_the_same_tree_differ_only_in_what_changed(rig: Rig) 
     found: list[dict[str, bytes]] = []
     for _ in range(2):
         run = rig.save_run(overwrite=True)
-        run.shared = rig.shared
+        run.caches = rig.caches
         await save_stages(run, TREE, Flatten(), DeviceToHost(), Write(), Commit(), Finalize())
         found.append(content())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +17,8 @@ from penstock.errors import HandlerFailedError, InvalidLeafError, SpecError
 from penstock.handlers import OrbaxLayout
 from penstock.kernel import KeyPath, SaveArgs, SaveFormat
 from penstock.stages import Flatten
+from penstock.stages.flatten import each_leaf
 from penstock.stages.pytree.flattening import flatten_tree
-from penstock.stages.pytree.save_args import each_leaf
 
 A, B, C = SaveArgs(dtype="float16"), SaveArgs(chunk_byte_size=64), SaveArgs(shard_axes=(0,))
 
@@ -129,7 +130,7 @@ def test_what_a_function_raises_arrives_with_the_key_path() -> None:
 async def specs(rig: Rig, value: object, save_args: object, form: SaveFormat | None = None) -> dict[str, Any]:
     rig.layout = OrbaxLayout(form)
     run = rig.save_run()
-    run.save_args = save_args
+    run.request = replace(run.request, save_args=save_args)
     batches = await save_stages(run, value, Flatten())
     return {leaf.info.name: leaf.spec for batch in batches for leaf in batch.leaves}
 

@@ -16,7 +16,8 @@ from jax import tree_util
 
 from penstock import PerProcess
 from penstock.errors import DuplicateNameError, InvalidLeafError, SpecError
-from penstock.kernel.protocols.leaf_infos import keys_of, names_of, runs_of
+from penstock.kernel.memory.bounded_cache import BoundedCache
+from penstock.kernel.protocols.leaf import keys_of, names_of, runs_of
 from penstock.stages.pytree.flattening import flatten_tree
 from penstock.stages.pytree.structure_cache import StructureCache
 
@@ -132,13 +133,13 @@ TREES = [
 
 @pytest.mark.parametrize("tree", TREES, ids=repr)
 def test_a_tree_is_taken_apart_as_without_the_cache(tree: object) -> None:
-    cache = StructureCache()
+    cache = StructureCache(BoundedCache(8))
     check_same(cache, tree)
     check_same(cache, tree)
 
 
 def test_the_same_structure_gives_the_very_same_infos_whatever_the_leaves() -> None:
-    cache = StructureCache()
+    cache = StructureCache(BoundedCache(8))
     first, _, _ = cache.flatten({"a": 1, "b": [2, None], "p": Point(1, 2), "x": Box(1, "n")})
     second, leaves, _ = cache.flatten({"a": "t", "b": [np.ones(2), {}], "p": Point(3, 4), "x": Box(5, "n")})
     assert first is second
@@ -173,7 +174,7 @@ CHANGES = [
 
 @pytest.mark.parametrize(("before", "after"), CHANGES, ids=repr)
 def test_a_changed_tree_never_reuses_what_was_remembered(before: object, after: object) -> None:
-    cache = StructureCache()
+    cache = StructureCache(BoundedCache(8))
     first = check_same(cache, before)
     second = check_same(cache, after)
     assert first is not second
@@ -181,13 +182,13 @@ def test_a_changed_tree_never_reuses_what_was_remembered(before: object, after: 
 
 
 def test_keys_whose_names_cannot_be_told_from_their_equality_are_not_remembered() -> None:
-    cache = StructureCache()
+    cache = StructureCache(BoundedCache(8))
     first = check_same(cache, {1.5: 1})
     assert check_same(cache, {1.5: 1}) is not first
 
 
 def test_the_treedef_is_the_trees_own() -> None:
-    cache = StructureCache()
+    cache = StructureCache(BoundedCache(8))
     cache.flatten(Box(1, "same"))
     tree = Box(2, "same")
     _, leaves, treedef = cache.flatten(tree)
@@ -201,14 +202,14 @@ def test_a_class_that_becomes_a_node_is_noticed() -> None:
         def __init__(self, value: object) -> None:
             self.value = value
 
-    cache = StructureCache()
+    cache = StructureCache(BoundedCache(8))
     assert len(check_same(cache, [Late([1, 2])])) == 1
     _jax.register_pytree_node(Late, lambda late: ((late.value,), None), lambda _, children: Late(*children))
     assert len(check_same(cache, [Late([1, 2])])) == 2
 
 
 def test_only_the_last_few_structures_are_remembered() -> None:
-    cache = StructureCache(most=2)
+    cache = StructureCache(BoundedCache(2))
     first, _, _ = cache.flatten([1])
     second, _, _ = cache.flatten([1, 2])
     assert cache.flatten([1])[0] is first
@@ -226,14 +227,14 @@ def test_only_the_last_few_structures_are_remembered() -> None:
     ],
 )
 def test_what_cannot_be_stored_is_refused_each_time(tree: object, error: type[Exception]) -> None:
-    cache = StructureCache()
+    cache = StructureCache(BoundedCache(8))
     for _ in range(2):
         with pytest.raises(error):
             cache.flatten(tree)
 
 
 def test_abstract_leaves_are_leaves() -> None:
-    cache = StructureCache()
+    cache = StructureCache(BoundedCache(8))
     tree = {"s": cast("Any", jax).ShapeDtypeStruct((2,), np.float32), "t": np.ndarray, "u": int}
     check_same(cache, tree)
 
@@ -248,13 +249,13 @@ def test_it_holds_no_value_of_the_tree() -> None:
         def __del__(self) -> None:
             Leaf.alive -= 1
 
-    cache = StructureCache()
+    cache = StructureCache(BoundedCache(8))
     cache.flatten({"a": Leaf(), "b": Box([Leaf()], "n")})
     assert Leaf.alive == 0
 
 
 def test_threads_may_share_it() -> None:
-    cache = StructureCache(most=2)
+    cache = StructureCache(BoundedCache(2))
     trees: list[Any] = [[0] * n for n in range(1, 6)]
 
     def work() -> None:
@@ -287,7 +288,7 @@ trees = st.recursive(
 @pytest.mark.many_cases
 @given(st.lists(trees, min_size=1, max_size=4))
 def test_any_trees_one_after_the_other(found: list[object]) -> None:
-    cache = StructureCache(most=3)
+    cache = StructureCache(BoundedCache(3))
     for tree in [*found, *found]:
         try:
             flatten_tree(tree)
@@ -300,7 +301,7 @@ def test_any_trees_one_after_the_other(found: list[object]) -> None:
 
 @pytest.mark.parametrize("keys", [("x", "y"), ("x", 1.5)], ids=["cached", "never cached"])
 def test_what_each_process_has_stands_below_its_key(keys: tuple[object, ...]) -> None:
-    cache = StructureCache()
+    cache = StructureCache(BoundedCache(8))
     tree = {"a": 0, "it": PerProcess([dict.fromkeys(keys[:1], 0), 0]), "z": dict.fromkeys(keys[1:], 0)}
     found = {count: cache.flatten(tree, (count - 1, count))[0] for count in (1, 2, 3)}
 

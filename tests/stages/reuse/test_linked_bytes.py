@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.kernel import Written
-from penstock.stages.reuse.linked_bytes import LITTLE_PARTS, LinkTurns, Turn, due
+from penstock.kernel.pipeline.run_context import RunCaches
+from penstock.stages.reuse.incremental import LITTLE_PARTS, Turn, due
 
 MIB = 2**20
 NAMES = [f"leaf{at}" for at in range(20)]
@@ -41,7 +42,7 @@ def test_two_trees_that_are_saved_by_turns_are_both_compared_as_a_whole(every: i
 
 def test_a_process_that_begins_again_begins_elsewhere() -> None:
     assert len({tuple(chosen(0, 10, salt)) for salt in range(5)}) > 1
-    assert LinkTurns().next().salt != LinkTurns().next().salt
+    assert RunCaches().salt != RunCaches().salt
 
 
 def test_all_or_nothing_where_that_is_asked_for() -> None:

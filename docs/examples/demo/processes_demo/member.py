@@ -14,8 +14,8 @@ from typing import Any
 import anyio
 
 import penstock
+from penstock.config import JobLimits
 from penstock.handlers import LocalStore
-from penstock.kernel import JobLimits
 from penstock.steps import EverySteps
 from penstock.testing import FaultyStore
 

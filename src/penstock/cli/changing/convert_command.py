@@ -16,8 +16,8 @@ from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import CommandError, Output
 from penstock.handlers.formats.npz_archive import SUFFIX as NPZ_SUFFIX
 from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
-from penstock.kernel.config.units import parse_bytes
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
+from penstock.kernel.options import parse_bytes
 from penstock.kernel.reports.stage_report import counted
 
 

@@ -6,7 +6,7 @@ __all__ = ("add_storage_options", "chosen_format", "said_format")
 
 import argparse
 
-from penstock.kernel.config.save_format import SaveFormat
+from penstock.kernel.protocols.save_format import SaveFormat
 
 
 def add_storage_options(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, final
 
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Output, Table
-from penstock.handlers.stores.system_calls.atomic_rename import rename_only_to_absent
+from penstock.handlers.stores.system_calls.file_system import rename_only_to_absent
 from penstock.kernel.memory.memory_limit import auto_memory_limit, free_memory
 
 _EXTRAS: Final = {

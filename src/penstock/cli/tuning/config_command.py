@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from penstock.cli.terminal.terminal_output import Output, Table
-from penstock.configuration import (
+from penstock.config.config import Config, FoundFile, find_file, profiles_in
+from penstock.config.option_reference import (
     OptionEntry,
     config_page,
     config_schema,
     effective_options,
     every_option,
 )
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.config_file import FoundFile, find_file, profiles_in
 from penstock.kernel.errors import SpecError
 
 

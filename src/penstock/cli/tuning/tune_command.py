@@ -19,12 +19,11 @@ import anyio
 
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import CommandError, Output
+from penstock.config.config import Config, FoundFile, profiles_in
 from penstock.inspection.places import store_of
-from penstock.kernel.config.config import Config
-from penstock.kernel.config.config_file import FoundFile, profiles_in
-from penstock.kernel.config.units import parse_bytes, parse_seconds
 from penstock.kernel.errors import StorageError
 from penstock.kernel.memory.memory_limit import free_memory
+from penstock.kernel.options import parse_bytes, parse_seconds
 from penstock.kernel.storage.paths import bucket_of, path_or_url
 from penstock.tuning import (
     Candidate,

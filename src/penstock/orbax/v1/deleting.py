@@ -8,15 +8,7 @@ import json
 import os
 from typing import Any, cast
 
-from penstock.embedding import (
-    built_in,
-    delete_step,
-    deletion,
-    file_names,
-    kernel,
-    paths,
-    replace_file,
-)
+from penstock.embedding import built_in, delete_step, deletion, document_files, file_names, kernel, paths
 from penstock.errors import PathError, StorageError
 from penstock.orbax.item_files import store_at
 from penstock.orbax.v1.handler_registration import check_names
@@ -108,11 +100,11 @@ def _delete_item(store: built_in.LocalStore, path: str, name: str) -> None:
         return
 
     others = {item: handler for item, handler in cast("dict[str, Any]", handlers).items() if item != name}
-    replace_file(store, file, json.dumps({**listed, "item_handlers": others}).encode())
+    document_files.replace_file(store, file, json.dumps({**listed, "item_handlers": others}).encode())
     try:
         delete_step(store, path, name, None)
     except StorageError:
-        replace_file(store, file, data)
+        document_files.replace_file(store, file, data)
         raise
 
 

@@ -21,10 +21,11 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar, final
 
 from penstock.embedding import (
     checkpoint_metadata,
+    document_files,
     file_names,
+    find_place,
     kernel,
     paths,
-    sealed_documents,
     snapshot_of,
 )
 from penstock.errors import ChecksumError, MissingFileError
@@ -183,7 +184,7 @@ def _find(path: str, layout: CheckpointLayout) -> Survey:
     if file_names.V1_MARK not in names:
         _check_v0(store, path, names)
 
-    about = sealed_documents(store, path).about(names)
+    about = document_files.sealed_documents(store, path).about(names)
     return Survey(path, Kind.V1 if file_names.V1_MARK in names else Kind.V0, names, about, store)
 
 
@@ -195,16 +196,13 @@ def _check_v0(store: kernel.Store, path: str, names: frozenset[str]) -> None:
     if {file_names.CHECKPOINT_METADATA, file_names.METADATA} & names:
         return
 
-    def has(name: str, document: str) -> bool:
-        return store.kind(os.path.join(path, name, document)) is not None
+    place = find_place(store, path)
+    if place.kind == "checkpoint":
+        return
+    if place.steps:
+        raise ValueError(f"{path} is a directory of checkpoints, one of which can be loaded: {place.steps}")
 
-    below = [name for name in sorted(names) if has(name, file_names.CHECKPOINT_METADATA)]
-    if below:
-        raise ValueError(f"{path} is a directory of checkpoints, one of which can be loaded: {below}")
-    if not any(has(name, file_names.METADATA) for name in names):
-        raise ValueError(
-            f"{path} is not a checkpoint: neither it nor an item in it has a {file_names.METADATA}."
-        )
+    raise ValueError(f"{path} is a folder, and not itself a checkpoint: load one that is in it, if any is.")
 
 
 def _safetensors(store: kernel.Store, path: str, kind: str, names: frozenset[str]) -> Survey:

@@ -22,13 +22,13 @@ from penstock import Checkpointer
 from penstock.embedding import (
     built_in,
     checkpoint_metadata,
+    document_files,
     file_names,
     flattening,
     holds,
     kernel,
     make_name_durable,
     paths,
-    sealed_documents,
 )
 from penstock.errors import ConfigError, InUseError
 from penstock.orbax.joint_saves import is_publisher, job_options
@@ -323,7 +323,6 @@ async def _together(
             raise ConfigError("job.local_root", "parts are gathered in a directory that all processes see")
 
         operation = engine.coordinator.operation(question.about)
-        assert operation is not None, "`saves_jointly` has seen several processes"
         return await act_on_answer(operation, question.asked, answer, act)
 
 
@@ -420,7 +419,9 @@ async def _merged(parts: Sequence[str], memory_limit: int | None) -> Any:
 def _as_saved(context: Context, part: str) -> Context:
     """Return a context with the format of a part."""
     recorded = json.loads(
-        sealed_documents(built_in.LocalStore(), os.path.join(part, STATE)).read(file_names.METADATA)
+        document_files.sealed_documents(built_in.LocalStore(), os.path.join(part, STATE)).read(
+            file_names.METADATA
+        )
     )
     found = Context(context)
     saving = found.array.saving
@@ -431,4 +432,4 @@ def _as_saved(context: Context, part: str) -> Context:
 
 def _about(store: built_in.LocalStore, part: str) -> checkpoint_metadata.CheckpointMetadata:
     names = store.list_directory(part)
-    return sealed_documents(store, part).about(names)
+    return document_files.sealed_documents(store, part).about(names)

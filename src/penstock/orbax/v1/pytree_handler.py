@@ -15,7 +15,7 @@ from anyio import to_thread
 from jax import tree_util
 
 from penstock import Checkpointer, HandlerRegistry, SaveArgs, pipelines
-from penstock.embedding import TreeLayout, built_in, flattening, kernel
+from penstock.embedding import TreeDirectory, built_in, flattening, kernel
 from penstock.errors import InvalidLeafError, NoHandlerError, StructureMismatchError
 from penstock.orbax.array_metadata_store import Store, recorded_by, validate
 from penstock.orbax.database_merging import MergeProcessFiles
@@ -181,7 +181,8 @@ class PyTreeHandler:
         options = self._context.array.saving
         path = await directory.await_creation()
         build = joint_build_around(path)
-        layout = TreeLayout(save_format_of(options, jointly=build is not None))
+        form = save_format_of(options, jointly=build is not None)
+        layout = built_in.OrbaxLayout(form, directory=TreeDirectory())
         pipeline = pipelines.save_pipeline()
         if options.use_ocdbt and build is None:  # for leaf handlers that write databases of their own
             pipeline = pipeline.insert_after("commit", MergeProcessFiles(), called="merge")

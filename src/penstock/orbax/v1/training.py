@@ -15,21 +15,19 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias, cast, final
 
 from penstock.embedding import kernel, step_number
-from penstock.orbax.manager_options import CheckpointManagerOptions, check_metrics, policies_of
-from penstock.orbax.manager_root import CheckpointInfo, JobDecisions, Root, new_info
-from penstock.orbax.multihost import reached_preemption
+from penstock.orbax.manager_options import CheckpointManagerOptions
+from penstock.orbax.manager_root import CheckpointInfo, ManagedSteps, StepChange
 from penstock.orbax.options import FileOptions
 from penstock.orbax.preservation_policy import PreservationPolicy, PreserveAll
 from penstock.orbax.save_decision_policy import (
     AnySavePolicy,
     ContinuousCheckpointingPolicy,
-    DecisionContext,
     InitialSavePolicy,
     PreemptionCheckpointingPolicy,
     SaveDecisionPolicy,
@@ -395,12 +393,8 @@ class StepSequence:
     def __init__(
         self, directory: Any, options: CheckpointManagerOptions, logger: Any, custom_metadata: JsonType | None
     ) -> None:
-        self._deciding, self._preserving = policies_of(options)
-        self._processes = options.multiprocessing_options
-        self._job = JobDecisions(directory, options)
-        self._root = Root(directory, options, is_primary=self._job.is_primary)
+        self._root = ManagedSteps(directory, options, cast("Mapping[str, Any] | None", custom_metadata))
         self._logger = logger
-        self._steps = self._job.opened(self._root, cast("Mapping[str, Any] | None", custom_metadata))
         self._saving: StepSave | None = None
         self._deleting: Operation[bool] | None = None
 
@@ -419,7 +413,7 @@ class StepSequence:
                 commit_timestamp_nsecs=int(info.time.timestamp() * 1e9),
                 metrics=info.metrics,
             )
-            for info in self._steps
+            for info in self._root.infos
         ]
 
     def about(self, info: CheckpointInfo, found: OneCheckpoint[Any]) -> CheckpointMetadata[Any]:
@@ -450,7 +444,7 @@ class StepSequence:
             StepNotFoundError: If there is none.
         """
         number = None if step is None else _number(step)
-        for info in reversed(self._steps):
+        for info in reversed(self._root.infos):
             if number in (None, info.step):
                 return info
 
@@ -458,7 +452,7 @@ class StepSequence:
 
     def should_save(self, step: Step) -> bool:
         """Return whether a step is newer than the latest one, and the policy asks for it."""
-        return self._should_save(_number(step), self._steps)
+        return self._should_save(_number(step), self._root.infos)
 
     def begin_save(self, new: NewStep, *, synchronous: bool = False) -> StepSave | None:
         """Start to save a step, if the policy asks for it; return when its objects may be changed.
@@ -469,30 +463,39 @@ class StepSequence:
         """
         number, times = _number(new.step), SaveTimes()
         self.wait_for_deletion()
-        others = [info for info in self._steps if info.step != number]
-        if len(others) < len(self._steps) and not new.overwrite:
+        if number in self._root.steps and not new.overwrite:
             raise StepAlreadyExistsError(number)
-        says = partial(self._should_save, steps=others)
-        if not new.force and not self._job.wanted(number, self._deciding, says):
+        says = partial(self._should_save, steps=[info for info in self._root.infos if info.step != number])
+        if not new.force and not self._root.wanted(number, says):
             return None
 
         times.timed("wait_for_prev", self._wait_for_save)
-        check_metrics(self._preserving, new.metrics, self._steps)
-        steps, doomed = times.timed("get_old_steps", self._with, number, new.metrics)
-        self._root.forget(number)
-        self._root.begin_writing()
-        with times.part("checkpointer_blocking"):
-            operation = begin_save(
-                self._root.new_path(number),
-                new.items,
-                overwrite=new.overwrite,
-                custom_metadata=new.custom_metadata,
-                metrics=new.metrics,
-            )
-            saving = staged(operation)
-        self._steps = [info for info in steps if info.step not in doomed]
-        delete = partial(self._job.delete_after, number, self._root)
-        self._saving = StepSave(number, saving, doomed, delete, self._ended)
+        self._root.check_metrics(new.metrics)
+        choose = self._root.to_delete
+        change, failure = times.timed("get_old_steps", self._root.begin, number, new.metrics, choose)
+        if failure is not None:
+            self._root.failed(change)
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback refers to this frame
+
+        try:
+            self._root.hold(number)
+            with times.part("checkpointer_blocking"):
+                operation = begin_save(
+                    self._root.new_path(number),
+                    new.items,
+                    overwrite=new.overwrite,
+                    custom_metadata=new.custom_metadata,
+                    metrics=new.metrics,
+                )
+                saving = staged(operation)
+        except BaseException:
+            self._root.failed(change)
+            raise
+
+        self._saving = StepSave(change, saving, self._root.ended, self._ended)
         log_save(self._logger, number, self.directory, times, synchronous=synchronous)
         return self._saving
 
@@ -525,11 +528,11 @@ class StepSequence:
         """
         number = _number(step)
         self.wait()
-        known = number in {info.step for info in self._root.infos()}
+        known = self._root.exists(number)
         if not known and not missing_ok:
             raise StepNotFoundError(str(self.directory), number)
         if name is None:
-            self._steps = [info for info in self._steps if info.step != number]
+            self._root.forget(number)
 
         def remove() -> bool:
             if known and name is None:
@@ -538,7 +541,7 @@ class StepSequence:
                 return delete(self._root.path(number), checkpointable_name=name, missing_ok=missing_ok)
             return known
 
-        once = partial(self._job.decided, f"delete {name or 'all'} of {number}", remove)
+        once = partial(self._root.decided, f"delete {name or 'all'} of {number}", remove)
 
         async def run(operation: Operation[bool]) -> bool:
             return await kernel.Threads(1).run(once)
@@ -571,7 +574,7 @@ class StepSequence:
     def reload(self) -> None:
         """List the directory again."""
         self.wait_for_deletion()
-        self._steps = self._root.infos()
+        self._root.reload()
 
     def close(self) -> None:
         """Wait until nothing is running, and let others write to the directory."""
@@ -579,33 +582,9 @@ class StepSequence:
             self.wait()
         finally:
             self._root.close()
-            self._job.close()
 
     def _should_save(self, number: int, steps: Sequence[CheckpointInfo]) -> bool:
-        if steps and steps[-1].step >= number:
-            return False
-
-        context = DecisionContext(
-            is_saving_in_progress=self.is_saving(),
-            reached_preemption=reached_preemption(number),
-            multiprocessing_options=self._processes,
-        )
-        return self._deciding.should_save(new_info(number), list(steps), context=context)
-
-    def _with(self, number: int, metrics: Any) -> tuple[list[CheckpointInfo], list[int]]:
-        """Return all steps with one that is about to be saved, and those that are deleted once it is durable.
-
-        Raises:
-            Exception: What a policy raises.
-        """
-        others = [info for info in self._steps if info.step != number]
-        added = replace(new_info(number, metrics), path=self._root.new_path(number))
-        steps = sorted([*others, added], key=lambda info: info.step)
-        doomed, failure = self._job.doomed(self._preserving, number, steps)
-        if failure is not None:
-            raise failure
-
-        return steps, doomed
+        return self._root.should_save(number, steps, is_saving=self.is_saving())
 
     def _wait_for_save(self) -> None:
         if self._saving is not None:
@@ -616,7 +595,7 @@ class StepSequence:
         if self._saving is saving:
             self._saving = None
             if failed:
-                self._steps = self._root.infos()
+                self._root.reload()
 
 
 def options_of(
@@ -657,27 +636,25 @@ class StepSave(AsyncResponse[bool]):
     """The save of a step in the background, and the deletion of those that it replaces.
 
     Args:
-        step: The number of the step.
+        change: The step, and those that are deleted once it is durable.
         saving: The save.
-        doomed: The steps that are deleted once it is durable.
         delete: Deletes them; blocking.
         ended: Called in each thread that waits, once all is over, with whether it failed.
     """
 
     def __init__(
         self,
-        step: int,
+        change: StepChange,
         saving: Operation[None],
-        doomed: Sequence[int],
-        delete: Callable[[Sequence[int]], None],
+        delete: Callable[[StepChange], None],
         ended: Callable[[StepSave, bool], None],
     ) -> None:
-        self.step = step
+        self.step = change.step
+        self._change = change
         self._saving = saving
-        self._doomed = doomed
         self._delete = delete
         self._ended = ended
-        self._operation: Operation[bool] = begin(f"save of step {step}", self._run)
+        self._operation: Operation[bool] = begin(f"save of step {change.step}", self._run)
 
     def result(self, timeout: float | None = None) -> bool:
         """Wait until the step is durable and those that it replaces are gone.
@@ -727,5 +704,5 @@ class StepSave(AsyncResponse[bool]):
 
     async def _run(self, operation: Operation[bool]) -> bool:
         await self._saving
-        await kernel.Threads(1).run(self._delete, self._doomed)
+        await kernel.Threads(1).run(self._delete, self._change)
         return True

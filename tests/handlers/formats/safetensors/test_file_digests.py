@@ -25,7 +25,7 @@ from penstock.handlers.formats.safetensors.file_digests import (
     filled,
     find,
 )
-from penstock.handlers.formats.safetensors.written_digests import WrittenDigests
+from penstock.handlers.formats.safetensors.safetensors_layout import WrittenDigests
 from penstock.kernel import Arrangement, Document, LeafSpec, Place
 from penstock.kernel.protocols.layouts import WrittenRange
 

@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 
 from penstock.errors import CorruptCheckpointError, PenstockError, TruncatedDataError, UnsupportedFormatError
 from penstock.handlers import LocalStore
-from penstock.handlers.formats.safetensors.element_types import CODES, NAMES, PACKED
 from penstock.handlers.formats.safetensors.header import (
+    CODES,
     MAX_HEADER_BYTES,
+    NAMES,
+    PACKED,
+    FileHeader,
+    Tensor,
     encode_header,
     read_header,
 )
-from penstock.handlers.formats.safetensors.header_decoding import FileHeader, Tensor
 from penstock.testing import FaultyStore
 
 

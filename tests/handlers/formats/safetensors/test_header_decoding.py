@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from penstock.errors import CorruptCheckpointError
 from penstock.handlers import LocalStore
 from penstock.handlers.formats.json_documents import UnusualFormError
-from penstock.handlers.formats.safetensors.header import encode_header, read_header
-from penstock.handlers.formats.safetensors.header_decoding import (
+from penstock.handlers.formats.safetensors.header import (
     FileHeader,
     Tensor,
     _decode_usual,
     decode_header,
+    encode_header,
+    read_header,
 )
 
 Row = tuple[str, str, tuple[int, ...], int, int]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from penstock.config import Config
 from penstock.errors import ConfigError
+from penstock.handlers.stores.buckets.bucket_options import AzOptions, BucketOptions, GsOptions, S3Options
 from penstock.handlers.stores.buckets.connections import connect, tensorstore_spec
-from penstock.kernel import Config
-from penstock.kernel.config.bucket_options import AzOptions, BucketOptions, GsOptions, S3Options
 
 
 class Recorder:

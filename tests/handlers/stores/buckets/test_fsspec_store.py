@@ -13,7 +13,7 @@ from penstock import Checkpointer
 from penstock.errors import AccessDeniedError, SpecError, StorageError, UnreachableError
 from penstock.handlers import fsspec_store
 from penstock.handlers.stores.buckets.bucket_builds import MARK
-from penstock.handlers.stores.buckets.fsspec_objects import FsspecObjects
+from penstock.handlers.stores.buckets.fsspec_store import FsspecObjects
 from penstock.handlers.stores.buckets.objects import Listed
 from penstock.kernel import Exchanges, FolderListing, SharedFiles, Store
 from penstock.steps import CheckpointManager, KeepLast

@@ -18,11 +18,11 @@ from tests.handlers.stores.buckets.bucket_rig import Bucket
 from tests.object_server import CREDENTIALS, Asked, ObjectServer, object_server
 
 from penstock.errors import AccessDeniedError, ChecksumError, StorageError
+from penstock.handlers.stores.buckets.bucket_options import S3Options
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.connections import connect
 from penstock.handlers.stores.buckets.long_files import LongFile
 from penstock.kernel import DataFile
-from penstock.kernel.config.bucket_options import S3Options
 
 URL = "s3://bucket"
 MIB = 2**20

@@ -12,6 +12,7 @@ from anyio import CancelScope, create_task_group, to_thread
 from tests.object_server import CREDENTIALS, Asked, InMemory, ObjectServer, object_server
 
 from penstock.errors import AccessDeniedError, StorageError, ThrottledError, UnreachableError
+from penstock.handlers.stores.buckets.bucket_options import S3Options
 from penstock.handlers.stores.buckets.connections import connect
 from penstock.handlers.stores.buckets.object_client import ObjectClient
 from penstock.handlers.stores.buckets.retries import (
@@ -21,8 +22,7 @@ from penstock.handlers.stores.buckets.retries import (
     pause_in_thread,
     seconds_asked_for,
 )
-from penstock.kernel.config.bucket_options import S3Options
-from penstock.kernel.protocols.transfers import RequestFigures
+from penstock.kernel.protocols.stores import RequestFigures
 
 BUSY = ThrottledError("get", "s3://b/k", "503")
 GONE = UnreachableError("get", "s3://b/k", "error sending request")

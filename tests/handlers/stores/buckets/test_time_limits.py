@@ -10,9 +10,9 @@ import pytest
 from tests.object_server import InMemory, object_server
 
 from penstock.errors import ThrottledError, UnreachableError
+from penstock.handlers.stores.buckets.bucket_options import S3Options
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.connections import connect
-from penstock.kernel.config.bucket_options import S3Options
 
 LONG = 90.0  # longer than a test may take
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from penstock.handlers.ocdbt.database_reader import read_index
 from penstock.handlers.ocdbt.node_decoding import Index
 from penstock.handlers.ocdbt.wire_format import Indirect
 from penstock.kernel import Leaf, Written, WrittenBatch
-from penstock.kernel.messages.save import WrittenPack
+from penstock.kernel.protocols.written import WrittenTable
 
 MANY = 100_000
 NODES = "d/nodes"
@@ -44,6 +44,10 @@ def decoded(index: ChunkIndex, batches: Sequence[WrittenBatch], folder: Path) ->
     return read_index(LocalStore(), str(folder))
 
 
+def table(leaves: Sequence[Leaf], parts: Iterable[Written]) -> WrittenBatch:
+    return WrittenBatch((), WrittenTable.of(parts, {leaf.index: leaf.spec for leaf in leaves}))
+
+
 def part(leaf: int, chunk: tuple[int, ...], offset: int, nbytes: int, start: int = 0) -> Written:
     return Written(leaf, chunk, start, "d/data", offset, nbytes, 0)
 
@@ -60,7 +64,7 @@ def all_parts() -> list[Written]:
 
 
 def test_every_chunk_is_found_where_it_was_written(leaves: list[Leaf], tmp_path: Path) -> None:
-    found = decoded(ChunkIndex(TreeColumns.of(leaves)), [WrittenBatch((), tuple(all_parts()))], tmp_path)
+    found = decoded(ChunkIndex(TreeColumns.of(leaves)), [table(leaves, all_parts())], tmp_path)
 
     chunks = {key: value for key, value in found.items() if not key.endswith(b".zarray")}
     assert chunks == {
@@ -82,8 +86,14 @@ def test_every_chunk_is_found_where_it_was_written(leaves: list[Leaf], tmp_path:
 
 def test_the_chunks_of_a_packed_leaf_follow_each_other(leaves: list[Leaf], tmp_path: Path) -> None:
     single, grid, _, line = leaves
-    pack = WrittenPack((line, single, grid), "d/pack", 64, 96, ())
-    found = decoded(ChunkIndex(TreeColumns.of(leaves)), [WrittenBatch((), packs=(pack,))], tmp_path)
+    parts = [(leaf, chunk) for leaf in (line, single, grid) for chunk in leaf.spec.chunk_indices()]
+    sizes = [leaf.spec.chunk_nbytes for leaf, _ in parts]
+    ends = itertools.accumulate(sizes, initial=64)
+    rows = [
+        Written(leaf.index, chunk, 0, "d/pack", at, size, 0)
+        for (leaf, chunk), at, size in zip(parts, ends, sizes, strict=False)
+    ]
+    found = decoded(ChunkIndex(TreeColumns.of(leaves)), [table(leaves, rows)], tmp_path)
 
     assert [found[f"s/{at}".encode()] for at in range(4)] == [
         Indirect("d/pack", 64 + 8 * at, 8) for at in range(4)
@@ -95,16 +105,18 @@ def test_the_chunks_of_a_packed_leaf_follow_each_other(leaves: list[Leaf], tmp_p
 
 @pytest.mark.parametrize("chunk", [(2, 0), (0, 3), (-1, 0), (0,), (0, 0, 0)])
 def test_a_chunk_outside_of_the_grid_is_refused(leaves: list[Leaf], chunk: tuple[int, ...]) -> None:
-    written = WrittenBatch((), (*all_parts(), part(5, chunk, 0, 8)))
     with pytest.raises(PenstockError, match="of leaf 5 was written, but no leaf of the tree has it"):
         ChunkIndex(TreeColumns.of(leaves)).encode(
-            [written], node_file=NODES, uuid=bytes(16), commit_time_ns=1
+            [table(leaves, [*all_parts(), part(5, chunk, 0, 8)])],
+            node_file=NODES,
+            uuid=bytes(16),
+            commit_time_ns=1,
         )
 
 
-def test_a_pack_with_a_leaf_that_the_tree_has_not_is_refused(leaves: list[Leaf]) -> None:
-    written = WrittenBatch((), tuple(all_parts()), (WrittenPack((leaves[0],), "d/pack", 0, 16, (0,)),))
-    with pytest.raises(PenstockError, match="a pack of leaf 2 was written"):
+def test_what_was_written_of_a_leaf_that_the_tree_has_not_is_refused(leaves: list[Leaf]) -> None:
+    written = table(leaves, [*all_parts(), part(2, (0,), 0, 16)])
+    with pytest.raises(PenstockError, match="of leaf 2 was written, but no leaf of the tree has it"):
         ChunkIndex(TreeColumns.of(leaves[1:])).encode(
             [written], node_file=NODES, uuid=bytes(16), commit_time_ns=1
         )
@@ -117,7 +129,7 @@ def test_a_missing_chunk_is_named(
     parts = tuple(each for each in all_parts() if (each.leaf, each.chunk) != absent)
     with pytest.raises(PenstockError, match=f"{named}.*0 of 8 bytes were written"):
         ChunkIndex(TreeColumns.of(leaves)).encode(
-            [WrittenBatch((), parts)], node_file=NODES, uuid=bytes(16), commit_time_ns=1
+            [table(leaves, parts)], node_file=NODES, uuid=bytes(16), commit_time_ns=1
         )
 
 
@@ -125,7 +137,7 @@ def test_the_time_for_many_chunks_grows_with_their_number_alone(make_leaf: Any, 
     # A search for each chunk among all of them would run into the time limit of a test.
     leaf = make_leaf(0, ("w",), **FLOATS, shape=(MANY,), chunk_shape=(1,))
     parts = tuple([part(0, (at,), 4 * at, 4) for at in range(MANY)])
-    found = decoded(ChunkIndex(TreeColumns.of([leaf])), [WrittenBatch((), parts)], tmp_path)
+    found = decoded(ChunkIndex(TreeColumns.of([leaf])), [table([leaf], parts)], tmp_path)
 
     assert len(found) == MANY + 1
     assert found[f"w/{MANY - 1}".encode()] == Indirect("d/data", 4 * (MANY - 1), 4)

@@ -21,10 +21,11 @@ from orbax.checkpoint.experimental import v1 as ocp_v1
 
 from penstock.errors import DuplicateNameError, InvalidLeafError, PenstockError, SpecError
 from penstock.handlers import LocalStore, OrbaxLayout
-from penstock.handlers.formats.orbax.encoded_tree import EncodedTree
+from penstock.handlers.formats.orbax.orbax_layout import EncodedTree
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline
 from penstock.kernel import Document, Layout, Leaf, ParamInfo, SaveFormat, Written, WrittenBatch
+from penstock.kernel.protocols.written import WrittenTable
 
 W = np.arange(24, dtype=np.float32).reshape(4, 6)
 N = np.array([-1, 2, 3], np.int16)
@@ -165,7 +166,7 @@ def test_checksums_of_all_pieces_are_recorded(ours: Path) -> None:
 
 
 def documents(leaves: list[Leaf], written: tuple[Written, ...] = ()) -> dict[str, bytes]:
-    batches = [WrittenBatch((), written)]
+    batches = [WrittenBatch((), WrittenTable.of(written, [leaf.spec for leaf in leaves]))]
     made: Any = OrbaxLayout().documents(leaves, batches, started_ns=1, custom_metadata=None)
     return {document.path: document.data for document in made}
 
@@ -190,7 +191,10 @@ def test_of_a_large_tree_one_document_is_in_memory_at_a_time(leaves: list[Leaf])
         watched = TreeColumns(columns.indices, Watched(columns.infos), columns.specs)
         tree = EncodedTree(watched, SaveFormat(), is_kept=is_kept)
         return tree.documents(
-            [WrittenBatch((), tuple(written))], started_ns=1, custom_metadata={"a": 1}, digests={}
+            [WrittenBatch((), WrittenTable.of(written, {leaf.index: leaf.spec for leaf in arrays}))],
+            started_ns=1,
+            custom_metadata={"a": 1},
+            digests={},
         )
 
     def in_memory() -> int:
