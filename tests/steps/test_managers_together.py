@@ -166,7 +166,9 @@ async def test_metrics_that_one_process_cannot_keep_end_the_save_for_all(tmp_pat
         async def save(manager: CheckpointManager) -> None:
             index = managers.index(manager)
             try:
-                await manager.save(1, state(1), metrics={"loss": object() if index == 1 else 1.0})
+                future = await manager.save(1, state(1), metrics={"loss": object() if index == 1 else 1.0})
+                assert future is not None
+                await future  # a process may be staged before it hears of the failure
             except PenstockError as error:
                 told[index] = type(error).__name__
 
