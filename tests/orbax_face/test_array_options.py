@@ -22,7 +22,7 @@ from tests.orbax_face.leaf_round_trips import on
 import penstock.orbax
 import penstock.orbax.v1 as ours_v1
 from penstock.orbax import array_metadata_store as ours
-from penstock.orbax.v1.path_types import ExistingPath
+from penstock.orbax.v1.path import ExistingPath
 
 LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)
 NAMES = ("penstock", "orbax")

@@ -36,12 +36,11 @@ from penstock.orbax.checkpoint_args import CheckpointArgs, CheckpointHandler, ge
 from penstock.orbax.checkpointers import AsyncCheckpointer, Checkpointer
 from penstock.orbax.composite_handler import CompositeArgs, CompositeCheckpointHandler, CompositeOptions
 from penstock.orbax.handler_registration import DefaultCheckpointHandlerRegistry
-from penstock.orbax.manager_options import CheckpointManagerOptions, needs_metrics
-from penstock.orbax.manager_root import CheckpointInfo, ManagedSteps, StepChange
+from penstock.orbax.manager_root import CheckpointInfo, CheckpointManagerOptions, ManagedSteps, StepChange
 from penstock.orbax.multihost import reached_preemption
 from penstock.orbax.options import AsyncOptions, FileOptions, MultiprocessingOptions
 from penstock.orbax.plain_handlers import JsonCheckpointHandler, JsonRestoreArgs, JsonSaveArgs, WrapperArgs
-from penstock.orbax.preservation_policy import best_of
+from penstock.orbax.policies import best_of, needs_metrics
 from penstock.orbax.step_metadata import CompositeItemMetadata, RootMetadata, StepMetadata
 from penstock.orbax.step_statistics import SaveTimes, log_restore, log_save
 

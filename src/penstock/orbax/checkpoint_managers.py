@@ -28,29 +28,28 @@ __all__ = (
     "save_decision_policy",
 )
 
-from penstock.orbax import preservation_policy, save_decision_policy
+from penstock.orbax import policies as preservation_policy
+from penstock.orbax import policies as save_decision_policy
 from penstock.orbax.checkpoint_manager import CheckpointManager
-from penstock.orbax.manager_options import CheckpointManagerOptions
-from penstock.orbax.preservation_policy import (
+from penstock.orbax.manager_root import CheckpointManagerOptions
+from penstock.orbax.policies import (
     AnyPreservationPolicy,
+    AnySavePolicy,
     BestN,
+    ContinuousCheckpointingPolicy,
     CustomSteps,
+    DecisionContext,
     EveryNSeconds,
     EveryNSteps,
     EveryNStepsClosest,
-    LatestDuration,
-    LatestN,
-    PreservationContext,
-    PreservationPolicy,
-)
-from penstock.orbax.save_decision_policy import (
-    AnySavePolicy,
-    ContinuousCheckpointingPolicy,
-    DecisionContext,
     FixedIntervalPolicy,
     InitialSavePolicy,
+    LatestDuration,
+    LatestN,
     PolicyCheckpointInfo,
     PreemptionCheckpointingPolicy,
+    PreservationContext,
+    PreservationPolicy,
     SaveDecisionPolicy,
     SpecificStepsPolicy,
 )

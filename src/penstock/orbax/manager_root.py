@@ -1,14 +1,20 @@
-"""The steps of a directory, as the managers of both APIs have them: an adapter of `penstock.steps`."""
+"""The steps of a directory and the options of managers, for both APIs: an adapter of `penstock.steps`."""
 
 from __future__ import annotations
 
-__all__ = ("CheckpointInfo", "ManagedSteps", "StepChange", "new_info")
+__all__ = (
+    "CheckpointInfo",
+    "CheckpointManagerOptions",
+    "ManagedSteps",
+    "StepChange",
+    "new_info",
+)
 
 import datetime
 import math
 import operator
 import os
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +27,6 @@ from penstock.embedding import (
     RootOpening,
     StepFiles,
     file_names,
-    follows_from_step,
     get_logger,
     kernel,
     paths,
@@ -30,36 +35,203 @@ from penstock.embedding import step_directory as on_disk
 from penstock.errors import ConfigError, NotACheckpointError, StorageError
 from penstock.orbax.item_files import bucket_url, path_text, place_of, store_at
 from penstock.orbax.joint_saves import is_joint, job_options
-from penstock.orbax.manager_options import (
-    CheckpointManagerOptions,
-    check_metrics,
-    own_policy_of,
-    policies_of,
-    to_delete,
-)
 from penstock.orbax.multihost import reached_preemption
-from penstock.orbax.options import MultiprocessingOptions
-from penstock.orbax.save_decision_policy import (
+from penstock.orbax.options import AsyncOptions, AtomicityOptions, FileOptions, MultiprocessingOptions
+from penstock.orbax.policies import (
+    AnyPreservationPolicy,
     AnySavePolicy,
+    BestN,
     DecisionContext,
+    EveryNSeconds,
+    EveryNSteps,
     FixedIntervalPolicy,
+    FunctionPolicy,
     InitialSavePolicy,
+    LatestN,
     PreemptionCheckpointingPolicy,
+    PreservationPolicy,
     SaveDecisionPolicy,
     SpecificStepsPolicy,
+    as_decision_policy,
+    check_metrics,
+    is_same_everywhere,
+    to_delete,
 )
 from penstock.orbax.step import as_name_format, is_empty, standard_name_format
 from penstock.orbax.step_links import StepLinks
 from penstock.orbax.step_metadata import RootMetadata
-from penstock.steps import StepInfo
+from penstock.steps import KeepPolicy, SavePolicy, StepInfo
+
+_WRITING = {
+    "save_interval_steps": 0,
+    "max_to_keep": None,
+    "keep_time_interval": None,
+    "keep_period": None,
+    "create": False,
+    "cleanup_tmp_directories": False,
+    "save_on_steps": None,
+    "todelete_subdir": None,
+    "todelete_full_path": None,
+    "should_save_fn": None,
+}
+"""The values of these options with `read_only`."""
+
+
+@dataclass
+class CheckpointManagerOptions:
+    """The options of a manager: which steps it saves and keeps, and the way that it does.
+
+    Attributes:
+        save_interval_steps: Saves steps that are a multiple of it, and the first step.
+        max_to_keep: How many steps to keep: the latest, or with `best_fn` the best. None for all.
+        keep_time_interval: Also keeps one step per such interval.
+        keep_period: Also keeps steps that are a multiple of it.
+        best_fn: Turns the metrics of a step into a number.
+        best_mode: `max` if the greatest number is best, `min` if the least is.
+        keep_checkpoints_without_metrics: Whether steps without metrics are kept beside the best.
+        step_prefix: What precedes the number of a step, followed by an underscore.
+        step_format_fixed_length: The number of digits, filled up with zeros.
+        step_name_format: How steps are named, in place of the other two; see `penstock.orbax.step`.
+        create: Whether to create the directory if it does not exist.
+        cleanup_tmp_directories: Whether to remove what crashed saves left.
+        save_on_steps: More steps to save.
+        single_host_load_and_broadcast: Has no effect: every process lists the directory.
+        todelete_subdir: A folder that deleted steps are moved to; by default they are removed. In a bucket
+            they always are, which is logged.
+        todelete_full_path: Not supported: nothing is moved in a bucket.
+        enable_background_delete: Whether old steps are removed in the background.
+        num_deletion_threads: Has no effect.
+        read_only: Whether nothing is saved or deleted.
+        enable_async_checkpointing: Whether `save` returns when the objects have been copied.
+        async_options: How saves work in the background.
+        multiprocessing_options: Which processes save.
+        should_save_fn: Decides from a step and the latest one whether to save, in place of other options.
+        file_options: The permissions of directories.
+        atomicity_options: How a step becomes visible.
+        save_root_metadata: Whether the manager's `metadata` is written.
+        temporary_path_class: Not supported; use `atomicity_options`.
+        save_decision_policy: Decides which steps are saved, in place of the other options; also one of
+            penstock's own, as `penstock.steps.EverySteps`.
+        preservation_policy: Decides which steps stay, in place of the other options; also one of penstock's
+            own, as `penstock.steps.KeepLast`.
+        prevent_write_metrics: Whether metrics are used but not written.
+        enable_should_save_is_saving_in_progress_check: If False, policies do not see that a save runs.
+        enable_per_process_directory_creation: Has no effect; needs a `primary_host` of None.
+        lightweight_initialize: Whether to skip reading time and metrics of existing steps.
+
+    Raises:
+        ValueError: If options contradict each other.
+    """
+
+    save_interval_steps: int = 1
+    max_to_keep: int | None = None
+    keep_time_interval: datetime.timedelta | None = None
+    keep_period: int | None = None
+    best_fn: Callable[[Any], float] | None = None
+    best_mode: str = "max"
+    keep_checkpoints_without_metrics: bool = True
+    step_prefix: str | None = None
+    step_format_fixed_length: int | None = None
+    step_name_format: Any = None
+    create: bool = True
+    cleanup_tmp_directories: bool = False
+    save_on_steps: Container[int] | None = None
+    single_host_load_and_broadcast: bool = False
+    todelete_subdir: str | None = None
+    todelete_full_path: str | None = None
+    enable_background_delete: bool = False
+    num_deletion_threads: int | None = None
+    read_only: bool = False
+    enable_async_checkpointing: bool = True
+    async_options: AsyncOptions | None = None
+    multiprocessing_options: MultiprocessingOptions = field(default_factory=MultiprocessingOptions)
+    should_save_fn: Callable[[int, int | None], bool] | None = None
+    file_options: FileOptions = field(default_factory=FileOptions)
+    atomicity_options: AtomicityOptions | None = None
+    save_root_metadata: bool = True
+    temporary_path_class: Any = None
+    save_decision_policy: SaveDecisionPolicy | SavePolicy | None = None
+    preservation_policy: PreservationPolicy | KeepPolicy | None = None
+    prevent_write_metrics: bool = False
+    enable_should_save_is_saving_in_progress_check: bool = True
+    enable_per_process_directory_creation: bool = False
+    lightweight_initialize: bool = False
+
+    def __post_init__(self) -> None:
+        broadcast = bool(getattr(self.step_name_format, "single_host_load_and_broadcast", False))
+        if self.step_name_format is not None and broadcast != self.single_host_load_and_broadcast:
+            raise ConfigError(
+                "single_host_load_and_broadcast", "is not the same here and in step_name_format"
+            )
+        if self.best_mode not in ("min", "max"):
+            raise ConfigError("best_mode", f"must be 'min' or 'max', not {self.best_mode!r}")
+        if self.preservation_policy is None and self.max_to_keep is not None and self.max_to_keep < 0:
+            raise ConfigError("max_to_keep", f"must be None or not negative, not {self.max_to_keep}")
+
+        if self.read_only:
+            for name, value in _WRITING.items():
+                setattr(self, name, value)
+        if self.todelete_subdir is not None and self.todelete_full_path is not None:
+            raise ConfigError("todelete_full_path", "cannot be set together with todelete_subdir")
+        if (
+            self.enable_per_process_directory_creation
+            and self.multiprocessing_options.primary_host is not None
+        ):
+            raise ConfigError("enable_per_process_directory_creation", "needs a primary_host of None")
+
+        steps: Any = self.save_on_steps or ()
+        self.save_on_steps = frozenset(steps)
+
+
+def _save_policy(options: CheckpointManagerOptions) -> SaveDecisionPolicy:
+    """Return the policy that the options describe. A function takes the place of the other options."""
+    if options.save_decision_policy is not None:
+        return as_decision_policy(options.save_decision_policy)
+    if options.should_save_fn is not None:
+        return AnySavePolicy([FunctionPolicy(options.should_save_fn), PreemptionCheckpointingPolicy()])
+
+    interval = cast("int | None", options.save_interval_steps)
+    policies: list[SaveDecisionPolicy] = [] if interval is None else [FixedIntervalPolicy(interval)]
+    policies.append(SpecificStepsPolicy(cast("Container[int]", options.save_on_steps)))
+    return AnySavePolicy([*policies, PreemptionCheckpointingPolicy(), InitialSavePolicy()])
+
+
+def _preservation_policy(options: CheckpointManagerOptions) -> PreservationPolicy | KeepPolicy:
+    """Return the policy that the options describe.
+
+    Raises:
+        ConfigError: If both a preservation policy and other options say what stays.
+    """
+    if options.preservation_policy is not None:
+        if options.keep_time_interval or options.max_to_keep or options.keep_period:
+            raise ConfigError("preservation_policy", "excludes the other options that say what stays")
+
+        return options.preservation_policy
+
+    policies: list[PreservationPolicy] = []
+    if options.keep_period is not None:
+        policies.append(EveryNSteps(options.keep_period))
+    if options.keep_time_interval is not None:
+        policies.append(EveryNSeconds(interval_secs=int(options.keep_time_interval.total_seconds())))
+    if options.best_fn is None:
+        policies.append(LatestN(options.max_to_keep))
+    else:
+        best = BestN(
+            get_metric_fn=options.best_fn,
+            reverse=options.best_mode == "min",
+            n=options.max_to_keep,
+            keep_checkpoints_without_metrics=options.keep_checkpoints_without_metrics,
+        )
+        policies.append(best)
+
+    return AnyPreservationPolicy(policies)
+
 
 T = TypeVar("T")
 
 _LONG_AGO: Final = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
 _EPOCH: Final = datetime.datetime.fromtimestamp(0, datetime.UTC)
-
-_ALIKE = (FixedIntervalPolicy, SpecificStepsPolicy, InitialSavePolicy, PreemptionCheckpointingPolicy)
 
 
 @dataclass
@@ -128,7 +300,7 @@ class ManagedSteps:
         self.directory: Any = place_of(directory)
         self._path = path_text(self.directory)
         _check_place(self._path, options)
-        self._deciding, self.preserving = policies_of(options)
+        self._deciding, self.preserving = _save_policy(options), _preservation_policy(options)
         self._options = options
         self._store = store_at(self._path)
         self._reader = on_disk.StepReader(self._store)
@@ -221,7 +393,7 @@ class ManagedSteps:
         if self._options.read_only:
             return False
 
-        own, is_alike, name = False, _says_alike(self._deciding), f"save {step}"
+        own, is_alike, name = False, is_same_everywhere(self._deciding), f"save {step}"
         try:
             own = says(step)
         except Exception as error:
@@ -588,12 +760,3 @@ def _standard(options: CheckpointManagerOptions) -> Any:
         single_host_load_and_broadcast=options.single_host_load_and_broadcast,
         atomicity_options=options.atomicity_options,
     )
-
-
-def _says_alike(policy: SaveDecisionPolicy) -> bool:
-    """Return whether a policy decides by the steps alone, or by what jax says in all processes alike."""
-    if type(policy) is AnySavePolicy:
-        return all(map(_says_alike, policy.policies))
-
-    own = own_policy_of(policy)
-    return type(policy) in _ALIKE if own is None else follows_from_step(own)

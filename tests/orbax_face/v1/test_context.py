@@ -14,7 +14,7 @@ import pytest
 from orbax.checkpoint.experimental.v1._src.context import context as orbax_context
 
 import penstock.orbax.v1 as penstock_v1
-from penstock.orbax.v1.context import get_context
+from penstock.orbax.v1.options import get_context
 
 orbax_v1: Any = _orbax_v1  # it has no types
 

@@ -17,7 +17,7 @@ import pytest
 import penstock.orbax.v1 as penstock_v1
 from penstock.orbax.v1.errors import InvalidLayoutError
 from penstock.orbax.v1.handler_registration import AlreadyExistsError, NoEntryError
-from penstock.orbax.v1.path_types import ExistingPath
+from penstock.orbax.v1.path import ExistingPath
 from penstock.orbax.v1.serialization import AlreadyRegisteredTypeError, UnregisteredTypeError
 
 pytestmark = [

@@ -27,7 +27,7 @@ _ALSO = {
     ),
     f"{_V1}.serialization.array_leaf_handler": ("penstock.orbax.v1.abstract_tree", ("ArrayMetadata",)),
     f"{_V1}.serialization.numpy_leaf_handler": ("penstock.orbax.v1.abstract_tree", ("NumpyMetadata",)),
-    f"{_V1}.context.context": ("penstock.orbax.v1.context", ("get_context",)),
+    f"{_V1}.context.context": ("penstock.orbax.v1.options", ("get_context",)),
     f"{_V1}.handlers.pytree_handler": (
         "penstock.orbax.v1.errors",
         ("PartialSaveReplacementError",),

@@ -58,8 +58,6 @@ from penstock.orbax.v1 import (
     training,
     tree,
 )
-from penstock.orbax.v1.context import Context
-from penstock.orbax.v1.deleting import delete, delete_async
 from penstock.orbax.v1.handler_registration import (
     AbstractCheckpointable,
     Checkpointable,
@@ -77,8 +75,9 @@ from penstock.orbax.v1.loading import (
     metadata,
     pytree_metadata,
 )
-from penstock.orbax.v1.locating import CheckpointMetadata, PyTreeMetadata, is_orbax_checkpoint
+from penstock.orbax.v1.locating import PyTreeMetadata, delete, delete_async, is_orbax_checkpoint
 from penstock.orbax.v1.operation import AsyncResponse
+from penstock.orbax.v1.options import Context
 from penstock.orbax.v1.saving import (
     save,
     save_async,
@@ -87,4 +86,5 @@ from penstock.orbax.v1.saving import (
     save_pytree,
     save_pytree_async,
 )
+from penstock.orbax.v1.step_formats import CheckpointMetadata
 from penstock.orbax.v1.tree import PLACEHOLDER

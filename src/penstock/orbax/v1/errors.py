@@ -8,9 +8,13 @@ __all__ = (
     "InvalidLayoutError",
     "PartialSaveError",
     "PartialSaveReplacementError",
+    "StepAlreadyExistsError",
+    "StepNotFoundError",
 )
 
-from penstock.errors import PenstockError
+from typing import final
+
+from penstock.errors import CorruptCheckpointError, PenstockError, StepExistsError
 
 
 class InvalidLayoutError(PenstockError, ValueError):
@@ -31,3 +35,19 @@ class PartialSaveError(PenstockError):
 
 class PartialSaveReplacementError(PartialSaveError):
     """A partial save has a leaf that an earlier one of the same session has."""
+
+
+StepAlreadyExistsError = StepExistsError
+
+
+@final
+class StepNotFoundError(CorruptCheckpointError, FileNotFoundError):
+    """There is no such step, or no step at all. It is a FileNotFoundError.
+
+    Attributes:
+        step: Its number; None if the latest was asked for.
+    """
+
+    def __init__(self, path: str, step: int | None) -> None:
+        super().__init__(path, "there is no step in it" if step is None else f"there is no step {step} in it")
+        self.step = step

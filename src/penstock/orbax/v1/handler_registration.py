@@ -35,7 +35,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast, final, runtim
 
 from penstock.embedding import get_logger
 from penstock.errors import HandlerError
-from penstock.orbax.v1.path_types import Path, PathAwaitingCreation
+from penstock.orbax.v1.path import Path, PathAwaitingCreation
 
 Checkpointable: TypeAlias = Any
 

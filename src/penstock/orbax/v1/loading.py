@@ -29,7 +29,6 @@ from penstock import Checkpointer, Config
 from penstock.embedding import dtypes, get_logger, paths
 from penstock.errors import ChecksumError, MissingFileError, StructureMismatchError
 from penstock.orbax.v1.abstract_tree import mismatch
-from penstock.orbax.v1.context import Context, get_context
 from penstock.orbax.v1.errors import InvalidLayoutError
 from penstock.orbax.v1.handler_registration import (
     AUTO,
@@ -42,7 +41,6 @@ from penstock.orbax.v1.handler_registration import (
     handler_for_load,
 )
 from penstock.orbax.v1.locating import (
-    CheckpointMetadata,
     Kind,
     PyTreeMetadata,
     Survey,
@@ -51,8 +49,9 @@ from penstock.orbax.v1.locating import (
     tree_name,
 )
 from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, finished, give_up, hosting
-from penstock.orbax.v1.options import SafetensorsOptions
-from penstock.orbax.v1.path_types import Path, PathLike
+from penstock.orbax.v1.options import Context, SafetensorsOptions, get_context
+from penstock.orbax.v1.path import Path, PathLike
+from penstock.orbax.v1.step_formats import CheckpointMetadata
 from penstock.orbax.v1.tree import PyTreeOf, is_supported_abstract_leaf
 
 Abstract: TypeAlias = Any

@@ -1,26 +1,30 @@
-"""Discovery: the layout of a checkpoint, the item that holds its tree, and what it records. Blocking."""
+"""A checkpoint at a path: its layout, the item that holds its tree, and deleting it or an item of it."""
 
 from __future__ import annotations
 
 __all__ = (
-    "CheckpointMetadata",
     "Kind",
     "PyTreeMetadata",
     "Survey",
+    "delete",
+    "delete_async",
     "find",
     "is_orbax_checkpoint",
     "item_names",
     "tree_name",
 )
 
-import datetime
 import enum
+import json
 import os
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeAlias, TypeVar, final
+from typing import Any, Final, TypeAlias, cast, final
 
 from penstock.embedding import (
+    built_in,
     checkpoint_metadata,
+    delete_step,
+    deletion,
     document_files,
     file_names,
     find_place,
@@ -28,12 +32,13 @@ from penstock.embedding import (
     paths,
     snapshot_of,
 )
-from penstock.errors import ChecksumError, MissingFileError
+from penstock.errors import ChecksumError, MissingFileError, PathError, StorageError
 from penstock.orbax.item_files import store_at
 from penstock.orbax.v1.errors import InvalidLayoutError
-from penstock.orbax.v1.handler_registration import AUTO, RESERVED, STATE
+from penstock.orbax.v1.handler_registration import AUTO, RESERVED, STATE, check_names
+from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, finished
 from penstock.orbax.v1.options import CheckpointLayout
-from penstock.orbax.v1.path_types import Path, PathLike
+from penstock.orbax.v1.path import PathLike
 
 _SAFETENSORS: Final = ".safetensors"
 
@@ -212,84 +217,102 @@ def _safetensors(store: kernel.Store, path: str, kind: str, names: frozenset[str
     return Survey(path, Kind.SAFETENSORS, names, checkpoint_metadata.CheckpointMetadata(), store)
 
 
-MetadataT = TypeVar("MetadataT")
-
 PyTreeMetadata: TypeAlias = Any
 """A tree of dicts and lists that holds the metadata of each leaf."""
 
 
-class CheckpointMetadata(Generic[MetadataT]):
-    """The description of a checkpoint. Passed to `load`, it asks for everything as it was saved.
+def delete(path: PathLike, *, checkpointable_name: str | None = None, missing_ok: bool = False) -> bool:
+    """Delete a checkpoint, or one item of it.
+
+    It is renamed first, so that at no time part of it passes for a checkpoint.
 
     Args:
-        path: The path of the checkpoint.
-        metadata: That of the tree, or of each item by name.
-        init_timestamp_nsecs: When the save began: nanoseconds since the epoch.
-        commit_timestamp_nsecs: When it was done.
-        custom_metadata: The caller's own.
+        path: Of a single checkpoint.
+        checkpointable_name: The item; by default the whole checkpoint.
+        missing_ok: Whether it may be absent.
+
+    Returns:
+        Whether there was something to delete.
+
+    Raises:
+        FileNotFoundError: If there is nothing, and `missing_ok` is off.
+        InvalidLayoutError: If what is there is no checkpoint. It is a ValueError.
+        ValueError: If the item is the only one, or its name is not allowed.
+        StorageError: If penstock reads it or saves there elsewhere on this machine, or the medium refuses.
     """
-
-    def __init__(
-        self,
-        path: Path,
-        *,
-        metadata: MetadataT,
-        init_timestamp_nsecs: int | None = None,
-        commit_timestamp_nsecs: int | None = None,
-        custom_metadata: Any = None,
-    ) -> None:
-        self._path = path
-        self._metadata = metadata
-        self._init_timestamp_nsecs = init_timestamp_nsecs
-        self._commit_timestamp_nsecs = commit_timestamp_nsecs
-        self._custom_metadata = custom_metadata
-
-    @property
-    def path(self) -> Path:
-        """The path of the checkpoint."""
-        return self._path
-
-    @property
-    def metadata(self) -> MetadataT:
-        """The metadata of the tree, or of each item by name."""
-        return self._metadata
-
-    @property
-    def init_timestamp_nsecs(self) -> int | None:
-        """The time at which the save began, in nanoseconds since the epoch."""
-        return self._init_timestamp_nsecs
-
-    @property
-    def commit_timestamp_nsecs(self) -> int | None:
-        """The time at which it was done, in nanoseconds since the epoch."""
-        return self._commit_timestamp_nsecs
-
-    @property
-    def init_timestamp(self) -> datetime.datetime | None:
-        """The time at which the save began."""
-        return _datetime(self._init_timestamp_nsecs)
-
-    @property
-    def commit_timestamp(self) -> datetime.datetime | None:
-        """The time at which it was done."""
-        return _datetime(self._commit_timestamp_nsecs)
-
-    @property
-    def custom_metadata(self) -> Any:
-        """The caller's own metadata."""
-        return self._custom_metadata
-
-    def __repr__(self) -> str:
-        return (
-            f"CheckpointMetadata(metadata={self._metadata!r}, "
-            f"init_timestamp_nsecs={self._init_timestamp_nsecs}, "
-            f"commit_timestamp_nsecs={self._commit_timestamp_nsecs}, "
-            f"custom_metadata={self._custom_metadata!r})"
-        )
+    return finished(_begin(path, checkpointable_name, missing_ok=missing_ok))
 
 
-def _datetime(nanoseconds: int | None) -> datetime.datetime | None:
-    if nanoseconds is None:
-        return None
+def delete_async(
+    path: PathLike, *, checkpointable_name: str | None = None, missing_ok: bool = False
+) -> AsyncResponse[bool]:
+    """Begin to delete, and return; what goes wrong is raised by the response. See `delete`."""
+    return _begin(path, checkpointable_name, missing_ok=missing_ok)
 
-    return datetime.datetime.fromtimestamp(nanoseconds / 1e9, tz=datetime.UTC)
+
+def _begin(path: PathLike, name: str | None, *, missing_ok: bool) -> Operation[bool]:
+    place = paths.path_or_url(path)
+    if name is not None and paths.bucket_of(place) is not None:
+        raise PathError(place, "is in a bucket, where no single item is deleted; delete the checkpoint")
+    if name is not None:
+        check_names((name,))
+
+    async def run(operation: Operation[bool]) -> bool:
+        return await kernel.Threads(1).run(_delete, place, name, missing_ok)
+
+    return begin(f"delete {place!r}", run)
+
+
+def _delete(path: str, name: str | None, missing_ok: bool) -> bool:
+    store = store_at(path)
+    if paths.bucket_of(path) is None and not os.path.lexists(path):
+        return _absent(path, missing_ok)
+    if paths.bucket_of(path) is not None and store.kind(path) is None:
+        return _absent(path, missing_ok)
+
+    found = find(path, CheckpointLayout.AUTO)
+    doomed = path
+    if name is not None:
+        names = item_names(found)
+        doomed = os.path.join(path, name)
+        if name not in names:
+            return _absent(doomed, missing_ok)
+        if names == [name]:
+            raise ValueError(f"{name!r} is the only checkpointable of {path}: delete the whole checkpoint")
+
+    if found.kind is Kind.SAFETENSORS and os.path.isfile(path):
+        deletion.delete_file(built_in.LocalStore(), path, file_names.temporary_path(path))
+        return True
+
+    if name is None:
+        delete_step(store, os.path.dirname(doomed), os.path.basename(doomed), None)
+    else:
+        _delete_item(built_in.LocalStore(), path, name)
+
+    return True
+
+
+def _delete_item(store: built_in.LocalStore, path: str, name: str) -> None:
+    """Delete an item that the checkpoint no longer lists by then: one that is listed and lost is damage."""
+    file = os.path.join(path, file_names.CHECKPOINT_METADATA)
+    data = store.read_file(file) if store.kind(file) == "file" else b""
+    listed: dict[str, Any] = json.loads(data) if data else {}
+    handlers = listed.get("item_handlers")
+    if not isinstance(handlers, dict) or name not in handlers:
+        delete_step(store, path, name, None)
+        return
+
+    others = {item: handler for item, handler in cast("dict[str, Any]", handlers).items() if item != name}
+    document_files.replace_file(store, file, json.dumps({**listed, "item_handlers": others}).encode())
+    try:
+        delete_step(store, path, name, None)
+    except StorageError:
+        document_files.replace_file(store, file, data)
+        raise
+
+
+def _absent(path: str, missing_ok: bool) -> bool:
+    if not missing_ok:
+        raise FileNotFoundError(f"there is nothing to delete at {path}")
+
+    return False

@@ -34,11 +34,11 @@ from penstock.errors import ConfigError, InUseError
 from penstock.orbax.joint_saves import is_publisher, job_options
 from penstock.orbax.tree import merge_trees
 from penstock.orbax.v1.abstract_tree import read_tree
-from penstock.orbax.v1.context import Context, get_context
 from penstock.orbax.v1.errors import PartialSaveReplacementError
 from penstock.orbax.v1.handler_registration import STATE
 from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, finished
-from penstock.orbax.v1.path_types import PathLike
+from penstock.orbax.v1.options import Context, get_context
+from penstock.orbax.v1.path import PathLike
 from penstock.orbax.v1.pytree_handler import PyTreeHandler
 from penstock.orbax.v1.saving import ItemsSave, check_state, prepare_save, saves_jointly, staged
 from penstock.orbax.v1.tree import JsonType, PyTreeOf

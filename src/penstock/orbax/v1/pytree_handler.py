@@ -32,18 +32,19 @@ from penstock.orbax.v1.abstract_tree import (
     read_tree,
     save_format_of,
 )
-from penstock.orbax.v1.context import Context, get_context
 from penstock.orbax.v1.handler_registration import typestr
 from penstock.orbax.v1.operation import Operation, begin, budget
 from penstock.orbax.v1.options import (
     ArrayMetadataStore,
     ArrayMetadataValidator,
     ArrayOptions,
+    Context,
     TransferPriority,
     array_handler_of,
+    get_context,
     storage_options_of,
 )
-from penstock.orbax.v1.path_types import ExistingPath, Path, PathAwaitingCreation
+from penstock.orbax.v1.path import ExistingPath, Path, PathAwaitingCreation
 from penstock.orbax.v1.serialization import (
     BUILT_IN,
     DeserializationContext,

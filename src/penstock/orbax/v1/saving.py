@@ -57,7 +57,6 @@ from penstock.orbax.joint_saves import (
 )
 from penstock.orbax.leaf_args import items_first
 from penstock.orbax.v1.abstract_tree import save_format_of
-from penstock.orbax.v1.context import Context, get_context
 from penstock.orbax.v1.handler_registration import (
     METRICS,
     STATE,
@@ -66,9 +65,10 @@ from penstock.orbax.v1.handler_registration import (
     resolve_handler_for_save,
     typestr,
 )
+from penstock.orbax.v1.handlers import JsonHandler, MetricsHandler
 from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, finished, give_up, hosting
-from penstock.orbax.v1.path_types import PathLike, PendingPath
-from penstock.orbax.v1.plain_handlers import JsonHandler, MetricsHandler
+from penstock.orbax.v1.options import Context, get_context
+from penstock.orbax.v1.path import PathLike, PendingPath
 from penstock.orbax.v1.pytree_handler import CustomLeaves, PyTreeHandler
 from penstock.orbax.v1.serialization import StandardLeafHandlerRegistry, UnregisteredTypeError
 from penstock.orbax.v1.tree import JsonType, Leaf, PyTreeOf, is_supported_leaf

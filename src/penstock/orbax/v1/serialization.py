@@ -26,7 +26,7 @@ from penstock.embedding import flattening
 from penstock.errors import HandlerError
 from penstock.orbax.v1.arrays import AbstractArray, AbstractShardedArray
 from penstock.orbax.v1.handler_registration import typestr
-from penstock.orbax.v1.path_types import Path, PathAwaitingCreation
+from penstock.orbax.v1.path import Path, PathAwaitingCreation
 from penstock.orbax.v1.tree import PLACEHOLDER, has_attributes
 
 LeafT = TypeVar("LeafT")

@@ -6,6 +6,7 @@ __all__ = (
     "CheckpointMetadata",
     "NameFormat",
     "RootMetadata",
+    "StepCheckpointMetadata",
     "composite_name_format",
     "standard_name_format",
 )
@@ -13,19 +14,88 @@ __all__ = (
 import datetime
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, final
+from pathlib import Path
+from typing import Any, Generic, TypeVar, final
 
 from penstock.errors import CorruptCheckpointError
 from penstock.orbax import step as established
 from penstock.orbax.step import NameFormat
-from penstock.orbax.v1.locating import CheckpointMetadata as OneCheckpoint
-from penstock.orbax.v1.path_types import Path
 
 MetadataT = TypeVar("MetadataT")
 
 
+class CheckpointMetadata(Generic[MetadataT]):
+    """The description of a checkpoint. Passed to `load`, it asks for everything as it was saved.
+
+    Args:
+        path: The path of the checkpoint.
+        metadata: That of the tree, or of each item by name.
+        init_timestamp_nsecs: When the save began: nanoseconds since the epoch.
+        commit_timestamp_nsecs: When it was done.
+        custom_metadata: The caller's own.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        metadata: MetadataT,
+        init_timestamp_nsecs: int | None = None,
+        commit_timestamp_nsecs: int | None = None,
+        custom_metadata: Any = None,
+    ) -> None:
+        self._path = path
+        self._metadata = metadata
+        self._init_timestamp_nsecs = init_timestamp_nsecs
+        self._commit_timestamp_nsecs = commit_timestamp_nsecs
+        self._custom_metadata = custom_metadata
+
+    @property
+    def path(self) -> Path:
+        """The path of the checkpoint."""
+        return self._path
+
+    @property
+    def metadata(self) -> MetadataT:
+        """The metadata of the tree, or of each item by name."""
+        return self._metadata
+
+    @property
+    def init_timestamp_nsecs(self) -> int | None:
+        """The time at which the save began, in nanoseconds since the epoch."""
+        return self._init_timestamp_nsecs
+
+    @property
+    def commit_timestamp_nsecs(self) -> int | None:
+        """The time at which it was done, in nanoseconds since the epoch."""
+        return self._commit_timestamp_nsecs
+
+    @property
+    def init_timestamp(self) -> datetime.datetime | None:
+        """The time at which the save began."""
+        return _datetime(self._init_timestamp_nsecs)
+
+    @property
+    def commit_timestamp(self) -> datetime.datetime | None:
+        """The time at which it was done."""
+        return _datetime(self._commit_timestamp_nsecs)
+
+    @property
+    def custom_metadata(self) -> Any:
+        """The caller's own metadata."""
+        return self._custom_metadata
+
+    def __repr__(self) -> str:
+        return (
+            f"CheckpointMetadata(metadata={self._metadata!r}, "
+            f"init_timestamp_nsecs={self._init_timestamp_nsecs}, "
+            f"commit_timestamp_nsecs={self._commit_timestamp_nsecs}, "
+            f"custom_metadata={self._custom_metadata!r})"
+        )
+
+
 @final
-class CheckpointMetadata(OneCheckpoint[MetadataT]):
+class StepCheckpointMetadata(CheckpointMetadata[MetadataT]):
     """The description of a checkpoint as one of several steps.
 
     Args:
@@ -94,7 +164,7 @@ class RootMetadata:
 
 @final
 @dataclass(frozen=True)
-class _Format(NameFormat[CheckpointMetadata[None]]):
+class _Format(NameFormat[StepCheckpointMetadata[None]]):
     """A format of the established API, whose steps are described as in this one."""
 
     names: NameFormat[Any]
@@ -110,10 +180,10 @@ class _Format(NameFormat[CheckpointMetadata[None]]):
     def build_name(self, step: int) -> str:
         return self.names.build_name(step)
 
-    def find_all(self, base_path: Any) -> Iterator[CheckpointMetadata[None]]:
+    def find_all(self, base_path: Any) -> Iterator[StepCheckpointMetadata[None]]:
         return map(_described, self.names.find_all(base_path))
 
-    def find_step(self, base_path: Any, step: int) -> CheckpointMetadata[None]:
+    def find_step(self, base_path: Any, step: int) -> StepCheckpointMetadata[None]:
         return _described(self.names.find_step(base_path, step))
 
 
@@ -122,7 +192,7 @@ def standard_name_format(
     step_prefix: str | None = None,
     step_format_fixed_length: int | None = None,
     single_host_load_and_broadcast: bool = False,
-) -> NameFormat[CheckpointMetadata[None]]:
+) -> NameFormat[StepCheckpointMetadata[None]]:
     """Return a format of names such as `7`, `0007`, `step_7` or `step_0007`.
 
     Args:
@@ -142,9 +212,9 @@ def standard_name_format(
 
 
 def composite_name_format(
-    write_name_format: NameFormat[CheckpointMetadata[None]],
-    read_name_formats: Sequence[NameFormat[CheckpointMetadata[None]]],
-) -> NameFormat[CheckpointMetadata[None]]:
+    write_name_format: NameFormat[StepCheckpointMetadata[None]],
+    read_name_formats: Sequence[NameFormat[StepCheckpointMetadata[None]]],
+) -> NameFormat[StepCheckpointMetadata[None]]:
     """Return a format that names new steps in one way, and finds steps named in any of several.
 
     Raises:
@@ -153,7 +223,7 @@ def composite_name_format(
     return established.composite_name_format(write_name_format, read_name_formats)
 
 
-def _described(found: Any) -> CheckpointMetadata[None]:
+def _described(found: Any) -> StepCheckpointMetadata[None]:
     """Describe a step; one whose times are damaged is a step, too, of which no time is known."""
     try:
         times: dict[str, Any] = {
@@ -163,4 +233,11 @@ def _described(found: Any) -> CheckpointMetadata[None]:
     except CorruptCheckpointError:
         times = {}
 
-    return CheckpointMetadata(found.step, found.path, metadata=None, **times)
+    return StepCheckpointMetadata(found.step, found.path, metadata=None, **times)
+
+
+def _datetime(nanoseconds: int | None) -> datetime.datetime | None:
+    if nanoseconds is None:
+        return None
+
+    return datetime.datetime.fromtimestamp(nanoseconds / 1e9, tz=datetime.UTC)

@@ -21,30 +21,32 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, cast, final
 
 from penstock.embedding import kernel, step_number
-from penstock.orbax.manager_options import CheckpointManagerOptions
-from penstock.orbax.manager_root import CheckpointInfo, ManagedSteps, StepChange
+from penstock.orbax import policies as preservation_policies
+from penstock.orbax import policies as save_decision_policies
+from penstock.orbax.manager_root import CheckpointInfo, CheckpointManagerOptions, ManagedSteps, StepChange
 from penstock.orbax.options import FileOptions
-from penstock.orbax.preservation_policy import PreservationPolicy, PreserveAll
-from penstock.orbax.save_decision_policy import (
+from penstock.orbax.policies import (
     AnySavePolicy,
     ContinuousCheckpointingPolicy,
     InitialSavePolicy,
     PreemptionCheckpointingPolicy,
+    PreservationPolicy,
+    PreserveAll,
     SaveDecisionPolicy,
 )
 from penstock.orbax.step_statistics import SaveTimes, StandardLogger, log_restore, log_save
-from penstock.orbax.v1 import loading, preservation_policies, save_decision_policies
-from penstock.orbax.v1 import training_errors as errors
-from penstock.orbax.v1.context import Context, get_context
-from penstock.orbax.v1.deleting import delete
+from penstock.orbax.v1 import errors, loading
+from penstock.orbax.v1.errors import StepAlreadyExistsError, StepNotFoundError
 from penstock.orbax.v1.handler_registration import STATE
 from penstock.orbax.v1.loading import load_checkpointables_async
-from penstock.orbax.v1.locating import CheckpointMetadata as OneCheckpoint
+from penstock.orbax.v1.locating import delete
 from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, finished
-from penstock.orbax.v1.path_types import Path, PathLike
+from penstock.orbax.v1.options import Context, get_context
+from penstock.orbax.v1.path import Path, PathLike
 from penstock.orbax.v1.saving import begin_save, check_state, staged
-from penstock.orbax.v1.step_formats import CheckpointMetadata, NameFormat, RootMetadata, standard_name_format
-from penstock.orbax.v1.training_errors import StepAlreadyExistsError, StepNotFoundError
+from penstock.orbax.v1.step_formats import CheckpointMetadata as OneCheckpoint
+from penstock.orbax.v1.step_formats import NameFormat, RootMetadata, standard_name_format
+from penstock.orbax.v1.step_formats import StepCheckpointMetadata as CheckpointMetadata
 from penstock.orbax.v1.tree import JsonType, PyTreeOf
 
 Step: TypeAlias = int | CheckpointMetadata[Any]
