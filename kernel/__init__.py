@@ -74,7 +74,6 @@ __all__ = (
     "Messages",
     "Milestone",
     "NamedTensors",
-    "Observer",
     "Only",
     "OpaquePiece",
     "Opening",
@@ -94,6 +93,7 @@ __all__ = (
     "Placement",
     "PreferredPlacement",
     "Progress",
+    "Published",
     "Read",
     "ReadBatch",
     "ReadHolds",
@@ -104,7 +104,6 @@ __all__ = (
     "Rename",
     "Renames",
     "RestorePlan",
-    "RestoreReport",
     "RestoreRequest",
     "RestoreRun",
     "RestoredBatch",
@@ -112,9 +111,7 @@ __all__ = (
     "RunLimits",
     "SaveArgs",
     "SaveFormat",
-    "SaveFuture",
     "SavePlan",
-    "SaveReport",
     "SaveRun",
     "ScatterRead",
     "Scheme",
@@ -178,7 +175,6 @@ if TYPE_CHECKING:
         RestoredBatch,
         RestoredTree,
         RestorePlan,
-        RestoreReport,
         RestoreRequest,
         Transform,
     )
@@ -188,16 +184,14 @@ if TYPE_CHECKING:
         LeafBatch,
         Pack,
         Piece,
+        Published,
         SavePlan,
-        SaveReport,
         StagedBatch,
         TreeToSave,
         WrittenBatch,
     )
-    from penstock.kernel.pipeline.futures import Milestone, Progress, SaveFuture
-    from penstock.kernel.pipeline.observers import Observer
-    from penstock.kernel.pipeline.pipeline import Pipeline, Slot
-    from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
+    from penstock.kernel.pipeline.pipeline import Milestone, Pipeline, Slot
+    from penstock.kernel.pipeline.run_context import Progress, RestoreRun, RunLimits, SaveRun
     from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
     from penstock.kernel.pipeline.stage import (
         Actor,
@@ -210,6 +204,7 @@ if TYPE_CHECKING:
         PassesOn,
         Stage,
     )
+    from penstock.kernel.pipeline.statistics import Advice, Advises, Span, StageStatistics, bottleneck
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.kernel.protocols.checkpoints import (
         LeafColumns,
@@ -282,7 +277,6 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store, Transfers
     from penstock.kernel.protocols.written import Document, PiecePlan, Written
     from penstock.kernel.registry import StageRegistry
-    from penstock.kernel.reports.statistics import Advice, Advises, Span, StageStatistics, bottleneck
     from penstock.kernel.schemes import Scheme
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
@@ -305,19 +299,17 @@ else:
             "penstock.kernel.messages.restore": (
                 "HostBatch", "HostPart", "Located", "Only", "Order", "ReadBatch", "RestorePlan",
                 "RestoreRequest", "RestoredBatch", "RestoredTree",
-                "Change", "ChangeKind", "Rename", "RestoreReport", "Transform",
+                "Change", "ChangeKind", "Rename", "Transform",
             ),
             "penstock.kernel.messages.save": (
-                "Committed", "Leaf", "LeafBatch", "Pack", "Piece", "SavePlan", "SaveReport", "StagedBatch",
+                "Committed", "Leaf", "LeafBatch", "Pack", "Piece", "Published", "SavePlan", "StagedBatch",
                 "TreeToSave", "WrittenBatch",
             ),
-            "penstock.kernel.reports.statistics": (
+            "penstock.kernel.pipeline.statistics": (
                 "Advice", "Advises", "Span", "StageStatistics", "bottleneck",
             ),
-            "penstock.kernel.pipeline.observers": ("Observer",),
-            "penstock.kernel.pipeline.futures": ("Milestone", "Progress", "SaveFuture"),
-            "penstock.kernel.pipeline.pipeline": ("Pipeline", "Slot"),
-            "penstock.kernel.pipeline.run_context": ("RestoreRun", "RunLimits", "SaveRun"),
+            "penstock.kernel.pipeline.pipeline": ("Milestone", "Pipeline", "Slot"),
+            "penstock.kernel.pipeline.run_context": ("Progress", "RestoreRun", "RunLimits", "SaveRun"),
             "penstock.kernel.pipeline.runner": ("PipelineResult", "run_pipeline"),
             "penstock.kernel.pipeline.stage": (
                 "Actor", "ChangesLeaves", "Concurrent", "DeclaresMessages", "Finishing", "FunctionStage",

@@ -13,7 +13,7 @@ from penstock.kernel.errors import PipelineError
 from penstock.kernel.messages.save import SavePlan, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
-from penstock.kernel.reports.statistics import Advice
+from penstock.kernel.pipeline.statistics import Advice
 from penstock.stages.joint.codec_votes import with_codecs
 from penstock.stages.messages.planned_leaves import plan_of
 

@@ -15,7 +15,7 @@ from penstock.kernel.messages.restore import RestoredBatch, RestoredTree, Restor
 from penstock.kernel.messages.save import References
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
-from penstock.kernel.reports.statistics import Advice
+from penstock.kernel.pipeline.statistics import Advice
 from penstock.stages.messages.batching import require_plan
 from penstock.stages.reuse.value_cache import references_to
 

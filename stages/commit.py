@@ -13,7 +13,7 @@ from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.messages.save import Committed, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
-from penstock.kernel.reports.statistics import Advice
+from penstock.kernel.pipeline.statistics import Advice
 from penstock.stages.files.document_writing import write_documents
 from penstock.stages.files.files_handlers import finalize_handlers
 from penstock.stages.messages.planned_leaves import arrived_leaves, plan_of

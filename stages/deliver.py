@@ -14,8 +14,8 @@ from penstock.kernel.errors import IncompletePipelineError, SpecError
 from penstock.kernel.messages.restore import Order, RestoredBatch, RestoredTree, RestorePlan
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
+from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.leaf import KeyPath
-from penstock.kernel.reports.statistics import Advice
 from penstock.stages.messages.batching import require_plan
 from penstock.stages.reorder import ranks_of
 

@@ -14,7 +14,7 @@ from penstock.kernel.errors import IncompletePipelineError, StructureMismatchErr
 from penstock.kernel.messages.restore import Making, RestoredBatch, RestorePlan
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
-from penstock.kernel.reports.statistics import Advice
+from penstock.kernel.pipeline.statistics import Advice
 from penstock.stages.messages.batching import require_plan
 
 

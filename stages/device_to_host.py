@@ -25,6 +25,7 @@ from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
 from penstock.kernel.messages.save import LeafBatch, Pack, Piece, SavePlan, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
+from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.leaf_handlers import (
@@ -35,7 +36,6 @@ from penstock.kernel.protocols.leaf_handlers import (
 )
 from penstock.kernel.protocols.store_capabilities import placement_of
 from penstock.kernel.protocols.written import PiecePlan
-from penstock.kernel.reports.statistics import Advice
 from penstock.stages.files.files_handlers import by_folder, save_by_handler
 from penstock.stages.messages.batching import cuts
 from penstock.stages.messages.planned_leaves import described, encoding_room

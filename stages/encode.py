@@ -17,7 +17,7 @@ from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.messages.save import Leaf, Piece, SavePlan, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
-from penstock.kernel.reports.statistics import Advice
+from penstock.kernel.pipeline.statistics import Advice
 from penstock.stages.messages.planned_leaves import encoding_room
 
 SAMPLES: Final = 8

@@ -10,25 +10,25 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from penstock.kernel.messages.save import Committed, SaveReport
+from penstock.kernel.messages.save import Committed, Published
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
+from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.store_capabilities import SingleWriter
-from penstock.kernel.reports.statistics import Advice
 from penstock.stages.reuse.value_cache import KnownValues
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Finalize:
-    """Takes the `Committed`, yields the `SaveReport`. Until here, nothing is visible under the final name.
+    """Takes the `Committed`, yields the `Published`. Until here, nothing is visible under the final name.
 
     Raises:
         DestinationExistsError: If another writer put something there during the save.
         OutcomeUnknownError: If the process that publishes falls silent while it does.
     """
 
-    messages: ClassVar[Messages] = {Committed: SaveReport}
+    messages: ClassVar[Messages] = {Committed: Published}
     advice: ClassVar[Advice] = Advice(
         "It makes the new name durable, and that is up to the store: save less often, or to a "
         "faster `[store]`.",
@@ -38,7 +38,7 @@ class Finalize:
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
 
-        async def finalize(committed: Committed, /) -> SaveReport:
+        async def finalize(committed: Committed, /) -> Published:
             await _publish(run)
             if run.workspace.left_behind is not None:  # the new checkpoint is durable nevertheless
                 error = repr(run.workspace.left_behind)
@@ -50,7 +50,7 @@ class Finalize:
                 known = {os.path.join(run.path, folder): found for folder, found in folders.items()}
 
             KnownValues(run.caches.known_values).remember(run.path, run.workspace.identity, known)
-            return SaveReport(
+            return Published(
                 run.path,
                 committed.n_leaves,
                 committed.nbytes,

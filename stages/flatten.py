@@ -23,10 +23,10 @@ from penstock.kernel.messages.leaves import Leaf, Leaves
 from penstock.kernel.messages.save import LeafBatch, SavePlan, TreeToSave
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
+from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.leaf import KeyPath, LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import ChunkingHandler, LeafHandler, SigningHandler
 from penstock.kernel.protocols.save_format import SaveArgs
-from penstock.kernel.reports.statistics import Advice
 from penstock.stages.files.free_space import check_room
 from penstock.stages.messages.batching import batched_columns
 from penstock.stages.messages.planned_leaves import refuse_global

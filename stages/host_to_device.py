@@ -14,8 +14,8 @@ from penstock.kernel.messages.packs import HostPack, IndexedValues, ReadLeaf
 from penstock.kernel.messages.restore import HostBatch, RestoredBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
+from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, PartsHandler
-from penstock.kernel.reports.statistics import Advice
 
 
 @final

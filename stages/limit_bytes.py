@@ -16,9 +16,9 @@ from penstock.kernel.messages.restore import ReadBatch, RestorePlan
 from penstock.kernel.messages.save import LeafBatch, Pack, Piece, StagedBatch
 from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor, Messages
+from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.reads import Read
-from penstock.kernel.reports.statistics import Advice
 from penstock.stages.messages.batching import cuts, grouped
 from penstock.stages.planning.leaf_reads import scratch_bytes
 

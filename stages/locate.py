@@ -14,8 +14,8 @@ from penstock.kernel.errors import SpecError
 from penstock.kernel.messages.restore import Located, RestoreRequest
 from penstock.kernel.pipeline.run_context import RestoreRun, open_leased
 from penstock.kernel.pipeline.stage import Actor, Messages
+from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.checkpoints import ChecksummedCheckpoint, NamedTensors, StoredCheckpoint
-from penstock.kernel.reports.statistics import Advice
 from penstock.stages.pytree.flattening import flatten_tree
 
 

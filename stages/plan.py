@@ -24,9 +24,9 @@ from penstock.kernel.messages.restore import Located
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
+from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.reads import Adopting, CheckedRead, DirectRead, Read, ScatterRead
 from penstock.kernel.protocols.store_capabilities import MappedFiles
-from penstock.kernel.reports.statistics import Advice
 from penstock.stages.messages.batching import batched
 from penstock.stages.planning.leaf_reads import check_plain
 from penstock.stages.planning.restore_planner import plan_restore

@@ -13,8 +13,8 @@ from penstock.kernel.messages.packs import ReadLeaf, ReadPack
 from penstock.kernel.messages.save import Leaf, LeafBatch
 from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor, Messages
+from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
-from penstock.kernel.reports.statistics import Advice
 from penstock.stages.messages.batching import batched
 from penstock.stages.planning.key_patterns import pattern_fits
 

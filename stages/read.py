@@ -29,12 +29,12 @@ from penstock.kernel.messages.restore import HostBatch, ReadBatch
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
+from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, ScatterRead
 from penstock.kernel.protocols.store_capabilities import OverNetwork
 from penstock.kernel.protocols.stores import ReadableFile, Store, SummedReads
-from penstock.kernel.reports.statistics import Advice
 from penstock.stages.files.stage_files import closing, log_transfers
 from penstock.stages.messages.batching import adjacent
 from penstock.stages.planning.leaf_reads import check_plain

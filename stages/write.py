@@ -25,6 +25,7 @@ from penstock.kernel.messages.leaves import Leaf, in_columns
 from penstock.kernel.messages.save import Pack, Piece, SavePlan, StagedBatch, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
+from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.layouts import (
     ArrangedDigests,
     ArrangedLayout,
@@ -36,7 +37,6 @@ from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.store_capabilities import LongFiles, WritableTogether, placement_of
 from penstock.kernel.protocols.stores import DataFile, WholeWrites
 from penstock.kernel.protocols.written import COLUMNS, ByIndex, RunningSums, Written, WrittenTable
-from penstock.kernel.reports.statistics import Advice
 from penstock.stages.files.free_space import naming_leaf
 from penstock.stages.files.stage_files import closing, log_transfers
 from penstock.stages.messages.batching import adjacent

@@ -10,8 +10,8 @@ __all__ = ("ENTRY_POINT_GROUPS", "EVENTS", "NAMES", "OPTIONS")
 NAMES = {
     "penstock": """
         CheckpointManager Checkpointer Composite Config HandlerRegistry MemoryRegulator PenstockError Pipeline
-        RestoreReport SaveArgs SaveFormat SaveFuture Transform __version__ convert export_safetensors metadata
-        restore restore_items save seal steps sync verify watch
+        RestoreReport SaveArgs SaveFormat SaveFuture SaveReport Transform __version__ convert
+        export_safetensors metadata restore restore_items save seal steps sync verify watch
     """,
     "penstock.config": """
         Config FlowOptions JobLimits JobOptions LoopOptions MemoryOptions SaveArgs SaveFormat StoppingOptions
@@ -32,7 +32,7 @@ NAMES = {
         CheckpointManager Checkpointer convert export_safetensors metadata restore restore_items save seal
         verify watch
     """,
-    "penstock.telemetry": "OpenTelemetrySpans PrometheusMetrics",
+    "penstock.telemetry": "Observer OpenTelemetrySpans PrometheusMetrics",
     "penstock.testing": """
         Crash CrashStore FaultyStore HandlerConformance Hang Operation PowerLoss StageConformance
         StoreConformance
@@ -68,8 +68,8 @@ NAMES = {
         Actor Background Committed Coordinator DataFile FilesHandler FilledLeaf FilledPack
         FormattedLayout HandlerLookup HandlerRegistry Hold HostBatch KeyPath
         Layout Leaf LeafBatch LeafHandler LeafSpec MemoryRegulator Milestone ParamInfo Piece Pipeline Progress
-        ReadBatch ReadableFile RegulatorStatistics RestoreReport RestoreRequest RestoreRun RestoredBatch
-        RestoredTree SaveArgs SaveFormat SaveFuture SaveReport SaveRun Slot Stage StageStatistics StagedBatch
+        ReadBatch ReadableFile RegulatorStatistics RestoreRequest RestoreRun RestoredBatch
+        RestoredTree SaveArgs SaveFormat SaveRun Slot Stage StageStatistics StagedBatch
         StagedLeaf Store StoredCheckpoint Threads Transform TreeToSave TypeHandler Written WrittenBatch
         bottleneck run_pipeline
     """,

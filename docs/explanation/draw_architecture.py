@@ -28,7 +28,6 @@ KERNEL = (
     ("plugins/", "registries"),
     ("storage/", "builds and holds"),
     ("concurrency/", "threads"),
-    ("reports/", "the bottleneck"),
 )
 
 
@@ -107,11 +106,12 @@ def picture() -> str:
     lines += part(
         644, 104, "#f1f5f9", "kernel", "mechanism only: what travels, who may ask what, who runs and counts"
     )
+    step = 1138.5 / len(KERNEL)
     for at, (name, what) in enumerate(KERNEL):
-        x = 33 + 103.5 * at
-        lines += [box(x, 680, 99, 58), text(x + 49.5, 723, what, 11.5, text_anchor="middle")]
+        x, middle = 33 + step * at, 33 + step * (at + 0.5) - 2.25
+        lines += [box(x, 680, step - 4.5, 58), text(middle, 723, what, 11.5, text_anchor="middle")]
         lines.append(
-            text(x + 49.5, 702, name, 11.5, font_family="monospace", font_weight="bold", text_anchor="middle")
+            text(middle, 702, name, 11.5, font_family="monospace", font_weight="bold", text_anchor="middle")
         )
 
     dashed = ' stroke-dasharray="5 4"'

@@ -1,7 +1,7 @@
 """The messages between stages: read this room and you know the whole system.
 
 Save:     TreeToSave → flatten → LeafBatch → device_to_host → StagedBatch → write → WrittenBatch
-          → commit → Committed → finalize → SaveReport
+          → commit → Committed → finalize → Published
 Restore:  RestoreRequest → locate → Located → plan → LeafBatch → limit_bytes → ReadBatch → read → HostBatch
           → host_to_device → RestoredBatch → assemble → RestoredTree
 
@@ -16,7 +16,7 @@ pieces, so that a stage which changes leaves need not know how they travel. `enc
 leaves have a codec, makes encoded pieces of plain ones. `limit_bytes` adds the leases on bytes that are
 on their way to storage. `write` writes them, gives back the leases and gives `WrittenBatch`es, which say
 where everything lies, with its checksum. `commit` compares what was written with the plan, leaf by leaf,
-and writes the documents: `Committed`. `finalize` publishes the checkpoint: `SaveReport`.
+and writes the documents: `Committed`. `finalize` publishes the checkpoint: `Published`.
 
 **Restore.** `RestoreRequest` says which checkpoint is wanted, and as what. `locate` reads the documents
 of the checkpoint: `Located`. `plan` compares it with the target and gives `LeafBatch`es of `ReadLeaf`s, each

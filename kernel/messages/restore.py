@@ -13,7 +13,6 @@ __all__ = (
     "Rename",
     "RestoreOptions",
     "RestorePlan",
-    "RestoreReport",
     "RestoreRequest",
     "RestoredBatch",
     "RestoredTree",
@@ -22,13 +21,12 @@ __all__ = (
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, final
 from weakref import ReferenceType
 
 from penstock.kernel.errors import SpecError
 from penstock.kernel.messages.packs import HostPack, ReadLeaf, ReadPack
 from penstock.kernel.protocols.leaf import KeyPath, LeafPredicate, LeafSpec, ParamInfo
-from penstock.kernel.reports.stage_report import StageReport
 
 if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease
@@ -186,24 +184,6 @@ class Change:
             return f"{text}: {self.stored} -> {self.result}"
 
         return f"{text}: {self.stored or self.result}" if self.stored or self.result else text
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class RestoreReport(StageReport):
-    """The report of a finished restore: `n_leaves` were read, of `nbytes` array bytes.
-
-    Attributes:
-        changes: Every difference from what is stored; empty without options.
-    """
-
-    kind: ClassVar[str] = "restore"
-
-    changes: tuple[Change, ...] = ()
-
-    def key_paths(self, kind: ChangeKind) -> tuple[str, ...]:
-        """Return the key paths of all changes of one kind."""
-        return tuple(change.key_path for change in self.changes if change.kind == kind)
 
 
 _AS_STORED: Final = RestoreOptions()

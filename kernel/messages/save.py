@@ -11,19 +11,18 @@ __all__ = (
     "Pack",
     "Pending",
     "Piece",
+    "Published",
     "References",
     "SavePlan",
-    "SaveReport",
     "StagedBatch",
     "TreeToSave",
     "WrittenBatch",
 )
 
-import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar, final
 from weakref import ReferenceType
 
 from penstock.kernel.errors import ChangedLeafError
@@ -31,7 +30,6 @@ from penstock.kernel.messages.changed_specs import LeafChange, SpecChange, place
 from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.written import Written, WrittenTable
-from penstock.kernel.reports.stage_report import StageReport, size_text
 
 if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease
@@ -322,28 +320,16 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class SaveReport(StageReport):
-    """The report of a finished save: its last message, completed by the kernel.
+class Published:
+    """The last message of a save: the checkpoint is durable, under its own name."""
 
-    `nbytes` are array bytes written.
-    """
-
-    kind: ClassVar[str] = "save"
-
+    path: str
+    n_leaves: int
+    nbytes: int  #: array bytes written
     nbytes_kept: int = 0  #: array bytes that were not written, for the base holds them
-    staged_s: float = math.nan  #: from the call to STAGED
-    durable_s: float = math.nan  #: from the call to DURABLE
-    peak_leased_bytes: int = 0  #: of the shared budget, over its life so far
     single_writer: bool = False
     """Whether it was only the caller's word that nobody else saved to the same path: the server of the bucket
     ignores conditions, and the option `single_writer` is set."""
-
-    def _figures(self) -> str:
-        whole = StageReport._figures(self)
-        kept = f", {size_text(self.nbytes_kept)} kept" if self.nbytes_kept else ""
-        staged = "" if math.isnan(self.staged_s) else f", staged after {self.staged_s:.3f} s"
-        alone = ", kept apart from other savers by single_writer alone" if self.single_writer else ""
-        return f"{whole}{kept}{staged}{alone}"
 
 
 @final

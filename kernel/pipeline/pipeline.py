@@ -6,6 +6,7 @@ The messages that its stages take and give are checked: one that cannot work is 
 from __future__ import annotations
 
 __all__ = (
+    "Milestone",
     "Pipeline",
     "Slot",
     "check_messages",
@@ -27,6 +28,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import partial
 from typing import (
     TYPE_CHECKING,
@@ -46,7 +48,7 @@ from typing import (
 from penstock.kernel.errors import PipelineError
 from penstock.kernel.messages.changed_specs import CodecChoice
 from penstock.kernel.messages.restore import RestoredTree, RestoreRequest
-from penstock.kernel.messages.save import SaveReport, TreeToSave
+from penstock.kernel.messages.save import Published, TreeToSave
 from penstock.kernel.options import load_options
 from penstock.kernel.pipeline.stage import ChangesLeaves, DeclaresMessages, FunctionStage, Stage, workers_of
 
@@ -54,11 +56,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.kernel.messages.changed_specs import SpecChange
-    from penstock.kernel.pipeline.futures import Milestone
 
 RunT = TypeVar("RunT")
 StageFunction: TypeAlias = Callable[[Any], Any]
 """From one message to the next. A plain function is called in a worker thread."""
+
+
+class Milestone(IntEnum):
+    """The points a save passes, in order."""
+
+    PLANNED = 1  #: every leaf is checked and can be stored; nothing is written yet
+    STAGED = 2  #: the state may be mutated, deleted or donated
+    WRITTEN = 3  #: array bytes are durable
+    COMMITTED = 4  #: index and metadata are durable, under a temporary name
+    FINALIZED = 5  #: durable and visible under its own name
+
+    def __str__(self) -> str:
+        return self.name.lower()
 
 
 @final
@@ -242,7 +256,7 @@ def _with_options(slot: Slot[RunT], given: Mapping[str, Any], source: str) -> St
 Kind: TypeAlias = Any
 """A message type: a class, or a generic such as `LeafBatch[Leaf]`. Any means unknown."""
 
-ENDS: Final[Mapping[Kind, Kind]] = {TreeToSave: SaveReport, RestoreRequest: RestoredTree}
+ENDS: Final[Mapping[Kind, Kind]] = {TreeToSave: Published, RestoreRequest: RestoredTree}
 """First message of a flow -> last message."""
 
 _MANY: Final = (AsyncIterator, AsyncIterable, AsyncGenerator, Awaitable)

@@ -6,6 +6,7 @@ __all__ = (
     "BaseIfWhole",
     "Compare",
     "HandlerWork",
+    "Progress",
     "ProgressMeter",
     "RestoreRun",
     "Run",
@@ -13,6 +14,7 @@ __all__ = (
     "RunLimits",
     "SaveRequest",
     "SaveRun",
+    "ShowProgress",
     "Staging",
     "open_leased",
 )
@@ -33,8 +35,6 @@ from anyio import create_task_group, move_on_after
 from penstock.kernel.concurrency.interpreter_settings import LoopOptions
 from penstock.kernel.errors import SpecError
 from penstock.kernel.memory.bounded_cache import BoundedCache
-from penstock.kernel.pipeline.futures import Progress
-from penstock.kernel.pipeline.observers import ShowProgress
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.coordinator import SoleOperation
 from penstock.kernel.protocols.layouts import Opening
@@ -75,6 +75,10 @@ Compare: TypeAlias = Literal["identity", "digest"]
 """The way in which an unchanged leaf is recognised."""
 
 Staging: TypeAlias = Literal["copy", "overlap"]
+
+ShowProgress: TypeAlias = bool | Literal["rich", "tqdm"] | Callable[[int, int], object]
+"""True for a bar of what is installed, the name of the library that draws it, or a function that is called
+with the bytes done and all bytes, in the thread of the event loop."""
 
 
 @final
@@ -213,6 +217,16 @@ class HandlerWork:
 
         for when_over in lasting:
             when_over(one_is_over)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of a save or a restore; totals are 0 until it is planned."""
+
+    leaves_done: int
+    leaves_total: int
+    bytes_done: int
+    bytes_total: int
 
 
 @final

@@ -27,8 +27,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from penstock.kernel.errors import PenstockError, PipelineError
 from penstock.kernel.pipeline.failures import forget_locals
-from penstock.kernel.pipeline.futures import Milestone
-from penstock.kernel.pipeline.pipeline import Pipeline, Slot
+from penstock.kernel.pipeline.pipeline import Milestone, Pipeline, Slot
 from penstock.kernel.pipeline.stage import (
     FunctionStage,
     does_nothing,
@@ -37,7 +36,7 @@ from penstock.kernel.pipeline.stage import (
     release_dropped,
     workers_of,
 )
-from penstock.kernel.reports.statistics import Advice, StageMeter, StageStatistics, advice_of
+from penstock.kernel.pipeline.statistics import Advice, StageMeter, StageStatistics, advice_of
 
 RunT = TypeVar("RunT")
 

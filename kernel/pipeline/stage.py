@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream
 
     from penstock.kernel.concurrency.threads import Threads
+    from penstock.kernel.pipeline.statistics import StageMeter
     from penstock.kernel.protocols.leaf import LeafSpec
-    from penstock.kernel.reports.statistics import StageMeter
 
 Actor: TypeAlias = Callable[[Any], "Awaitable[Any] | AsyncIterator[Any]"]
 """One message in; one message, None for none, or an async iterator of messages out (None is one, too)."""

@@ -23,7 +23,6 @@ from penstock.kernel.protocols.leaf_handlers import (
 )
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.written import PiecePlan
-from penstock.kernel.reports.stage_report import counted
 
 
 @final
@@ -184,8 +183,9 @@ def _names(leaves: Sequence[StagedLeaf] | Sequence[FilledLeaf]) -> str:
 
 def _one_for_each(leaves: Sequence[object], found: Sequence[Any]) -> Sequence[Any]:
     if len(found) != len(leaves):
-        given = counted(len(leaves), "leaf", "leaves")
-        raise ValueError(f"it returned {counted(len(found), 'result')} for {given}")
+        results = "1 result" if len(found) == 1 else f"{len(found):,} results"
+        given = "1 leaf" if len(leaves) == 1 else f"{len(leaves):,} leaves"
+        raise ValueError(f"it returned {results} for {given}")
 
     return found
 

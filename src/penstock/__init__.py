@@ -74,19 +74,20 @@ if TYPE_CHECKING:
     from penstock.checkpointer.checkpointer import Checkpointer
     from penstock.checkpointer.description import CheckpointMetadata, LeafMetadata
     from penstock.checkpointer.restores import LeafStream
+    from penstock.checkpointer.save_future import SaveFuture
     from penstock.config.config import Config
     from penstock.handlers.coordinators.job_options import JobOptions
     from penstock.handlers.layouts.item_types import Composite
     from penstock.kernel.errors import PenstockError
     from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
-    from penstock.kernel.messages.restore import RestoreReport, Transform
-    from penstock.kernel.messages.save import SaveReport
-    from penstock.kernel.pipeline.futures import Milestone, Progress, SaveFuture
-    from penstock.kernel.pipeline.pipeline import Pipeline
+    from penstock.kernel.messages.restore import Transform
+    from penstock.kernel.pipeline.pipeline import Milestone, Pipeline
+    from penstock.kernel.pipeline.run_context import Progress
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
     from penstock.removal.delete import delete
     from penstock.removal.gc import GcReport, gc
+    from penstock.reports.report import RestoreReport, SaveReport
     from penstock.stages.pytree.per_process import PerProcess
     from penstock.steps.manager import CheckpointManager
     from penstock.steps.step_watch import watch
@@ -123,10 +124,11 @@ else:
             "penstock.kernel.protocols.save_format": ("SaveArgs", "SaveFormat"),
             "penstock.kernel.errors": ("PenstockError",),
             "penstock.kernel.memory.regulator": ("MemoryRegulator", "RegulatorStatistics"),
-            "penstock.kernel.messages.restore": ("RestoreReport", "Transform"),
-            "penstock.kernel.messages.save": ("SaveReport",),
-            "penstock.kernel.pipeline.futures": ("Milestone", "Progress", "SaveFuture"),
-            "penstock.kernel.pipeline.pipeline": ("Pipeline",),
+            "penstock.kernel.messages.restore": ("Transform",),
+            "penstock.checkpointer.save_future": ("SaveFuture",),
+            "penstock.kernel.pipeline.pipeline": ("Milestone", "Pipeline"),
+            "penstock.kernel.pipeline.run_context": ("Progress",),
+            "penstock.reports.report": ("RestoreReport", "SaveReport"),
             "penstock.kernel.plugins.handler_registry": ("HandlerRegistry",),
             "penstock.stages.pytree.per_process": ("PerProcess",),
             "penstock.steps.manager": ("CheckpointManager",),

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from penstock.checkpointer.checkpointer import Path
     from penstock.checkpointer.description import CheckpointMetadata
     from penstock.checkpointer.parts import RestoreOnceKeywords
-    from penstock.kernel.messages.restore import Only, Rename, RestoreReport, Transform
-    from penstock.kernel.messages.save import SaveReport
-    from penstock.kernel.pipeline.observers import Observer, ShowProgress
+    from penstock.kernel.messages.restore import Only, Rename, Transform
     from penstock.kernel.pipeline.pipeline import Pipeline
-    from penstock.kernel.pipeline.run_context import Compare, RestoreRun, SaveRun, Staging
+    from penstock.kernel.pipeline.run_context import Compare, RestoreRun, SaveRun, ShowProgress, Staging
     from penstock.kernel.protocols.leaf import KeyPath, LeafPredicate
     from penstock.kernel.protocols.save_format import SaveArgs
     from penstock.kernel.storage.workspace import Overwrite
+    from penstock.reports.report import RestoreReport, SaveReport
+    from penstock.telemetry.observers import Observer
     from penstock.verification.verify_report import VerifyReport
 
 T = TypeVar("T")

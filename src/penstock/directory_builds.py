@@ -23,6 +23,7 @@ from anyio import CancelScope, Event, create_task_group, move_on_after, sleep
 
 from penstock.blocking.background import run_sync
 from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.checkpointer.save_future import SaveFuture
 from penstock.handlers.coordinators.job_coordinator import JobCoordinator
 from penstock.handlers.coordinators.job_options import JobOptions
 from penstock.handlers.formats.orbax.document_files import mark_complete
@@ -44,8 +45,7 @@ from penstock.kernel.errors import (
 from penstock.kernel.events import get_logger
 from penstock.kernel.messages.joint_plan import JointPlan
 from penstock.kernel.messages.save import Committed, TreeToSave
-from penstock.kernel.pipeline.futures import Milestone, SaveFuture
-from penstock.kernel.pipeline.pipeline import Pipeline, Slot
+from penstock.kernel.pipeline.pipeline import Milestone, Pipeline, Slot
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.coordinator import Operation

@@ -39,9 +39,9 @@ from penstock.config.option_reference import as_toml
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.reports.stage_report import size_text
 from penstock.kernel.storage.paths import bucket_of
 from penstock.removal.delete import delete
+from penstock.reports.report import size_text
 
 _LEAVES: Final = 8
 _SMALL: Final = 200

@@ -21,7 +21,7 @@ from tests.bench.trees import State, ready
 from tests.bench.workloads import Workload
 
 import penstock
-from penstock.kernel import SaveFuture
+from penstock import SaveFuture
 
 INTERVALS: Final = {Operation.BESIDE_1: (1.0, 3), Operation.BESIDE_10: (10.0, 1)}
 """Seconds between two saves, and how many saves there are in what is timed."""

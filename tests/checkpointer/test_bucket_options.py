@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from tests.object_server import Asked, ObjectServer, object_server
 
-from penstock import Checkpointer, Config
+from penstock import Checkpointer, Config, SaveReport
 from penstock.errors import PenstockError, ThrottledError, UnreachableError, UnsupportedByStoreError
-from penstock.kernel import SaveReport
 
 pytestmark = pytest.mark.anyio
 

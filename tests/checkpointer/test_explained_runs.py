@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from tests.stages.stage_rig import Rig
 
+from penstock import RestoreReport, SaveReport
 from penstock.handlers import LocalStore
 from penstock.kernel import (
     Actor,
@@ -25,14 +26,12 @@ from penstock.kernel import (
     MemoryRegulator,
     Milestone,
     Pipeline,
-    RestoreReport,
     RestoreRequest,
-    SaveReport,
     TreeToSave,
     run_pipeline,
 )
 from penstock.kernel.pipeline.stage import workers_of
-from penstock.kernel.reports.statistics import advice_of
+from penstock.kernel.pipeline.statistics import advice_of
 from penstock.pipelines import restore_pipeline, save_pipeline
 from penstock.stages import Encode
 from penstock.testing import FaultyStore

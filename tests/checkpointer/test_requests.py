@@ -13,11 +13,11 @@ from anyio import create_task_group
 from tests.object_server import CREDENTIALS, Asked, ObjectServer, object_server
 
 import penstock
-from penstock import Checkpointer
+from penstock import Checkpointer, RestoreReport
 from penstock.config import JobLimits
 from penstock.handlers.coordinators.job_coordinator import JobCoordinator
 from penstock.handlers.stores.buckets.bucket_builds import MARK
-from penstock.kernel import RestoreReport, SingleProcessCoordinator
+from penstock.kernel import SingleProcessCoordinator
 from penstock.steps import CheckpointManager
 from penstock.testing.memory_key_values import MemoryKeyValues
 

@@ -17,13 +17,13 @@ from anyio import Event, create_task_group, fail_after, to_thread
 from tests.checkpointer.test_checkpointer import gated, names
 
 import penstock
-from penstock import Checkpointer
+from penstock import Checkpointer, RestoreReport
 from penstock.checkpointer import pipelines
 from penstock.errors import DeletedLeafError
 from penstock.handlers import LocalStore
-from penstock.kernel import Milestone, RestoreReport, Store
+from penstock.kernel import Milestone, Store
 from penstock.kernel.pipeline.run_context import Staging
-from penstock.kernel.reports.stage_report import stage_table
+from penstock.reports.report import stage_table
 from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio

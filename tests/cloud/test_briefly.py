@@ -13,10 +13,10 @@ from tests.cloud.fault_proxy import fault_proxy
 from tests.cloud.servers import ENDPOINTS, Server
 
 import penstock
+from penstock import RestoreReport
 from penstock.errors import InUseError, StorageError
 from penstock.handlers import SafetensorsLayout
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
-from penstock.kernel import RestoreReport
 from penstock.steps import CheckpointManager, KeepLast
 
 AssertSame = Callable[[Any, Any], None]

@@ -17,11 +17,11 @@ import numpy as np
 import uvloop
 
 import penstock
+from penstock import SaveFuture
 from penstock.config import Config, StoppingOptions
 from penstock.errors import ForkedError, StorageError
 from penstock.handlers import LocalStore
 from penstock.handlers.stores.directory_lock import DirectoryHold
-from penstock.kernel import SaveFuture
 from penstock.testing import FaultyStore, Hang
 
 TREE = {"a": np.arange(1000), "step": 7}

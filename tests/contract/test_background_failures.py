@@ -11,10 +11,9 @@ import pytest
 from anyio import to_thread
 
 import penstock
-from penstock import Checkpointer, api
+from penstock import Checkpointer, SaveFuture, api
 from penstock.errors import StorageError
 from penstock.handlers import LocalStore
-from penstock.kernel import SaveFuture
 from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio

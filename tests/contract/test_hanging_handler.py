@@ -14,11 +14,11 @@ import pytest
 from anyio import CancelScope, Event
 from tests.stages.stage_rig import Parcel, ParcelHandler, with_parcels
 
-from penstock import Checkpointer
+from penstock import Checkpointer, SaveFuture
 from penstock.config import Config, StoppingOptions
 from penstock.errors import HandlerFailedError, PipelineError, SaveCancelledError, StorageError
 from penstock.handlers import LocalStore, default_handlers
-from penstock.kernel import ParamInfo, SaveFuture, Waitable
+from penstock.kernel import ParamInfo, Waitable
 from penstock.pipelines import save_pipeline
 from penstock.testing import FaultyStore, Hang
 

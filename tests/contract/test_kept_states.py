@@ -20,11 +20,10 @@ from tests.contract.stepping import acting_at
 from tests.stages.stage_rig import Parcel, ParcelHandler, with_parcels
 
 import penstock
-from penstock import Checkpointer, steps
+from penstock import Checkpointer, SaveFuture, steps
 from penstock.errors import HandlerError, PenstockError, SaveCancelledError, StorageError
 from penstock.handlers import LocalStore, SafetensorsLayout, default_handlers
 from penstock.items import Array, Composite, Json, PyTree
-from penstock.kernel import SaveFuture
 from penstock.steps import CheckpointManager
 from penstock.testing import FaultyStore
 

@@ -9,10 +9,10 @@ from anyio import CancelScope, Event, create_task_group, wait_all_tasks_blocked
 
 from penstock import Progress, SaveFuture
 from penstock import orbax as ocp
+from penstock.checkpointer.save_future import SavePromise
 from penstock.directory_builds import JointBuild
 from penstock.errors import OutcomeUnknownError, PeerFailedError
 from penstock.kernel.concurrency.threads import LoopHandle
-from penstock.kernel.pipeline.futures import SavePromise
 
 pytestmark = pytest.mark.anyio
 

@@ -31,10 +31,10 @@ import numpy as np
 from anyio import create_task_group
 
 import penstock
-from penstock import Checkpointer
+from penstock import Checkpointer, SaveFuture
 from penstock.errors import NotDurableError, PenstockError, SaveCancelledError, StorageError
 from penstock.handlers import LocalStore
-from penstock.kernel import SaveFormat, SaveFuture
+from penstock.kernel import SaveFormat
 from penstock.testing import FaultyStore
 
 PATHS = ("a", "b", "c")

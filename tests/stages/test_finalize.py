@@ -8,7 +8,7 @@ from anyio import create_task_group
 from tests.stages.stage_rig import Rig, cancel_in, run_one
 
 from penstock.errors import DestinationExistsError, StorageError
-from penstock.kernel import Committed, SaveReport, SaveRun
+from penstock.kernel import Committed, Published, SaveRun
 from penstock.stages import Finalize
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +40,7 @@ async def test_it_publishes_syncs_the_parent_and_reports(rig: Rig) -> None:
 
     (report,) = await run_one(run, Finalize(), COMMITTED)
 
-    assert isinstance(report, SaveReport)
+    assert isinstance(report, Published)
     assert (report.path, report.n_leaves, report.nbytes) == (str(rig.final), 3, 1000)
     assert content(rig.final) == "new"
     assert not rig.temporary.exists()

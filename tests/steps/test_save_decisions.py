@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
+from penstock import SaveFuture
 from penstock.errors import StorageError
 from penstock.handlers import LocalStore
-from penstock.kernel import SaveFuture
 from penstock.kernel.storage.writer_hold import WRITER
 from penstock.steps import CheckpointManager, FirstSave, KeepLast, SaveMoment, StepInfo
 from penstock.steps.step_directory import StepReader

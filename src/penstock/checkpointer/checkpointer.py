@@ -20,10 +20,10 @@ from penstock.kernel.concurrency.imports import Homes, load
 from penstock.kernel.errors import SpecError
 from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
 from penstock.kernel.pipeline.failures import forget_on_error
-from penstock.kernel.pipeline.observers import Observer
 from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
 from penstock.kernel.storage.paths import path_to_save_to
 from penstock.kernel.storage.workspace import Overwrite
+from penstock.telemetry.observers import Observer
 
 if TYPE_CHECKING:
     # What a first save needs is loaded on entering, in a worker thread. Nothing here may import it sooner:
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from penstock.checkpointer.parts import RestoreKeywords
     from penstock.checkpointer.process_exit import Stopping
     from penstock.checkpointer.restores import LeafStream
-    from penstock.kernel.messages.restore import Only, Order, Rename, RestoreReport, Transform
-    from penstock.kernel.pipeline.futures import SaveFuture
-    from penstock.kernel.pipeline.observers import ShowProgress
+    from penstock.checkpointer.save_future import SaveFuture
+    from penstock.kernel.messages.restore import Only, Order, Rename, Transform
     from penstock.kernel.pipeline.pipeline import Pipeline
-    from penstock.kernel.pipeline.run_context import Compare, RestoreRun, SaveRun, Staging
+    from penstock.kernel.pipeline.run_context import Compare, RestoreRun, SaveRun, ShowProgress, Staging
     from penstock.kernel.protocols.coordinator import Coordinator
     from penstock.kernel.protocols.layouts import Layout
     from penstock.kernel.protocols.leaf import KeyPath, LeafPredicate
     from penstock.kernel.protocols.leaf_handlers import HandlerLookup
     from penstock.kernel.protocols.stores import Store
+    from penstock.reports.report import RestoreReport
     from penstock.verification.verify_report import VerifyReport
 
 Path: TypeAlias = str | os.PathLike[str]

@@ -33,7 +33,6 @@ from penstock.kernel.errors import (
 from penstock.kernel.events import get_logger
 from penstock.kernel.memory.bounded_cache import BoundedCache, Caching
 from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.pipeline.observers import Observer, ShowProgress
 from penstock.kernel.pipeline.run_context import (
     HandlerWork,
     ProgressMeter,
@@ -42,6 +41,7 @@ from penstock.kernel.pipeline.run_context import (
     RunLimits,
     SaveRequest,
     SaveRun,
+    ShowProgress,
 )
 from penstock.kernel.protocols.coordinator import (
     Coordinator,
@@ -59,9 +59,10 @@ from penstock.kernel.storage.reading import Reading, read_unchanged, reading
 from penstock.kernel.storage.snapshots import Views
 from penstock.kernel.storage.workspace import Workspace
 from penstock.progress.shown_progress import shown_progress
+from penstock.reports.kept_reports import ReportKeeper
 from penstock.stores.store_finder import StoreFinder
 from penstock.telemetry.find_observers import homes_of_observers, observers_of
-from penstock.telemetry.kept_reports import ReportKeeper
+from penstock.telemetry.observers import Observer
 
 if TYPE_CHECKING:
     from penstock.kernel.storage.joined_workspace import JoinedWorkspace

@@ -36,6 +36,7 @@ from penstock.checkpointer.restores import (
     restore_items,
     result_check,
 )
+from penstock.checkpointer.save_future import SaveFuture
 from penstock.checkpointer.saves import BackgroundSaves, SaveTask
 from penstock.handlers.layouts.item_parts import message_target
 from penstock.kernel.concurrency.entered_once import own_tasks
@@ -44,18 +45,10 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ClosedError, PenstockError, SpecError
 from penstock.kernel.memory.buffers import give_back_freed_memory
 from penstock.kernel.memory.regulator import LimitSharing, watching_memory
-from penstock.kernel.messages.restore import (
-    Only,
-    Order,
-    RestoreOptions,
-    RestoreReport,
-    RestoreRequest,
-)
+from penstock.kernel.messages.restore import Only, Order, RestoreOptions, RestoreRequest
 from penstock.kernel.messages.save import TreeToSave
-from penstock.kernel.pipeline.futures import Milestone, SaveFuture
-from penstock.kernel.pipeline.observers import ShowProgress, watched
-from penstock.kernel.pipeline.pipeline import Pipeline
-from penstock.kernel.pipeline.run_context import RestoreRun, SaveRequest, SaveRun
+from penstock.kernel.pipeline.pipeline import Milestone, Pipeline
+from penstock.kernel.pipeline.run_context import RestoreRun, SaveRequest, SaveRun, ShowProgress
 from penstock.kernel.protocols.coordinator import Coordinator, SingleProcessCoordinator
 from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
@@ -63,6 +56,8 @@ from penstock.kernel.schemes import SCHEMES
 from penstock.kernel.storage.lease_renewal import renewing_leases
 from penstock.kernel.storage.paths import bucket_of, path_or_url
 from penstock.kernel.storage.reading import Reading
+from penstock.reports.report import RestoreReport
+from penstock.telemetry.observers import watched
 from penstock.verification.verify import Verification
 from penstock.verification.verify_report import VerifyReport
 

@@ -20,16 +20,17 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.memory.regulator import MemoryRegulator
 
 if TYPE_CHECKING:
-    from penstock.kernel.messages.restore import Only, Rename, RestoreReport, Transform
-    from penstock.kernel.pipeline.observers import Observer, ShowProgress
+    from penstock.kernel.messages.restore import Only, Rename, Transform
     from penstock.kernel.pipeline.pipeline import Pipeline
-    from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
+    from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun, ShowProgress
     from penstock.kernel.protocols.coordinator import Coordinator
     from penstock.kernel.protocols.layouts import Layout
     from penstock.kernel.protocols.leaf import LeafPredicate
     from penstock.kernel.protocols.leaf_handlers import HandlerLookup
     from penstock.kernel.protocols.save_format import SaveFormat
     from penstock.kernel.protocols.stores import Store
+    from penstock.reports.report import RestoreReport
+    from penstock.telemetry.observers import Observer
 
 
 @final

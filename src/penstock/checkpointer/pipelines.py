@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 from penstock.config.config import FlowOptions
 from penstock.kernel.messages.restore import RestoreOptions, RestoreRequest
-from penstock.kernel.pipeline.futures import Milestone
-from penstock.kernel.pipeline.pipeline import Pipeline, Slot
+from penstock.kernel.pipeline.pipeline import Milestone, Pipeline, Slot
 from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
 from penstock.kernel.pipeline.stage import Stage
 from penstock.kernel.protocols.layouts import Layout

@@ -17,11 +17,11 @@ from typing import Any, final
 from anyio import CancelScope, Event, move_on_after
 from anyio.abc import TaskGroup
 
+from penstock.checkpointer.save_future import SaveFuture
 from penstock.checkpointer.saves import BackgroundSaves
 from penstock.config.config import StoppingOptions
 from penstock.kernel.concurrency.process_identity import HomeProcess
 from penstock.kernel.concurrency.threads import LoopHandle, start
-from penstock.kernel.pipeline.futures import SaveFuture
 
 LOOK_S = 0.2  # between two checks whether the relevant threads still run
 WATCH_S = 1.0  # the same, for as long as a Checkpointer is open

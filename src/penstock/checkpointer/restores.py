@@ -40,19 +40,20 @@ from penstock.kernel.errors import (
     SpecError,
     UnsupportedFormatError,
 )
-from penstock.kernel.messages.restore import Order, RestoredTree, RestoreReport, RestoreRequest
-from penstock.kernel.pipeline.observers import observed
+from penstock.kernel.messages.restore import Order, RestoredTree, RestoreRequest
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
+from penstock.kernel.pipeline.statistics import waited_for_memory_s
 from penstock.kernel.protocols.checkpoints import FoundItems, ItemKind, ListedItems
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.protocols.store_capabilities import requests_of
-from penstock.kernel.reports.statistics import waited_for_memory_s
 from penstock.kernel.storage.reading import Reading
+from penstock.reports.report import RestoreReport
 from penstock.stages.deliver import Deliver
 from penstock.stages.reorder import InOrder
 from penstock.stages.reuse.value_cache import KnownValues
+from penstock.telemetry.observers import observed
 
 if TYPE_CHECKING:
     import jax

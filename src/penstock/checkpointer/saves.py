@@ -30,6 +30,7 @@ from anyio import CancelScope, Event, Lock, get_cancelled_exc_class, move_on_aft
 
 from penstock.checkpointer.engine import Engine
 from penstock.checkpointer.pipelines import fitting_pipeline, prioritised
+from penstock.checkpointer.save_future import SaveFuture, SavePromise
 from penstock.handlers.layouts.item_parts import take_apart
 from penstock.handlers.layouts.item_types import (
     Array,
@@ -54,18 +55,18 @@ from penstock.kernel.errors import (
     StageFailedError,
     StorageError,
 )
-from penstock.kernel.messages.save import SaveReport, TreeToSave
+from penstock.kernel.messages.save import Published, TreeToSave
 from penstock.kernel.pipeline.failures import without_frame
-from penstock.kernel.pipeline.futures import Milestone, SaveFuture, SavePromise
-from penstock.kernel.pipeline.observers import TellReport, observed
-from penstock.kernel.pipeline.pipeline import Pipeline
+from penstock.kernel.pipeline.pipeline import Milestone, Pipeline
 from penstock.kernel.pipeline.run_context import HandlerWork, RunCaches, SaveRequest, SaveRun
 from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
+from penstock.kernel.pipeline.statistics import waited_for_memory_s
 from penstock.kernel.protocols.files_handler import Background
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.protocols.save_format import SaveArgs
 from penstock.kernel.protocols.store_capabilities import FreeSpace, requests_of
-from penstock.kernel.reports.statistics import waited_for_memory_s
+from penstock.reports.report import SaveReport
+from penstock.telemetry.observers import TellReport, observed
 
 CLEANING_S = 60.0
 ASKING_S = 5.0
@@ -209,8 +210,13 @@ class SaveTask:
                 if self._hung is None:
                     self._release()
 
-        report: SaveReport = replace(
-            result.value,
+        published: Published = result.value
+        report = SaveReport(
+            published.path,
+            published.n_leaves,
+            published.nbytes,
+            published.nbytes_kept,
+            single_writer=published.single_writer,
             staged_s=self._staged_s,
             durable_s=time.perf_counter() - self._started,
             peak_leased_bytes=run.memory.statistics().peak,

@@ -14,7 +14,7 @@ from html import escape
 from typing import Final, final
 
 from penstock.inspection.layer_sizes import Layer
-from penstock.kernel.reports.stage_report import counted
+from penstock.reports.report import counted
 
 _LEAST: Final = 2.0  # a side in pixels; what is smaller is left out, and its room stays blank
 _HEAD: Final = 16.0

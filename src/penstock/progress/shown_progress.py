@@ -15,7 +15,8 @@ from typing import Protocol, TypeAlias, cast, final
 from penstock.kernel.errors import SpecError
 from penstock.kernel.events import get_logger
 from penstock.kernel.memory.regulator import RegulatorStatistics
-from penstock.kernel.pipeline.observers import ShowProgress, TellReport
+from penstock.kernel.pipeline.run_context import ShowProgress
+from penstock.telemetry.observers import TellReport
 
 Tell: TypeAlias = Callable[[int, int], object]
 

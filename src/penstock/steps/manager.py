@@ -38,14 +38,13 @@ if TYPE_CHECKING:
 
     from penstock.checkpointer.checkpointer import Path
     from penstock.checkpointer.parts import RestoreKeywords
+    from penstock.checkpointer.save_future import SaveFuture
     from penstock.config.config import Config
     from penstock.handlers.coordinators.job_options import JobOptions
     from penstock.kernel.memory.regulator import MemoryRegulator
-    from penstock.kernel.messages.restore import Only, Rename, RestoreReport, Transform
-    from penstock.kernel.pipeline.futures import SaveFuture
-    from penstock.kernel.pipeline.observers import Observer, ShowProgress
+    from penstock.kernel.messages.restore import Only, Rename, Transform
     from penstock.kernel.pipeline.pipeline import Pipeline
-    from penstock.kernel.pipeline.run_context import Compare, RestoreRun, SaveRun, Staging
+    from penstock.kernel.pipeline.run_context import Compare, RestoreRun, SaveRun, ShowProgress, Staging
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.kernel.protocols.coordinator import Coordinator
     from penstock.kernel.protocols.layouts import Layout
@@ -53,9 +52,11 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
     from penstock.kernel.protocols.stores import Store
     from penstock.kernel.storage.reading import Reading
+    from penstock.reports.report import RestoreReport
     from penstock.steps.save_queue import StepSaves
     from penstock.steps.step_contents import StepMetadata
     from penstock.steps.step_watch import Watch
+    from penstock.telemetry.observers import Observer
 
 T = TypeVar("T")
 Step: TypeAlias = SupportsIndex | None

@@ -16,6 +16,7 @@ from anyio import Event
 from anyio.abc import TaskGroup
 
 from penstock.checkpointer.checkpointer import Checkpointer
+from penstock.checkpointer.save_future import SaveFuture
 from penstock.handlers.layouts.item_types import Composite
 from penstock.kernel.errors import (
     ClosedError,
@@ -25,7 +26,6 @@ from penstock.kernel.errors import (
     StepExistsError,
     StorageError,
 )
-from penstock.kernel.pipeline.futures import SaveFuture
 from penstock.kernel.pipeline.run_context import BaseIfWhole
 from penstock.kernel.storage.workspace import how_to_replace
 from penstock.steps.catalogue import NamedSteps

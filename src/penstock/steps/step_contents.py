@@ -20,8 +20,8 @@ from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.reports.stage_report import counted
 from penstock.kernel.storage.reading import Reading
+from penstock.reports.report import counted
 from penstock.steps.step_directory import METRICS, TREE, StepReader
 
 

@@ -1,4 +1,4 @@
-"""Metrics and traces for services: observers over Prometheus's and OpenTelemetry's own clients.
+"""Metrics and traces for services: observers, of which two use Prometheus's and OpenTelemetry's own clients.
 
 `pip install 'penstock[metrics]'` brings these. docs/howto/watch-it.md shows both.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ("OpenTelemetrySpans", "PrometheusMetrics")
+__all__ = ("Observer", "OpenTelemetrySpans", "PrometheusMetrics")
 
 if TYPE_CHECKING:
+    from penstock.telemetry.observers import Observer
     from penstock.telemetry.opentelemetry_spans import OpenTelemetrySpans
     from penstock.telemetry.prometheus_metrics import PrometheusMetrics
 else:
@@ -18,6 +19,7 @@ else:
     __getattr__, __dir__ = _lazy_names(
         __name__,
         {
+            "penstock.telemetry.observers": ("Observer",),
             "penstock.telemetry.opentelemetry_spans": ("OpenTelemetrySpans",),
             "penstock.telemetry.prometheus_metrics": ("PrometheusMetrics",),
         },

@@ -13,8 +13,8 @@ from typing import Any, Final, cast
 from penstock.config.config import TelemetryOptions
 from penstock.kernel.concurrency.imports import Homes
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.pipeline.observers import Observer
 from penstock.kernel.registry import PluginKind
+from penstock.telemetry.observers import Observer
 
 _KEY: Final = "telemetry.observers"
 

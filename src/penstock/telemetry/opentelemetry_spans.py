@@ -15,9 +15,9 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, Status, StatusCode, Tracer, TracerProvider
 
 from penstock.kernel.memory.regulator import RegulatorStatistics
-from penstock.kernel.pipeline.observers import TellReport
-from penstock.kernel.reports.stage_report import StageReport
-from penstock.kernel.reports.statistics import StageStatistics
+from penstock.kernel.pipeline.statistics import StageStatistics
+from penstock.reports.report import StageReport
+from penstock.telemetry.observers import TellReport
 
 
 @final

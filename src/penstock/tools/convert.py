@@ -22,15 +22,15 @@ from penstock.kernel.errors import DestinationExistsError, PathError, SpecError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.messages.restore import Rename
-from penstock.kernel.messages.save import SaveReport
+from penstock.kernel.pipeline.statistics import combined
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.reports.statistics import combined
 from penstock.kernel.storage.paths import path_or_url, path_to_save_to
 from penstock.kernel.storage.reading import Reading, read_unchanged
+from penstock.reports.report import SaveReport
 from penstock.steps.step_directory import write_root_metadata
 from penstock.stores.store_finder import StoreFinder
 from penstock.tools.changes.leaf_changes import LeafChanges

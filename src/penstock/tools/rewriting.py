@@ -21,7 +21,7 @@ from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, Stor
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PathError
 from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.messages.save import Committed, SaveReport
+from penstock.kernel.messages.save import Committed
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.plugins.handler_registry import HandlerRegistry
@@ -31,6 +31,7 @@ from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import bucket_of
 from penstock.kernel.storage.reading import Reading
+from penstock.reports.report import SaveReport
 from penstock.stages.files.stage_files import closing
 from penstock.tools.stored_items import StoredItems
 

@@ -27,9 +27,9 @@ from penstock.inspection.treemap import Rectangle, treemap
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.reports.stage_report import counted
 from penstock.kernel.storage.reading import Reading, read_unchanged
-from penstock.telemetry.kept_reports import KeptReport, read_reports
+from penstock.reports.kept_reports import KeptReport, read_reports
+from penstock.reports.report import counted
 
 _MOST_LEAVES: Final = 2000  # in a table; the page says how many there are
 _MOST_ROWS: Final = 200

@@ -91,7 +91,7 @@ def test_a_pipeline_that_can_work_passes(pipeline: Pipeline[Any]) -> None:
             SAVE.without("device_to_host"),
             "stage 'limit_bytes' takes LeafBatch[ReadLeaf] or StagedBatch, but 'prioritise' before it gives",
         ),
-        (SAVE.without("finalize"), "the last stage, 'commit', gives Committed, not SaveReport"),
+        (SAVE.without("finalize"), "the last stage, 'commit', gives Committed, not Published"),
         (SAVE.without("flatten"), "a save begins with TreeToSave and a restore with RestoreRequest"),
         (SAVE.without("write"), "stage 'commit' takes WrittenBatch"),
         (SAVE.insert_after("flatten", on_staged), "stage 'on_staged' takes StagedBatch"),

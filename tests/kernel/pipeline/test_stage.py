@@ -25,7 +25,7 @@ from penstock.kernel import (
     StageStatistics,
 )
 from penstock.kernel.pipeline.stage import drive, receiving
-from penstock.kernel.reports.statistics import StageMeter
+from penstock.kernel.pipeline.statistics import StageMeter
 
 pytestmark = pytest.mark.anyio
 

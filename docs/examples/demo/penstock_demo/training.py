@@ -17,7 +17,8 @@ from anyio import create_task_group, sleep, sleep_forever, to_thread
 from anyio.abc import TaskGroup
 
 import penstock
-from penstock.kernel import Milestone, Pipeline, SaveFuture, SaveRun, WrittenBatch
+from penstock import SaveFuture
+from penstock.kernel import Milestone, Pipeline, SaveRun, WrittenBatch
 from penstock.pipelines import save_pipeline
 from penstock.steps import EverySteps, KeepBest, KeepLast
 from penstock_demo.corpus import Corpus

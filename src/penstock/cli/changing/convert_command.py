@@ -18,7 +18,7 @@ from penstock.handlers.formats.npz_archive import SUFFIX as NPZ_SUFFIX
 from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.options import parse_bytes
-from penstock.kernel.reports.stage_report import counted
+from penstock.reports.report import counted
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

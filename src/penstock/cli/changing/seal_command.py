@@ -13,7 +13,7 @@ import penstock
 from penstock.cli.changing.read_progress import run_with_bar
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Output
-from penstock.kernel.reports.stage_report import counted
+from penstock.reports.report import counted
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

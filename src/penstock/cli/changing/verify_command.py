@@ -17,7 +17,7 @@ from penstock.cli.changing.read_progress import run_with_bar
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Output, Table, say_error
 from penstock.handlers.formats.verification import Finding
-from penstock.kernel.reports.stage_report import counted
+from penstock.reports.report import counted
 from penstock.verification.verify_report import Status, VerifyReport
 
 STATUSES: Final[Mapping[Status, int]] = {

@@ -21,7 +21,7 @@ from penstock.cli.terminal.terminal_output import CommandError, Output, Table, s
 from penstock.inspection.leaf_values import Difference, compare_values, read_values
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts
 from penstock.inspection.tree_comparison import Pair, TreeComparison, compare_trees
-from penstock.kernel.reports.stage_report import counted
+from penstock.reports.report import counted
 
 Compared: TypeAlias = tuple[ItemFacts, ItemFacts, TreeComparison]
 """An item of each, and how their trees differ."""

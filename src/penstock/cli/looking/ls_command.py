@@ -15,7 +15,7 @@ from penstock.cli.terminal.terminal_output import Output, Table
 from penstock.handlers.layouts.discovery import find_place
 from penstock.inspection.places import store_of
 from penstock.inspection.step_listing import StepFacts, list_checkpoints, name_best
-from penstock.kernel.reports.stage_report import counted
+from penstock.reports.report import counted
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.leaf_texts import iso_time, shape_text, sharding_text
 from penstock.cli.terminal.terminal_output import Output, Table
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts
-from penstock.kernel.reports.stage_report import counted
+from penstock.reports.report import counted
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

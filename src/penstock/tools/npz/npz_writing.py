@@ -18,10 +18,10 @@ from penstock.handlers.formats.npz_archive import is_npz
 from penstock.handlers.formats.orbax.file_names import temporary_path
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.memory.regulator import MemoryRegulator
-from penstock.kernel.messages.save import SaveReport
 from penstock.kernel.protocols.stores import DataFile, Store
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.kernel.storage.workspace import Workspace
+from penstock.reports.report import SaveReport
 from penstock.stages.files.stage_files import closing
 from penstock.tools.npz.npz_members import MemberToWrite
 

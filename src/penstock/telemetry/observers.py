@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ("Observer", "ShowProgress", "TellReport", "observed", "watched")
+__all__ = ("Observer", "TellReport", "observed", "watched")
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, final, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, final, runtime_checkable
 
 from penstock.kernel.protocols.capability import Capability
 
@@ -16,13 +16,9 @@ if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
     from penstock.kernel.memory.regulator import RegulatorStatistics
-    from penstock.kernel.reports.stage_report import StageReport
+    from penstock.reports.report import StageReport
 
 TellReport: TypeAlias = "Callable[[StageReport], object]"
-
-ShowProgress: TypeAlias = bool | Literal["rich", "tqdm"] | Callable[[int, int], object]
-"""True for a bar of what is installed, the name of the library that draws it, or a function that is called
-with the bytes done and all bytes, in the thread of the event loop."""
 
 
 @runtime_checkable

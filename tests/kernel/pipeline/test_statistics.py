@@ -8,7 +8,7 @@ from anyio.lowlevel import checkpoint
 
 from penstock.kernel import Span, StageStatistics, bottleneck
 from penstock.kernel.memory.byte_account import ByteAccount, MemoryWaits, waiting_for_memory
-from penstock.kernel.reports.statistics import StageMeter, combined, waited_for_memory_s
+from penstock.kernel.pipeline.statistics import StageMeter, combined, waited_for_memory_s
 
 IDLE = StageStatistics("idle", 1, 0, 0, 0, 0.0, 0.0, 0.0)
 

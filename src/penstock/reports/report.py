@@ -1,11 +1,13 @@
-"""The base of the reports of saves and restores."""
+"""Reports of saves and restores: where the time went, in figures, words and pictures."""
 
 from __future__ import annotations
 
 __all__ = (
     "COLUMNS",
     "Bar",
+    "RestoreReport",
     "Row",
+    "SaveReport",
     "StageReport",
     "counted",
     "explained",
@@ -19,6 +21,7 @@ __all__ = (
 )
 
 import json
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -26,8 +29,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, final
 
+from penstock.kernel.messages.restore import Change, ChangeKind
+from penstock.kernel.pipeline.statistics import Advice, Span, StageStatistics
 from penstock.kernel.protocols.stores import RequestFigures
-from penstock.kernel.reports.statistics import Advice, Span, StageStatistics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -119,6 +123,49 @@ class StageReport:
 
         busy = f", {asked.n_refused} of them because the server was too busy" if asked.n_refused else ""
         return f"{whole}, {asked.n_repeated} repeated{busy}, {asked.waited_s:.1f} s waited"
+
+
+@dataclass(frozen=True, slots=True)
+class SaveReport(StageReport):
+    """The report of a finished save.
+
+    `nbytes` are array bytes written.
+    """
+
+    kind: ClassVar[str] = "save"
+
+    nbytes_kept: int = 0  #: array bytes that were not written, for the base holds them
+    staged_s: float = math.nan  #: from the call to STAGED
+    durable_s: float = math.nan  #: from the call to DURABLE
+    peak_leased_bytes: int = 0  #: of the shared budget, over its life so far
+    single_writer: bool = False
+    """Whether it was only the caller's word that nobody else saved to the same path: the server of the bucket
+    ignores conditions, and the option `single_writer` is set."""
+
+    def _figures(self) -> str:
+        whole = StageReport._figures(self)
+        kept = f", {size_text(self.nbytes_kept)} kept" if self.nbytes_kept else ""
+        staged = "" if math.isnan(self.staged_s) else f", staged after {self.staged_s:.3f} s"
+        alone = ", kept apart from other savers by single_writer alone" if self.single_writer else ""
+        return f"{whole}{kept}{staged}{alone}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RestoreReport(StageReport):
+    """The report of a finished restore: `n_leaves` were read, of `nbytes` array bytes.
+
+    Attributes:
+        changes: Every difference from what is stored; empty without options.
+    """
+
+    kind: ClassVar[str] = "restore"
+
+    changes: tuple[Change, ...] = ()
+
+    def key_paths(self, kind: ChangeKind) -> tuple[str, ...]:
+        """Return the key paths of all changes of one kind."""
+        return tuple(change.key_path for change in self.changes if change.kind == kind)
 
 
 def _printable(text: str) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 __all__ = (
-    "Milestone",
-    "Progress",
     "SaveFuture",
     "SavePromise",
 )
@@ -12,8 +10,6 @@ __all__ = (
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, final
 
 from anyio import Event
@@ -23,31 +19,10 @@ from penstock.kernel.concurrency.process_identity import HomeProcess
 from penstock.kernel.concurrency.threads import LoopHandle
 from penstock.kernel.errors import NotDurableError, RunningLoopError
 from penstock.kernel.events import get_logger
-from penstock.kernel.messages.save import SaveReport
 from penstock.kernel.pipeline.failures import Failure
-
-
-class Milestone(IntEnum):
-    """The points a save passes, in order."""
-
-    PLANNED = 1  #: every leaf is checked and can be stored; nothing is written yet
-    STAGED = 2  #: the state may be mutated, deleted or donated
-    WRITTEN = 3  #: array bytes are durable
-    COMMITTED = 4  #: index and metadata are durable, under a temporary name
-    FINALIZED = 5  #: durable and visible under its own name
-
-    def __str__(self) -> str:
-        return self.name.lower()
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress of a save or a restore; totals are 0 until it is planned."""
-
-    leaves_done: int
-    leaves_total: int
-    bytes_done: int
-    bytes_total: int
+from penstock.kernel.pipeline.pipeline import Milestone
+from penstock.kernel.pipeline.run_context import Progress
+from penstock.reports.report import SaveReport
 
 
 @final

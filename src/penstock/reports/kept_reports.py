@@ -21,10 +21,9 @@ from anyio import Lock
 
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import StorageError
-from penstock.kernel.messages.save import SaveReport
+from penstock.kernel.pipeline.statistics import StageStatistics
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.reports.stage_report import Row, timeline_rows
-from penstock.kernel.reports.statistics import StageStatistics
+from penstock.reports.report import Row, SaveReport, timeline_rows
 
 REPORTS: Final = "_PENSTOCK_REPORTS.json"
 MOST_REPORTS: Final = 1000

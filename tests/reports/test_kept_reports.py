@@ -13,8 +13,8 @@ from anyio import create_task_group
 
 import penstock
 from penstock.handlers import LocalStore
+from penstock.reports.kept_reports import REPORTS, KeptReport, read_reports
 from penstock.steps import CheckpointManager
-from penstock.telemetry.kept_reports import REPORTS, KeptReport, read_reports
 from penstock.testing import FaultyStore
 
 TREE = {"w": np.ones((4, 4)), "b": np.zeros(3)}

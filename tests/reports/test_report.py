@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernel import Advice, RestoreReport, SaveReport, Span, StageStatistics
-from penstock.kernel.reports.stage_report import (
+from penstock import RestoreReport, SaveReport
+from penstock.kernel import Advice, Span, StageStatistics
+from penstock.kernel.pipeline.statistics import advice_of
+from penstock.pipelines import restore_pipeline, save_pipeline
+from penstock.reports.report import (
     MOST_BARS,
     explained,
     find_bottleneck,
@@ -17,8 +20,6 @@ from penstock.kernel.reports.stage_report import (
     timeline_svg,
     wall_s,
 )
-from penstock.kernel.reports.statistics import advice_of
-from penstock.pipelines import restore_pipeline, save_pipeline
 
 MIB = 2**20
 ADVICE = Advice("Work less.", "Take more.")

@@ -1,1 +1,0 @@
-"""Reports of saves and restores: where the time went, in figures, words and pictures."""
