@@ -16,8 +16,10 @@ __all__ = (
     "RANDOM_KEYS",
     "ROOT_FOLDER",
     "USUAL_ITEMS",
+    "FoundStep",
     "ItemKind",
     "ItemPlace",
+    "StepState",
     "arrays_in",
     "check_not_deleted",
     "check_there",
@@ -28,7 +30,6 @@ __all__ = (
     "holds_arrays",
     "is_array",
     "is_checkpoint",
-    "is_finished_step",
     "is_marked",
     "is_unfinished",
     "items_of",
@@ -38,10 +39,10 @@ __all__ = (
     "latest_step",
     "list_items",
     "locate",
-    "may_be_finished_step",
     "names_a_step",
     "proto_file",
     "read_root_metadata",
+    "step_at",
 )
 
 import errno
@@ -50,7 +51,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal, TypeAlias, final
 
 from penstock.handlers.formats.json_documents import as_object, as_string, parse_object
 from penstock.handlers.formats.orbax.checkpoint_metadata import CheckpointMetadata, read_checkpoint_metadata
@@ -652,14 +653,14 @@ def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
     for step in steps:
         if step.prefix in latest:
             continue
-        match is_finished_step(store, os.path.join(path, step.name)):
-            case True:
+        match _state_of_step(store, os.path.join(path, step.name)):
+            case "finished":
                 latest[step.prefix] = step.name
-            case False:
+            case "unfinished":
                 unfinished.append(step.name)
-            case None if not step.prefix and _is_step_of_others(store, path, step.name):
+            case "unknown" if not step.prefix and not is_array(store, path, step.name):
                 unknown.append(step.name)
-            case None:
+            case _:
                 pass  # something else with such a name
 
     if len(latest) > 1:
@@ -724,42 +725,62 @@ def read_root_metadata(store: Store, root: str) -> Mapping[str, Any] | None:
     return None
 
 
-def is_finished_step(store: Store, directory: str) -> bool | None:
-    """Return whether the step at `directory` is finished; None if nothing that penstock knows lies there."""
+StepState: TypeAlias = Literal["finished", "unfinished", "unknown", "damaged", "absent"]
+"""What a directory that is named like a step is. `"unfinished"`: it is being written, or its writer died.
+`"unknown"`: nothing in it is known to penstock, so that only a handler of its writer can read it; Orbax
+counts every directory of the right name. `"damaged"`: a document in it cannot be read. `"absent"`: it is no
+directory, or in a bucket one of steps."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FoundStep:
+    """What is at the path of a step."""
+
+    state: StepState
+    problem: CorruptCheckpointError | None = None  #: of a damaged one
+
+    @property
+    def is_published(self) -> bool:
+        """True if there is a step that nobody writes any more, whether penstock can restore it or not."""
+        return self.state in {"finished", "unknown", "damaged"}
+
+
+def step_at(store: Store, directory: str) -> FoundStep:
+    """Find out what the step at `directory` is, by names and one document. Blocking."""
+    try:
+        return FoundStep(_state_of_step(store, directory))
+    except CorruptCheckpointError as error:
+        return FoundStep("damaged", error)
+    except StorageError as error:
+        if error.errno in {errno.ENOENT, errno.ENOTDIR}:  # it was deleted meanwhile
+            return FoundStep("absent")
+
+        raise
+
+
+def _state_of_step(store: Store, directory: str) -> StepState:
     if store.kind(directory) != "directory":
-        return None
+        return "absent"
 
     names = frozenset(store.list_directory(directory))
     if isinstance(store, MarkedCheckpoints) and COMMIT_MARK not in names:
-        return False
+        # A run may be named like a step, as `run_3`, and a directory of steps has no mark.
+        is_root = names and all(names_a_step(name) or name == ROOT_FOLDER for name in names)
+        return "absent" if is_root else "unfinished"
     if names & {CHECKPOINT_METADATA, V1_MARK}:
-        return not is_unfinished(names, read_checkpoint_metadata(store, directory, names))
+        about = read_checkpoint_metadata(store, directory, names)
+        return "unfinished" if is_unfinished(names, about) else "finished"
     if kind_of_item(store, directory, names) or items_of(store, directory, names):
-        return True
+        return "finished"
     if not names or any(TEMPORARY_SUFFIX in name for name in names):
-        return False
+        return "unfinished"
+    if not is_array(store, directory) and holds_arrays(store, directory, names):
+        return "finished"
 
-    return True if not is_array(store, directory) and holds_arrays(store, directory, names) else None
-
-
-def may_be_finished_step(store: Store, directory: str) -> bool:
-    """Return whether `directory`, named like a step, is one that is not known to be unfinished.
-
-    Only a step's own handler may know what lies in it, and Orbax counts every directory of the right name.
-    """
-    finished = is_finished_step(store, directory)
-    if finished is not None:
-        return finished
-    if store.kind(directory) != "directory":
-        return False
-
-    folders = [os.path.join(directory, name) for name in store.list_directory(directory)]
-    return not any(store.kind(folder) == "directory" and _is_built_in(store, folder) for folder in folders)
-
-
-def _is_step_of_others(store: Store, path: str, name: str) -> bool:
-    """Return whether the directory `name`, in which nothing is known, is likely a step all the same."""
-    return not is_array(store, path, name) and may_be_finished_step(store, os.path.join(path, name))
+    folders = [os.path.join(directory, name) for name in names]
+    written = any(store.kind(folder) == "directory" and _is_built_in(store, folder) for folder in folders)
+    return "unfinished" if written else "unknown"
 
 
 def _is_built_in(store: Store, folder: str) -> bool:

@@ -28,7 +28,6 @@ import numpy.typing as npt
 
 from penstock.handlers.formats.checksummed_reads import append_zeros_to_each
 from penstock.handlers.formats.orbax.file_names import (
-    COMMIT_MARK,
     TEMPORARY_SUFFIX,
     temporary_path,
     unfinished_at,
@@ -48,7 +47,11 @@ from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
     SafetensorsCheckpoint,
     open_checkpoint,
 )
-from penstock.handlers.formats.safetensors.tensor_paths import INDEX_SUFFIX, SUFFIX, holds_tensors
+from penstock.handlers.formats.safetensors.tensor_paths import (
+    SUFFIX,
+    holds_only_tensors,
+    holds_tensors,
+)
 from penstock.kernel.errors import ConfigError, InvalidLeafError, NotACheckpointError, PathError, SpecError
 from penstock.kernel.protocols.layouts import Arrangement, Opening, Place, WrittenRange
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
@@ -328,11 +331,7 @@ class SafetensorsLayout:
 
     def recognises(self, store: Store, path: str) -> bool:
         """True if `path` holds only safetensors; overwriting a folder would lose anything else in it."""
-        if store.kind(path) == "file":
-            return path.endswith(SUFFIX)
-
-        names = set(store.list_directory(path)) - {COMMIT_MARK}
-        return all(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names)
+        return holds_only_tensors(store, path)
 
     def find(self, store: Store, path: str, item: str | None = None) -> Opening:
         """Tell what the headers at `path` take."""

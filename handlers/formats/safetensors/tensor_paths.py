@@ -1,10 +1,11 @@
-"""Tells paths of safetensors. Light: whoever lists a run asks it of every step."""
+"""Tells paths of safetensors from others. Light, because a list of a run asks it of every step."""
 
 from __future__ import annotations
 
-__all__ = ("INDEX_SUFFIX", "SUFFIX", "holds_tensors", "is_safetensors")
+__all__ = ("INDEX_SUFFIX", "SUFFIX", "are_tensors", "holds_only_tensors", "holds_tensors", "is_safetensors")
 
 import os
+from collections.abc import Collection
 from typing import Final
 
 from penstock.handlers.formats.orbax.file_names import COMMIT_MARK, MARKS, TEMPORARY_SUFFIX
@@ -19,10 +20,29 @@ _OF_OTHERS: Final = MARKS - {COMMIT_MARK}
 
 def is_safetensors(store: Store, path: str) -> bool:
     """True if `path` is a finished safetensors file, or a folder of them that is not an Orbax checkpoint."""
-    if TEMPORARY_SUFFIX in os.path.basename(path) or not holds_tensors(store, path):
+    if TEMPORARY_SUFFIX in os.path.basename(path):
         return False
 
-    return store.kind(path) == "file" or _OF_OTHERS.isdisjoint(store.list_directory(path))
+    kind = store.kind(path)
+    return (
+        path.endswith(SUFFIX)
+        if kind == "file"
+        else kind is not None and are_tensors(store.list_directory(path))
+    )
+
+
+def are_tensors(names: Collection[str]) -> bool:
+    """True if these are the names in a folder of safetensors, and in no Orbax checkpoint."""
+    return _OF_OTHERS.isdisjoint(names) and any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names)
+
+
+def holds_only_tensors(store: Store, path: str) -> bool:
+    """True if `path` is a safetensors file, or a folder without anything else, which may be replaced."""
+    if store.kind(path) == "file":
+        return path.endswith(SUFFIX)
+
+    names = set(store.list_directory(path)) - {COMMIT_MARK}
+    return all(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names)
 
 
 def holds_tensors(store: Store, path: str) -> bool:

@@ -145,7 +145,8 @@ class BucketStore:
         if found is not None:
             return (found.tag, found.modified)
 
-        return self.kind(path)
+        kind = self.kind(path)
+        return None if kind is None else (kind, key)  # else all folders without a mark would seem to be one
 
     def snapshot(self, path: str) -> BucketSnapshot | None:
         """List what is published at `path`, so that most of what a restore asks is known; see `Snapshots`."""

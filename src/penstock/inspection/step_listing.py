@@ -21,11 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias, cast, final
 
-from penstock.handlers.formats.orbax.discovery import is_finished_step, is_marked, names_a_step
+from penstock.handlers.formats.orbax.discovery import names_a_step, step_at
 from penstock.handlers.formats.orbax.file_names import PARTIAL_SUFFIX, TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
-from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
-from penstock.handlers.layouts.discovery import Place
+from penstock.handlers.layouts.discovery import Place, look_at
 from penstock.inspection.file_sizes import FileSizes, sizes_below
 from penstock.kernel.errors import PenstockError, StorageError
 from penstock.kernel.protocols.stores import Store
@@ -127,14 +126,22 @@ def _facts(store: Store, path: str, name: str, step: int | None) -> StepFacts | 
     sizes = FileSizes()
     try:
         sizes = sizes_below(store, path)
-        if is_safetensors(store, path):
+        place = look_at(store, path)
+        if place.kind == "tensors":
             return StepFacts(name, path, None, "finished", _sizes_of_tensors(store, path), _modified_ns(path))
 
-        finished = is_finished_step(store, path) if step is not None else is_marked(store, path)
-        if finished is False:
+        is_finished = place.is_finished
+        if step is not None:
+            state = step_at(store, path).state
+            if state == "absent":
+                return None  # a file with such a name, or a run
+            if state == "unknown":
+                problem = "nothing in it is known to penstock"
+                return StepFacts(name, path, step, "unknown", sizes, problem=problem)
+
+            is_finished = state != "unfinished"
+        if not is_finished:
             return StepFacts(name, path, step, "saving" if is_held(store, path) else "interrupted", sizes)
-        if finished is None:
-            return StepFacts(name, path, step, "unknown", sizes, problem="nothing in it is known to penstock")
 
         names = store.list_directory(path)
         about = SealedDocuments.open(store, path, names).about(names)

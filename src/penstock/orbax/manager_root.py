@@ -677,7 +677,7 @@ class _Files(StepFiles):
                 return self._reader.info(path, step, needs)
 
             moment, metrics = found.commit_timestamp, self._reader.metrics(path)
-            is_readable = moment is not None and on_disk.holds_checkpoint(self._store, path)
+            is_readable = moment is not None and on_disk.step_at(self._store, path).state == "finished"
             return StepInfo(step, moment.timestamp() if moment else math.nan, metrics, is_readable)
         except (OSError, ValueError):
             if self._store.kind(os.path.join(self._path, name)) is not None:

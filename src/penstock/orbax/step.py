@@ -299,7 +299,8 @@ class _Format(NameFormat[Metadata]):
 
     def find_step(self, base_path: Any, step: int) -> Metadata:
         path, store = place_of(base_path) / self.build_name(step), store_at(base_path)
-        if not (step_directory.is_finished(store, path_text(path)) or is_empty(store, path_text(path))):
+        there = step_directory.step_at(store, path_text(path)).is_published
+        if not (there or is_empty(store, path_text(path))):
             raise NotACheckpointError(path_text(path), f"there is no step {step} of {self}")
 
         return Metadata(step, path)

@@ -203,7 +203,7 @@ class Catalogue:
         found: set[int] = set()
         for step, name in steps.items():
             path = os.path.join(self._root, name)
-            if step not in self._whole and not on_disk.holds_checkpoint(self._store, path):
+            if step not in self._whole and on_disk.step_at(self._store, path).state != "finished":
                 self._events.warning("step.not_restorable", path=path)
                 found.add(step)
 

@@ -13,12 +13,11 @@ __all__ = (
     "StepReader",
     "check_root",
     "find_steps",
-    "holds_checkpoint",
-    "is_finished",
     "leftovers",
     "list_root",
     "read_root_metadata",
     "seal_root_metadata",
+    "step_at",
     "write_root_metadata",
 )
 
@@ -35,9 +34,8 @@ from penstock.handlers.formats.orbax.checkpoint_metadata import CheckpointMetada
 from penstock.handlers.formats.orbax.discovery import (
     ROOT_FOLDER,
     is_checkpoint,
-    is_finished_step,
-    may_be_finished_step,
     read_root_metadata,
+    step_at,
 )
 from penstock.handlers.formats.orbax.file_names import (
     CHECKPOINT_METADATA,
@@ -52,7 +50,7 @@ from penstock.handlers.formats.orbax.sealed_documents import (
     digest_in_mark,
     encode_mark,
 )
-from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, PathError, SpecError, StorageError
+from penstock.kernel.errors import ChecksumError, PathError, SpecError, StorageError
 from penstock.kernel.protocols.store_capabilities import FolderListing, ManyFiles, MarkedCheckpoints
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import DISK_MARK, DiskMark, Document
@@ -129,7 +127,7 @@ def find_steps(
 
     steps = {step: found[step] for step in sorted(found)}
     for step in reversed(list(steps)):
-        if is_finished(store, os.path.join(root, steps[step])):
+        if step_at(store, os.path.join(root, steps[step])).is_published:
             break
 
         del steps[step]
@@ -151,38 +149,6 @@ def _list_later(store: Store, root: str, names: NameFormat, after: int) -> Seque
 
     later = [name for step, name in steps if step is not None and step > after]
     return store.marked_folders(root, later) if later else ()
-
-
-def is_finished(store: Store, path: str) -> bool:
-    """True if there is a step at `path` that is not still being built.
-
-    A damaged step is one, and so is one whose content only its own handler knows.
-    """
-    try:
-        return may_be_finished_step(store, path)
-    except CorruptCheckpointError:
-        return True
-    except StorageError as error:
-        if error.errno in {errno.ENOENT, errno.ENOTDIR}:
-            return False
-
-        raise
-
-
-def holds_checkpoint(store: Store, path: str) -> bool:
-    """True if there is a finished step at `path` whose kind penstock knows, so that it could restore it.
-
-    Its documents say so. Its data is not read: a damaged one is still somebody's step.
-    """
-    try:
-        return is_finished_step(store, path) is True
-    except CorruptCheckpointError:
-        return False
-    except StorageError as error:
-        if error.errno in {errno.ENOENT, errno.ENOTDIR}:
-            return False
-
-        raise
 
 
 def leftovers(listed: Sequence[str], names: NameFormat) -> list[str]:

@@ -244,15 +244,15 @@ class _Watcher:
             path = os.path.join(self._root, name)
             held = await take_hold(self._store, self._threads, path)
             self._seen = step
-            if await self._threads.run(self._is_finished, path):
+            if await self._threads.run(self._is_published, path):
                 return step, name, held
 
             held.release()  # it was deleted just now
 
-    def _is_finished(self, path: str) -> bool:
-        from penstock.steps import step_directory as on_disk
+    def _is_published(self, path: str) -> bool:
+        from penstock.handlers.formats.orbax.discovery import step_at
 
-        return on_disk.is_finished(self._store, path)
+        return step_at(self._store, path).is_published
 
     async def wait(self, most_s: float) -> None:
         """Return when the root may have changed, or after `most_s`."""

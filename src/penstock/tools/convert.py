@@ -13,9 +13,12 @@ from typing import Any, Final, Literal, TypeAlias, cast, final, get_args
 from penstock.checkpointer.checkpointer import Path
 from penstock.config.config import Config
 from penstock.handlers.formats.npz_archive import SUFFIX as NPZ_SUFFIX
+from penstock.handlers.formats.npz_archive import is_npz
+from penstock.handlers.formats.orbax.discovery import read_root_metadata
 from penstock.handlers.formats.orbax.file_names import MARKS
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
+from penstock.handlers.layouts.discovery import finished_steps
 from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import DestinationExistsError, PathError, SpecError
@@ -38,7 +41,6 @@ from penstock.tools.npz.npz_members import plan_comment, plan_members
 from penstock.tools.npz.npz_writing import NpzWriting
 from penstock.tools.rewriting import Rewriting, budget, check_apart
 from penstock.tools.stored_items import ItemsReader, StoredItems, stored_value
-from penstock.tools.stored_steps import StoredSteps, find_stored_steps
 
 Format: TypeAlias = Literal["orbax", "safetensors", "npz"]
 _SUFFIXES: Final[dict[Format, str]] = {"safetensors": SUFFIX, "npz": NPZ_SUFFIX}
@@ -227,7 +229,7 @@ class _Conversion:
     async def run(self, start: str) -> SaveReport:
         final, store = self.target.path, self.rewriting.store
         check_apart(start, final)
-        steps = await self.threads.run(find_stored_steps, self.rewriting.origin, start)
+        steps = await self.threads.run(_stored_steps, self.rewriting.origin, start)
         if steps is None:
             return await self._convert(start, final)
         if self.target.format != "orbax":
@@ -276,7 +278,7 @@ def _whole(files: SourceFiles, place: str, opened: StoredCheckpoint, leaf: Store
     return stored_value(files, opened, leaf)
 
 
-def _only_step(root: str, steps: StoredSteps, target: _Target) -> str:
+def _only_step(root: str, steps: _StoredSteps, target: _Target) -> str:
     """Return the path of the one step of a directory.
 
     Raises:
@@ -290,6 +292,20 @@ def _only_step(root: str, steps: StoredSteps, target: _Target) -> str:
         raise SpecError(f"{root}: {target.kind} cannot carry the metadata of a directory of steps")
 
     return os.path.join(root, steps.names[0])
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _StoredSteps:
+    """What is in a directory of steps."""
+
+    names: Sequence[str]  #: of the finished steps, ascending; at least one
+    root_metadata: Mapping[str, Any] | None
+
+
+def _stored_steps(store: Store, path: str) -> _StoredSteps | None:
+    names = None if is_npz(store, path) else finished_steps(store, path)
+    return None if names is None else _StoredSteps(names, read_root_metadata(store, path))
 
 
 def _check_root(store: Store, start: str, final: str, overwrite: bool) -> None:

@@ -12,10 +12,10 @@ from typing import Final, Literal, final
 
 from penstock.checkpointer.checkpointer import Path
 from penstock.config.config import Config
-from penstock.handlers.formats.orbax.discovery import checkpoint_at
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
-from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX, is_safetensors
+from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
 from penstock.handlers.formats.verification import Finding
+from penstock.handlers.layouts.discovery import checkpoint_path, find_place, finished_steps
 from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import CorruptCheckpointError, PathError, SpecError
@@ -31,7 +31,6 @@ from penstock.stores.store_finder import StoreFinder
 from penstock.tools.repair_report import RepairReport
 from penstock.tools.rewriting import Rewriting, budget, check_apart
 from penstock.tools.salvage import Salvage, find_damage
-from penstock.tools.stored_steps import find_stored_steps
 from penstock.tools.tensor_salvage import TensorSalvage
 from penstock.tools.trial_reads import try_leaves
 from penstock.verification.verify import compare_ranges
@@ -171,8 +170,8 @@ def _steps_of(store: Store, paths: Sequence[str]) -> list[str]:
     """Return checkpoints: those given, and each step of directories of steps."""
     found: list[str] = []
     for path in paths:
-        steps = find_stored_steps(store, path)
-        found += [path] if steps is None else [os.path.join(path, name) for name in steps.names]
+        steps = finished_steps(store, path)
+        found += [path] if steps is None else [os.path.join(path, name) for name in steps]
 
     return found
 
@@ -182,13 +181,12 @@ def _check_source(store: Store, start: str, final: str) -> bool:
     check_apart(start, final)
     if final == start:
         raise PathError(final, "is the damaged checkpoint itself; name another path")
-    if is_safetensors(store, start):
+    place = find_place(store, start)
+    if place.kind == "tensors":
         return True
-
-    place = checkpoint_at(store, start)
-    if place.is_step:
+    if place.kind == "root":
         problem = "is a directory of steps; repair one of them"
-        raise SpecError(f"{start} {problem}, as in {place.path}")
+        raise SpecError(f"{start} {problem}, as in {checkpoint_path(store, start)}")
     if final.endswith(SUFFIX):
         raise PathError(final, "is the name of a safetensors file, and the damaged checkpoint is Orbax's")
 

@@ -19,17 +19,14 @@ from penstock.handlers.formats.orbax.checkpoint_metadata import content_of
 from penstock.handlers.formats.orbax.discovery import (
     ROOT_FOLDER,
     ItemKind,
-    check_there,
     contents_of,
-    is_finished_step,
-    latest_step,
 )
 from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
 from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments, documents_below, encode_mark
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
-from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
+from penstock.handlers.layouts.discovery import find_place, finished_steps
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ChecksumError, StorageError, UnsupportedFormatError
 from penstock.kernel.protocols.store_capabilities import Renames
@@ -92,10 +89,10 @@ async def seal(path: Path, *, store: Store | None = None, config: Config | Path 
     sealed: list[str] = []
     unchanged: list[str] = []
     count = _Count()
-    if await threads.run(_has_tensors, store, final):
+    checkpoints = await threads.run(_checkpoints, store, final)
+    if not checkpoints:
         return SealReport(final, (), (final,), 0, 0, 0)
 
-    checkpoints = await threads.run(_checkpoints, store, final)
     for checkpoint in checkpoints:
         seal_one = partial(_seal_checkpoint, store, threads, checkpoint, count)
         # Held alone: the record must not come to lie in another one that has taken its place.
@@ -141,31 +138,21 @@ class _Count:
         self.nbytes += other.nbytes
 
 
-def _has_tensors(store: Store, path: str) -> bool:
-    """True if `path` is safetensors with digests of everything.
+def _checkpoints(store: Store, path: str) -> list[str]:
+    """Return `path`, or the finished steps in it; nothing if it is safetensors with digests of everything.
 
     Raises:
         UnsupportedFormatError: If it is safetensors without.
     """
-    if not is_safetensors(store, path):
-        return False
+    place = find_place(store, path)
+    if place.kind == "tensors":
+        if survey_tensors(store, path).findings:
+            problem = "is safetensors, whose digests lie in the header, before the data; `penstock convert`"
+            raise UnsupportedFormatError(path, f"{problem} writes a copy that has them")
+        return []
 
-    if survey_tensors(store, path).findings:
-        problem = "is safetensors, whose digests lie in the header, before the data; `penstock convert`"
-        raise UnsupportedFormatError(path, f"{problem} writes a copy that has them")
-
-    return True
-
-
-def _checkpoints(store: Store, path: str) -> list[str]:
-    """Return `path`, or the finished steps in it."""
-    check_there(store, path)
-    names = frozenset(store.list_directory(path))
-    if latest_step(store, path, names) is None:
-        return [path]
-
-    inside = [os.path.join(path, name) for name in sorted(names)]
-    return [step for step in inside if is_finished_step(store, step)]
+    steps = finished_steps(store, path) if place.kind == "root" else None
+    return [path] if steps is None else [os.path.join(path, name) for name in steps]
 
 
 def _directories(store: Store, path: str) -> Sequence[tuple[str, OrbaxCheckpoint | None]]:

@@ -5,41 +5,22 @@ from __future__ import annotations
 __all__ = ("FoundCheckpoints", "find_checkpoints")
 
 import os
-from dataclasses import dataclass, field
-from typing import Final, final
+from dataclasses import dataclass, field, replace
+from typing import final
 
 from penstock.handlers.formats.inside_paths import EnteredDirectories
-from penstock.handlers.formats.orbax.checkpoint_metadata import read_checkpoint_metadata
-from penstock.handlers.formats.orbax.discovery import (
-    ROOT_FOLDER,
-    ItemKind,
-    check_there,
-    holds_arrays,
-    is_marked,
-    is_unfinished,
-    kind_of_item,
-    names_a_step,
-)
+from penstock.handlers.formats.orbax.discovery import ROOT_FOLDER, names_a_step
 from penstock.handlers.formats.orbax.file_names import (
-    CHECKPOINT_METADATA,
-    COMMIT_MARK,
-    INTEGRITY,
-    MANIFEST,
-    METADATA,
+    OF_A_PROCESS,
     PARTIAL_SUFFIX,
     ROOT_METADATA,
     TEMPORARY_SUFFIX,
-    V1_MARK,
 )
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.formats.verification import Finding, finding_of
+from penstock.handlers.layouts.discovery import Place, find_place, look_inside
 from penstock.kernel.errors import IncompleteCheckpointError, NotACheckpointError, PenstockError
 from penstock.kernel.protocols.stores import Store
-
-_OF_A_CHECKPOINT: Final = frozenset(
-    {CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY, MANIFEST, METADATA, V1_MARK}
-)
-_ONE_DOCUMENT: Final = frozenset({ItemKind.JSON, ItemKind.PROTO})
 
 
 @final
@@ -60,19 +41,14 @@ def find_checkpoints(store: Store, path: str) -> FoundCheckpoints:
     Nothing is raised for what is found: it is among the findings. Files beside checkpoints, such as logs,
     are left out; a directory named like a step in which nothing is known is not.
     """
-    found = FoundCheckpoints()
+    walk = _Walk(store, FoundCheckpoints(), EnteredDirectories(store))
+    found = walk.found
     try:
-        check_there(store, path)
+        walk.visit(find_place(store, path), ())
     except (NotACheckpointError, IncompleteCheckpointError) as error:
-        if not is_safetensors(store, path):
-            found.findings.append(Finding("absent", path, error.problem))
-            return found
+        found.findings.append(Finding("absent", path, error.problem))
     except PenstockError as error:
-        if not is_safetensors(store, path):
-            found.findings.append(finding_of(error, path))
-            return found
-
-    _visit(store, path, found, (), EnteredDirectories(store))
+        found.findings.append(finding_of(error, path))
     if not found.checkpoints and not found.findings:
         problem = "there is no finished checkpoint" if found.leftovers else "there is no checkpoint"
         found.findings.append(Finding("absent", path, problem))
@@ -80,89 +56,65 @@ def find_checkpoints(store: Store, path: str) -> FoundCheckpoints:
     return found
 
 
-def _visit(
-    store: Store,
-    path: str,
-    found: FoundCheckpoints,
-    above: tuple[object, ...],
-    entered: EnteredDirectories,
-) -> None:
-    """Visit what lies at `path`, below directories of the identities `above`."""
-    try:
-        is_tensors = is_safetensors(store, path)
-        if is_tensors:
-            found.checkpoints.append(path)
-        if store.kind(path) == "directory":
-            identity = store.identity(path)
-            if identity not in above:  # else it is a link to a directory around it
-                entered.enter(path)
-                around = (*above, identity)
-                _visit_directory(store, path, found, around, entered, beside_tensors=is_tensors)
-    except PenstockError as error:
-        found.findings.append(finding_of(error, path))
+@final
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """A walk through directories, from a path down."""
 
+    store: Store
+    found: FoundCheckpoints
+    entered: EnteredDirectories
 
-def _visit_directory(
-    store: Store,
-    path: str,
-    found: FoundCheckpoints,
-    above: tuple[object, ...],
-    entered: EnteredDirectories,
-    *,
-    beside_tensors: bool,
-) -> None:
-    names = frozenset(store.list_directory(path))
-    may_be_document = not beside_tensors and (len(above) == 1 or _in_a_step(path))
-    others = names - {COMMIT_MARK} if beside_tensors else names  # a bucket publishes tensors by it, too
-    if _is_checkpoint(store, path, others, may_be_document=may_be_document):
-        unmarked = COMMIT_MARK not in names
-        unfinished = unmarked and (_says_unfinished(store, path, names) or not is_marked(store, path, names))
-        (found.leftovers if unfinished else found.checkpoints).append(path)
-        return
+    def visit(self, place: Place, above: tuple[object, ...]) -> None:
+        """Note what is at a place, and visit what is in it, below directories of the identities `above`."""
+        if place.kind == "checkpoint":
+            (self.found.checkpoints if place.is_finished else self.found.leftovers).append(place.path)
+            return
+        if place.kind == "tensors":
+            self.found.checkpoints.append(place.path)
+        if self.store.kind(place.path) != "directory":
+            return
 
-    for name in sorted(names):
-        inner = os.path.join(path, name)
-        if TEMPORARY_SUFFIX in name or PARTIAL_SUFFIX in name:
-            found.leftovers.append(inner)
-            continue
-        if name == ROOT_FOLDER and (not _in_a_step(inner) or _holds_root_metadata(store, inner)):
-            found.root_folders += [inner] if store.kind(inner) == "directory" else []
-            continue
-        if beside_tensors and store.kind(inner) == "file":
-            continue  # tensors of the one checkpoint, and its index
+        identity = self.store.identity(place.path)
+        if identity not in above:  # else it is a link to a directory around it
+            self.entered.enter(place.path)
+            for name in sorted(self.store.list_directory(place.path)):
+                self._enter(place, name, (*above, identity))
 
-        before = _count(found)
-        _visit(store, inner, found, above, entered)
-        if _count(found) == before and names_a_step(name) and store.kind(inner) == "directory":
+    def _enter(self, outer: Place, name: str, above: tuple[object, ...]) -> None:
+        path = os.path.join(outer.path, name)
+        if TEMPORARY_SUFFIX in name or PARTIAL_SUFFIX in name or name.startswith(OF_A_PROCESS):
+            self.found.leftovers.append(path)
+            return
+
+        kind = self.store.kind(path)
+        in_step = names_a_step(os.path.basename(outer.path))
+        if name == ROOT_FOLDER and (not in_step or _holds_root_metadata(self.store, path)):
+            self.found.root_folders += [path] if kind == "directory" else []
+            return
+        if kind != "directory":
+            # Beside tensors it is one of them, or their index.
+            is_tensors = outer.kind != "tensors" and kind == "file" and is_safetensors(self.store, path)
+            self.found.checkpoints += [path] if is_tensors else []
+            return
+
+        before = _count(self.found)
+        try:
+            inner = look_inside(self.store, path, frozenset(self.store.list_directory(path)))
+            # Except in a step, any folder with a file of JSON in it looks like an item.
+            is_folder = inner.is_document and not in_step
+            self.visit(replace(inner, kind="folder") if is_folder else inner, above)
+        except PenstockError as error:
+            self.found.findings.append(finding_of(error, path))
+
+        if _count(self.found) == before and names_a_step(name):
             problem = "is named like a step, and nothing in it is known to penstock"
-            found.findings.append(Finding("unchecked", inner, problem))
-
-
-def _is_checkpoint(store: Store, path: str, names: frozenset[str], *, may_be_document: bool) -> bool:
-    if names & _OF_A_CHECKPOINT:
-        return True
-
-    kind = kind_of_item(store, path, names)
-    if kind in _ONE_DOCUMENT:
-        return may_be_document  # elsewhere it is any folder with a file of JSON in it
-
-    return kind is not None or holds_arrays(store, path, names)
+            self.found.findings.append(Finding("unchecked", path, problem))
 
 
 def _holds_root_metadata(store: Store, path: str) -> bool:
     """True if it is the folder of a directory of steps, even one that is named like a step, as `run_3`."""
     return store.kind(os.path.join(path, ROOT_METADATA)) == "file"
-
-
-def _in_a_step(path: str) -> bool:
-    return names_a_step(os.path.basename(os.path.dirname(path)))
-
-
-def _says_unfinished(store: Store, path: str, names: frozenset[str]) -> bool:
-    try:
-        return is_unfinished(names, read_checkpoint_metadata(store, path, names))
-    except PenstockError:
-        return False  # a damaged document is found when the checkpoint is surveyed
 
 
 def _count(found: FoundCheckpoints) -> int:

@@ -16,14 +16,13 @@ import penstock
 from penstock.cli.changing.file_copying import copy_checkpoint
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import Bar, CommandError, Output
-from penstock.handlers.formats.orbax.discovery import ROOT_FOLDER
+from penstock.handlers.formats.orbax.discovery import ROOT_FOLDER, step_at
 from penstock.handlers.layouts.discovery import Place, checkpoint_path, find_place
 from penstock.inspection.file_sizes import sizes_below
 from penstock.inspection.places import store_of
 from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import bucket_of
-from penstock.steps.step_directory import is_finished
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +102,7 @@ def _copies(store: Store, place: Place, destination: str) -> list[tuple[str, str
         return [(place.path, destination)]
 
     metadata = [ROOT_FOLDER] if store.kind(os.path.join(place.path, ROOT_FOLDER)) == "directory" else []
-    steps = [name for name in place.steps if is_finished(store, os.path.join(place.path, name))]
+    steps = [name for name in place.steps if step_at(store, os.path.join(place.path, name)).is_published]
     if metadata and bucket_of(place.path) is None and bucket_of(destination) is None:
         steps = [*metadata, *steps]
 

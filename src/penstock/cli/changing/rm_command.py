@@ -12,10 +12,9 @@ import anyio
 import penstock
 from penstock.cli.terminal.byte_sizes import format_bytes
 from penstock.cli.terminal.terminal_output import CommandError, Output
-from penstock.handlers.layouts.discovery import checkpoint_path, find_place
+from penstock.handlers.layouts.discovery import check_deletable, checkpoint_path, find_place
 from penstock.inspection.file_sizes import FileSizes, sizes_below
 from penstock.inspection.places import store_of
-from penstock.removal.deletable import check_deletable
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
