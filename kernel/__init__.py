@@ -39,7 +39,6 @@ __all__ = (
     "DriverRead",
     "Exchanges",
     "FilesHandler",
-    "FilledLeaf",
     "FilledPack",
     "Finishing",
     "FolderListing",
@@ -127,7 +126,6 @@ __all__ = (
     "StageRegistry",
     "StageStatistics",
     "StagedBatch",
-    "StagedLeaf",
     "StorageDetails",
     "Store",
     "StoredCheckpoint",
@@ -161,7 +159,7 @@ if TYPE_CHECKING:
     from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
     from penstock.kernel.messages.changed_specs import LeafChange, SpecChange
     from penstock.kernel.messages.opaque import OpaquePiece, decoded
-    from penstock.kernel.messages.packs import HostPack, ReadLeaf, ReadPack
+    from penstock.kernel.messages.packs import HostPack, ReadPack
     from penstock.kernel.messages.restore import (
         Change,
         ChangeKind,
@@ -180,7 +178,6 @@ if TYPE_CHECKING:
     )
     from penstock.kernel.messages.save import (
         Committed,
-        Leaf,
         LeafBatch,
         Pack,
         Piece,
@@ -231,16 +228,16 @@ if TYPE_CHECKING:
         BufferHandler,
         ChunkBuffersHandler,
         ChunkingHandler,
-        FilledLeaf,
         FilledPack,
         GlobalHandler,
         HandlerLookup,
+        Leaf,
         LeafHandler,
         PackingHandler,
         PartsHandler,
+        ReadLeaf,
         SigningHandler,
         SnapshotHandler,
-        StagedLeaf,
         TypeHandler,
         Waitable,
     )
@@ -295,14 +292,14 @@ else:
             "penstock.kernel.memory.regulator": ("MemoryRegulator", "RegulatorStatistics"),
             "penstock.kernel.messages.changed_specs": ("LeafChange", "SpecChange"),
             "penstock.kernel.messages.opaque": ("OpaquePiece", "decoded"),
-            "penstock.kernel.messages.packs": ("HostPack", "ReadLeaf", "ReadPack"),
+            "penstock.kernel.messages.packs": ("HostPack", "ReadPack"),
             "penstock.kernel.messages.restore": (
                 "HostBatch", "HostPart", "Located", "Only", "Order", "ReadBatch", "RestorePlan",
                 "RestoreRequest", "RestoredBatch", "RestoredTree",
                 "Change", "ChangeKind", "Rename", "Transform",
             ),
             "penstock.kernel.messages.save": (
-                "Committed", "Leaf", "LeafBatch", "Pack", "Piece", "Published", "SavePlan", "StagedBatch",
+                "Committed", "LeafBatch", "Pack", "Piece", "Published", "SavePlan", "StagedBatch",
                 "TreeToSave", "WrittenBatch",
             ),
             "penstock.kernel.pipeline.statistics": (
@@ -330,9 +327,9 @@ else:
             ),
             "penstock.kernel.protocols.leaf": ("KeyKind", "KeyPath", "LeafSpec", "ParamInfo", "StoredLeaf"),
             "penstock.kernel.protocols.leaf_handlers": (
-                "BufferHandler", "ChunkBuffersHandler", "ChunkingHandler", "FilledLeaf", "FilledPack",
-                "GlobalHandler", "HandlerLookup", "LeafHandler", "PackingHandler", "PartsHandler",
-                "SigningHandler", "SnapshotHandler", "StagedLeaf", "TypeHandler", "Waitable",
+                "BufferHandler", "ChunkBuffersHandler", "ChunkingHandler", "FilledPack", "GlobalHandler",
+                "HandlerLookup", "Leaf", "LeafHandler", "PackingHandler", "PartsHandler", "ReadLeaf",
+                "SigningHandler", "SnapshotHandler", "TypeHandler", "Waitable",
             ),
             "penstock.kernel.protocols.reads": (
                 "CheckedRead", "DirectRead", "DriverRead", "Read", "ScatterRead", "Target", "WholeChunks",

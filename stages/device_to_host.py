@@ -109,8 +109,7 @@ class _Stager:
 
         columns = in_columns(batch.leaves)
         if not columns.are_described:
-            changed = [leaf for leaf in batch.leaves if not leaf.is_described]
-            await threads.run(_check_changed, changed)
+            await threads.run(_check_changed, batch.leaves)
 
         room = OutputRoom(plan)
         small, rest = self._divide(columns, room)

@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, cast, final
 
-from penstock.kernel.messages.packs import HostPack, IndexedValues, ReadLeaf
+from penstock.kernel.messages.packs import HostPack, IndexedValues
 from penstock.kernel.messages.restore import HostBatch, RestoredBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
-from penstock.kernel.protocols.leaf_handlers import LeafHandler, PartsHandler
+from penstock.kernel.protocols.leaf_handlers import LeafHandler, PartsHandler, ReadLeaf
 
 
 @final

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, final
 
 from penstock.kernel.memory.byte_account import ByteAccount, ByteLease, acquire_from_both
-from penstock.kernel.messages.packs import ReadLeaf, ReadPack
+from penstock.kernel.messages.packs import ReadPack
 from penstock.kernel.messages.restore import ReadBatch, RestorePlan
 from penstock.kernel.messages.save import LeafBatch, Pack, Piece, StagedBatch
 from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.files_handler import FilesHandler
+from penstock.kernel.protocols.leaf_handlers import ReadLeaf
 from penstock.kernel.protocols.reads import Read
 from penstock.stages.messages.batching import cuts, grouped
 from penstock.stages.planning.leaf_reads import scratch_bytes

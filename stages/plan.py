@@ -19,12 +19,12 @@ from crc32c import crc32c
 
 from penstock.kernel.errors import ChecksumError, UnsupportedByStoreError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
-from penstock.kernel.messages.packs import ReadLeaf
 from penstock.kernel.messages.restore import Located
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
+from penstock.kernel.protocols.leaf_handlers import ReadLeaf
 from penstock.kernel.protocols.reads import Adopting, CheckedRead, DirectRead, Read, ScatterRead
 from penstock.kernel.protocols.store_capabilities import MappedFiles
 from penstock.stages.messages.batching import batched

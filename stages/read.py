@@ -24,7 +24,7 @@ from crc32c import crc32c
 from penstock.kernel.errors import ChecksumError, PipelineError, TruncatedDataError
 from penstock.kernel.memory.buffers import anonymous_memory
 from penstock.kernel.memory.byte_account import ByteLease
-from penstock.kernel.messages.packs import HostPack, ReadLeaf, ReadPack
+from penstock.kernel.messages.packs import HostPack, ReadPack
 from penstock.kernel.messages.restore import HostBatch, ReadBatch
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
@@ -32,6 +32,7 @@ from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel.protocols.leaf_handlers import ReadLeaf
 from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, ScatterRead
 from penstock.kernel.protocols.store_capabilities import OverNetwork
 from penstock.kernel.protocols.stores import ReadableFile, Store, SummedReads

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, final
 
 from penstock.kernel.errors import HandlerFailedError
-from penstock.kernel.messages.packs import ReadLeaf, ReadPack
+from penstock.kernel.messages.packs import ReadPack
 from penstock.kernel.messages.restore import Order, RestorePlan
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.leaf import ParamInfo
+from penstock.kernel.protocols.leaf_handlers import ReadLeaf
 from penstock.stages.messages.batching import batched
 from penstock.stages.planning.key_patterns import pattern_fits
 

@@ -135,7 +135,8 @@ class _Writer:
         try:
             written = await self._placement.write(batch)
             for pending in batch.pending:
-                await pending.wait()
+                if pending.writing is not None:
+                    await pending.writing.wait()
         finally:
             batch.release()
 

@@ -65,12 +65,12 @@ NAMES = {
         StructureMismatchError TreeDifference TruncatedDataError UnsupportedFormatError
     """,
     "penstock.kernel": """
-        Actor Background Committed Coordinator DataFile FilesHandler FilledLeaf FilledPack
+        Actor Background Committed Coordinator DataFile FilesHandler ReadLeaf FilledPack
         FormattedLayout HandlerLookup HandlerRegistry Hold HostBatch KeyPath
         Layout Leaf LeafBatch LeafHandler LeafSpec MemoryRegulator Milestone ParamInfo Piece Pipeline Progress
         ReadBatch ReadableFile RegulatorStatistics RestoreRequest RestoreRun RestoredBatch
         RestoredTree SaveArgs SaveFormat SaveRun Slot Stage StageStatistics StagedBatch
-        StagedLeaf Store StoredCheckpoint Threads Transform TreeToSave TypeHandler Written WrittenBatch
+        Store StoredCheckpoint Threads Transform TreeToSave TypeHandler Written WrittenBatch
         bottleneck run_pipeline
     """,
     "penstock.stages": """

@@ -21,7 +21,7 @@ from penstock.kernel.protocols.layouts import (
     Layout,
     Opening,
 )
-from penstock.kernel.protocols.leaf_handlers import StagedLeaf
+from penstock.kernel.protocols.leaf_handlers import Leaf
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document, WrittenLeaves
 
@@ -63,12 +63,12 @@ class AutoLayout:
         """That of `written`."""
         return self.written.folders
 
-    def check(self, leaves: Sequence[StagedLeaf]) -> None:
+    def check(self, leaves: Sequence[Leaf]) -> None:
         self.written.check(leaves)
 
     def documents(
         self,
-        leaves: Sequence[StagedLeaf],
+        leaves: Sequence[Leaf],
         batches: Sequence[WrittenLeaves],
         *,
         started_ns: int,

@@ -32,8 +32,8 @@ from penstock.kernel.protocols.layouts import (
     Layout,
     Opening,
 )
-from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import StagedLeaf
+from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf_handlers import Leaf
 from penstock.kernel.protocols.reads import Destination, Read
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import COLUMNS, Document, Written, WrittenLeaves, WrittenTable
@@ -104,11 +104,11 @@ class CompositeLayout:
     def find(self, store: Store, path: str, item: str | None = None) -> Opening:
         return self._base.find(store, path, item)
 
-    def folder(self, leaf: StagedLeaf) -> str:
+    def folder(self, leaf: Leaf) -> str:
         """The directory of the item that holds the leaf."""
         return self._part(leaf).directory
 
-    def within(self, leaf: StagedLeaf) -> ParamInfo:
+    def within(self, leaf: Leaf) -> ParamInfo:
         """The keys that a leaf has in its item."""
         return _within(self._part(leaf), leaf.info)
 
@@ -161,14 +161,14 @@ class CompositeLayout:
 
         return JoinedCheckpoint.of(path, opened)
 
-    def check(self, leaves: Sequence[StagedLeaf]) -> None:
+    def check(self, leaves: Sequence[Leaf]) -> None:
         """Check the names in each item; see `check_names` for the errors."""
         for part, found in self._by_part(leaves):
             check_names(TreeColumns.of(found), self._form, single=part.single)
 
     def documents(
         self,
-        leaves: Sequence[StagedLeaf],
+        leaves: Sequence[Leaf],
         batches: Sequence[WrittenLeaves],
         *,
         started_ns: int,
@@ -202,20 +202,19 @@ class CompositeLayout:
             beside=beside,
         )
 
-    def _part(self, leaf: StagedLeaf) -> TreePart:
+    def _part(self, leaf: Leaf) -> TreePart:
         keys = leaf.info.keys
         return next(part for part in self._parts.tree_parts if keys[: len(part.keys)] == part.keys)
 
-    def _by_part(self, leaves: Sequence[StagedLeaf]) -> Iterator[tuple[TreePart, Sequence[StagedLeaf]]]:
+    def _by_part(self, leaves: Sequence[Leaf]) -> Iterator[tuple[TreePart, Sequence[Leaf]]]:
         if self.only_folder is not None:
             yield self._parts.tree_parts[0], leaves
             return
 
-        found: dict[str, list[StagedLeaf]] = {part.directory: [] for part in self._parts.tree_parts}
+        found: dict[str, list[Leaf]] = {part.directory: [] for part in self._parts.tree_parts}
         for leaf in leaves if found else ():  # without trees, the one tree is an empty dict
             part = self._part(leaf)
-            info = _within(part, leaf.info)
-            found[part.directory].append(_LeafInItem(leaf.index, info, leaf.spec))
+            found[part.directory].append(replace(leaf, info=_within(part, leaf.info)))
 
         for part in self._parts.tree_parts:
             yield part, found[part.directory]
@@ -274,21 +273,6 @@ def _within(part: TreePart, info: ParamInfo) -> ParamInfo:
         return info
 
     return replace(info, keys=info.keys[n:], kinds=info.kinds[n:], nodes=info.nodes[n:])
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _LeafInItem:
-    """A leaf in its item, without its value, which is no longer needed."""
-
-    index: int
-    info: ParamInfo
-    spec: LeafSpec
-    value: object = None
-
-    @property
-    def nbytes(self) -> int:
-        return self.spec.nbytes
 
 
 def _below(directory: str, documents: Iterable[Document]) -> Iterator[Document]:

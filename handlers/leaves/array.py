@@ -33,7 +33,7 @@ from penstock.handlers.leaves.shards import (
 from penstock.handlers.leaves.small_arrays import make_pack, pack_placements
 from penstock.kernel.errors import DeletedLeafError, InvalidLeafError, TreeDifference
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import FilledLeaf, FilledPack, StagedLeaf
+from penstock.kernel.protocols.leaf_handlers import FilledPack, Leaf, ReadLeaf
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.written import PiecePlan
 
@@ -128,7 +128,7 @@ class ArrayHandler:
         """Return the processes whose devices hold parts of the array."""
         return processes_of(cast("jax.Array", value).sharding)
 
-    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan the pieces of every distinct shard. Only `take` waits and touches memory.
 
         The first `take` of a shard on a CPU device protects the whole shard from donation and deletion.
@@ -226,11 +226,11 @@ class ArrayHandler:
         """Cut an array that is copied to devices into parts; no parts if it keeps the regions' memory."""
         return canvas_parts(stored, target, part_bytes, whole_chunks=whole_chunks)
 
-    def place(self, part: FilledLeaf) -> None:
+    def place(self, part: ReadLeaf) -> None:
         """Copy a part to its devices, and write it into the array that is being assembled there."""
         place_part(part)
 
-    def join(self, part: FilledLeaf) -> Any:
+    def join(self, part: ReadLeaf) -> Any:
         """Return the array, after all its parts were placed."""
         return join_parts(part)
 
@@ -242,7 +242,7 @@ class ArrayHandler:
         """Make the arrays, each in its own memory."""
         return make_pack(pack)
 
-    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         """Make the arrays. On CPU devices they live in the regions' memory and may still be donated."""
         return make_arrays(leaves)
 

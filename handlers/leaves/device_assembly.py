@@ -22,7 +22,7 @@ from penstock.handlers.leaves.blocks import Box, HostRegion, boxes
 from penstock.handlers.leaves.devices import Device, device_indices, devices_of, is_subtype
 from penstock.handlers.leaves.restore_target import Bounds, Placement, bounds_of
 from penstock.kernel.protocols.leaf import StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import FilledLeaf
+from penstock.kernel.protocols.leaf_handlers import ReadLeaf
 from penstock.kernel.protocols.reads import Target
 
 
@@ -51,13 +51,13 @@ def canvas_parts(stored: StoredLeaf, target: Target, part_bytes: int, *, whole_c
     return [_part(canvas, group, box) for group in together.values() for box in cuts]
 
 
-def place_part(part: FilledLeaf) -> None:
+def place_part(part: ReadLeaf) -> None:
     """Write the filled regions of a part into the shards on their devices, and free them. Blocking."""
     detail = cast("_Part", part.target.detail)
     detail.canvas.fill(detail, [cast("HostRegion", region) for region in part.target.regions])
 
 
-def join_parts(part: FilledLeaf) -> object:
+def join_parts(part: ReadLeaf) -> object:
     """Return the finished array, after every part was placed."""
     return cast("_Part", part.target.detail).canvas.array()
 

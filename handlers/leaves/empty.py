@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias, cast, final
 from penstock.handlers.leaves.mismatches import different, type_name
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import FilledLeaf, StagedLeaf
+from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaf
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.written import PiecePlan
 
@@ -68,7 +68,7 @@ class EmptyHandler:
         """Its marker, all that `describe` depends on; None for a value that it rejects."""
         return _marker(value) if value is None or not len(value) else None
 
-    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         return iter(())
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
@@ -86,7 +86,7 @@ class EmptyHandler:
 
         return Target(detail=empty)
 
-    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         """Return the empty values, a new object for each mutable one."""
         return [copy.copy(leaf.target.detail) for leaf in leaves]
 

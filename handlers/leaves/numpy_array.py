@@ -17,7 +17,7 @@ from penstock.handlers.leaves.blocks import Box, HostRegion, cast_to, chunk_boxe
 from penstock.handlers.leaves.mismatches import different, different_array, stored_dtype, type_name
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import FilledLeaf, FilledPack, StagedLeaf
+from penstock.kernel.protocols.leaf_handlers import FilledPack, Leaf, ReadLeaf
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.written import PiecePlan
 
@@ -54,7 +54,7 @@ class NumpyHandler:
         chunk_shape = tuple(size or 1 for size in array.shape)
         return LeafSpec(self.typestr, array.shape, name, array.dtype.itemsize, chunk_shape)
 
-    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan copies in C order; each costs its bytes. An array without elements has no pieces."""
         array, spec = cast("npt.NDArray[Any]", leaf.value), leaf.spec
         dtype, itemsize = stored_as(spec.dtype), spec.itemsize
@@ -113,7 +113,7 @@ class NumpyHandler:
         """Return one writable array per leaf, in its own memory and in native byte order."""
         return [view.copy() for view in pack_views(pack)]
 
-    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         """Return the regions' own memory as writable, aligned arrays in native byte order."""
         return [cast("HostRegion", leaf.target.regions[0]).array() for leaf in leaves]
 

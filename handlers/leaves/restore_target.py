@@ -27,7 +27,7 @@ from penstock.handlers.leaves.sharding import decode
 from penstock.handlers.leaves.shards import PACKED
 from penstock.kernel.errors import TreeDifference, UnsupportedFormatError
 from penstock.kernel.protocols.leaf import StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import FilledLeaf
+from penstock.kernel.protocols.leaf_handlers import ReadLeaf
 from penstock.kernel.protocols.reads import Target
 
 Abstract: TypeAlias = jax.Array | jax.ShapeDtypeStruct
@@ -207,7 +207,7 @@ def split(sharding: Sharding | None, shape: tuple[int, ...]) -> tuple[Bounds, ..
     return tuple({bounds_of(index, shape): None for index in device_indices(sharding, shape).values()})
 
 
-def make_arrays(leaves: Sequence[FilledLeaf]) -> list[object]:
+def make_arrays(leaves: Sequence[ReadLeaf]) -> list[object]:
     """Make the value of every leaf, all single-device arrays in one call. Blocking.
 
     Arrays on CPU devices keep using the regions' memory. For other devices the bytes are copied, and this
@@ -226,7 +226,7 @@ def make_arrays(leaves: Sequence[FilledLeaf]) -> list[object]:
 
 
 def _put(
-    leaves: Sequence[FilledLeaf], plans: Sequence[Placement]
+    leaves: Sequence[ReadLeaf], plans: Sequence[Placement]
 ) -> tuple[Iterator[jax.Array], Iterator[jax.Array]]:
     """Transfer the leaves for the default device, and those for one given device, each in order."""
     loose: list[npt.NDArray[Any]] = []
@@ -246,7 +246,7 @@ def _put(
 
 
 def _value(
-    leaf: FilledLeaf, plan: Placement, loose: Iterator[jax.Array], placed: Iterator[jax.Array]
+    leaf: ReadLeaf, plan: Placement, loose: Iterator[jax.Array], placed: Iterator[jax.Array]
 ) -> object:
     if plan.as_numpy:
         return _host(leaf, plan)
@@ -265,7 +265,7 @@ def _value(
     return value
 
 
-def _sharded(leaf: FilledLeaf, plan: Placement, sharding: Sharding) -> jax.Array:
+def _sharded(leaf: ReadLeaf, plan: Placement, sharding: Sharding) -> jax.Array:
     """Make an array on several devices; its shards alias their regions where possible."""
     shape = leaf.stored.spec.shape or ()
     if not leaf.target.regions:  # it lies on devices of other processes alone
@@ -287,7 +287,7 @@ def bounds_of(index: Slices, shape: tuple[int, ...]) -> Bounds:
     return tuple([part.indices(size)[:2] for part, size in zip(index, shape, strict=True)])
 
 
-def _host(leaf: FilledLeaf, plan: Placement) -> npt.NDArray[Any]:
+def _host(leaf: ReadLeaf, plan: Placement) -> npt.NDArray[Any]:
     return _copied_if(plan, cast("HostRegion", leaf.target.regions[0]).array())
 
 

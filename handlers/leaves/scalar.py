@@ -19,7 +19,7 @@ from penstock.handlers.leaves.devices import is_subtype
 from penstock.handlers.leaves.mismatches import different, stored_dtype, type_name, type_of
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import FilledLeaf, StagedLeaf
+from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaf
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.written import PiecePlan
 
@@ -70,7 +70,7 @@ class ScalarHandler:
 
         return LeafSpec(self.typestr, (), dtype_name(dtype), dtype.itemsize)
 
-    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan one piece of a few bytes, too few to count as a cost."""
         (number,) = self.buffers([leaf.value], leaf.spec)
         data = memoryview(number.tobytes())
@@ -104,7 +104,7 @@ class ScalarHandler:
         # A few bytes of staging are not worth a lease.
         return Target((HostRegion((), dtype),), detail=wanted)
 
-    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         """Return the numbers, each of the target's type, or a Python number if there was no target."""
         return [_value(leaf) for leaf in leaves]
 
@@ -143,7 +143,7 @@ def _fits(wanted: type, dtype: np.dtype[Any]) -> bool:
     return issubclass(dtype.type, wanted) or (wanted in _ALIASES and dtype == np.dtype(wanted))
 
 
-def _value(leaf: FilledLeaf) -> object:
+def _value(leaf: ReadLeaf) -> object:
     number = cast("HostRegion", leaf.target.regions[0]).array()[()]
     wanted = cast("type | None", leaf.target.detail)
     if wanted is None or wanted in _KIND:
@@ -188,7 +188,7 @@ class StringHandler:
 
         return LeafSpec(self.typestr, text=text)
 
-    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         return iter(())
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
@@ -198,7 +198,7 @@ class StringHandler:
 
         return Target(detail=np.str_ if has_like and type_of(like) is np.str_ else str)
 
-    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         """Return the strings, each as `np.str_` if the target asks for that, else as `str`."""
         texts = (leaf.stored.spec.text for leaf in leaves)
         return [

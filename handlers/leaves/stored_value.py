@@ -33,7 +33,7 @@ from penstock.kernel.errors import (
 from penstock.kernel.memory.memory_limit import check_available
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import FilledLeaf, StagedLeaf
+from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaf
 from penstock.kernel.protocols.reads import (
     CheckedRead,
     DirectRead,
@@ -174,7 +174,7 @@ class StoredValueHandler:
         reads = _tiling(_reads(value, bounds, spec.nbytes), spec.nbytes)
         return _take_direct(value, reads[0]) if reads is not None and len(reads) == 1 else None
 
-    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan the pieces of each chunk: one per read if its bytes are ranges of files, else slabs."""
         value, spec = leaf.value, leaf.spec
         assert isinstance(value, StoredValue)
@@ -199,7 +199,7 @@ class StoredValueHandler:
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         return different("type", stored, self.typestr)
 
-    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         raise NotImplementedError  # there is no target to build from
 
 

@@ -1,43 +1,21 @@
-"""The leaves of a save: each as an object, or thousands of them in columns."""
+"""The leaves of a save in columns, thousands of them at a time."""
 
 from __future__ import annotations
 
 __all__ = ("Leaf", "Leaves", "as_slice", "in_columns")
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
 from operator import lt
 from typing import TYPE_CHECKING, final, overload
 
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf_handlers import Leaf
 
 if TYPE_CHECKING:
     from penstock.kernel.protocols.leaf_handlers import LeafHandler
     from penstock.kernel.protocols.written import ByIndex
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One leaf on its way out. Holding it holds the value, which for a jax.Array is a snapshot."""
-
-    index: int  #: its place in flatten order
-    info: ParamInfo
-    value: object
-    spec: LeafSpec
-    handler: LeafHandler
-    is_described: bool = field(default=False, init=False, compare=False, repr=False)
-    """Whether value and spec are as the first stage described them. `replace` forgets it, and then they are
-    compared before the leaf is staged."""
-
-    @property
-    def nbytes(self) -> int:
-        """Array bytes that are stored of it."""
-        return self.spec.nbytes
-
-    def without_value(self) -> Leaf:
-        """Return the leaf without its value, so that a staged leaf does not keep an array alive."""
-        return Leaf(self.index, self.info, None, self.spec, self.handler)
 
 
 @final
@@ -54,7 +32,9 @@ class Leaves(Sequence[Leaf]):
     values: list[object] | None  #: None once the leaves are staged
     infos: ByIndex[ParamInfo]  #: where leaves stand, these and perhaps others, by index
     by_index: ByIndex[LeafHandler]  #: the handlers of the same leaves, by index
-    are_described: bool = True  #: see `Leaf.is_described`
+    are_described: bool = True
+    """Whether values and specs are as the first stage described them. They are not known to be where a stage
+    passed on single leaves: then they are compared before they are staged."""
 
     @classmethod
     def of(cls, leaves: Iterable[Leaf]) -> Leaves:
@@ -66,7 +46,7 @@ class Leaves(Sequence[Leaf]):
             [leaf.value for leaf in rows],
             {leaf.index: leaf.info for leaf in rows},
             {leaf.index: leaf.handler for leaf in rows},
-            all(leaf.is_described for leaf in rows),
+            are_described=False,
         )
 
     @property
@@ -100,9 +80,7 @@ class Leaves(Sequence[Leaf]):
 
         index = self.indices[number]
         value = None if self.values is None else self.values[number]
-        leaf = Leaf(index, self.infos[index], value, self.specs[number], self.by_index[index])
-        object.__setattr__(leaf, "is_described", self.are_described)
-        return leaf
+        return Leaf(index, self.infos[index], value, self.specs[number], self.by_index[index])
 
     def __iter__(self) -> Iterator[Leaf]:
         return map(self.__getitem__, range(len(self)))

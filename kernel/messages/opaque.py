@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any
 
 from penstock.kernel.errors import CorruptCheckpointError
-from penstock.kernel.messages.packs import ReadLeaf, ReadPack
+from penstock.kernel.messages.packs import ReadPack
 from penstock.kernel.messages.save import LeafBatch
+from penstock.kernel.protocols.leaf_handlers import ReadLeaf
 from penstock.kernel.protocols.reads import OpaqueChunk, Read, ScatterRead
 
 

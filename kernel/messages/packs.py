@@ -8,62 +8,19 @@ from __future__ import annotations
 __all__ = (
     "HostPack",
     "IndexedValues",
-    "PartOf",
-    "ReadLeaf",
     "ReadPack",
 )
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final, overload
 
 from penstock.kernel.messages.leaves import as_slice
-from penstock.kernel.protocols.reads import Read, Target
+from penstock.kernel.protocols.leaf_handlers import ReadLeaf
 
 if TYPE_CHECKING:
-    from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-    from penstock.kernel.protocols.leaf_handlers import LeafHandler, PackingHandler
-
-
-@dataclass(frozen=True, slots=True)
-class PartOf:
-    """The part of a leaf that a `ReadLeaf` is."""
-
-    index: int  #: the leaf's place in the result's flatten order
-    number: int  #: of the part, from 0
-    count: int  #: parts of that leaf
-
-    @property
-    def is_last(self) -> bool:
-        """True if it is the last part in order, which is not always the last to be read."""
-        return self.number == self.count - 1
-
-
-@dataclass(frozen=True, slots=True)
-class ReadLeaf:
-    """A leaf to be read, or a part of one that is too large for the memory budget."""
-
-    index: int  #: its place in the result's flatten order; of a part, a negative number of its own
-    stored: StoredLeaf
-    handler: LeafHandler
-    target: Target = field(default_factory=Target)
-    reads: tuple[Read, ...] = ()
-    part: PartOf | None = None  #: None for a whole leaf
-
-    @property
-    def ends_leaf(self) -> bool:
-        """True if reading this completes a leaf in the count: it is a whole leaf or the last part of one."""
-        return self.part is None or self.part.is_last
-
-    @property
-    def info(self) -> ParamInfo:
-        """The place of the leaf in its tree."""
-        return self.stored.info
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes to be read for it."""
-        return sum(read.nbytes for read in self.reads)
+    from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+    from penstock.kernel.protocols.leaf_handlers import PackingHandler
 
 
 @final

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, final
 from weakref import ReferenceType
 
 from penstock.kernel.errors import SpecError
-from penstock.kernel.messages.packs import HostPack, ReadLeaf, ReadPack
+from penstock.kernel.messages.packs import HostPack, ReadPack
 from penstock.kernel.protocols.leaf import KeyPath, LeafPredicate, LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf_handlers import ReadLeaf
 
 if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease

@@ -19,7 +19,7 @@ __all__ = (
     "WrittenBatch",
 )
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar, final
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease
     from penstock.kernel.messages.changed_specs import CodecChoice
     from penstock.kernel.messages.joint_plan import ArrangedPart, JointPlan
-    from penstock.kernel.protocols.files_handler import FilesHandler
+    from penstock.kernel.protocols.files_handler import Background, FilesHandler
     from penstock.kernel.protocols.leaf_handlers import LeafHandler
 
 
@@ -180,12 +180,12 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Leaves that their own handler is writing, and how to wait for that."""
+    """Leaves that their own handler is writing, and its work in the background."""
 
     leaves: tuple[Leaf, ...]  #: without values
     handler: FilesHandler
     folder: str  #: where it writes them, relative to the checkpoint directory
-    wait: Callable[[], Awaitable[None]]  #: may be cancelled, and called again; the writing goes on
+    writing: Background | None  #: goes on when a wait for it is cancelled; None if another process wrote them
 
 
 @dataclass(frozen=True, slots=True)

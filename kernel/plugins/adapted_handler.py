@@ -16,8 +16,8 @@ from penstock.kernel.protocols.files_handler import Background
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import (
     EveryProcess,
-    FilledLeaf,
-    StagedLeaf,
+    Leaf,
+    ReadLeaf,
     TypeHandler,
     Waitable,
 )
@@ -59,7 +59,7 @@ class AdaptedHandler:
         with self._blame(info.key_path):
             return LeafSpec(self.typestr)
 
-    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Refuse: the leaf does not travel in pieces.
 
         Raises:
@@ -77,7 +77,7 @@ class AdaptedHandler:
         text = on_disk.typestr if on_disk.shape is None else f"{on_disk.dtype}{list(on_disk.shape)}"
         return TreeDifference("type", stored.info.key_path, kind.__name__, text)
 
-    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         """Refuse: the handler reads values itself.
 
         Raises:
@@ -85,13 +85,13 @@ class AdaptedHandler:
         """
         self._refuse(leaves[0].info)
 
-    def write_size(self, leaves: Sequence[StagedLeaf]) -> int:
+    def write_size(self, leaves: Sequence[Leaf]) -> int:
         """Host bytes that saving the leaves together holds."""
         with self._blame(_names(leaves)):
             sizes = self.inner.memory_size([leaf.value for leaf in leaves])
             return sum([nbytes for nbytes, _ in _one_for_each(leaves, sizes)])
 
-    def read_sizes(self, leaves: Sequence[FilledLeaf]) -> Sequence[int | None]:
+    def read_sizes(self, leaves: Sequence[ReadLeaf]) -> Sequence[int | None]:
         """Host bytes that restoring each leaf holds; None where that cannot be told beforehand.
 
         `memory_size` was promised values, so nothing is known without a concrete `like`.
@@ -105,7 +105,7 @@ class AdaptedHandler:
         except Exception:  # an abstract target
             return [None] * len(leaves)
 
-    async def save(self, leaves: Sequence[StagedLeaf], threads: Threads, place: object = None) -> Background:
+    async def save(self, leaves: Sequence[Leaf], threads: Threads, place: object = None) -> Background:
         """Have the leaves copied, in one call of `serialize`; see `FilesHandler.save`.
 
         Raises:
@@ -125,7 +125,7 @@ class AdaptedHandler:
 
         return Background(names, self.name, "what it writes in the background", wait, written.when_over)
 
-    async def load(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
+    async def load(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         """Read the values of the leaves, in one call of `deserialize`.
 
         Raises:
@@ -175,7 +175,7 @@ class AdaptedHandler:
             raise HandlerFailedError(what, self.name, f"{type(error).__name__}: {error}") from error
 
 
-def _names(leaves: Sequence[StagedLeaf] | Sequence[FilledLeaf]) -> str:
+def _names(leaves: Sequence[Leaf] | Sequence[ReadLeaf]) -> str:
     """Name the leaves of a batch: only the handler knows which of them failed."""
     first = leaves[0].info.key_path
     return first if len(leaves) == 1 else f"{first} and {len(leaves) - 1} more"

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.protocols.capability import Capability
-from penstock.kernel.protocols.leaf_handlers import FilledLeaf, StagedLeaf
+from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,15 @@ class FilesHandler(Capability, Protocol):
         """The object that does the work. Leaves with the same one are saved together."""
         ...
 
-    def write_size(self, leaves: Sequence[StagedLeaf]) -> int:
+    def write_size(self, leaves: Sequence[Leaf]) -> int:
         """Host bytes that saving the leaves together holds."""
         ...
 
-    def read_sizes(self, leaves: Sequence[FilledLeaf]) -> Sequence[int | None]:
+    def read_sizes(self, leaves: Sequence[ReadLeaf]) -> Sequence[int | None]:
         """Host bytes that restoring each leaf holds; None where that is not known in advance."""
         ...
 
-    async def save(self, leaves: Sequence[StagedLeaf], threads: Threads, place: object = None) -> Background:
+    async def save(self, leaves: Sequence[Leaf], threads: Threads, place: object = None) -> Background:
         """Copy the leaves, which go to one directory, and begin to write them.
 
         The writing cannot be interrupted: if a wait for it is cancelled, the writing goes on.
@@ -67,7 +67,7 @@ class FilesHandler(Capability, Protocol):
         """
         ...
 
-    async def load(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
+    async def load(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         """Read the values of leaves that lie in one directory, in order."""
         ...
 

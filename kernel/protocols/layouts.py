@@ -29,7 +29,7 @@ from penstock.kernel.protocols.checkpoints import (
     StoredCheckpoint,
 )
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
-from penstock.kernel.protocols.leaf_handlers import StagedLeaf
+from penstock.kernel.protocols.leaf_handlers import Leaf
 from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document, WrittenLeaves
@@ -73,7 +73,7 @@ class Layout(Protocol):
         """A fresh name for a data file, relative to the checkpoint directory."""
         ...
 
-    def check(self, leaves: Sequence[StagedLeaf]) -> None:
+    def check(self, leaves: Sequence[Leaf]) -> None:
         """Refuse leaves that cannot be stored together, before anything is written.
 
         Raises:
@@ -83,7 +83,7 @@ class Layout(Protocol):
 
     def documents(
         self,
-        leaves: Sequence[StagedLeaf],
+        leaves: Sequence[Leaf],
         batches: Sequence[WrittenLeaves],
         *,
         started_ns: int,
@@ -259,7 +259,7 @@ def process_folder_of(layout: Layout, process_index: int) -> str:
     return layout.arrays.process_folder(process_index)
 
 
-def chunk_file_of(layout: Layout, leaf: StagedLeaf, chunk: tuple[int, ...]) -> str | None:
+def chunk_file_of(layout: Layout, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:
     """Return the file that a chunk must have to itself, relative to the checkpoint; None if none."""
     if layout.arrays is None:
         return None
@@ -279,11 +279,11 @@ class ItemsLayout(Capability, Protocol):
         """The directory, relative to the checkpoint, of all leaves; None if they lie in several."""
         ...
 
-    def folder(self, leaf: StagedLeaf) -> str:
+    def folder(self, leaf: Leaf) -> str:
         """The directory, relative to the checkpoint, that a leaf's data file names are relative to."""
         ...
 
-    def within(self, leaf: StagedLeaf) -> ParamInfo:
+    def within(self, leaf: Leaf) -> ParamInfo:
         """Return a leaf's place within that directory. Its `key_path` stays whole, for messages."""
         ...
 

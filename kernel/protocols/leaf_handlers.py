@@ -1,6 +1,6 @@
-"""Leaf handlers: the streaming protocol, its optional capabilities, and the batch protocol.
+"""Leaf handlers, and the leaves that they get: one on its way out, and one on its way in.
 
-Of a message they get views, which show only the leaf itself.
+The streaming protocol is `LeafHandler`, with its optional capabilities; the batch protocol is `TypeHandler`.
 """
 
 from __future__ import annotations
@@ -9,65 +9,95 @@ __all__ = (
     "BufferHandler",
     "ChunkBuffersHandler",
     "ChunkingHandler",
-    "FilledLeaf",
     "FilledPack",
     "GlobalHandler",
     "HandlerLookup",
+    "Leaf",
     "LeafHandler",
     "PackingHandler",
+    "PartOf",
     "PartsHandler",
+    "ReadLeaf",
     "SigningHandler",
     "SnapshotHandler",
-    "StagedLeaf",
     "TypeHandler",
     "Waitable",
 )
 
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from penstock.kernel.errors import TreeDifference
 from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.reads import Read, Target
 from penstock.kernel.protocols.written import PiecePlan
 
 
-class StagedLeaf(Protocol):
-    """A leaf that is being saved."""
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One leaf on its way out. Holding it holds the value, which for a jax.Array is a snapshot."""
 
-    @property
-    def index(self) -> int:
-        """Its place in flatten order."""
-        ...
+    index: int  #: its place in flatten order
+    info: ParamInfo
+    value: object
+    spec: LeafSpec
+    handler: LeafHandler
 
-    @property
-    def info(self) -> ParamInfo: ...
-    @property
-    def value(self) -> object: ...
-    @property
-    def spec(self) -> LeafSpec: ...
     @property
     def nbytes(self) -> int:
-        """Its stored array bytes."""
-        ...
+        """Array bytes that are stored of it."""
+        return self.spec.nbytes
+
+    def without_value(self) -> Leaf:
+        """Return the leaf without its value, so that a staged leaf does not keep an array alive."""
+        return replace(self, value=None)
 
 
-class FilledLeaf(Protocol):
-    """A leaf that is being restored; the regions of its target are filled when a value is to be built."""
+@dataclass(frozen=True, slots=True)
+class PartOf:
+    """The part of a leaf that a `ReadLeaf` is."""
+
+    index: int  #: the leaf's place in the result's flatten order
+    number: int  #: of the part, from 0
+    count: int  #: parts of that leaf
 
     @property
-    def index(self) -> int:
-        """Its place in the result's flatten order; of a part, a negative number of its own."""
-        ...
+    def is_last(self) -> bool:
+        """True if it is the last part in order, which is not always the last to be read."""
+        return self.number == self.count - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLeaf:
+    """A leaf to be read, or a part of one that is too large for the memory budget.
+
+    The regions of its target are filled when a value is to be built.
+    """
+
+    index: int  #: its place in the result's flatten order; of a part, a negative number of its own
+    stored: StoredLeaf
+    handler: LeafHandler
+    target: Target = field(default_factory=Target)
+    reads: tuple[Read, ...] = ()
+    part: PartOf | None = None  #: None for a whole leaf
 
     @property
-    def info(self) -> ParamInfo: ...
+    def ends_leaf(self) -> bool:
+        """True if reading this completes a leaf in the count: it is a whole leaf or the last part of one."""
+        return self.part is None or self.part.is_last
+
     @property
-    def stored(self) -> StoredLeaf: ...
+    def info(self) -> ParamInfo:
+        """The place of the leaf in its tree."""
+        return self.stored.info
+
     @property
-    def target(self) -> Target: ...
+    def nbytes(self) -> int:
+        """Bytes to be read for it."""
+        return sum([read.nbytes for read in self.reads])
 
 
 class FilledPack(Protocol):
@@ -158,7 +188,7 @@ class PartsHandler(Capability, Protocol):
         """
         ...
 
-    def place(self, part: FilledLeaf) -> None:
+    def place(self, part: ReadLeaf) -> None:
         """Put the filled regions of a part in place and free their memory. Blocking.
 
         Called once for each part, in any order, perhaps by several threads at once. A checksum may cover
@@ -167,7 +197,7 @@ class PartsHandler(Capability, Protocol):
         """
         ...
 
-    def join(self, part: FilledLeaf) -> Any:
+    def join(self, part: ReadLeaf) -> Any:
         """Return the value. Called once, with any of the parts, when all of them are in place."""
         ...
 
@@ -246,7 +276,7 @@ class LeafHandler(Protocol):
         """
         ...
 
-    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan how the leaf gets to the host; each copied piece has at most about `piece_bytes`.
 
         Together the pieces cover every chunk of `leaf.spec` once, chunk by chunk, in order of
@@ -268,7 +298,7 @@ class LeafHandler(Protocol):
         """
         ...
 
-    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         """Make the values from the filled regions of each leaf's target. Blocking.
 
         Returns:

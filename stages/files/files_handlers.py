@@ -71,7 +71,7 @@ async def save_by_handler(
     assert writing is not None, "a cancellation from outside the group leaves it"
     run.handler_work.add(writing)
     staged = tuple([leaf.without_value() for leaf in leaves])
-    return Pending(staged, handler, folder, writing.wait)
+    return Pending(staged, handler, folder, writing)
 
 
 async def _tell_of_a_hang(run: SaveRun, coroutine: Background) -> None:

@@ -204,11 +204,7 @@ def _handled_elsewhere(run: SaveRun, leaves: Sequence[Leaf]) -> Iterator[Pending
     for leaf in leaves:
         if isinstance(leaf.handler, FilesHandler):
             for folder, there in by_folder(run, [leaf]):
-                yield Pending(there, leaf.handler, folder, _nothing)
-
-
-async def _nothing() -> None:
-    """Wait for nothing: it was written before its process told of its part."""
+                yield Pending(there, leaf.handler, folder, None)
 
 
 def _named(run: SaveRun, plan: SavePlan) -> Mapping[str, bytes]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ("adjacent", "batched", "batched_columns", "cuts", "grouped", "require_plan")
+__all__ = ("adjacent", "batched", "batched_columns", "cuts", "grouped", "infos_of", "part_of", "require_plan")
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from penstock.kernel.errors import PipelineError
 from penstock.kernel.messages.leaves import Leaf, Leaves
+from penstock.kernel.messages.packs import ReadPack
 from penstock.kernel.messages.restore import RestorePlan
 from penstock.kernel.messages.save import Batchable, LeafBatch
 from penstock.kernel.protocols.files_handler import FilesHandler
+from penstock.kernel.protocols.leaf import ParamInfo
 
 if TYPE_CHECKING:
     from penstock.kernel.pipeline.run_context import RunLimits
@@ -86,6 +88,22 @@ def cuts(sizes: Sequence[int], most: int, most_items: int | None = None) -> Iter
 
     if len(sizes) > start:
         yield start, len(sizes)
+
+
+def infos_of(leaves: Sequence[Batchable]) -> Iterator[ParamInfo]:
+    """Yield where the leaves of a batch stand, without making those that are in columns."""
+    if isinstance(leaves, ReadPack):
+        return map(leaves.info, leaves.indices)
+
+    return (leaf.info for leaf in leaves)
+
+
+def part_of(leaves: Sequence[T], numbers: Sequence[int]) -> Sequence[T]:
+    """Return some leaves of a batch, by number; in columns if they are."""
+    if isinstance(leaves, Leaves | ReadPack):
+        return cast("Sequence[T]", leaves.part(numbers))
+
+    return tuple([leaves[number] for number in numbers])
 
 
 def _owned(leaves: list[L], plan: Any, *, prioritised: bool) -> Iterator[LeafBatch[L]]:

@@ -24,7 +24,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from penstock.kernel.errors import SpecError, TreeDifference
 from penstock.kernel.messages.restore import RestoreOptions
 from penstock.kernel.protocols.leaf import KeyPath, LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import FilledLeaf, LeafHandler, PartsHandler, StagedLeaf
+from penstock.kernel.protocols.leaf_handlers import Leaf, LeafHandler, PartsHandler, ReadLeaf
 from penstock.kernel.protocols.reads import Destination, Target
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.stages.planning.key_patterns import pattern_fits
@@ -159,7 +159,7 @@ class Refit:
     def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
         return self.inner.describe(value, info)
 
-    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         return self.inner.pieces(leaf, piece_bytes)
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
@@ -177,7 +177,7 @@ class Refit:
 
         return _refitted(stored, wanted, target)
 
-    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         """Fill the buffers of the handler and let it build the values."""
         for leaf in leaves:
             _move(leaf)
@@ -197,33 +197,19 @@ class Refit:
         parts = self.inner.parts(detail.stored, own, max(1, share), whole_chunks=whole_chunks)
         return [_refitted(stored, detail.stored, part) for part in parts]
 
-    def place(self, part: FilledLeaf) -> None:
+    def place(self, part: ReadLeaf) -> None:
         """Fill the buffers of the handler and let it place the part."""
         _move(part)
         cast("PartsHandler", self.inner).place(self._own(part))
 
-    def join(self, part: FilledLeaf) -> Any:
+    def join(self, part: ReadLeaf) -> Any:
         """Let the handler return the value."""
         return cast("PartsHandler", self.inner).join(self._own(part))
 
-    def _own(self, leaf: FilledLeaf) -> FilledLeaf:
+    def _own(self, leaf: ReadLeaf) -> ReadLeaf:
         """Return the leaf as the wrapped handler expects it."""
         detail = cast("Refitted", leaf.target.detail)
-        return _OwnLeaf(leaf.index, detail.stored, detail.target)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _OwnLeaf:
-    """A leaf as the wrapped handler expects it: with the wanted spec instead of the stored one."""
-
-    index: int
-    stored: StoredLeaf
-    target: Target
-
-    @property
-    def info(self) -> ParamInfo:
-        return self.stored.info
+        return ReadLeaf(leaf.index, detail.stored, self.inner, detail.target)
 
 
 def _refitted(stored: StoredLeaf, wanted: StoredLeaf, target: Target) -> Target:
@@ -235,7 +221,7 @@ def _refitted(stored: StoredLeaf, wanted: StoredLeaf, target: Target) -> Target:
     return Target(regions, target.staging_bytes + staging, Refitted(wanted, target, sources))
 
 
-def _move(leaf: FilledLeaf) -> None:
+def _move(leaf: ReadLeaf) -> None:
     detail = cast("Refitted", leaf.target.detail)
     dtype = np.dtype(detail.stored.spec.dtype)
     for region, source in zip(detail.target.regions, detail.sources, strict=True):

@@ -15,11 +15,10 @@ from functools import partial
 from typing import Final, TypeGuard
 
 from penstock.kernel.errors import UnsupportedFormatError
-from penstock.kernel.messages.packs import PartOf, ReadLeaf
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import PartsHandler
+from penstock.kernel.protocols.leaf_handlers import PartOf, PartsHandler, ReadLeaf
 from penstock.kernel.protocols.reads import (
     CheckedRead,
     DirectRead,

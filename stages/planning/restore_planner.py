@@ -17,13 +17,13 @@ from jax import tree_util
 
 from penstock.kernel.errors import SpecError, StructureMismatchError, TreeDifference
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
-from penstock.kernel.messages.packs import ReadLeaf, ReadPack
+from penstock.kernel.messages.packs import ReadPack
 from penstock.kernel.messages.restore import Change, Located, Making, RestorePlan
 from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits
 from penstock.kernel.protocols.checkpoints import PackedCheckpoint, StoredCheckpoint
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import LeafHandler, PackingHandler
+from penstock.kernel.protocols.leaf_handlers import LeafHandler, PackingHandler, ReadLeaf
 from penstock.kernel.protocols.reads import Target
 from penstock.stages.planning.casting import DtypeRule, Refit, maker, refit_spec
 from penstock.stages.planning.leaf_reads import in_parts, join_memory, plan_reads

@@ -11,8 +11,8 @@ import jax
 
 from penstock.kernel.errors import ExpansionError, InsufficientMemoryError
 from penstock.kernel.memory.memory_limit import FREE_BYTES, check_available, free_memory
-from penstock.kernel.messages.packs import ReadLeaf
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint, StoredSize
+from penstock.kernel.protocols.leaf_handlers import ReadLeaf
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.stores import Store
 from penstock.stages.planning.leaf_sources import spec_column

@@ -33,14 +33,14 @@ from penstock.errors import (
 from penstock.handlers import LocalStore, NumpyHandler, default_handlers
 from penstock.kernel import (
     Actor,
-    FilledLeaf,
     HandlerRegistry,
+    Leaf,
     LeafSpec,
     ParamInfo,
     PiecePlan,
+    ReadLeaf,
     SaveRun,
     StagedBatch,
-    StagedLeaf,
     StoredLeaf,
     Target,
     Waitable,
@@ -303,7 +303,7 @@ class QuantisedHandler:
         n = value.codes.size + 8
         return LeafSpec(self.typestr, (n,), "int8", 1, (n,))
 
-    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         value: Any = leaf.value
         scale = np.float64(value.scale).tobytes()
         yield PiecePlan((0,), 0, 8, 8, lambda: memoryview(scale))
@@ -314,7 +314,7 @@ class QuantisedHandler:
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         return self.inner.target(stored, None, False)
 
-    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         rows = self.inner.build(leaves)
         return [Quantised(row[8:], float(row[:8].view(np.float64)[0])) for row in rows]
 

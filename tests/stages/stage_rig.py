@@ -22,21 +22,21 @@ from penstock.errors import TreeDifference
 from penstock.handlers import LocalStore, OrbaxLayout, default_handlers
 from penstock.kernel import (
     Actor,
-    FilledLeaf,
     FunctionStage,
     HandlerRegistry,
+    Leaf,
     LeafHandler,
     LeafSpec,
     MemoryRegulator,
     ParamInfo,
     PiecePlan,
     Pipeline,
+    ReadLeaf,
     RestoreRun,
     RunLimits,
     SaveRun,
     SingleProcessCoordinator,
     Slot,
-    StagedLeaf,
     StoredLeaf,
     Target,
     Threads,
@@ -320,7 +320,7 @@ class Scripted(_Script):
         self.enter("describe", info.name)
         return self._inner.describe(value, info)
 
-    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         self.enter("pieces", leaf.info.name)
         for plan in self._inner.pieces(leaf, piece_bytes):
             yield replace(plan, take=partial(self._take, leaf.info.name, plan.take))
@@ -329,7 +329,7 @@ class Scripted(_Script):
         self.enter("target", stored.info.name)
         return self._inner.target(stored, like, has_like)
 
-    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         for leaf in leaves:
             self.enter("build", leaf.info.name)
 

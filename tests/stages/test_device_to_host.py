@@ -359,7 +359,8 @@ async def test_a_third_partys_leaf_is_leased_until_it_is_written(rig: Rig) -> No
         leased.append(rig.memory.statistics().leased)
         hang.release()
         (pending,) = batch.pending
-        await pending.wait()
+        assert pending.writing is not None
+        await pending.writing.wait()
         return batch
 
     (batch,) = await staged(rig, {"p": Parcel("text")}, FunctionStage(look))
@@ -380,7 +381,8 @@ async def test_a_third_partys_leaf_above_the_budget_is_admitted_alone_with_a_war
     async def look(batch: StagedBatch) -> StagedBatch:
         leased.append(rig.memory.statistics().leased)
         for pending in batch.pending:
-            await pending.wait()
+            assert pending.writing is not None
+            await pending.writing.wait()
         batch.release()
         return batch
 
@@ -412,7 +414,8 @@ async def test_a_third_partys_failure_is_named_and_its_lease_given_back(rig: Rig
 
 async def _wait(batch: StagedBatch) -> StagedBatch:
     for pending in batch.pending:
-        await pending.wait()
+        assert pending.writing is not None
+        await pending.writing.wait()
     return batch
 
 

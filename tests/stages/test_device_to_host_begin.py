@@ -16,7 +16,7 @@ from tests.stages.stage_rig import Rig, Scripted, cancel_in, save_stages
 
 from penstock.handlers import ArrayHandler
 from penstock.handlers.leaves.shards import BoxCopy
-from penstock.kernel import FunctionStage, PiecePlan, StagedLeaf
+from penstock.kernel import FunctionStage, Leaf, PiecePlan
 from penstock.stages import DeviceToHost, Flatten
 from penstock.stages.device_to_host import PACKED_BELOW
 
@@ -29,7 +29,7 @@ TREE = {name: np.zeros(SIZE, np.uint8) for name in "abcd"}
 class FromDevices(Scripted):
     """Handles arrays of the CPU as those of a device, whose copies begin."""
 
-    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         for plan in self._inner.pieces(leaf, piece_bytes):
             copy = cast("Any", plan.take).__self__
             assert isinstance(copy, BoxCopy)
@@ -44,7 +44,7 @@ class FromDevices(Scripted):
 class Beginning(Scripted):
     """A handler whose pieces have a `begin` step."""
 
-    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         for plan in super().pieces(leaf, piece_bytes):
             yield replace(plan, begin=partial(self.enter, "begin", leaf.info.name))
 

@@ -23,7 +23,7 @@ from penstock.kernel import (
     RestorePlan,
     StoredLeaf,
 )
-from penstock.kernel.messages.packs import PartOf
+from penstock.kernel.protocols.leaf_handlers import PartOf
 from penstock.stages import Assemble, HostToDevice
 from penstock.stages.pytree.flattening import nest
 from penstock.testing import Hang, Operation

@@ -66,7 +66,7 @@ from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 from penstock.kernel.protocols.checkpoints import FoundItems
 from penstock.kernel.protocols.layouts import Opening
 from penstock.kernel.protocols.leaf import LeafInfos, LeafSpec, ParamInfo
-from penstock.kernel.protocols.leaf_handlers import StagedLeaf
+from penstock.kernel.protocols.leaf_handlers import Leaf
 from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document, WrittenLeaves
@@ -447,14 +447,14 @@ class OrbaxLayout:
         assert found is not None, "a stage encodes its own"
         return found.encode(chunks, itemsize)
 
-    def check(self, leaves: Sequence[StagedLeaf]) -> None:
+    def check(self, leaves: Sequence[Leaf]) -> None:
         """Check only the names; see `check_names` for the errors."""
         single = self.directory is not None and self.directory.single
         check_names(TreeColumns.of(leaves), self._form, single=single)
 
     def documents(
         self,
-        leaves: Sequence[StagedLeaf],
+        leaves: Sequence[Leaf],
         batches: Sequence[WrittenLeaves],
         *,
         started_ns: int,
@@ -477,7 +477,7 @@ class OrbaxLayout:
 
     def item_documents(
         self,
-        leaves: Sequence[StagedLeaf],
+        leaves: Sequence[Leaf],
         batches: Sequence[WrittenLeaves],
         *,
         committed_ns: int,
@@ -487,7 +487,7 @@ class OrbaxLayout:
         """Make the documents of the tree as an item of a checkpoint; see `EncodedTree` for what it raises."""
         return self._tree(leaves, custom_metadata).item_documents(batches, committed_ns, digests)
 
-    def _tree(self, leaves: Sequence[StagedLeaf], custom_metadata: Any) -> EncodedTree:
+    def _tree(self, leaves: Sequence[Leaf], custom_metadata: Any) -> EncodedTree:
         columns = TreeColumns.of(leaves)
         if custom_metadata is None:
             return self._trees.of(columns)

@@ -27,7 +27,7 @@ from penstock.kernel.errors import DuplicateNameError, InvalidLeafError
 from penstock.kernel.memory.bounded_cache import ByIdentity
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, names_of
-from penstock.kernel.protocols.leaf_handlers import StagedLeaf
+from penstock.kernel.protocols.leaf_handlers import Leaf
 from penstock.kernel.protocols.written import DISK_MARK, STAGE_RECORD
 
 
@@ -63,7 +63,7 @@ class TreeColumns:
     specs: Sequence[LeafSpec]
 
     @classmethod
-    def of(cls, leaves: Sequence[StagedLeaf]) -> TreeColumns:
+    def of(cls, leaves: Sequence[Leaf]) -> TreeColumns:
         """Put leaves into columns, in order. Those of a whole plan are taken as they are."""
         if isinstance(leaves, Leaves) and isinstance(leaves.infos, Sequence):
             infos: Sequence[ParamInfo] = leaves.infos

@@ -55,7 +55,7 @@ from penstock.handlers.formats.safetensors.tensor_paths import (
 from penstock.kernel.errors import ConfigError, InvalidLeafError, NotACheckpointError, PathError, SpecError
 from penstock.kernel.protocols.layouts import Arrangement, Opening, Place, WrittenRange
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
-from penstock.kernel.protocols.leaf_handlers import StagedLeaf
+from penstock.kernel.protocols.leaf_handlers import Leaf
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document, WrittenLeaves
 
@@ -289,14 +289,14 @@ class SafetensorsLayout:
     def data_file(self) -> str:
         return SINGLE_FILE
 
-    def check(self, leaves: Sequence[StagedLeaf]) -> None:
+    def check(self, leaves: Sequence[Leaf]) -> None:
         """Check each leaf; see `check_leaf` for the errors. Names were compared before."""
         for leaf in leaves:
             check_leaf(leaf.info, leaf.spec)
 
     def documents(
         self,
-        leaves: Sequence[StagedLeaf],
+        leaves: Sequence[Leaf],
         batches: Sequence[WrittenLeaves],
         *,
         started_ns: int,

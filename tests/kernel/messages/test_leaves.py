@@ -29,7 +29,7 @@ def test_a_leaf_of_the_columns_has_what_they_have() -> None:
     assert (leaf.index, leaf.info, leaf.spec, leaf.handler) == (1, INFOS[1], SPECS[1], HANDLER)
     assert found.values is not None
     assert leaf.value is found.values[1]
-    assert leaf.is_described
+    assert found.are_described
     assert [one.index for one in found] == [0, 1, 2]
     assert found.sizes == [1, 2, 3]
     assert found.without_values()[1].value is None
@@ -70,7 +70,7 @@ def test_leaves_put_into_columns_stay_what_they_are(changed: bool) -> None:
 
     found = in_columns(leaves)
     assert list(map(parts, found)) == list(map(parts, leaves))
-    assert found.are_described is not changed
+    assert not found.are_described  # nobody compared them
     assert in_columns(found) is found
 
 
@@ -79,6 +79,8 @@ def test_a_leaf_that_comes_twice_stays_twice() -> None:
     assert [one.index for one in Leaves.of((leaf, leaf))] == [1, 1]
 
 
-def test_replace_forgets_that_a_leaf_was_described() -> None:
-    leaf: Leaf = columns()[0]
-    assert not replace(leaf, value=1).is_described
+def test_leaves_that_a_stage_passed_on_one_by_one_are_to_be_compared() -> None:
+    found = columns()
+    assert found.part([2, 0]).are_described
+    assert not Leaves.of(found).are_described
+    assert not in_columns(tuple(found)).are_described

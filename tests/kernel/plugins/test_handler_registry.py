@@ -12,12 +12,12 @@ import pytest
 
 from penstock.errors import AmbiguousHandlerError, ConfigError, HandlerError, NoHandlerError, PipelineError
 from penstock.kernel import (
-    FilledLeaf,
     HandlerRegistry,
+    Leaf,
     LeafSpec,
     ParamInfo,
     PiecePlan,
-    StagedLeaf,
+    ReadLeaf,
     StageRegistry,
     StoredLeaf,
     Target,
@@ -34,13 +34,13 @@ class Streaming:
     def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
         raise NotImplementedError
 
-    def pieces(self, leaf: StagedLeaf, piece_bytes: int) -> Iterator[PiecePlan]:
+    def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         raise NotImplementedError
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target:
         raise NotImplementedError
 
-    def build(self, leaves: Sequence[FilledLeaf]) -> Sequence[Any]:
+    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
         raise NotImplementedError
 
 
