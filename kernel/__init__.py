@@ -66,7 +66,6 @@ __all__ = (
     "ListedItems",
     "Located",
     "LongFiles",
-    "LoopOptions",
     "ManyFiles",
     "MappedFiles",
     "MemoryRegulator",
@@ -152,7 +151,6 @@ __all__ = (
 
 if TYPE_CHECKING:
     from penstock.kernel.codecs import Codec, CodecType
-    from penstock.kernel.concurrency.interpreter_settings import LoopOptions
     from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.events import LOGGER_NAME, get_logger
     from penstock.kernel.memory.byte_account import AccountStatistics, ByteLease
@@ -284,7 +282,6 @@ else:
         __name__,
         {
             "penstock.kernel.codecs": ("Codec", "CodecType"),
-            "penstock.kernel.concurrency.interpreter_settings": ("LoopOptions",),
             "penstock.kernel.concurrency.threads": ("Threads",),
             "penstock.kernel.protocols.save_format": ("SaveArgs", "SaveFormat"),
             "penstock.kernel.events": ("LOGGER_NAME", "get_logger"),

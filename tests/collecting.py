@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.kernel.concurrency.interpreter_settings import AGEING
+from penstock.event_loop.interpreter_settings import AGEING
 
 
 def count_all_as_old() -> None:

@@ -23,7 +23,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, Ty
 
 from anyio import create_task_group, move_on_after
 
-from penstock.kernel.concurrency.interpreter_settings import LoopOptions
 from penstock.kernel.errors import SpecError
 from penstock.kernel.memory.bounded_cache import BoundedCache
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
@@ -332,7 +331,8 @@ class SaveRun(Run):
     folder: str = ""  #: the tree's directory in the checkpoint, if there is only one
     compare_linked_every: int = 10  #: in so many saves in a row, what is linked is read once; 0: never
     operation: Operation = field(default_factory=SoleOperation)  #: what the processes of a job agree by
-    loop: LoopOptions = field(default_factory=LoopOptions)  #: what becomes of the interpreter's settings
+    calm: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    """For work that makes many objects: meanwhile no long collection of garbage stops the event loop."""
     handler_work: HandlerWork = field(default_factory=HandlerWork)
 
     def let_go(self) -> None:

@@ -13,7 +13,7 @@ from importlib import import_module
 
 from penstock.checkpointer.checkpointer import NEEDED_TO_OPERATE
 from penstock.config.config import Config
-from penstock.kernel.concurrency.imports import import_beside_the_loop
+from penstock.event_loop.imports import import_beside_the_loop
 from penstock.steps.manager import NEEDED_TO_MANAGE
 
 

@@ -10,10 +10,8 @@ __all__ = ("JointCommitter",)
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final, final
 
-from penstock.kernel.concurrency.interpreter_settings import run_in_calm_interpreter
 from penstock.kernel.errors import CoordinationError
 from penstock.kernel.messages.joint_plan import ArrangedPart
 from penstock.kernel.messages.leaves import Leaf, Leaves
@@ -67,7 +65,8 @@ class JointCommitter:
             await self._wait_for_all()
         elif operation.is_primary:
             # What all others wrote makes many objects, and that may be long after the save began.
-            n_files = await run_in_calm_interpreter(partial(self._merge, plan), run.loop)
+            async with run.calm():
+                n_files = await self._merge(plan)
         else:
             await operation.bring(await run.threads.run(self._part, plan))
             await operation.wait_decided()

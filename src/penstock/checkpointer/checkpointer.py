@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, Unpac
 
 from penstock.checkpointer.parts import CheckpointerParts, MemoryKeywords, config_and_regulator
 from penstock.config.config import Config
+from penstock.event_loop.entered_once import EnteredOnce
+from penstock.event_loop.imports import Homes, load
 from penstock.handlers.coordinators.job_options import JobOptions
-from penstock.kernel.concurrency.entered_once import EnteredOnce
-from penstock.kernel.concurrency.imports import Homes, load
 from penstock.kernel.errors import SpecError
 from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
 from penstock.kernel.pipeline.failures import forget_on_error

@@ -19,12 +19,13 @@ from structlog.stdlib import BoundLogger
 
 from penstock.checkpointer.parts import CheckpointerParts
 from penstock.config.config import Config, FlowOptions
+from penstock.event_loop.imports import Homes
+from penstock.event_loop.interpreter_settings import calm_part
 from penstock.handlers.coordinators.job_options import JobLimits, JobOptions
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK
 from penstock.handlers.layouts.auto_layout import AutoLayout
 from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.kernel.concurrency.imports import Homes
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (
     ConfigError,
@@ -209,7 +210,7 @@ class Engine:
             folder="" if self.layout.folders is None else self.layout.folders.only_folder or "",
             compare_linked_every=self.config.save.compare_linked_every,
             operation=operation,
-            loop=self.config.loop,
+            calm=partial(calm_part, self.config.loop),
             handler_work=handler_work,
         )
 

@@ -38,9 +38,9 @@ from penstock.checkpointer.restores import (
 )
 from penstock.checkpointer.save_future import SaveFuture
 from penstock.checkpointer.saves import BackgroundSaves, SaveTask
+from penstock.event_loop.entered_once import own_tasks
+from penstock.event_loop.interpreter_settings import calm_interpreter
 from penstock.handlers.layouts.item_parts import message_target
-from penstock.kernel.concurrency.entered_once import own_tasks
-from penstock.kernel.concurrency.interpreter_settings import calm_interpreter
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ClosedError, PenstockError, SpecError
 from penstock.kernel.memory.buffers import give_back_freed_memory

@@ -30,7 +30,7 @@ from anyio import (
 from anyio.abc import TaskGroup
 
 from penstock.checkpointer.engine import Engine
-from penstock.kernel.concurrency.interpreter_settings import calm_interpreter
+from penstock.event_loop.interpreter_settings import calm_interpreter
 from penstock.kernel.concurrency.threads import LoopHandle, Threads
 from penstock.kernel.errors import (
     ClosedError,

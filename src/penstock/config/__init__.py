@@ -24,6 +24,6 @@ from penstock.config.config import (
     StoreOptions,
     TelemetryOptions,
 )
+from penstock.event_loop.interpreter_settings import LoopOptions
 from penstock.handlers.coordinators.job_options import JobLimits, JobOptions
-from penstock.kernel.concurrency.interpreter_settings import LoopOptions
 from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat

@@ -66,9 +66,9 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Final, Literal, cast, final
 
+from penstock.event_loop.interpreter_settings import LoopOptions
 from penstock.handlers.coordinators.job_options import JobLimits, JobOptions
 from penstock.handlers.stores.buckets.bucket_options import AzOptions, BucketOptions, GsOptions, S3Options
-from penstock.kernel.concurrency.interpreter_settings import LoopOptions
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.options import (
     ENVIRONMENT_PREFIX,

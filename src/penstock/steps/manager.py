@@ -22,8 +22,8 @@ from typing import (
 )
 
 from penstock.checkpointer.checkpointer import NEEDED_TO_OPERATE, Checkpointer
-from penstock.kernel.concurrency.entered_once import EnteredOnce
-from penstock.kernel.concurrency.imports import Homes, load
+from penstock.event_loop.entered_once import EnteredOnce
+from penstock.event_loop.imports import Homes, load
 from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.pipeline.failures import forget_on_error
 from penstock.kernel.storage.paths import path_or_url

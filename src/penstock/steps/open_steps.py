@@ -11,7 +11,7 @@ from typing import Final, final
 from anyio.abc import TaskGroup
 
 from penstock.checkpointer.engine import Engine
-from penstock.kernel.concurrency.entered_once import own_tasks
+from penstock.event_loop.entered_once import own_tasks
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import UnsupportedByStoreError
 from penstock.kernel.protocols.store_capabilities import Renames

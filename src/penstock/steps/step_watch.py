@@ -20,8 +20,8 @@ from anyio import Event, create_task_group, move_on_after, sleep_forever
 from anyio.lowlevel import checkpoint
 
 from penstock.config.config import READ_S
-from penstock.kernel.concurrency.imports import Homes, load
-from penstock.kernel.concurrency.interpreter_settings import LoopOptions
+from penstock.event_loop.imports import Homes, load
+from penstock.event_loop.interpreter_settings import LoopOptions
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import SpecError
 from penstock.kernel.protocols.store_capabilities import Hold

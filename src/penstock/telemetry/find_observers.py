@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any, Final, cast
 
 from penstock.config.config import TelemetryOptions
-from penstock.kernel.concurrency.imports import Homes
+from penstock.event_loop.imports import Homes
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.registry import PluginKind
 from penstock.telemetry.observers import Observer

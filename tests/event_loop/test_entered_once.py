@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from penstock.errors import ClosedError
-from penstock.kernel.concurrency.entered_once import EnteredOnce, own_tasks
+from penstock.event_loop.entered_once import EnteredOnce, own_tasks
 
 pytestmark = pytest.mark.anyio
 

@@ -57,13 +57,20 @@ class EnteredOnce:
         return await self._life.__aexit__(exc_type, exc_val, exc_tb)
 
 
+def _raise(failure: BaseException | None) -> None:
+    if failure is not None:
+        raise failure
+
+
 @asynccontextmanager
-async def own_tasks(on_leaving: Callable[[BaseException | None], None]) -> AsyncGenerator[TaskGroup]:
+async def own_tasks(
+    on_leaving: Callable[[BaseException | None], None] = _raise,
+) -> AsyncGenerator[TaskGroup]:
     """Run the body beside background tasks; a failure of the body cancels them.
 
     Args:
         on_leaving: Called when all tasks have ended, with the body's exception or None. It raises what the
-            caller should see: the error itself, not the exception group that a task group would raise.
+            caller should see: by default the error itself, and not a group as a task group does.
 
     Cancellation:
         If the caller is cancelled, that is passed on at once and `on_leaving` is not called.

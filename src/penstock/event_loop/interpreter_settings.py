@@ -26,20 +26,22 @@ __all__ = (
     "Ageing",
     "LoopOptions",
     "calm_interpreter",
+    "calm_part",
     "count_as_old",
-    "run_in_calm_interpreter",
 )
 
 import gc
 import sys
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 
 import anyio
 from anyio import CancelScope
+
+from penstock.event_loop.entered_once import own_tasks
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -98,28 +100,12 @@ def calm_interpreter(tasks: TaskGroup, options: LoopOptions, *, most_s: float = 
             scope.cancel()
 
 
-async def run_in_calm_interpreter(work: Callable[[], Awaitable[T]], options: LoopOptions) -> T:
-    """Await `work()` within `calm_interpreter`: for a part of an operation that begins long after it.
-
-    Cancellation:
-        Goes to `work`.
-    """
-    result: list[T] = []
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
+@asynccontextmanager
+async def calm_part(options: LoopOptions) -> AsyncGenerator[None]:
+    """Do the same for a part of an operation that begins long after it, or for work outside of any."""
+    async with own_tasks() as tasks:
         with calm_interpreter(tasks, options):
-            try:
-                result.append(await work())
-            except Exception as error:  # raised below, and not as a group
-                failure = error
-
-    if failure is not None:
-        try:
-            raise failure
-        finally:
-            del failure  # its traceback refers to this frame
-
-    return result[0]
+            yield
 
 
 def count_as_old() -> None:

@@ -7,9 +7,9 @@ from weakref import ref
 
 import pytest
 
-from penstock.kernel import LoopOptions
-from penstock.kernel.concurrency.imports import import_beside_the_loop
-from penstock.kernel.concurrency.interpreter_settings import (
+from penstock.config import LoopOptions
+from penstock.event_loop.imports import import_beside_the_loop
+from penstock.event_loop.interpreter_settings import (
     NET_ALLOCATIONS,
     SWITCH_INTERVAL_S,
     Ageing,

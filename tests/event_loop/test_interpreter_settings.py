@@ -12,13 +12,13 @@ import anyio
 import pytest
 from anyio import create_task_group, fail_after
 
-from penstock.kernel import LoopOptions
-from penstock.kernel.concurrency.interpreter_settings import (
+from penstock.config import LoopOptions
+from penstock.event_loop.interpreter_settings import (
     NET_ALLOCATIONS,
     SWITCH_INTERVAL_S,
     Setting,
     calm_interpreter,
-    run_in_calm_interpreter,
+    calm_part,
 )
 
 pytestmark = pytest.mark.anyio
@@ -186,14 +186,11 @@ async def test_a_part_of_an_operation_is_calm_by_itself_and_fails_as_it_does() -
     before = gc.get_threshold()
 
     async def fail() -> None:
-        assert gc.get_threshold() != before
-        raise KeyError("x")
+        async with calm_part(BOTH):
+            assert gc.get_threshold() != before
+            raise KeyError("x")
 
-    async def measure() -> tuple[int, int, int]:
-        return gc.get_threshold()
-
-    assert await run_in_calm_interpreter(measure, BOTH) != before
     with pytest.raises(KeyError):
-        await run_in_calm_interpreter(fail, BOTH)
+        await fail()
 
     assert gc.get_threshold() == before

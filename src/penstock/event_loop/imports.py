@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias
 
-from penstock.kernel.concurrency.entered_once import own_tasks
-from penstock.kernel.concurrency.interpreter_settings import calm_interpreter, count_as_old
+from penstock.event_loop.interpreter_settings import calm_part, count_as_old
 from penstock.kernel.concurrency.threads import Threads
 
 if TYPE_CHECKING:
-    from penstock.kernel.concurrency.interpreter_settings import LoopOptions
+    from penstock.event_loop.interpreter_settings import LoopOptions
 
 Homes: TypeAlias = Mapping[str, str]
 """Modules, each with a name that it defines after its own imports."""
@@ -54,17 +53,11 @@ async def import_beside_the_loop(imports: Callable[[], object], options: LoopOpt
     Cancellation:
         Delivered once the imports are done.
     """
-    async with own_tasks(_raise) as tasks:
-        with calm_interpreter(tasks, options):
-            await Threads(1).run(_import, imports, options.pause_collector)
+    async with calm_part(options):
+        await Threads(1).run(_import, imports, options.pause_collector)
 
 
 def _import(imports: Callable[[], object], collector_paused: bool) -> None:
     imports()
     if collector_paused:
         count_as_old()  # modules stay
-
-
-def _raise(failure: BaseException | None) -> None:
-    if failure is not None:
-        raise failure

@@ -1,0 +1,1 @@
+"""The event loop of the caller: settings of the interpreter, imports, contexts entered once."""
