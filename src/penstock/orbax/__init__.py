@@ -111,7 +111,12 @@ if TYPE_CHECKING:
         NumpyRandomKeyCheckpointHandler,
     )
     from penstock.orbax.base_pytree_handler import BasePyTreeCheckpointHandler
-    from penstock.orbax.checkpoint_args import AsyncCheckpointHandler, CheckpointHandler
+    from penstock.orbax.checkpoint_args import (
+        AsyncCheckpointHandler,
+        CheckpointHandler,
+        CheckpointHandlerRegistry,
+        DefaultCheckpointHandlerRegistry,
+    )
     from penstock.orbax.checkpoint_manager import CheckpointManager
     from penstock.orbax.checkpointers import (
         AbstractCheckpointer,
@@ -122,10 +127,6 @@ if TYPE_CHECKING:
     )
     from penstock.orbax.composite_handler import CompositeCheckpointHandler, CompositeOptions
     from penstock.orbax.future import Future
-    from penstock.orbax.handler_registration import (
-        CheckpointHandlerRegistry,
-        DefaultCheckpointHandlerRegistry,
-    )
     from penstock.orbax.installation import install
     from penstock.orbax.leaf_args import ArrayRestoreArgs, RestoreArgs, SaveArgs
     from penstock.orbax.manager_root import CheckpointManagerOptions
@@ -180,6 +181,8 @@ else:
             "penstock.orbax.checkpoint_args": (
                 "AsyncCheckpointHandler",
                 "CheckpointHandler",
+                "CheckpointHandlerRegistry",
+                "DefaultCheckpointHandlerRegistry",
             ),
             "penstock.orbax.checkpoint_manager": ("CheckpointManager",),
             "penstock.orbax.checkpointers": (
@@ -194,10 +197,6 @@ else:
                 "CompositeOptions",
             ),
             "penstock.orbax.future": ("Future",),
-            "penstock.orbax.handler_registration": (
-                "CheckpointHandlerRegistry",
-                "DefaultCheckpointHandlerRegistry",
-            ),
             "penstock.orbax.installation": ("install",),
             "penstock.orbax.leaf_args": (
                 "ArrayRestoreArgs",

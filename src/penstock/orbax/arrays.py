@@ -29,7 +29,7 @@ def to_shape_dtype_struct(
 
     Args:
         arr: A jax.Array, a NumPy array, a struct, `ArrayRestoreArgs`, `ArrayMetadata`, or a number.
-        dtype: Of the result, instead of its own.
+        dtype: Of the result; None for that of the array.
         scalar_dtype: What a number is converted to; by default it is returned unchanged.
         support_format: Whether the struct includes the memory layout.
 

@@ -60,7 +60,7 @@ from penstock.orbax.leaf_args import (
     leaves_first,
 )
 from penstock.orbax.leaf_type_handlers import single_replica_keywords
-from penstock.orbax.monitoring import WRITE, timed
+from penstock.orbax.measurements import WRITE, timed
 from penstock.orbax.multihost import process_count
 from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions, PyTreeMetadataOptions
 from penstock.orbax.restore_tree import Reader, RestoreRequest, describe_tree, restore_tree, with_markers

@@ -1,10 +1,15 @@
-"""Handlers and their arguments, registered for each other, under the names of `checkpoint_args`."""
+"""Handlers and their arguments, registered for each other, and registries of handlers by item."""
 
 from __future__ import annotations
 
 __all__ = (
+    "AlreadyExistsError",
     "CheckpointArgs",
     "CheckpointHandler",
+    "CheckpointHandlerRegistry",
+    "DefaultCheckpointHandlerRegistry",
+    "NoEntryError",
+    "create_default_handler_registry",
     "get_registered_args_cls",
     "get_registered_handler_cls",
     "has_registered_args",
@@ -12,14 +17,15 @@ __all__ = (
 )
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from threading import Lock
-from typing import Any, ClassVar, Final, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar, cast
 
 from penstock.embedding import run_sync
+from penstock.errors import HandlerError
 from penstock.orbax.future import Future
 from penstock.orbax.installation import Counterpart, loaded_orbax
 
@@ -254,7 +260,7 @@ _EARLIER: Final = {
         "orbax.checkpoint._src.handlers.base_pytree_checkpoint_handler.BasePyTreeCheckpointHandler"
     ),
 }
-"""What earlier versions of penstock recorded, and what is recorded now."""
+"""A name that earlier versions of penstock recorded -> the one that is recorded now."""
 
 
 class HandlerTypeRegistry:
@@ -345,3 +351,126 @@ def _path(handler_type: type[Any]) -> tuple[str, str]:
 
 
 _PROCESS_WIDE: Final = HandlerTypeRegistry()
+
+
+ArgsOrType: TypeAlias = "type[CheckpointArgs] | CheckpointArgs"
+HandlerRegistryMapping: TypeAlias = "MutableMapping[tuple[str | None, type[CheckpointArgs]], Any]"
+
+
+class AlreadyExistsError(HandlerError, ValueError):
+    """A registry has this handler, or one for this item, already."""
+
+
+class NoEntryError(HandlerError, KeyError):
+    """No handler of a registry fits."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class CheckpointHandlerRegistry(Protocol):
+    """Handlers by item and class of arguments; None stands for any item."""
+
+    def add(
+        self,
+        item: str | None,
+        args: ArgsOrType,
+        handler: CheckpointHandler | type[CheckpointHandler] | None = None,
+        **kwargs: Any,
+    ) -> None: ...
+    def get(self, item: str | None, args: ArgsOrType) -> Any: ...
+    def has(self, item: str | None, args: ArgsOrType) -> bool: ...
+    def get_all_entries(self) -> HandlerRegistryMapping: ...
+
+
+class DefaultCheckpointHandlerRegistry(CheckpointHandlerRegistry):
+    """Handlers by item and class of arguments.
+
+    Args:
+        other_registry: Its entries are copied.
+    """
+
+    def __init__(self, other_registry: CheckpointHandlerRegistry | None = None) -> None:
+        self._registry: dict[tuple[str | None, type[CheckpointArgs]], Any] = {}
+        if other_registry is not None:
+            self._registry.update(other_registry.get_all_entries())
+
+    def add(  # type: ignore[override]  # as in Orbax, it takes no others
+        self,
+        item: str | None,
+        args: ArgsOrType,
+        handler: CheckpointHandler | type[CheckpointHandler] | None = None,
+    ) -> None:
+        """Register the handler of an item for a class of arguments.
+
+        Args:
+            item: Its name; None for every item that has no entry.
+            args: The class of arguments, or an instance.
+            handler: The handler, or its class; by default the one that the arguments are registered with.
+
+        Raises:
+            AlreadyExistsError: If there is such an entry already.
+            ValueError: If there is no such handler, or it cannot be made without arguments.
+        """
+        args_cls = _class_of(args)
+        if self.has(item, args_cls):
+            raise AlreadyExistsError(
+                f"Entry for item={item} and args_type={args_cls} already exists in the registry."
+            )
+
+        chosen: Any = handler
+        if handler is None:
+            try:
+                chosen = get_registered_handler_cls(args_cls)
+            except ValueError as error:
+                raise ValueError(
+                    f"Provided a `None` `CheckpointHandler` for item={item} and args_type={args_cls}, "
+                    "and none is registered with it"
+                ) from error
+        if isinstance(chosen, type):
+            try:
+                chosen = cast("Any", chosen)()
+            except TypeError as error:
+                raise ValueError(
+                    f"the handler of item={item} and args_type={args_cls} is not default-constructible"
+                ) from error
+
+        self._registry[item, args_cls] = chosen
+
+    def get(self, item: str | None, args: ArgsOrType) -> Any:
+        """Return the handler.
+
+        Raises:
+            NoEntryError: If there is none.
+        """
+        args_cls = _class_of(args)
+        if not self.has(item, args_cls):
+            raise NoEntryError(f"No entry for item={item} and args_ty={args_cls} in the registry.")
+
+        return self._registry[item, args_cls]
+
+    def has(self, item: str | None, args: ArgsOrType) -> bool:
+        """Return whether there is a handler."""
+        return (item, _class_of(args)) in self._registry
+
+    def get_all_entries(self) -> HandlerRegistryMapping:
+        """Return all handlers, by item and class of arguments."""
+        return self._registry
+
+    def __repr__(self) -> str:
+        return f"DefaultCheckpointHandlerRegistry({self._registry})"
+
+
+def create_default_handler_registry(**items_to_handlers: CheckpointHandler) -> CheckpointHandlerRegistry:
+    """Return a registry of handlers by item, each with the arguments that are registered with it."""
+    registry = DefaultCheckpointHandlerRegistry()
+    for item, handler in items_to_handlers.items():
+        save_cls, restore_cls = get_registered_args_cls(handler)
+        registry.add(item, save_cls, handler)
+        registry.add(item, restore_cls, handler)
+
+    return registry
+
+
+def _class_of(args: ArgsOrType) -> type[CheckpointArgs]:
+    return args if isinstance(args, type) else type(args)

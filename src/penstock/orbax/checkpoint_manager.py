@@ -26,23 +26,26 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, cast, overload
 
 from penstock.embedding import as_json_metrics, start_thread, step_directory, step_number
 from penstock.errors import ConfigError, NotACheckpointError, SpecError, StepExistsError
 from penstock.orbax.abstract_checkpoint_manager import AbstractCheckpointManager
-from penstock.orbax.checkpoint_args import CheckpointArgs, CheckpointHandler, get_registered_args_cls
+from penstock.orbax.checkpoint_args import (
+    CheckpointArgs,
+    CheckpointHandler,
+    DefaultCheckpointHandlerRegistry,
+    get_registered_args_cls,
+)
 from penstock.orbax.checkpointers import AsyncCheckpointer, Checkpointer
 from penstock.orbax.composite_handler import CompositeArgs, CompositeCheckpointHandler, CompositeOptions
-from penstock.orbax.handler_registration import DefaultCheckpointHandlerRegistry
 from penstock.orbax.manager_root import CheckpointInfo, CheckpointManagerOptions, ManagedSteps, StepChange
+from penstock.orbax.measurements import SaveTimes, log_restore, log_save
+from penstock.orbax.metadata import CompositeItemMetadata, RootMetadata, StepMetadata
 from penstock.orbax.multihost import reached_preemption
 from penstock.orbax.options import AsyncOptions, FileOptions, MultiprocessingOptions
 from penstock.orbax.plain_handlers import JsonCheckpointHandler, JsonRestoreArgs, JsonSaveArgs, WrapperArgs
 from penstock.orbax.policies import best_of, needs_metrics
-from penstock.orbax.step_metadata import CompositeItemMetadata, RootMetadata, StepMetadata
-from penstock.orbax.step_statistics import SaveTimes, log_restore, log_save
 
 StepAlreadyExistsError = StepExistsError
 
@@ -356,12 +359,7 @@ class CheckpointManager:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     @property
@@ -508,7 +506,7 @@ def make_args(
 def args_to_save(
     checkpointer: Checkpointer, items: Any, kwargs: Any, args: Any, metrics: Any, *, single: bool
 ) -> CompositeArgs:
-    """Return the arguments that a step is saved with, its metrics as an item beside it."""
+    """Return the arguments that a step is saved with, its metrics as one more item."""
     if args is None:
         found = make_args(checkpointer, named(items, single), named(kwargs, single), for_save=True)
     else:

@@ -64,7 +64,15 @@ from penstock.orbax.joint_saves import (
     job_options,
     joint_place,
 )
-from penstock.orbax.monitoring import READ, WRITE, WRITE_ASYNC, recorded, tell_of_async_save, timed
+from penstock.orbax.measurements import READ, WRITE, WRITE_ASYNC, record_async_save, recorded, timed
+from penstock.orbax.metadata import (
+    Composite,
+    MetadataStore,
+    StepMetadata,
+    decode_step_metadata,
+    encode_step_metadata,
+    step_metadata_file_path,
+)
 from penstock.orbax.multihost import is_primary_host
 from penstock.orbax.options import (
     AsyncOptions,
@@ -78,14 +86,6 @@ from penstock.orbax.plain_handlers import JsonSaveArgs, ProtoSaveArgs, get_legac
 from penstock.orbax.pytree_handler import PyTreeCheckpointHandler
 from penstock.orbax.standard_handler import StandardCheckpointHandler, StandardRestoreArgs, StandardSaveArgs
 from penstock.orbax.step_links import StepLinks, links_in_force
-from penstock.orbax.step_metadata import (
-    Composite,
-    MetadataStore,
-    StepMetadata,
-    decode_step_metadata,
-    encode_step_metadata,
-    step_metadata_file_path,
-)
 
 if TYPE_CHECKING:
     from penstock.embedding import JointBuild
@@ -512,7 +512,7 @@ class AsyncCheckpointer(Checkpointer):
             Exception: What the handler raises, or the failure of the earlier save.
         """
         begun = time.perf_counter()
-        tell_of_async_save()
+        record_async_save()
         with timed(f"{WRITE}blocking_wait_prev_duration_secs"):
             self.wait_until_finished()
 
@@ -637,7 +637,7 @@ class AsyncCheckpointer(Checkpointer):
                 error.add_note(f"{handler_path(building.path)} is still being written, and was not removed")
             raise
 
-        tell_of_async_save(begun_s)
+        record_async_save(begun_s)
 
     def _staged_jointly(
         self,
@@ -665,7 +665,7 @@ class AsyncCheckpointer(Checkpointer):
         with timed(f"{WRITE}background_duration_secs"):
             finish()
 
-        tell_of_async_save(begun_s)
+        record_async_save(begun_s)
 
     def _before_publishing(self) -> None:
         if self._waiting_since is not None:

@@ -26,6 +26,8 @@ from penstock.orbax.checkpoint_args import (
     AsyncCheckpointHandler,
     CheckpointArgs,
     CheckpointHandler,
+    CheckpointHandlerRegistry,
+    DefaultCheckpointHandlerRegistry,
     get_handler_type,
     get_registered_args_cls,
     get_registered_handler_cls,
@@ -36,11 +38,18 @@ from penstock.orbax.checkpoint_args import (
     wait_for_all,
 )
 from penstock.orbax.future import Future, PipelineFuture, stopped
-from penstock.orbax.handler_registration import CheckpointHandlerRegistry, DefaultCheckpointHandlerRegistry
 from penstock.orbax.item_files import bucket_url, handler_path, is_there, path_text, place_of, store_at
 from penstock.orbax.joint_saves import JointDirectory, check_publishing, joint_build_around
 from penstock.orbax.leaf_args import items_first
-from penstock.orbax.monitoring import WRITE, timed
+from penstock.orbax.measurements import WRITE, timed
+from penstock.orbax.metadata import (
+    Composite,
+    CompositeItemMetadata,
+    MetadataStore,
+    StepMetadata,
+    decode_step_metadata,
+    step_metadata_file_path,
+)
 from penstock.orbax.options import (
     AsyncOptions,
     AtomicityOptions,
@@ -53,14 +62,6 @@ from penstock.orbax.pytree_handler import PyTreeCheckpointHandler
 from penstock.orbax.restore_tree import with_markers
 from penstock.orbax.stage_workers import UnknownTypeError
 from penstock.orbax.standard_handler import StandardCheckpointHandler
-from penstock.orbax.step_metadata import (
-    Composite,
-    CompositeItemMetadata,
-    MetadataStore,
-    StepMetadata,
-    decode_step_metadata,
-    step_metadata_file_path,
-)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from penstock.embedding import start_loop
 from penstock.orbax.background_work import called_as_raised
 
 GRACE_S = 5.0
-"""How long the removal of a save that failed waits for work that it cancelled."""
+"""The seconds that the removal of a failed save waits for work that it cancelled."""
 
 
 class Future(Protocol):
@@ -89,7 +89,7 @@ class ChainedFuture:
 
 
 class CommitFutureAwaitingContractedSignals:
-    """A coroutine that runs in a thread of its own, from construction on.
+    """A coroutine that runs in its own thread, from construction on.
 
     Args:
         coro: The coroutine.

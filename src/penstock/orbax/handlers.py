@@ -37,7 +37,7 @@ __all__ = (
     "handler_registration",
 )
 
-from penstock.orbax import handler_registration
+from penstock.orbax import checkpoint_args as handler_registration
 from penstock.orbax.array_checkpoint_handlers import (
     ArrayCheckpointHandler,
     ArrayRestoreArgs,
@@ -50,17 +50,18 @@ from penstock.orbax.array_checkpoint_handlers import (
     NumpyRandomKeySaveArgs,
 )
 from penstock.orbax.base_pytree_handler import BasePyTreeCheckpointHandler
-from penstock.orbax.checkpoint_args import AsyncCheckpointHandler, CheckpointHandler
+from penstock.orbax.checkpoint_args import (
+    AsyncCheckpointHandler,
+    CheckpointHandler,
+    CheckpointHandlerRegistry,
+    DefaultCheckpointHandlerRegistry,
+    create_default_handler_registry,
+)
 from penstock.orbax.composite_handler import (
     CompositeArgs,
     CompositeCheckpointHandler,
     CompositeOptions,
     CompositeResults,
-)
-from penstock.orbax.handler_registration import (
-    CheckpointHandlerRegistry,
-    DefaultCheckpointHandlerRegistry,
-    create_default_handler_registry,
 )
 from penstock.orbax.plain_handlers import (
     JsonCheckpointHandler,

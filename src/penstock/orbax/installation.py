@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import FunctionType, ModuleType, TracebackType
+from types import FunctionType, ModuleType
 from typing import Any, ClassVar, Final, Self, final
 
 from penstock.embedding import get_logger
@@ -48,7 +48,7 @@ def loaded_orbax(module: str = "") -> Any | None:
 _OURS: Final = "penstock.orbax"
 
 _ALSO_IMPORTED: Final = "jax.experimental.array_serialization.serialization"
-"""What programs use without importing it, because Orbax does."""
+"""A module that programs use without importing it, because Orbax does."""
 _NAMESPACE, _, _CHILD = ORBAX.partition(".")
 
 _EXPERIMENTAL: Final = f"{ORBAX}.experimental"
@@ -84,12 +84,7 @@ class Installation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.remove()
 
 

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 __all__ = ("AbstractLogger", "CompositeLogger", "StandardLogger", "step_statistics")
 
-from penstock.orbax import step_statistics
-from penstock.orbax.step_statistics import AbstractLogger, CompositeLogger, StandardLogger
+from penstock.orbax import measurements as step_statistics
+from penstock.orbax.measurements import AbstractLogger, CompositeLogger, StandardLogger

@@ -35,6 +35,7 @@ from penstock.embedding import step_directory as on_disk
 from penstock.errors import ConfigError, NotACheckpointError, StorageError
 from penstock.orbax.item_files import bucket_url, path_text, place_of, store_at
 from penstock.orbax.joint_saves import is_joint, job_options
+from penstock.orbax.metadata import RootMetadata
 from penstock.orbax.multihost import reached_preemption
 from penstock.orbax.options import AsyncOptions, AtomicityOptions, FileOptions, MultiprocessingOptions
 from penstock.orbax.policies import (
@@ -59,7 +60,6 @@ from penstock.orbax.policies import (
 )
 from penstock.orbax.step import as_name_format, is_empty, standard_name_format
 from penstock.orbax.step_links import StepLinks
-from penstock.orbax.step_metadata import RootMetadata
 from penstock.steps import KeepPolicy, SavePolicy, StepInfo
 
 _WRITING = {
@@ -88,7 +88,7 @@ class CheckpointManagerOptions:
         keep_period: Also keeps steps that are a multiple of it.
         best_fn: Turns the metrics of a step into a number.
         best_mode: `max` if the greatest number is best, `min` if the least is.
-        keep_checkpoints_without_metrics: Whether steps without metrics are kept beside the best.
+        keep_checkpoints_without_metrics: Whether steps without metrics are kept in addition to the best.
         step_prefix: What precedes the number of a step, followed by an underscore.
         step_format_fixed_length: The number of digits, filled up with zeros.
         step_name_format: How steps are named, in place of the other two; see `penstock.orbax.step`.
@@ -670,7 +670,7 @@ class _Files(StepFiles):
             return StepInfo(step)
 
         try:
-            # In a process that was told the steps by another one, nothing was listed.
+            # In a process that got the steps from another one, nothing was listed.
             found = self._found.get(name) or self.names.find_step(self._directory, step)
             path = path_text(found.path)
             if bucket_url(path) is not None:

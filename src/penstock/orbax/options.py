@@ -93,7 +93,7 @@ class AtomicityOptions:
     """The way that a checkpoint becomes visible.
 
     Attributes:
-        mode: `ATOMIC_RENAME` builds it beside its place and renames it; it has a commit mark, too.
+        mode: `ATOMIC_RENAME` builds it next to its place and renames it; it has a commit mark, too.
             `COMMIT_FILE` builds it in its place; it is complete once it has its commit mark.
             `AUTO` is the former.
         allow_legacy_atomic_rename: Whether a checkpoint without a commit mark may be complete in

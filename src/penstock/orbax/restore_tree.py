@@ -334,10 +334,10 @@ def as_lists(tree: Any) -> Any:
 
 
 EMPTY: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
-"""What is recorded of nodes with nothing in them."""
+"""The recorded types of nodes with nothing in them."""
 
 _ARRAYS: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
-"""What has a shape, unless its handler keeps it in files of its own."""
+"""Types with a shape, unless their handler keeps them in its own files."""
 
 _CLASSES: Final[dict[str, type]] = {"jax.Array": jax.Array, "np.ndarray": np.ndarray, "string": str}
 

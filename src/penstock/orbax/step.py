@@ -42,8 +42,8 @@ from penstock import steps as own
 from penstock.embedding import file_names, kernel, step_directory
 from penstock.errors import ConfigError, CorruptCheckpointError, NotACheckpointError, SpecError
 from penstock.orbax.item_files import bucket_url, handler_path, path_as_given, path_text, place_of, store_at
+from penstock.orbax.metadata import StepMetadata, get_step_metadata
 from penstock.orbax.options import AtomicityOptions
-from penstock.orbax.step_metadata import StepMetadata, get_step_metadata
 
 TMP_DIR_SUFFIX: Final = file_names.TEMPORARY_SUFFIX
 

@@ -177,7 +177,7 @@ def build_default_tree_metadata(
 
 
 class _Custom:
-    """Custom metadata beside the leaves of a tree: any JSON, compared and not hashed by its content."""
+    """Custom metadata next to the leaves of a tree: any JSON, compared and not hashed by its content."""
 
     __slots__ = ("value",)
 

@@ -35,6 +35,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast, final, runtim
 
 from penstock.embedding import get_logger
 from penstock.errors import HandlerError
+from penstock.orbax.checkpoint_args import AlreadyExistsError, NoEntryError
 from penstock.orbax.v1.path import Path, PathAwaitingCreation
 
 Checkpointable: TypeAlias = Any
@@ -112,17 +113,6 @@ HandlerType: TypeAlias = type[Any]
 RegistryEntry: TypeAlias = tuple[HandlerType, str | None]
 
 HandlerT = TypeVar("HandlerT", bound=type[Any])
-
-
-class AlreadyExistsError(HandlerError, ValueError):
-    """A registry has this handler, or one for this name, already."""
-
-
-class NoEntryError(HandlerError, KeyError):
-    """No handler of a registry fits."""
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
 
 
 class NotHandleableError(HandlerError, ValueError):
@@ -253,7 +243,7 @@ class ReadOnlyCheckpointableHandlerRegistry(CheckpointableHandlerRegistry):
 
 
 _GLOBAL_REGISTRY: Final[CheckpointableHandlerRegistry] = _Registry()
-"""What `register_handler` adds to: Orbax's API has a registry of the process."""
+"""`register_handler` adds to it: Orbax's API has a registry of the process."""
 
 
 def global_registry() -> CheckpointableHandlerRegistry:

@@ -18,7 +18,7 @@ import enum
 import json
 import os
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, cast, final
+from typing import Any, TypeAlias, cast, final
 
 from penstock.embedding import (
     built_in,
@@ -39,8 +39,6 @@ from penstock.orbax.v1.handler_registration import AUTO, RESERVED, STATE, check_
 from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, finished
 from penstock.orbax.v1.options import CheckpointLayout
 from penstock.orbax.v1.path import PathLike
-
-_SAFETENSORS: Final = ".safetensors"
 
 
 class Kind(enum.Enum):
@@ -168,53 +166,28 @@ def item_names(found: Survey) -> list[str]:
 
 def _find(path: str, layout: CheckpointLayout) -> Survey:
     store = snapshot_of(store_at(path), path)
-    kind = store.kind(path)
-    if kind is None:
-        raise FileNotFoundError(f"Checkpoint path {path} does not exist.")
-
-    names = frozenset(store.list_directory(path)) if kind == "directory" else frozenset[str]()
-    if layout is not CheckpointLayout.ORBAX:
-        marks = {file_names.V1_MARK, file_names.CHECKPOINT_METADATA, file_names.METADATA} & names
-        if not (marks and layout is CheckpointLayout.AUTO):
-            return _safetensors(store, path, kind, names)
-
-    if kind != "directory":
-        raise NotADirectoryError(f"Checkpoint path {path} is not a directory.")
-    if file_names.TEMPORARY_SUFFIX in os.path.basename(path):
-        raise ValueError(f"Found incomplete checkpoint at {path}.")
+    place = find_place(store, path)
+    names = frozenset(store.list_directory(path)) if store.kind(path) == "directory" else frozenset[str]()
+    if layout is not CheckpointLayout.ORBAX and place.kind == "tensors":
+        return Survey(path, Kind.SAFETENSORS, names, checkpoint_metadata.CheckpointMetadata(), store)
+    if layout is CheckpointLayout.SAFETENSORS:
+        raise ValueError(f"{path} is neither a safetensors file nor a directory with one")
     if file_names.V1_MARK in names and file_names.CHECKPOINT_METADATA not in names:
         raise FileNotFoundError(
             f"Checkpoint path {path} is missing the file {file_names.CHECKPOINT_METADATA!r}."
         )
-    if file_names.V1_MARK not in names:
-        _check_v0(store, path, names)
 
-    about = document_files.sealed_documents(store, path).about(names)
-    return Survey(path, Kind.V1 if file_names.V1_MARK in names else Kind.V0, names, about, store)
+    kind = Kind.V1 if file_names.V1_MARK in names else Kind.V0
+    if kind is Kind.V0:
+        parent = os.path.dirname(path)
+        if store.kind(os.path.join(parent, file_names.CHECKPOINT_METADATA)) is not None:
+            raise ValueError(f"{path} is an item of a checkpoint: load it from {parent}, by its name.")
+        if place.steps:
+            raise ValueError(f"{path} is a directory of checkpoints, one of which is meant: {place.steps}")
+        if place.kind != "checkpoint":
+            raise ValueError(f"{path} is not itself a checkpoint: load one that is in it, if any is.")
 
-
-def _check_v0(store: kernel.Store, path: str, names: frozenset[str]) -> None:
-    """Refuse an item of a checkpoint, a directory of checkpoints, and any other directory."""
-    parent = os.path.dirname(path)
-    if store.kind(os.path.join(parent, file_names.CHECKPOINT_METADATA)) is not None:
-        raise ValueError(f"{path} is an item of a checkpoint: load it from {parent}, by its name.")
-    if {file_names.CHECKPOINT_METADATA, file_names.METADATA} & names:
-        return
-
-    place = find_place(store, path)
-    if place.kind == "checkpoint":
-        return
-    if place.steps:
-        raise ValueError(f"{path} is a directory of checkpoints, one of which can be loaded: {place.steps}")
-
-    raise ValueError(f"{path} is a folder, and not itself a checkpoint: load one that is in it, if any is.")
-
-
-def _safetensors(store: kernel.Store, path: str, kind: str, names: frozenset[str]) -> Survey:
-    if not (path.endswith(_SAFETENSORS) if kind == "file" else any(n.endswith(_SAFETENSORS) for n in names)):
-        raise ValueError(f"{path} is neither a safetensors file nor a directory with one")
-
-    return Survey(path, Kind.SAFETENSORS, names, checkpoint_metadata.CheckpointMetadata(), store)
+    return Survey(path, kind, names, document_files.sealed_documents(store, path).about(names), store)
 
 
 PyTreeMetadata: TypeAlias = Any

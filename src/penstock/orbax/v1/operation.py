@@ -1,4 +1,4 @@
-"""A save or load that runs in an event loop of its own, and the handle on it."""
+"""A save or load that runs in its own event loop, and the handle on it."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ _HOST: Final[ContextVar[tuple[int, TaskGroup] | None]] = ContextVar("penstock_or
 """The loop of an operation, by its thread. What handlers start inside shares that loop."""
 
 _PARTS: Final[ContextVar[int]] = ContextVar("penstock_orbax_parts", default=1)
-"""How many parts of an operation share its memory."""
+"""The number of parts of an operation that share its memory."""
 
 
 def budget(limit: int | None) -> int | None:
@@ -169,7 +169,7 @@ def budget(limit: int | None) -> int | None:
 
 
 def begin(name: str, main: Main[T]) -> Operation[T]:
-    """Start an operation, in a loop of its own or in that of the operation that it is a part of.
+    """Start an operation, in its own loop or in that of the operation that it is a part of.
 
     Args:
         name: Shown in messages.

@@ -25,7 +25,6 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast, final
 
 from penstock.embedding import built_in
@@ -170,7 +169,7 @@ class ArrayOptions(Guarded):
 
         Attributes:
             storage_options: For all leaves.
-            use_ocdbt: Whether all arrays lie in one OCDBT database, or each in a directory of its own.
+            use_ocdbt: Whether all arrays are in one OCDBT database, or each in its own directory.
             use_zarr3: Whether they are zarr v3, or v2.
             use_compression: Whether zstd is used, for leaves that it makes smaller.
             ocdbt_target_data_file_size: Bytes after which a data file is followed by another; 0: never.
@@ -563,12 +562,7 @@ class Context:
         self._entered.append((_CONTEXT.set(self), FROZEN_IDS.set(frozen)))
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         context, frozen = self._entered.pop()
         _CONTEXT.reset(context)
         FROZEN_IDS.reset(frozen)

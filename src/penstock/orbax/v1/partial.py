@@ -1,6 +1,6 @@
 """Saving a tree part by part: nothing is visible at its path until all parts are put together.
 
-The parts are gathered in a directory beside the path. Of a job, the primary says whether a part may be saved.
+The parts are gathered in a directory next to the path. The primary of a job says whether a part may be saved.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ _REFUSALS: Final[Mapping[str, type[Exception]]] = {
     "in use": InUseError,
     "known": PartialSaveReplacementError,
 }
-"""What the primary refuses for all processes."""
+"""The errors that the primary raises for all processes."""
 
 
 def save(path: PathLike, state: PyTreeOf, *, custom_metadata: JsonType | None = None) -> None:
-    """Save a part of a tree, beside `path`; return when it is durable. See `save_async`."""
+    """Save a part of a tree, next to `path`; return when it is durable. See `save_async`."""
     finished(_begin(path, state, custom_metadata))
 
 
 def save_async(
     path: PathLike, state: PyTreeOf, *, custom_metadata: JsonType | None = None
 ) -> AsyncResponse[None]:
-    """Start to save a part of a tree beside `path`; return when the part may be changed.
+    """Start to save a part of a tree, next to `path`; return when the part may be changed.
 
     Args:
         path: Where `finalize` will put the checkpoint.
@@ -282,7 +282,7 @@ async def _answered(
     Raises:
         OSError, PartialSaveReplacementError: In all processes, what the primary refuses.
         PeerError: If another process asks something else, failed, or does not come.
-        ConfigError: If each process has a disk of its own there.
+        ConfigError: If each process has its own disk there.
     """
     held: list[kernel.Hold] = []
     found: list[T] = []

@@ -17,13 +17,13 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeAlias, cast, final
 
 from penstock.embedding import kernel, step_number
 from penstock.orbax import policies as preservation_policies
 from penstock.orbax import policies as save_decision_policies
 from penstock.orbax.manager_root import CheckpointInfo, CheckpointManagerOptions, ManagedSteps, StepChange
+from penstock.orbax.measurements import SaveTimes, StandardLogger, log_restore, log_save
 from penstock.orbax.options import FileOptions
 from penstock.orbax.policies import (
     AnySavePolicy,
@@ -34,7 +34,6 @@ from penstock.orbax.policies import (
     PreserveAll,
     SaveDecisionPolicy,
 )
-from penstock.orbax.step_statistics import SaveTimes, StandardLogger, log_restore, log_save
 from penstock.orbax.v1 import errors, loading
 from penstock.orbax.v1.errors import StepAlreadyExistsError, StepNotFoundError
 from penstock.orbax.v1.handler_registration import STATE
@@ -325,12 +324,7 @@ class Checkpointer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def save_pytree(self, *args: Any, **kwargs: Any) -> bool:

@@ -1,8 +1,18 @@
-"""Measurements of the saves and restores of a manager, and the loggers that get them."""
+"""Measurements of saves and restores: entries for the loggers of a manager, and reports to `jax.monitoring`.
+
+The reports have the names that Orbax uses, so that existing listeners keep working. Durations of steps that
+penstock does not have, such as merging the files of processes, are not reported.
+
+Source:
+    The names are those that Orbax 0.12.8 uses.
+"""
 
 from __future__ import annotations
 
 __all__ = (
+    "READ",
+    "WRITE",
+    "WRITE_ASYNC",
     "AbstractLogger",
     "CompositeLogger",
     "RestoreStepStatistics",
@@ -11,6 +21,10 @@ __all__ = (
     "StandardLogger",
     "log_restore",
     "log_save",
+    "record_async_save",
+    "record_saved_duration",
+    "recorded",
+    "timed",
 )
 
 import time
@@ -18,7 +32,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar, cast
+
+import jax
 
 from penstock.embedding import get_logger
 
@@ -122,13 +138,13 @@ class SaveTimes:
 
 
 def log_save(logger: Any, step: int, directory: Any, times: SaveTimes, *, synchronous: bool) -> None:
-    """Tell a manager's logger, if it has one, of a save that no longer blocks."""
+    """Pass to a manager's logger, if it has one, the measurements of a save that no longer blocks."""
     if logger is not None:
         logger.log_entry(asdict(times.statistics(step, directory, synchronous=synchronous)))
 
 
 def log_restore(logger: Any, step: int, directory: Any, began: float, reading_began: float) -> None:
-    """Tell a manager's logger, if it has one, of a restore that has just ended.
+    """Pass to a manager's logger, if it has one, the measurements of a restore that has just ended.
 
     Args:
         logger: Has `log_entry`; or None.
@@ -156,3 +172,68 @@ def _is_single_logger(logger: object) -> bool:
         get_logger().warning("orbax.logger_left_out", logger=repr(logger))
 
     return single
+
+
+READ: Final = "/jax/orbax/read/"
+WRITE: Final = "/jax/orbax/write/"
+WRITE_ASYNC: Final = ("/jax/orbax/write/async/", "/jax/checkpoint/write/async/")
+
+
+@contextmanager
+def recorded(prefix: str) -> Generator[None]:
+    """Report the start of an operation and, unless it raises, its duration and its success."""
+    _record(f"{prefix}start")
+    with timed(f"{prefix}blocking_duration_secs", f"{prefix}total_duration_secs"):
+        yield
+
+    _record(f"{prefix}success")
+
+
+@contextmanager
+def timed(*names: str) -> Generator[None]:
+    """Report the duration of the block in seconds, unless it raises."""
+    since = time.perf_counter()
+    yield
+    _record_duration(time.perf_counter() - since, *names)
+
+
+def record_async_save(begun: float | None = None) -> None:
+    """Report the start of a save in the background or, given its `time.perf_counter()` then, its success."""
+    if begun is None:
+        _record(f"{WRITE_ASYNC[0]}start")
+        return
+
+    taken = time.perf_counter() - begun
+    _record_duration(taken, *[f"{prefix}total_duration_secs" for prefix in WRITE_ASYNC])
+    _record(f"{WRITE}success")
+
+
+def record_saved_duration(checkpoint_start_time: float) -> None:
+    """Report how much of the program's time a checkpoint covers: since the one before, or the start.
+
+    Args:
+        checkpoint_start_time: When its save began, in seconds since the epoch.
+    """
+    covered = checkpoint_start_time - _LATEST_SAVE.began
+    _LATEST_SAVE.began = checkpoint_start_time
+    _record_duration(covered, "/jax/checkpoint/write/duration_since_last_checkpoint_secs")
+
+
+class _LatestSave:
+    """The time at which the latest save of this process began, or the process itself."""
+
+    def __init__(self) -> None:
+        self.began = time.time()
+
+
+_LATEST_SAVE: Final = _LatestSave()
+"""`record_saved_duration` reports of the process: the function takes nothing that could hold it."""
+
+
+def _record(name: str) -> None:
+    cast("Any", jax.monitoring).record_event(name)
+
+
+def _record_duration(seconds: float, *names: str) -> None:
+    for name in names:
+        cast("Any", jax.monitoring).record_event_duration_secs(name, seconds)
