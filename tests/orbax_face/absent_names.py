@@ -7,7 +7,7 @@ from typing import Final
 ABSENT: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "checkpoint_manager": (
         (
-            *("AbstractCheckpointer", "CheckpointHandlerRegistry", "METADATA_ITEM_NAME"),
+            *("AbstractCheckpointer", "CheckpointHandlerRegistry"),
             *("ProtoCheckpointHandler", "deserialize_root_metadata", "is_async_checkpointer"),
             *("determine_default_item_mode_from_args", "serialize_root_metadata"),
         ),
@@ -19,10 +19,6 @@ ABSENT: Final[dict[str, tuple[tuple[str, ...], str]]] = {
         "Parts of how Orbax copies a step.",
     ),
     "logging.step_statistics": (("EmergencyRestoreStepStatistics",), "For Orbax's emergency checkpoints."),
-    "multihost": (
-        ("BarrierSyncFn", "get_barrier_sync_fn"),
-        "penstock has no barriers: one verdict ends what several processes do.",
-    ),
     "path": (
         ("atomicity", "atomicity_defaults", "atomicity_types", "deleter", "format_utils"),
         "How Orbax builds, deletes and recognises directories; see `v1.is_orbax_checkpoint` for the last.",

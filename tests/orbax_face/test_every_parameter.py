@@ -77,6 +77,7 @@ ELSEWHERE = {
     "v1.handlers.ProtoHandler": {"filename"},
     "v1.handlers.PyTreeHandler": {"context"},
     "options.MultiprocessingOptions": {"barrier_sync_key_prefix"},  # tests/handlers/coordinators
+    "checkpoint_manager.CheckpointInfo": {"path", "is_readable"},  # penstock's own, for its managers
     "future.PipelineFuture": {"keep"},  # penstock's own, for its handlers
     "pathways.register_type_handlers": {"use_single_replica_array_handler"},  # it refuses whatever is given
 }

@@ -52,7 +52,7 @@ NAMES = {
     "logging": ("AbstractLogger", "CompositeLogger", "StandardLogger"),
     "multihost": (
         *("broadcast_one_to_all", "is_primary_host", "process_index", "reached_preemption"),
-        *("sync_global_processes", "initialize_runtime_to_distributed_ids"),
+        *("sync_global_processes", "initialize_runtime_to_distributed_ids", "get_barrier_sync_fn"),
         "is_runtime_to_distributed_ids_initialized",
     ),
     "test_utils": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import importlib
 from collections.abc import Iterator
@@ -298,3 +299,45 @@ def test_a_backend_that_is_not_there_is_refused() -> None:
 def test_a_store_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="todelete_full_path"):
         ours.v1.options.DeletionOptions.GcsDeletionOptions(todelete_full_path="gs://x")
+
+
+@pytest.mark.parametrize("home", ["penstock.orbax.multihost", "orbax.checkpoint._src.multihost.multihost"])
+def test_a_process_alone_waits_at_no_barrier(home: str) -> None:
+    multihost = importlib.import_module(home)
+    devices = np.array(_jax.devices())
+
+    assert not multihost.is_jax_distributed_client_initialized()
+    with pytest.raises(ValueError, match="initialize"):
+        multihost.get_jax_distributed_client()
+    multihost.get_barrier_sync_fn()(key="a", timeout_ms=1)
+    multihost.get_barrier_sync_fn(processes={0})(key="a", timeout_ms=1)
+    assert multihost.should_skip_process_sync()
+    assert multihost.should_skip_process_sync(processes={0})
+    assert multihost.coordination_timeout() == 300
+    assert multihost.unique_barrier_key("a") == "a"
+    assert multihost.unique_barrier_key("a", prefix="b", suffix="c") == "b_a.c"
+    assert multihost.global_max([3, -1]) == [3, -1]
+    assert multihost.process_index_from_device(devices[0]) == 0
+    assert multihost.unique_processes_from_devices(devices) == {0}
+    assert not multihost.is_native_pathways_backend()
+    assert not multihost.is_proxy_pathways_backend()
+
+
+@pytest.mark.parametrize("ocp", BOTH)
+def test_steps_are_equal_whose_number_and_time_are(ocp: Any) -> None:
+    time = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+    info = ocp.checkpoint_manager.CheckpointInfo(jnp.int32(3), time, {"loss": 1.0})
+
+    assert info == ocp.checkpoint_manager.CheckpointInfo(3, time, None)
+    assert info != ocp.checkpoint_manager.CheckpointInfo(4, time, None)
+    assert len({info, ocp.checkpoint_manager.CheckpointInfo(3, time, None)}) == 1
+    assert str(info) == "Checkpoint[step=3 | time=2026-01-02 00:00:00+00:00]"
+
+
+@pytest.mark.parametrize("ocp", BOTH)
+def test_a_function_of_the_step_and_the_latest_one_is_a_policy(ocp: Any) -> None:
+    policy = ocp.checkpoint_manager._ShouldSaveFnPolicy(lambda step, latest: (step, latest) == (4, 2))
+    step, latest = [ocp.checkpoint_manager.CheckpointInfo(n, None, None) for n in (4, 2)]
+
+    assert policy.should_save(step, [latest], context=None)
+    assert not policy.should_save(step, [], context=None)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 __all__ = (
     "DEFAULT_ITEM_NAME",
+    "METADATA_ITEM_NAME",
     "METRIC_ITEM_NAME",
     "RESERVED_ITEM_NAMES",
     "AbstractCheckpointManager",
     "AsyncCheckpointer",
     "AsyncOptions",
+    "CheckpointInfo",
     "CheckpointManager",
     "CheckpointManagerOptions",
     "Checkpointer",
@@ -45,13 +47,18 @@ from penstock.orbax.metadata import CompositeItemMetadata, RootMetadata, StepMet
 from penstock.orbax.multihost import reached_preemption
 from penstock.orbax.options import AsyncOptions, FileOptions, MultiprocessingOptions
 from penstock.orbax.plain_handlers import JsonCheckpointHandler, JsonRestoreArgs, JsonSaveArgs, WrapperArgs
-from penstock.orbax.policies import best_of, needs_metrics
+from penstock.orbax.policies import ShouldSaveFnPolicy, best_of, needs_metrics
 
 StepAlreadyExistsError = StepExistsError
 
 DEFAULT_ITEM_NAME: Final = "default"
 
 METRIC_ITEM_NAME: Final = "metrics"
+
+METADATA_ITEM_NAME: Final = "metadata"
+"""The name of the folder of what is kept with the directory of steps."""
+
+_ShouldSaveFnPolicy = ShouldSaveFnPolicy  # programs use it under this name of Orbax's
 
 RESERVED_ITEM_NAMES: Final[list[str]] = []
 

@@ -46,12 +46,12 @@ from penstock.orbax.policies import (
     EveryNSeconds,
     EveryNSteps,
     FixedIntervalPolicy,
-    FunctionPolicy,
     InitialSavePolicy,
     LatestN,
     PreemptionCheckpointingPolicy,
     PreservationPolicy,
     SaveDecisionPolicy,
+    ShouldSaveFnPolicy,
     SpecificStepsPolicy,
     as_decision_policy,
     check_metrics,
@@ -188,7 +188,7 @@ def _save_policy(options: CheckpointManagerOptions) -> SaveDecisionPolicy:
     if options.save_decision_policy is not None:
         return as_decision_policy(options.save_decision_policy)
     if options.should_save_fn is not None:
-        return AnySavePolicy([FunctionPolicy(options.should_save_fn), PreemptionCheckpointingPolicy()])
+        return AnySavePolicy([ShouldSaveFnPolicy(options.should_save_fn), PreemptionCheckpointingPolicy()])
 
     interval = cast("int | None", options.save_interval_steps)
     policies: list[SaveDecisionPolicy] = [] if interval is None else [FixedIntervalPolicy(interval)]
@@ -234,9 +234,9 @@ _LONG_AGO: Final = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 _EPOCH: Final = datetime.datetime.fromtimestamp(0, datetime.UTC)
 
 
-@dataclass
+@dataclass(unsafe_hash=True)
 class CheckpointInfo:
-    """A step as policies see it.
+    """A step as policies see it. Two are equal whose step and time are.
 
     Attributes:
         step: Its number.
@@ -249,12 +249,15 @@ class CheckpointInfo:
 
     step: int
     time: datetime.datetime
-    metrics: Any = None
-    path: Any = None
-    is_readable: bool = field(default=True, repr=False)
+    metrics: Any = field(default=None, compare=False)
+    path: Any = field(default=None, compare=False)
+    is_readable: bool = field(default=True, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         self.step = operator.index(self.step)
+
+    def __str__(self) -> str:
+        return f"Checkpoint[step={self.step} | time={self.time}]"
 
 
 def new_info(step: int, metrics: Any = None) -> CheckpointInfo:

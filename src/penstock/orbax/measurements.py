@@ -10,9 +10,6 @@ Source:
 from __future__ import annotations
 
 __all__ = (
-    "READ",
-    "WRITE",
-    "WRITE_ASYNC",
     "AbstractLogger",
     "CompositeLogger",
     "RestoreStepStatistics",
@@ -21,10 +18,6 @@ __all__ = (
     "StandardLogger",
     "log_restore",
     "log_save",
-    "record_async_save",
-    "record_saved_duration",
-    "recorded",
-    "timed",
 )
 
 import time

@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 __all__ = (
+    "BarrierSyncFn",
     "broadcast_one_to_all",
+    "coordination_timeout",
+    "fully_replicated_host_local_array_to_global_array",
+    "get_barrier_sync_fn",
+    "get_jax_distributed_client",
+    "global_max",
     "initialize_distributed_to_device_ids",
     "initialize_runtime_to_distributed_ids",
+    "is_jax_distributed_client_initialized",
+    "is_native_pathways_backend",
     "is_pathways_backend",
     "is_primary_host",
+    "is_proxy_pathways_backend",
     "is_runtime_to_distributed_ids_initialized",
     "process_count",
     "process_index",
+    "process_index_from_device",
     "reached_preemption",
+    "should_skip_process_sync",
     "sync_global_processes",
+    "unique_barrier_key",
+    "unique_processes_from_devices",
 )
 
-from collections.abc import Callable
-from typing import Any, cast
+from functools import partial
+from importlib import import_module
+from typing import Any, Protocol, cast
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+from penstock.errors import ConfigError, SpecError
 
 _jax: Any = jax
 _multihost: Any = multihost_utils
@@ -46,10 +62,47 @@ def has_primary_host(primary_host: int | None) -> bool:
     return primary_host in (None, 0) or 0 < primary_host < process_count()
 
 
-def is_pathways_backend() -> bool:
+def process_index_from_device(device: Any) -> int:
+    """Return the index of the process that has a device."""
+    return int(device.process_index)
+
+
+def unique_processes_from_devices(device_array: Any) -> set[int]:
+    """Return the indices of the processes that have the devices in an array."""
+    return {process_index_from_device(device) for device in device_array.flat}
+
+
+def is_native_pathways_backend() -> bool:
     """Return whether one process controls all devices of the job, which penstock does not support."""
     client: Any = _jax.devices()[0].client
-    return hasattr(client, "pathways") or client.runtime_type in {"pathways", "proxy/pathways"}
+    return hasattr(client, "pathways") or client.runtime_type == "pathways"
+
+
+def is_proxy_pathways_backend() -> bool:
+    """Return whether it does so through a proxy."""
+    return str(_jax.devices()[0].client.runtime_type) == "proxy/pathways"
+
+
+def is_pathways_backend() -> bool:
+    """Return whether either holds."""
+    return is_native_pathways_backend() or is_proxy_pathways_backend()
+
+
+def is_jax_distributed_client_initialized() -> bool:
+    """Return whether `jax.distributed.initialize` was called in this process."""
+    return bool(_jax.distributed.is_initialized())
+
+
+def get_jax_distributed_client() -> Any:
+    """Return the client of jax's coordination service.
+
+    Raises:
+        ValueError: If `jax.distributed.initialize` was not called.
+    """
+    if not is_jax_distributed_client_initialized():
+        raise SpecError("jax.distributed is not initialized: call jax.distributed.initialize() first")
+
+    return import_module("jax._src.distributed").global_state.client
 
 
 def initialize_runtime_to_distributed_ids() -> None:
@@ -71,12 +124,68 @@ def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:
     return _multihost.broadcast_one_to_all(in_tree, is_source=source)
 
 
+class BarrierSyncFn(Protocol):
+    """Waits at a barrier."""
+
+    def __call__(self, *, key: str, timeout_ms: int) -> None:
+        """Wait until all that take part are at the barrier with this key, which is used once."""
+        ...
+
+
+def coordination_timeout() -> int:
+    """Return the seconds that a barrier waits where no other time is given."""
+    return 300
+
+
+def should_skip_process_sync(processes: set[int] | None = None) -> bool:
+    """Return whether this process has no other to wait for. With None all take part."""
+    return process_count() == 1 or processes == {process_index()}
+
+
+def unique_barrier_key(key: str, *, prefix: str | None = None, suffix: str | None = None) -> str:
+    """Return the key of a barrier, with what precedes it and an underscore, and what follows it and a dot."""
+    before = "" if prefix is None else f"{prefix}_"
+    return f"{before}{key}" if suffix is None else f"{before}{key}.{suffix}"
+
+
+def get_barrier_sync_fn(*, processes: set[int] | None = None) -> BarrierSyncFn:
+    """Return a function that waits until other processes of the job call theirs with the same key.
+
+    A save of penstock calls none: one verdict ends what several processes do.
+
+    Args:
+        processes: The processes that take part, with this one; None for all.
+
+    Raises:
+        ValueError: If this process is not one of them, or `jax.distributed.initialize` was not called.
+    """
+    if should_skip_process_sync(processes):
+        return _skip
+    if processes is not None and process_index() not in processes:
+        raise ConfigError("processes", f"is {sorted(processes)}, without this one, {process_index()}")
+
+    return partial(
+        _wait_at_barrier, get_jax_distributed_client(), None if processes is None else list(processes)
+    )
+
+
+def _skip(*, key: str, timeout_ms: int) -> None:
+    """Return at once: there is no other process to wait for."""
+
+
+def _wait_at_barrier(client: Any, processes: list[int] | None, *, key: str, timeout_ms: int) -> None:
+    if processes is None:
+        client.wait_at_barrier(key, timeout_ms)
+    else:
+        client.wait_at_barrier(key, timeout_ms, process_ids=processes)
+
+
 def sync_global_processes(
     name: str,
     *,
     timeout: int | None = None,
     processes: set[int] | None = None,
-    barrier_sync_fn: Callable[..., Any] | None = None,
+    barrier_sync_fn: BarrierSyncFn | None = None,
     record_event_name: str = "/jax/checkpoint/sync_global_devices_duration_sec",
 ) -> None:
     """Wait until every process of the job is here. A single process does not wait.
@@ -88,10 +197,10 @@ def sync_global_processes(
         barrier_sync_fn: Waits in place of jax.
         record_event_name: Has no effect: nothing is recorded.
     """
-    if process_count() == 1 or (processes is not None and processes == {process_index()}):
+    if should_skip_process_sync(processes):
         return
     if barrier_sync_fn is not None:
-        barrier_sync_fn(key=name, timeout_ms=(timeout or 300) * 1000)
+        barrier_sync_fn(key=name, timeout_ms=(timeout or coordination_timeout()) * 1000)
     else:
         _multihost.sync_global_devices(name)
 
@@ -102,6 +211,12 @@ def reached_preemption(step: int) -> bool:
         return bool(_multihost.reached_preemption_sync_point(step))
     except RuntimeError:  # jax was configured not to look
         return False
+
+
+def global_max(values: list[int]) -> list[int]:
+    """Return for each position the greatest of the values that the processes of the job have there."""
+    found: Any = _multihost.process_allgather(np.array(values, dtype=np.int32))
+    return [int(value) for value in np.asarray(found).reshape(-1, len(values)).max(axis=0)]
 
 
 def fully_replicated_host_local_array_to_global_array(arr: jax.Array) -> jax.Array:

@@ -182,10 +182,10 @@ class AnySavePolicy(SaveDecisionPolicy):
 
 
 @dataclass
-class FunctionPolicy(SaveDecisionPolicy):
+class ShouldSaveFnPolicy(SaveDecisionPolicy):
     """Asks a function of the step and the latest one."""
 
-    function: Callable[[int, int | None], bool]
+    should_save_fn: Callable[[int, int | None], bool]
 
     def should_save(
         self,
@@ -194,7 +194,7 @@ class FunctionPolicy(SaveDecisionPolicy):
         *,
         context: DecisionContext,
     ) -> bool:
-        return self.function(step.step, previous_steps[-1].step if previous_steps else None)
+        return self.should_save_fn(step.step, previous_steps[-1].step if previous_steps else None)
 
 
 @dataclass(kw_only=True)
