@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 
 __all__ = (
     "LOGGER_NAME",
-    "AccountStatistics",
     "Actor",
     "Advice",
-    "Advises",
     "ArrangedLayout",
     "Arrangement",
     "Background",
@@ -22,7 +20,6 @@ __all__ = (
     "BuildToken",
     "ByteLease",
     "Change",
-    "ChangeKind",
     "ChangesLeaves",
     "CheckedRead",
     "ChunkBuffersHandler",
@@ -33,7 +30,6 @@ __all__ = (
     "Concurrent",
     "Coordinator",
     "DataFile",
-    "DeclaresMessages",
     "DirectRead",
     "Document",
     "DriverRead",
@@ -44,10 +40,8 @@ __all__ = (
     "FolderListing",
     "ForeignFiles",
     "FormattedLayout",
-    "FunctionStage",
     "GlobalHandler",
     "HandlerLookup",
-    "HandlerRegistry",
     "Hold",
     "HostBatch",
     "HostPack",
@@ -59,11 +53,8 @@ __all__ = (
     "Layout",
     "Leaf",
     "LeafBatch",
-    "LeafChange",
-    "LeafColumns",
     "LeafHandler",
     "LeafSpec",
-    "ListedItems",
     "Located",
     "LongFiles",
     "ManyFiles",
@@ -71,14 +62,10 @@ __all__ = (
     "MemoryRegulator",
     "Messages",
     "Milestone",
-    "NamedTensors",
-    "Only",
     "OpaquePiece",
     "Opening",
     "Operation",
-    "Order",
     "Pack",
-    "PackedCheckpoint",
     "PackingHandler",
     "ParamInfo",
     "PartsHandler",
@@ -86,11 +73,9 @@ __all__ = (
     "Piece",
     "PiecePlan",
     "Pipeline",
-    "PipelineResult",
     "Place",
     "Placement",
     "PreferredPlacement",
-    "Progress",
     "Published",
     "Read",
     "ReadBatch",
@@ -98,8 +83,6 @@ __all__ = (
     "ReadLeaf",
     "ReadPack",
     "ReadableFile",
-    "RegulatorStatistics",
-    "Rename",
     "Renames",
     "RestorePlan",
     "RestoreRequest",
@@ -107,8 +90,6 @@ __all__ = (
     "RestoredBatch",
     "RestoredTree",
     "RunLimits",
-    "SaveArgs",
-    "SaveFormat",
     "SavePlan",
     "SaveRun",
     "ScatterRead",
@@ -122,10 +103,8 @@ __all__ = (
     "Span",
     "SpecChange",
     "Stage",
-    "StageRegistry",
     "StageStatistics",
     "StagedBatch",
-    "StorageDetails",
     "Store",
     "StoredCheckpoint",
     "StoredLeaf",
@@ -133,7 +112,6 @@ __all__ = (
     "Target",
     "Threads",
     "Transfers",
-    "Transform",
     "TreeToSave",
     "TypeHandler",
     "UntrustedFiles",
@@ -142,7 +120,6 @@ __all__ = (
     "WritableTogether",
     "Written",
     "WrittenBatch",
-    "ZarrDetails",
     "bottleneck",
     "decoded",
     "get_logger",
@@ -153,26 +130,21 @@ if TYPE_CHECKING:
     from penstock.kernel.codecs import Codec, CodecType
     from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.events import LOGGER_NAME, get_logger
-    from penstock.kernel.memory.byte_account import AccountStatistics, ByteLease
-    from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
-    from penstock.kernel.messages.changed_specs import LeafChange, SpecChange
+    from penstock.kernel.memory.byte_account import ByteLease
+    from penstock.kernel.memory.regulator import MemoryRegulator
+    from penstock.kernel.messages.changed_specs import SpecChange
     from penstock.kernel.messages.opaque import OpaquePiece, decoded
     from penstock.kernel.messages.packs import HostPack, ReadPack
     from penstock.kernel.messages.restore import (
         Change,
-        ChangeKind,
         HostBatch,
         HostPart,
         Located,
-        Only,
-        Order,
         ReadBatch,
-        Rename,
         RestoredBatch,
         RestoredTree,
         RestorePlan,
         RestoreRequest,
-        Transform,
     )
     from penstock.kernel.messages.save import (
         Committed,
@@ -186,29 +158,20 @@ if TYPE_CHECKING:
         WrittenBatch,
     )
     from penstock.kernel.pipeline.pipeline import Milestone, Pipeline, Slot
-    from penstock.kernel.pipeline.run_context import Progress, RestoreRun, RunLimits, SaveRun
-    from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
+    from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits, SaveRun
+    from penstock.kernel.pipeline.runner import run_pipeline
     from penstock.kernel.pipeline.stage import (
         Actor,
         ChangesLeaves,
         Concurrent,
-        DeclaresMessages,
         Finishing,
-        FunctionStage,
         Messages,
         PassesOn,
         Stage,
     )
-    from penstock.kernel.pipeline.statistics import Advice, Advises, Span, StageStatistics, bottleneck
-    from penstock.kernel.plugins.handler_registry import HandlerRegistry
+    from penstock.kernel.pipeline.statistics import Advice, Span, StageStatistics, bottleneck
     from penstock.kernel.protocols.checkpoints import (
-        LeafColumns,
-        ListedItems,
-        NamedTensors,
-        PackedCheckpoint,
-        StorageDetails,
         StoredCheckpoint,
-        ZarrDetails,
     )
     from penstock.kernel.protocols.coordinator import Coordinator, Operation, SingleProcessCoordinator
     from penstock.kernel.protocols.files_handler import Background, FilesHandler
@@ -248,7 +211,6 @@ if TYPE_CHECKING:
         Target,
         WholeChunks,
     )
-    from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
     from penstock.kernel.protocols.store_capabilities import (
         BuildHolds,
         Exchanges,
@@ -271,7 +233,6 @@ if TYPE_CHECKING:
     )
     from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store, Transfers
     from penstock.kernel.protocols.written import Document, PiecePlan, Written
-    from penstock.kernel.registry import StageRegistry
     from penstock.kernel.schemes import Scheme
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
@@ -283,44 +244,36 @@ else:
         {
             "penstock.kernel.codecs": ("Codec", "CodecType"),
             "penstock.kernel.concurrency.threads": ("Threads",),
-            "penstock.kernel.protocols.save_format": ("SaveArgs", "SaveFormat"),
             "penstock.kernel.events": ("LOGGER_NAME", "get_logger"),
-            "penstock.kernel.memory.byte_account": ("AccountStatistics", "ByteLease"),
-            "penstock.kernel.memory.regulator": ("MemoryRegulator", "RegulatorStatistics"),
-            "penstock.kernel.messages.changed_specs": ("LeafChange", "SpecChange"),
+            "penstock.kernel.memory.byte_account": ("ByteLease",),
+            "penstock.kernel.memory.regulator": ("MemoryRegulator",),
+            "penstock.kernel.messages.changed_specs": ("SpecChange",),
             "penstock.kernel.messages.opaque": ("OpaquePiece", "decoded"),
             "penstock.kernel.messages.packs": ("HostPack", "ReadPack"),
             "penstock.kernel.messages.restore": (
-                "HostBatch", "HostPart", "Located", "Only", "Order", "ReadBatch", "RestorePlan",
-                "RestoreRequest", "RestoredBatch", "RestoredTree",
-                "Change", "ChangeKind", "Rename", "Transform",
+                "HostBatch", "HostPart", "Located", "ReadBatch", "RestorePlan", "RestoreRequest",
+                "RestoredBatch", "RestoredTree", "Change",
             ),
             "penstock.kernel.messages.save": (
                 "Committed", "LeafBatch", "Pack", "Piece", "Published", "SavePlan", "StagedBatch",
                 "TreeToSave", "WrittenBatch",
             ),
-            "penstock.kernel.pipeline.statistics": (
-                "Advice", "Advises", "Span", "StageStatistics", "bottleneck",
-            ),
+            "penstock.kernel.pipeline.statistics": ("Advice", "Span", "StageStatistics", "bottleneck"),
             "penstock.kernel.pipeline.pipeline": ("Milestone", "Pipeline", "Slot"),
-            "penstock.kernel.pipeline.run_context": ("Progress", "RestoreRun", "RunLimits", "SaveRun"),
-            "penstock.kernel.pipeline.runner": ("PipelineResult", "run_pipeline"),
+            "penstock.kernel.pipeline.run_context": ("RestoreRun", "RunLimits", "SaveRun"),
+            "penstock.kernel.pipeline.runner": ("run_pipeline",),
             "penstock.kernel.pipeline.stage": (
-                "Actor", "ChangesLeaves", "Concurrent", "DeclaresMessages", "Finishing", "FunctionStage",
-                "Messages", "PassesOn", "Stage",
+                "Actor", "ChangesLeaves", "Concurrent", "Finishing", "Messages", "PassesOn", "Stage",
             ),
-            "penstock.kernel.plugins.handler_registry": ("HandlerRegistry",),
-            "penstock.kernel.registry": ("StageRegistry",),
             "penstock.kernel.schemes": ("Scheme",),
-            "penstock.kernel.protocols.checkpoints": (
-                "LeafColumns", "ListedItems", "NamedTensors", "PackedCheckpoint", "StorageDetails",
-                "StoredCheckpoint", "ZarrDetails",
+            "penstock.kernel.protocols.checkpoints": ("StoredCheckpoint",),
+            "penstock.kernel.protocols.coordinator": (
+                "Coordinator", "Operation", "SingleProcessCoordinator",
             ),
-            "penstock.kernel.protocols.coordinator": ("Coordinator", "Operation", "SingleProcessCoordinator"),
             "penstock.kernel.protocols.files_handler": ("Background", "FilesHandler"),
             "penstock.kernel.protocols.layouts": (
-                "ArrangedLayout", "Arrangement", "FormattedLayout", "ItemsLayout",
-                "Layout", "Opening", "Place",
+                "ArrangedLayout", "Arrangement", "FormattedLayout", "ItemsLayout", "Layout", "Opening",
+                "Place",
             ),
             "penstock.kernel.protocols.leaf": ("KeyKind", "KeyPath", "LeafSpec", "ParamInfo", "StoredLeaf"),
             "penstock.kernel.protocols.leaf_handlers": (
@@ -334,7 +287,8 @@ else:
             "penstock.kernel.protocols.store_capabilities": (
                 "BuildHolds", "Exchanges", "FolderListing", "ForeignFiles", "Hold", "KvStoreSpecs",
                 "LongFiles", "ManyFiles", "MappedFiles", "Placement", "PreferredPlacement", "ReadHolds",
-                "Renames", "SharedBuilds", "SharedFiles", "SyncsFiles", "UntrustedFiles", "WritableTogether",
+                "Renames", "SharedBuilds", "SharedFiles", "SyncsFiles", "UntrustedFiles",
+                "WritableTogether",
             ),
             "penstock.kernel.protocols.stores": (
                 "BuildToken", "DataFile", "ReadableFile", "Store", "Transfers",

@@ -65,13 +65,11 @@ NAMES = {
         StructureMismatchError TreeDifference TruncatedDataError UnsupportedFormatError
     """,
     "penstock.kernel": """
-        Actor Background Committed Coordinator DataFile FilesHandler ReadLeaf FilledPack
-        FormattedLayout HandlerLookup HandlerRegistry Hold HostBatch KeyPath
-        Layout Leaf LeafBatch LeafHandler LeafSpec MemoryRegulator Milestone ParamInfo Piece Pipeline Progress
-        ReadBatch ReadableFile RegulatorStatistics RestoreRequest RestoreRun RestoredBatch
-        RestoredTree SaveArgs SaveFormat SaveRun Slot Stage StageStatistics StagedBatch
-        Store StoredCheckpoint Threads Transform TreeToSave TypeHandler Written WrittenBatch
-        bottleneck run_pipeline
+        Actor Background Committed Coordinator DataFile FilesHandler ReadLeaf FilledPack FormattedLayout
+        HandlerLookup Hold HostBatch KeyPath Layout Leaf LeafBatch LeafHandler LeafSpec MemoryRegulator
+        Milestone ParamInfo Piece Pipeline ReadBatch ReadableFile RestoreRequest RestoreRun RestoredBatch
+        RestoredTree SaveRun Slot Stage StageStatistics StagedBatch Store StoredCheckpoint Threads
+        TreeToSave TypeHandler Written WrittenBatch bottleneck run_pipeline
     """,
     "penstock.stages": """
         Assemble Commit DeviceToHost Encode Finalize Flatten HostToDevice LimitBytes Locate Plan Prioritise

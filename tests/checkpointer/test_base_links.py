@@ -17,11 +17,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from penstock import Checkpointer
+from penstock import Checkpointer, SaveArgs, SaveFormat
 from penstock.config import Config
 from penstock.errors import NotACheckpointError, SpecError, StorageError
 from penstock.handlers import Composite, LocalStore, OrbaxLayout
-from penstock.kernel import SaveArgs, SaveFormat, Written
+from penstock.kernel import Written
 from penstock.stages.reuse.incremental import files_worth_linking
 from penstock.testing import FaultyStore
 

@@ -16,9 +16,10 @@ from tests.byte_counting import CountingStore
 from tests.corpus.corpora import DOCUMENTS, unpack
 
 import penstock
+from penstock import SaveFormat
 from penstock.handlers import AutoLayout
 from penstock.handlers.leaves.blocks import HostRegion
-from penstock.kernel import DirectRead, SaveFormat, ScatterRead
+from penstock.kernel import DirectRead, ScatterRead
 from penstock.kernel.protocols.checkpoints import ChecksummedCheckpoint
 
 _ts: Any = ts

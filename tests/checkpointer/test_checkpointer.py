@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from anyio import CancelScope, Event, create_task_group, to_thread
 
-from penstock import Checkpointer, SaveFuture
+from penstock import Checkpointer, Progress, SaveFuture
 from penstock.checkpointer import pipelines
 from penstock.errors import (
     ConfigError,
@@ -27,7 +27,7 @@ from penstock.errors import (
     StorageError,
 )
 from penstock.handlers import LocalStore
-from penstock.kernel import Hold, Milestone, Pipeline, Progress, SaveRun
+from penstock.kernel import Hold, Milestone, Pipeline, SaveRun
 from penstock.stages.device_to_host import PACKED_BELOW
 from penstock.testing import FaultyStore
 

@@ -12,8 +12,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import penstock
+from penstock import SaveFormat
 from penstock.errors import ChecksumError
-from penstock.kernel import SaveFormat
 
 ROWS = np.arange(64 * 1000, dtype=np.int32).reshape(64, 1000)
 FORMS = {

@@ -16,9 +16,9 @@ from docs.examples.stages_of_your_own import Quantise
 from tests.unsealed import unseal
 
 import penstock
+from penstock import SaveFormat
 from penstock.errors import ChecksumError, CorruptCheckpointError, MissingFileError
 from penstock.items import Array, Composite, Json, NumpyRandomKey, PyTree, RandomKey
-from penstock.kernel import SaveFormat
 from penstock.pipelines import save_pipeline
 
 TREE = {"a": np.arange(10), "key": jax.random.key(1), "text": "words"}

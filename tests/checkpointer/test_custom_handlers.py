@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from anyio import Event
 
-from penstock import Checkpointer
+from penstock import Checkpointer, HandlerRegistry
 from penstock.checkpointer import pipelines
 from penstock.config import Config
 from penstock.errors import (
@@ -33,7 +33,6 @@ from penstock.errors import (
 from penstock.handlers import LocalStore, NumpyHandler, default_handlers
 from penstock.kernel import (
     Actor,
-    HandlerRegistry,
     Leaf,
     LeafSpec,
     ParamInfo,

@@ -20,10 +20,10 @@ from safetensors.numpy import save_file
 from tests.corpus.corpora import unpack
 
 import penstock
+from penstock import SaveFormat
 from penstock.errors import PenstockError
 from penstock.handlers import Composite
 from penstock.items import Array, Json, NumpyRandomKey, PyTree, RandomKey
-from penstock.kernel import SaveFormat
 
 
 class Kind(NamedTuple):

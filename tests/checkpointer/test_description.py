@@ -15,11 +15,11 @@ import tensorstore as ts
 from tests.unsealed import unseal
 
 import penstock
+from penstock import SaveFormat
 from penstock.handlers import Composite
 from penstock.handlers.formats.orbax.stored_checkpoint import codec_of
 from penstock.handlers.formats.zarr import decode, encode_v2, encode_v3
 from penstock.items import Array, Json, RandomKey
-from penstock.kernel import SaveFormat
 
 _ts: Any = ts
 NOISE = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)

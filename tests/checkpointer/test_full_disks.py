@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import SaveFormat
 from penstock.errors import NoSpaceError, StorageError
 from penstock.handlers import LocalStore
-from penstock.kernel import SaveFormat
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.testing import FaultyStore, MemoryStore
 

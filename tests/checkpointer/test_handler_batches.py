@@ -13,9 +13,9 @@ from typing import Any, final
 
 import pytest
 
-from penstock import Checkpointer
+from penstock import Checkpointer, HandlerRegistry
 from penstock.handlers import Composite, default_handlers
-from penstock.kernel import HandlerRegistry, ParamInfo
+from penstock.kernel import ParamInfo
 
 pytestmark = pytest.mark.anyio
 

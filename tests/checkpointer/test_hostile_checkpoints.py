@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from tests.checkpointer.strange_checkpoints import STRANGE, gzip_of_zeros
 
 import penstock
+from penstock import SaveFormat
 from penstock.config import Config
 from penstock.errors import (
     CorruptCheckpointError,
@@ -30,7 +31,7 @@ from penstock.errors import (
 from penstock.handlers import LocalStore
 from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
-from penstock.kernel import Leaf, SaveFormat
+from penstock.kernel import Leaf
 
 STRUCT: Any = jax.ShapeDtypeStruct  # jax declares no types for it
 

@@ -14,6 +14,7 @@ import pytest
 from tests.unsealed import unseal
 
 import penstock
+from penstock import SaveFormat
 from penstock.errors import (
     CorruptCheckpointError,
     DuplicateNameError,
@@ -27,7 +28,6 @@ from penstock.errors import (
 )
 from penstock.handlers import Composite, LocalStore
 from penstock.items import Array, Json, NumpyRandomKey, Proto, PyTree, RandomKey
-from penstock.kernel import SaveFormat
 from penstock.testing import FaultyStore
 
 AssertSame = Callable[[Any, Any], None]

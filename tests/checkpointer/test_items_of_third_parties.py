@@ -12,10 +12,10 @@ import pytest
 from tests.stages.stage_rig import Parcel, ParcelHandler, files_in, with_parcels
 
 import penstock
+from penstock import SaveFormat
 from penstock.errors import HandlerFailedError
 from penstock.handlers import Composite, default_handlers
 from penstock.items import Json, PyTree
-from penstock.kernel import SaveFormat
 
 ARRAYS = {"w": np.arange(6.0), "b": np.ones(2, np.int8)}
 FORMATS = {"ocdbt": SaveFormat(), "directories": SaveFormat(ocdbt=False)}

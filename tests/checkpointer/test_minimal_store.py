@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from penstock import Checkpointer
+from penstock import Checkpointer, SaveFormat
 from penstock.errors import StorageError, UnsupportedByStoreError
 from penstock.handlers import SafetensorsLayout, default_handlers
-from penstock.kernel import Placement, SaveFormat
+from penstock.kernel import Placement
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.testing import FaultyStore, MemoryStore
 

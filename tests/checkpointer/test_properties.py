@@ -20,9 +20,8 @@ from hypothesis.extra import numpy as npst
 from hypothesis.strategies import SearchStrategy
 
 import penstock
-from penstock import Checkpointer
+from penstock import Checkpointer, SaveFormat
 from penstock.errors import InvalidLeafError
-from penstock.kernel import SaveFormat
 
 AssertSame = Callable[[Any, Any], None]
 

@@ -19,9 +19,10 @@ from tests.handlers.leaves.round_trips import struct
 from tests.stages.stage_rig import Rig, Scripted, cancel_in
 
 import penstock
+from penstock import HandlerRegistry, SaveFormat
 from penstock.errors import ChecksumError, StorageError
 from penstock.handlers import ArrayHandler, default_handlers
-from penstock.kernel import HandlerRegistry, ReadLeaf, RestoreRequest, SaveFormat, Target, run_pipeline
+from penstock.kernel import ReadLeaf, RestoreRequest, Target, run_pipeline
 from penstock.kernel.messages.restore import RestoreOptions
 from penstock.pipelines import restore_pipeline
 from penstock.stages import HostToDevice

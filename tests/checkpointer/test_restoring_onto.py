@@ -23,11 +23,11 @@ from tests.stages.stage_rig import Parcel, ParcelHandler, with_parcels
 from tests.xla_settings import xla_flags
 
 import penstock
-from penstock import Checkpointer, RestoreReport
+from penstock import Checkpointer, RestoreReport, Transform
 from penstock.errors import HandlerFailedError, SpecError, StructureMismatchError
 from penstock.handlers import OrbaxLayout, default_handlers
 from penstock.handlers.leaves.blocks import HostRegion
-from penstock.kernel import CheckedRead, DirectRead, ScatterRead, Transform
+from penstock.kernel import CheckedRead, DirectRead, ScatterRead
 from penstock.pipelines import restore_pipeline
 
 AssertSame = Callable[[Any, Any], None]

@@ -15,10 +15,10 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import penstock
+from penstock import SaveArgs, SaveFormat
 from penstock.config import Config
 from penstock.errors import ConfigError, PipelineError, StorageError
 from penstock.handlers import LocalStore
-from penstock.kernel import SaveArgs, SaveFormat
 from penstock.pipelines import save_pipeline
 from penstock.stages import Encode
 from penstock.testing import FaultyStore

@@ -14,10 +14,10 @@ from anyio import CancelScope, Event, create_task_group, from_thread
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import SaveFuture, SaveReport
+from penstock import Progress, SaveFuture, SaveReport
 from penstock.checkpointer.save_future import SavePromise
 from penstock.errors import RunningLoopError, StorageError
-from penstock.kernel import LOGGER_NAME, Milestone, Progress
+from penstock.kernel import LOGGER_NAME, Milestone
 from penstock.kernel.concurrency.threads import LoopHandle
 
 pytestmark = pytest.mark.anyio

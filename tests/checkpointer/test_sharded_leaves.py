@@ -20,18 +20,11 @@ from crc32c import crc32c
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 import penstock
+from penstock import HandlerRegistry, SaveFormat
 from penstock.errors import ChecksumError
 from penstock.handlers import ArrayHandler, LocalStore, OrbaxLayout, SafetensorsLayout, default_handlers
-from penstock.kernel import (
-    FunctionStage,
-    HandlerRegistry,
-    LeafBatch,
-    Pack,
-    ReadLeaf,
-    ReadPack,
-    SaveFormat,
-    StagedBatch,
-)
+from penstock.kernel import LeafBatch, Pack, ReadLeaf, ReadPack, StagedBatch
+from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.pipelines import restore_pipeline, save_pipeline
 
 _jax: Any = jax

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import PerProcess
+from penstock import PerProcess, SaveFormat
 from penstock.errors import HandlerFailedError, InvalidLeafError, SpecError, StructureMismatchError
-from penstock.kernel import SaveFormat
 
 pytestmark = pytest.mark.anyio
 

@@ -11,9 +11,9 @@ import pytest
 from tests.cloud.servers import Server
 
 import penstock
+from penstock import SaveFormat
 from penstock.config import Config
 from penstock.errors import NotACheckpointError
-from penstock.kernel import SaveFormat
 
 AssertSame = Callable[[Any, Any], None]
 

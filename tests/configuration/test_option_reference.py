@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from penstock import SaveFormat
 from penstock.config import Config
 from penstock.config.option_reference import STAGES, config_page, config_schema, every_option
 from penstock.handlers import OrbaxLayout
-from penstock.kernel import SaveFormat
 from penstock.pipelines import fitting_pipeline, restore_pipeline, save_pipeline
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"

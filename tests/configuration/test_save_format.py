@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from penstock import SaveArgs, SaveFormat
 from penstock.config import Config
 from penstock.errors import ConfigError, SpecError
-from penstock.kernel import SaveArgs, SaveFormat
 
 
 @pytest.mark.parametrize(

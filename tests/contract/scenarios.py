@@ -20,9 +20,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tests.open_files import open_below
 from tests.stages.stage_rig import Parcel, ParcelHandler, with_parcels
 
-from penstock import Checkpointer
+from penstock import Checkpointer, SaveFormat
 from penstock.handlers import Array, Composite, Json, LocalStore, PyTree, SafetensorsLayout, default_handlers
-from penstock.kernel import SaveFormat, Store
+from penstock.kernel import Store
 from penstock.pipelines import save_pipeline
 from penstock.testing import FaultyStore
 

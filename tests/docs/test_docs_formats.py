@@ -7,8 +7,8 @@ import tomllib
 from dataclasses import fields
 from pathlib import Path
 
+from penstock import SaveFormat
 from penstock.config import Config
-from penstock.kernel import SaveFormat
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "choose-a-format.md"
 

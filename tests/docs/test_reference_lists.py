@@ -13,7 +13,8 @@ from typing import Any, get_args
 from penstock import errors
 from penstock.cli.commands import COMMANDS
 from penstock.errors import PenstockError
-from penstock.kernel import ChangeKind, Milestone
+from penstock.kernel import Milestone
+from penstock.kernel.messages.restore import ChangeKind
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"

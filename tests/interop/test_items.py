@@ -17,9 +17,9 @@ from orbax.checkpoint._src.metadata.pytree_metadata_options import PyTreeMetadat
 from orbax.checkpoint.experimental import v1 as ocp_v1
 
 import penstock
+from penstock import SaveFormat
 from penstock.handlers import Composite
 from penstock.items import Array, Json, NumpyRandomKey, Proto, PyTree, RandomKey
-from penstock.kernel import SaveFormat
 
 Compare = Callable[[Any, Any], None]
 

@@ -17,7 +17,7 @@ from orbax.checkpoint.experimental import v1 as ocp_v1
 from tests.interop.matrix import by_orbax as orbax
 
 import penstock
-from penstock.kernel import SaveFormat
+from penstock import SaveFormat
 
 Compare = Callable[[Any, Any], None]
 ToPlain = Callable[[Any], Any]

@@ -20,8 +20,8 @@ from orbax.checkpoint._src.arrays import subchunking
 from orbax.checkpoint.experimental import v1 as ocp_v1
 
 import penstock
+from penstock import SaveArgs, SaveFormat
 from penstock.handlers.formats.orbax.storage_choice import orbax_chunk_shape, roughly_equal_chunks
-from penstock.kernel import SaveArgs, SaveFormat
 
 Compare = Callable[[Any, Any], None]
 ToPlain = Callable[[Any], Any]

@@ -9,10 +9,9 @@ import numpy as np
 from tests.processes.job_case import Here, checkpointer
 from tests.processes.trees import P, differences, mesh_of, spread
 
-from penstock import PerProcess
+from penstock import PerProcess, SaveFormat
 from penstock.errors import PeerError, StorageError
 from penstock.handlers import LocalStore
-from penstock.kernel import SaveFormat
 from penstock.testing import FaultyStore
 
 FORMATS = {"plain": SaveFormat(), "directories": SaveFormat(ocdbt=False), "zarr3": SaveFormat(zarr=3)}

@@ -14,11 +14,11 @@ from tests.processes.job_case import HASTY, Here, checkpointer, reached_and_hear
 from tests.processes.trees import P, differences, mesh_of, spread, whole
 
 import penstock
+from penstock import SaveFormat
 from penstock.errors import PeerError, PlansDifferError, StorageError
 from penstock.handlers import LocalStore
 from penstock.handlers.formats.integrity import decode
 from penstock.handlers.formats.orbax.file_names import INTEGRITY
-from penstock.kernel import SaveFormat
 from penstock.testing import FaultyStore
 
 

@@ -12,12 +12,11 @@ from tests.processes.job_case import LIMITS, Here, checkpointer
 from tests.processes.trees import P, differences, mesh_of, spread
 
 import penstock
-from penstock import PerProcess
+from penstock import PerProcess, SaveFormat
 from penstock.config import Config
 from penstock.errors import PeerError, SpecError, StorageError
 from penstock.handlers import LocalStore, SafetensorsLayout
 from penstock.items import Composite, Json
-from penstock.kernel import SaveFormat
 from penstock.steps import KeepLast
 from penstock.testing import FaultyStore
 

@@ -14,10 +14,10 @@ import numpy as np
 from tests.processes.job_case import Here, checkpointer
 from tests.processes.trees import P, differences, mesh_of, spread
 
-from penstock import PerProcess
+from penstock import HandlerRegistry, PerProcess
 from penstock.errors import HandlerFailedError, PeerError
 from penstock.handlers import default_handlers
-from penstock.kernel import HandlerRegistry, ParamInfo, Waitable
+from penstock.kernel import ParamInfo, Waitable
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,11 @@ from jax.sharding import Mesh
 from tests.processes.job_case import LIMITS, Here, checkpointer
 from tests.processes.trees import P, differences, distinct_bytes, host_leaves, mesh_of, spread
 
-from penstock import CheckpointManager, JobOptions, PerProcess
+from penstock import CheckpointManager, JobOptions, PerProcess, SaveFormat
 from penstock.config import Config
 from penstock.errors import NotOnThisDiskError, PathError, PeerError, StorageError
 from penstock.handlers import LocalStore, SafetensorsLayout
 from penstock.items import Composite
-from penstock.kernel import SaveFormat
 from penstock.steps import KeepLast
 from penstock.testing import FaultyStore
 

@@ -10,10 +10,9 @@ import numpy as np
 from tests.processes.job_case import Here, checkpointer
 from tests.processes.trees import P, differences, mesh_of, spread
 
-from penstock import PerProcess
+from penstock import PerProcess, SaveArgs, SaveFormat
 from penstock.errors import InvalidLeafError, PeerError, StructureMismatchError
 from penstock.items import Composite, Json
-from penstock.kernel import SaveArgs, SaveFormat
 
 FORMATS = {
     "plain": SaveFormat(),

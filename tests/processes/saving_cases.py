@@ -8,8 +8,8 @@ import numpy as np
 from tests.processes.job_case import Here, checkpointer
 from tests.processes.trees import P, differences, mesh_of, spread, whole
 
+from penstock import SaveFormat
 from penstock.config import JobLimits
-from penstock.kernel import SaveFormat
 from penstock.stages.pytree.flattening import flatten_tree
 
 

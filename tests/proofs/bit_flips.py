@@ -27,9 +27,9 @@ from tests.unsealed import unseal
 import penstock
 import penstock.orbax as face
 import penstock.orbax.v1 as face_v1
+from penstock import SaveFormat
 from penstock.errors import PenstockError
 from penstock.items import Array, Composite, Json, NumpyRandomKey, PyTree, RandomKey
-from penstock.kernel import SaveFormat
 
 START, END = "<!-- begin -->\n", "<!-- end -->\n"
 

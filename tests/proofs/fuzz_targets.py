@@ -29,6 +29,7 @@ import numpy as np
 from tests.corpus.corpora import unpack, unpack_earlier
 
 import penstock
+from penstock import SaveFormat
 from penstock.errors import PenstockError
 from penstock.handlers import LocalStore, SafetensorsLayout
 from penstock.handlers.formats import integrity
@@ -59,7 +60,6 @@ from penstock.handlers.ocdbt.wire_format import (
     varints,
 )
 from penstock.items import Composite, Json
-from penstock.kernel import SaveFormat
 
 Target: TypeAlias = Callable[[bytes, Path], object]
 Seeds: TypeAlias = Mapping[str, list[bytes]]

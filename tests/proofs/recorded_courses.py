@@ -14,10 +14,10 @@ import numpy as np
 from tests.stages.stage_rig import Parcel, ParcelHandler, with_parcels
 from tests.unsealed import unseal
 
-from penstock import Checkpointer, seal
+from penstock import Checkpointer, SaveFormat, seal
 from penstock.handlers import Array, Composite, Json, LocalStore, PyTree, SafetensorsLayout, default_handlers
 from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
-from penstock.kernel import SaveFormat, Store
+from penstock.kernel import Store
 from penstock.pipelines import save_pipeline
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.testing import CrashStore, PowerLoss

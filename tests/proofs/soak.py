@@ -31,10 +31,9 @@ import numpy as np
 from anyio import create_task_group
 
 import penstock
-from penstock import Checkpointer, SaveFuture
+from penstock import Checkpointer, SaveFormat, SaveFuture
 from penstock.errors import NotDurableError, PenstockError, SaveCancelledError, StorageError
 from penstock.handlers import LocalStore
-from penstock.kernel import SaveFormat
 from penstock.testing import FaultyStore
 
 PATHS = ("a", "b", "c")

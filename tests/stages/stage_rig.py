@@ -18,12 +18,11 @@ from anyio import create_task_group
 from anyio.lowlevel import checkpoint, current_token
 from structlog.testing import LogCapture
 
+from penstock import HandlerRegistry
 from penstock.errors import TreeDifference
 from penstock.handlers import LocalStore, OrbaxLayout, default_handlers
 from penstock.kernel import (
     Actor,
-    FunctionStage,
-    HandlerRegistry,
     Leaf,
     LeafHandler,
     LeafSpec,
@@ -45,7 +44,7 @@ from penstock.kernel import (
     run_pipeline,
 )
 from penstock.kernel.pipeline.run_context import RunCaches, SaveRequest
-from penstock.kernel.pipeline.stage import release_dropped
+from penstock.kernel.pipeline.stage import FunctionStage, release_dropped
 from penstock.kernel.storage.workspace import Workspace
 from penstock.testing import FaultyStore, Hang, Operation
 

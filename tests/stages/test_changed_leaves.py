@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import SaveFormat
 from penstock.errors import ChangedLeafError, PenstockError, PipelineError
 from penstock.handlers import OrbaxLayout, SafetensorsLayout
-from penstock.kernel import Leaf, LeafBatch, LeafSpec, Pack, Piece, Pipeline, SaveFormat, StagedBatch
+from penstock.kernel import Leaf, LeafBatch, LeafSpec, Pack, Piece, Pipeline, StagedBatch
 from penstock.pipelines import save_pipeline
 
 pytestmark = pytest.mark.anyio

@@ -13,9 +13,11 @@ from crc32c import crc32c
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tests.stages.stage_rig import Rig, cancel_in, feed, files_in, run_stages, save_stages
 
+from penstock import SaveFormat
 from penstock.errors import PipelineError, StorageError
 from penstock.handlers import OrbaxLayout
-from penstock.kernel import FunctionStage, Leaf, Piece, SaveFormat, StagedBatch, Written, WrittenBatch
+from penstock.kernel import Leaf, Piece, StagedBatch, Written, WrittenBatch
+from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.kernel.protocols.store_capabilities import DEFAULT_PLACEMENT
 from penstock.stages import DeviceToHost, Encode, Flatten, LimitBytes, Write
 

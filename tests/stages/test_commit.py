@@ -12,7 +12,8 @@ from flax import core
 from tests.stages.stage_rig import Parcel, ParcelHandler, Rig, cancel_in, files_in, save_stages
 
 from penstock.errors import HandlerFailedError, IncompletePipelineError, StorageError
-from penstock.kernel import Committed, FunctionStage, SaveRun, TreeToSave, Written, WrittenBatch, run_pipeline
+from penstock.kernel import Committed, SaveRun, TreeToSave, Written, WrittenBatch, run_pipeline
+from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.kernel.protocols.written import WrittenTable
 from penstock.pipelines import save_pipeline
 from penstock.stages import Commit, DeviceToHost, Flatten, Write

@@ -8,8 +8,9 @@ import pytest
 from tests.stages.stage_rig import Rig, cancel_in, run_one, run_stages
 
 from penstock.errors import IncompletePipelineError, PipelineError, StructureMismatchError, TreeDifference
-from penstock.kernel import FunctionStage, KeyKind, ParamInfo, RestoredBatch, RestorePlan
+from penstock.kernel import KeyKind, ParamInfo, RestoredBatch, RestorePlan
 from penstock.kernel.messages.restore import Making
+from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.stages import Derive
 from penstock.testing import Hang, Operation
 

@@ -28,7 +28,8 @@ from tests.stages.stage_rig import (
 
 from penstock.errors import DeletedLeafError, HandlerFailedError
 from penstock.handlers import ArrayHandler
-from penstock.kernel import Actor, FunctionStage, Leaf, LeafBatch, StagedBatch, TreeToSave, run_pipeline
+from penstock.kernel import Actor, Leaf, LeafBatch, StagedBatch, TreeToSave, run_pipeline
+from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.pipelines import save_pipeline
 from penstock.stages import DeviceToHost, Flatten
 from penstock.stages.device_to_host import PACKED_BELOW

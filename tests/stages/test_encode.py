@@ -15,9 +15,11 @@ import pytest
 import tensorstore as ts
 from tests.stages.stage_rig import Rig, Scripted, cancel_in, run_one, run_stages, save_stages
 
+from penstock import SaveFormat
 from penstock.errors import ConfigError, PenstockError
 from penstock.handlers import ArrayHandler, OrbaxLayout
-from penstock.kernel import FunctionStage, Leaf, Piece, Pipeline, SaveFormat, Slot, StagedBatch, TreeToSave
+from penstock.kernel import Leaf, Piece, Pipeline, Slot, StagedBatch, TreeToSave
+from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.stages import DeviceToHost, Encode, Flatten, LimitBytes
 from penstock.stages.encode import SAMPLE_BYTES, SAMPLES
 from penstock.stages.messages.planned_leaves import encoding_room

@@ -19,7 +19,8 @@ from flax import core
 from tests.stages.stage_rig import Gather, Rig, cancel_in, save_stages
 
 from penstock.errors import DeletedLeafError, DuplicateNameError, InvalidLeafError, NoHandlerError
-from penstock.kernel import FunctionStage, KeyKind, Leaf, LeafBatch, Pipeline, Slot, TreeToSave, run_pipeline
+from penstock.kernel import KeyKind, Leaf, LeafBatch, Pipeline, Slot, TreeToSave, run_pipeline
+from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.stages import Flatten, Prioritise
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,6 @@ from tests.stages.stage_rig import Rig, cancel_in, feed, run_one, run_stages
 
 from penstock.errors import IncompletePipelineError, PipelineError
 from penstock.kernel import (
-    FunctionStage,
     HostBatch,
     KeyKind,
     LeafSpec,
@@ -23,6 +22,7 @@ from penstock.kernel import (
     RestorePlan,
     StoredLeaf,
 )
+from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.kernel.protocols.leaf_handlers import PartOf
 from penstock.stages import Assemble, HostToDevice
 from penstock.stages.pytree.flattening import nest

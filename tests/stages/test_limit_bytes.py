@@ -17,7 +17,6 @@ from tests.stages.stage_rig import Parcel, ParcelHandler, Probe, Rig, run_stages
 from penstock.kernel import (
     DirectRead,
     DriverRead,
-    FunctionStage,
     HostBatch,
     LeafBatch,
     LeafSpec,
@@ -32,6 +31,7 @@ from penstock.kernel import (
     StoredLeaf,
     Target,
 )
+from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.stages import DeviceToHost, Flatten, HostToDevice, LimitBytes
 
 pytestmark = pytest.mark.anyio

@@ -14,6 +14,7 @@ from docs.examples.stages_of_your_own import CODEC, CountAndHash, Decrypt, Encry
 from jax.sharding import Mesh, NamedSharding
 
 import penstock
+from penstock import SaveFormat
 from penstock.errors import (
     ChecksumError,
     CorruptCheckpointError,
@@ -22,7 +23,6 @@ from penstock.errors import (
     UnsupportedFormatError,
 )
 from penstock.handlers import OrbaxLayout, SafetensorsLayout
-from penstock.kernel import SaveFormat
 from penstock.pipelines import restore_pipeline, save_pipeline
 
 pytestmark = pytest.mark.anyio

@@ -11,9 +11,9 @@ import pytest
 from tests.open_files import open_below
 
 import penstock
+from penstock import SaveFormat
 from penstock.errors import StorageError
 from penstock.handlers import LocalStore
-from penstock.kernel import SaveFormat
 from penstock.stages.read import OpenFiles
 
 

@@ -17,7 +17,6 @@ from tests.stages.stage_rig import Rig, cancel_in, feed, run_one, run_stages
 
 from penstock.errors import ChecksumError, PenstockError, StructureMismatchError, TruncatedDataError
 from penstock.kernel import (
-    FunctionStage,
     HostBatch,
     HostPack,
     LeafBatch,
@@ -30,6 +29,7 @@ from penstock.kernel import (
     TreeToSave,
     run_pipeline,
 )
+from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.pipelines import save_pipeline
 from penstock.stages import Assemble, HostToDevice, LimitBytes, Locate, Plan, Prioritise, Read
 from penstock.stages.planning.restore_planner import SMALL

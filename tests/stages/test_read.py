@@ -19,7 +19,6 @@ from penstock.handlers import LocalStore
 from penstock.kernel import (
     DirectRead,
     DriverRead,
-    FunctionStage,
     HostBatch,
     LeafBatch,
     LeafSpec,
@@ -31,6 +30,7 @@ from penstock.kernel import (
     StoredLeaf,
     Target,
 )
+from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.stages import LimitBytes
 from penstock.stages import read as module

@@ -14,8 +14,9 @@ from tests.bench.results import Operation, StageTime
 from tests.bench.trees import State, ready
 
 import penstock
+from penstock import HandlerRegistry
 from penstock.handlers import ArrayHandler, default_handlers
-from penstock.kernel import HandlerRegistry, StageStatistics
+from penstock.kernel import StageStatistics
 from penstock.pipelines import restore_pipeline, save_pipeline
 
 ALL = frozenset(Operation)

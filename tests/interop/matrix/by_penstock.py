@@ -18,9 +18,9 @@ from orbax.checkpoint.experimental import v1 as ocp_v1
 from tests.interop.matrix.model import Asked, Reader, Section, Tree, Writer, whole_tree
 
 import penstock
+from penstock import SaveArgs, SaveFormat
 from penstock.handlers import Composite
 from penstock.items import Json
-from penstock.kernel import SaveArgs, SaveFormat
 
 # What they return is typed as their callers know it, and so is what is handed on.
 _ocp: Any = ocp

@@ -10,7 +10,8 @@ from typing import Any, cast, final
 import pytest
 
 from penstock.errors import ConfigError, PipelineError, SpecError
-from penstock.kernel import Actor, FunctionStage, Milestone, Pipeline, Slot, run_pipeline
+from penstock.kernel import Actor, Milestone, Pipeline, Slot, run_pipeline
+from penstock.kernel.pipeline.stage import FunctionStage
 
 pytestmark = pytest.mark.anyio
 

@@ -15,17 +15,9 @@ from anyio import CancelScope, Event, create_task_group
 from anyio.lowlevel import checkpoint
 
 from penstock.errors import PipelineError, StorageError
-from penstock.kernel import (
-    Actor,
-    ByteLease,
-    FunctionStage,
-    MemoryRegulator,
-    Milestone,
-    Pipeline,
-    PipelineResult,
-    Slot,
-    run_pipeline,
-)
+from penstock.kernel import Actor, ByteLease, MemoryRegulator, Milestone, Pipeline, Slot, run_pipeline
+from penstock.kernel.pipeline.runner import PipelineResult
+from penstock.kernel.pipeline.stage import FunctionStage
 
 pytestmark = pytest.mark.anyio
 

@@ -15,16 +15,8 @@ from anyio.lowlevel import checkpoint
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from penstock.errors import PipelineError
-from penstock.kernel import (
-    Actor,
-    ByteLease,
-    Finishing,
-    FunctionStage,
-    MemoryRegulator,
-    Stage,
-    StageStatistics,
-)
-from penstock.kernel.pipeline.stage import drive, receiving
+from penstock.kernel import Actor, ByteLease, Finishing, MemoryRegulator, Stage, StageStatistics
+from penstock.kernel.pipeline.stage import FunctionStage, drive, receiving
 from penstock.kernel.pipeline.statistics import StageMeter
 
 pytestmark = pytest.mark.anyio

@@ -10,21 +10,11 @@ from typing import Any, Protocol
 
 import pytest
 
+from penstock import HandlerRegistry
 from penstock.errors import AmbiguousHandlerError, ConfigError, HandlerError, NoHandlerError, PipelineError
-from penstock.kernel import (
-    HandlerRegistry,
-    Leaf,
-    LeafSpec,
-    ParamInfo,
-    PiecePlan,
-    ReadLeaf,
-    StageRegistry,
-    StoredLeaf,
-    Target,
-    TypeHandler,
-)
+from penstock.kernel import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target, TypeHandler
 from penstock.kernel.plugins.adapted_handler import AdaptedHandler
-from penstock.kernel.registry import find_plugins
+from penstock.kernel.registry import StageRegistry, find_plugins
 
 
 @dataclass(eq=False)

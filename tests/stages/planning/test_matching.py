@@ -9,7 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf, Transform
+from penstock import Transform
+from penstock.kernel import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.messages.restore import RestoreOptions
 from penstock.stages.planning.leaf_sources import ABSENT, Function, Matching, TargetLeaves
 from penstock.stages.planning.matching import match_leaves, pair_keys

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from tests.stages.stage_rig import Parcel, ParcelHandler, Rig, files_in, save_stages, with_parcels
 
-from penstock import PerProcess
+from penstock import PerProcess, SaveArgs, SaveFormat
 from penstock.errors import HandlerFailedError, InvalidLeafError, SpecError
 from penstock.handlers import OrbaxLayout
-from penstock.kernel import KeyPath, SaveArgs, SaveFormat
+from penstock.kernel import KeyPath
 from penstock.stages import Flatten
 from penstock.stages.flatten import each_leaf
 from penstock.stages.pytree.flattening import flatten_tree

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import SaveFormat
 from penstock.errors import ConfigError, CorruptCheckpointError
 from penstock.handlers import OrbaxLayout
-from penstock.kernel import SaveFormat
 
 ROOT = Path(__file__).parents[4]
 EXAMPLE = ROOT / "docs" / "examples" / "plugin"

@@ -29,7 +29,8 @@ from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
     open_checkpoint,
 )
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
-from penstock.kernel import ArrangedLayout, KeyKind, Layout, NamedTensors, ParamInfo
+from penstock.kernel import ArrangedLayout, KeyKind, Layout, ParamInfo
+from penstock.kernel.protocols.checkpoints import NamedTensors
 
 STORE = LocalStore()
 

@@ -10,8 +10,8 @@ import pytest
 from tests.unsealed import unseal
 
 import penstock
+from penstock import SaveFormat
 from penstock.errors import CorruptCheckpointError
-from penstock.kernel import SaveFormat
 
 
 @pytest.fixture

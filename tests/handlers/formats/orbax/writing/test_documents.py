@@ -19,12 +19,13 @@ import pytest
 from crc32c import crc32c
 from orbax.checkpoint.experimental import v1 as ocp_v1
 
+from penstock import SaveFormat
 from penstock.errors import DuplicateNameError, InvalidLeafError, PenstockError, SpecError
 from penstock.handlers import LocalStore, OrbaxLayout
 from penstock.handlers.formats.orbax.orbax_layout import EncodedTree
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline
-from penstock.kernel import Document, Layout, Leaf, ParamInfo, SaveFormat, Written, WrittenBatch
+from penstock.kernel import Document, Layout, Leaf, ParamInfo, Written, WrittenBatch
 from penstock.kernel.protocols.written import WrittenTable
 
 W = np.arange(24, dtype=np.float32).reshape(4, 6)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import SaveFormat
 from penstock.errors import DuplicateNameError, InvalidLeafError
-from penstock.kernel import SaveFormat
 
 ZARRS: tuple[Literal[2, 3], ...] = (2, 3)
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import SaveArgs, SaveFormat
 from penstock.handlers.formats.codecs.tensorstore_codecs import TOGETHER_BELOW
 from penstock.handlers.formats.orbax.storage_choice import CODED_FROM, fitted, replica_shape
-from penstock.kernel import LeafSpec, SaveArgs, SaveFormat
+from penstock.kernel import LeafSpec
 from penstock.kernel.codecs import codec_of
 
 
