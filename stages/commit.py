@@ -14,8 +14,7 @@ from penstock.kernel.messages.save import Committed, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
-from penstock.stages.files.document_writing import write_documents
-from penstock.stages.files.files_handlers import finalize_handlers
+from penstock.stages.files import finalize_handlers, write_documents
 from penstock.stages.messages.planned_leaves import arrived_leaves, plan_of
 
 
@@ -55,7 +54,7 @@ class Commit:
             yield _Committer(run)
             return
 
-        from penstock.stages.joint.joint_commit import JointCommitter
+        from penstock.stages.joint_commit import JointCommitter
 
         yield JointCommitter(run)
 

@@ -36,7 +36,7 @@ from penstock.kernel.protocols.leaf_handlers import (
 )
 from penstock.kernel.protocols.store_capabilities import placement_of
 from penstock.kernel.protocols.written import PiecePlan
-from penstock.stages.files.files_handlers import by_folder, save_by_handler
+from penstock.stages.files import by_folder, save_by_handler
 from penstock.stages.messages.batching import cuts
 from penstock.stages.messages.planned_leaves import described, encoding_room
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from operator import is_
 from typing import Any, ClassVar, Final, TypeAlias, cast, final
 
-from penstock.kernel.errors import HandlerFailedError, InvalidLeafError, SpecError
+from penstock.kernel.errors import HandlerFailedError, InvalidLeafError, NoSpaceError, SpecError
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 from penstock.kernel.messages.changed_specs import CodecChoice, LeafChange, SpecChange, resolved_spec
 from penstock.kernel.messages.leaves import Leaf, Leaves
@@ -27,13 +27,13 @@ from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.leaf import KeyPath, LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import ChunkingHandler, LeafHandler, SigningHandler
 from penstock.kernel.protocols.save_format import SaveArgs
-from penstock.stages.files.free_space import check_room
+from penstock.kernel.protocols.store_capabilities import FreeSpace
 from penstock.stages.messages.batching import batched_columns
 from penstock.stages.messages.planned_leaves import refuse_global
 from penstock.stages.pytree.flattening import ALONE, flatten_tree, is_empty
 from penstock.stages.pytree.structure_cache import NodeTypes, StructureCache, check_levels
+from penstock.stages.reuse.base_comparison import take_digests
 from penstock.stages.reuse.incremental import set_aside
-from penstock.stages.reuse.leaf_digests import take_digests
 from penstock.stages.reuse.value_cache import references_to
 
 
@@ -276,7 +276,7 @@ async def _chosen(
         plan = replace(plan, digests=await take_digests(run, leaves))
     if run.base is not None:
         leaves, plan = await set_aside(run, leaves, plan)
-        await run.threads.run(check_room, run, leaves, plan)
+        await run.threads.run(_check_room, run, leaves, plan)
 
     return leaves, plan
 
@@ -339,7 +339,7 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
         sizes_known=not (found.coded or any(specs[index].codec is not None for index in changes)),
     )
     if run.base is None or not run.operation.is_alone:  # otherwise once it is known what is linked
-        check_room(run, leaves, plan)
+        _check_room(run, leaves, plan)
 
     return leaves, plan
 
@@ -468,3 +468,35 @@ def _checked(value: object, key_path: str) -> SaveArgs | None:
         if key_path
         else SpecError(f"save_args {problem}")
     )
+
+
+def _check_room(run: SaveRun, leaves: Leaves, plan: SavePlan) -> None:
+    """Compare what will be written with what is free. Blocking, but for one quick call.
+
+    Leaves that are linked to a base are not among `leaves` and do not count. What a codec leaves of a chunk
+    is not known beforehand: such a save is not refused, and the event `save.may_not_fit` says that it may
+    fail later. A store that is no `FreeSpace` is not asked.
+
+    Raises:
+        NoSpaceError: If it does not fit; names the first leaf that does not.
+        StorageError: If the medium does not say.
+    """
+    store = run.store
+    each = [spec.nbytes for spec in plan.specs] if plan.joint is None else plan.joint.shares
+    sizes = [each[index] for index in leaves.indices]
+    needed = sum(sizes)
+    if not needed or not isinstance(store, FreeSpace):
+        return
+
+    free = store.free_bytes(run.path)
+    if free is None or needed <= free:
+        return
+    if not plan.sizes_known:
+        run.events.warning("save.may_not_fit", path=run.path, bytes_needed=needed, bytes_free=free)
+        return
+
+    reached = 0
+    for index, nbytes in zip(leaves.indices, sizes, strict=True):
+        reached += nbytes
+        if reached > free:
+            raise NoSpaceError("save", run.path, needed, free, leaves.infos[index].key_path)

@@ -36,7 +36,7 @@ from penstock.kernel.protocols.leaf_handlers import ReadLeaf
 from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, ScatterRead
 from penstock.kernel.protocols.store_capabilities import OverNetwork
 from penstock.kernel.protocols.stores import ReadableFile, Store, SummedReads
-from penstock.stages.files.stage_files import closing, log_transfers
+from penstock.stages.files import closing, log_transfers
 from penstock.stages.messages.batching import adjacent
 from penstock.stages.planning.leaf_reads import check_plain
 

@@ -8,8 +8,8 @@ import math
 import os
 import sys
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from operator import attrgetter
@@ -20,7 +20,7 @@ import numpy as np
 from anyio import Lock, create_task_group
 from crc32c import crc32c
 
-from penstock.kernel.errors import PipelineError
+from penstock.kernel.errors import PipelineError, StorageError
 from penstock.kernel.messages.leaves import Leaf, in_columns
 from penstock.kernel.messages.save import Pack, Piece, SavePlan, StagedBatch, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
@@ -37,8 +37,7 @@ from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.store_capabilities import LongFiles, WritableTogether, placement_of
 from penstock.kernel.protocols.stores import DataFile, WholeWrites
 from penstock.kernel.protocols.written import COLUMNS, ByIndex, RunningSums, Written, WrittenTable
-from penstock.stages.files.free_space import naming_leaf
-from penstock.stages.files.stage_files import closing, log_transfers
+from penstock.stages.files import closing, log_transfers
 from penstock.stages.messages.batching import adjacent
 from penstock.stages.messages.planned_leaves import (
     check_encoded,
@@ -261,7 +260,7 @@ class _DataFiles:
                 return placed, located
 
         for folder, pack in packs:
-            with naming_leaf(pack.leaves[0]):
+            with _naming_leaf(pack.leaves[0]):
                 located.append((pack, await self._reserve(pack.nbytes, folder)))
 
             if len(self._files) >= most:
@@ -296,7 +295,7 @@ class _DataFiles:
         """Find the place of a piece; the first piece of a chunk reserves the whole of it."""
         check_encoded(piece)
         whole, folder = piece.chunk_nbytes, self._folder(piece.leaf)
-        with naming_leaf(piece.leaf):
+        with _naming_leaf(piece.leaf):
             if piece.nbytes == whole:
                 target, base = await self._reserve(whole, folder)
                 return _Placed(piece, target, base)
@@ -417,11 +416,11 @@ def _write_placed(
     file_bytes: int,
 ) -> list[WrittenTable]:
     for run in adjacent(placed, _is_next_piece):
-        with naming_leaf(run[0].piece.leaf):
+        with _naming_leaf(run[0].piece.leaf):
             _write_at(run[0].target, run[0].offset, [entry.piece.data for entry in run], file_bytes)
 
     for pack, (target, offset) in packs:
-        with naming_leaf(pack.leaves[0]):
+        with _naming_leaf(pack.leaves[0]):
             _write_at(target, offset, [pack.data], file_bytes)
 
     tables = [_table_of(pack, *place, specs) for pack, place in packs]
@@ -547,7 +546,7 @@ class _ChunkFiles:
             raise PipelineError(f"the layout names no file for chunk {piece.chunk} of {leaf.info.key_path}")
 
         path = self._run.workspace.path(name)
-        with naming_leaf(leaf):
+        with _naming_leaf(leaf):
             self._make_folder(os.path.dirname(name))
             if piece.nbytes == piece.chunk_nbytes and piece.nbytes < self._document_bytes:
                 self._run.store.write_file(path, bytes(piece.data))
@@ -857,3 +856,14 @@ def summed(piece: Piece, block_bytes: int) -> tuple[int, RunningSums | None]:
         sums.byteswap()
 
     return found, RunningSums(block_bytes, sums.tobytes())
+
+
+@contextmanager
+def _naming_leaf(leaf: Leaf) -> Generator[None]:
+    """Have a `StorageError` of the block name the leaf that was being written."""
+    try:
+        yield
+    except StorageError as error:
+        if error.key_path is None:
+            error.key_path = leaf.info.key_path
+        raise

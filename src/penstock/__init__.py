@@ -70,7 +70,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from penstock import errors, items, pipelines, steps, sync
-    from penstock.api import metadata, restore, restore_items, save, verify
+    from penstock.api import metadata, restore, restore_items, save, verify, warm_up
     from penstock.checkpointer.checkpointer import Checkpointer
     from penstock.checkpointer.description import CheckpointMetadata, LeafMetadata
     from penstock.checkpointer.restores import LeafStream
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from penstock.removal.delete import delete
     from penstock.removal.gc import GcReport, gc
     from penstock.reports.report import RestoreReport, SaveReport
-    from penstock.stages.pytree.per_process import PerProcess
+    from penstock.stages.pytree.flattening import PerProcess
     from penstock.steps.manager import CheckpointManager
     from penstock.steps.step_watch import watch
     from penstock.tools.convert import convert
@@ -97,7 +97,6 @@ if TYPE_CHECKING:
     from penstock.tools.repair_report import RepairReport
     from penstock.tools.seal import SealReport, seal
     from penstock.verification.verify_report import VerifyReport
-    from penstock.warming import warm_up
 else:
     import sys as _sys
 
@@ -113,7 +112,7 @@ else:
         __name__,
         {
             "penstock": ("errors", "items", "pipelines", "steps", "sync"),
-            "penstock.api": ("metadata", "restore", "restore_items", "save", "verify"),
+            "penstock.api": ("metadata", "restore", "restore_items", "save", "verify", "warm_up"),
             "penstock.checkpointer.checkpointer": ("Checkpointer",),
             "penstock.checkpointer.description": ("CheckpointMetadata", "LeafMetadata"),
             "penstock.checkpointer.restores": ("LeafStream",),
@@ -130,7 +129,7 @@ else:
             "penstock.kernel.pipeline.run_context": ("Progress",),
             "penstock.reports.report": ("RestoreReport", "SaveReport"),
             "penstock.kernel.plugins.handler_registry": ("HandlerRegistry",),
-            "penstock.stages.pytree.per_process": ("PerProcess",),
+            "penstock.stages.pytree.flattening": ("PerProcess",),
             "penstock.steps.manager": ("CheckpointManager",),
             "penstock.steps.step_watch": ("watch",),
             "penstock.tools.convert": ("convert",),
@@ -140,7 +139,6 @@ else:
             "penstock.tools.repair": ("repair",),
             "penstock.tools.repair_report": ("RepairReport",),
             "penstock.tools.seal": ("SealReport", "seal"),
-            "penstock.warming": ("warm_up",),
         },
     )
 
@@ -151,5 +149,4 @@ else:
         # should answer soon, and most of its subcommands need none of them.
         import penstock.api
         import penstock.items
-        import penstock.steps.step_watch
-        import penstock.warming  # noqa: F401
+        import penstock.steps.step_watch  # noqa: F401

@@ -33,7 +33,7 @@ from penstock.stages.joint.arranged_files import check_arranged, make_files
 from penstock.stages.joint.base_links import find_links
 from penstock.stages.joint.codec_votes import take_votes, undecided
 from penstock.stages.joint.own_leaves import keys_of_node, places_of_own
-from penstock.stages.reuse.leaf_digests import take_digests
+from penstock.stages.reuse.base_comparison import take_digests
 
 
 async def divided(

@@ -17,8 +17,7 @@ from jax import tree_util
 from penstock.kernel.errors import TreeDifference
 from penstock.kernel.protocols.leaf import KeyPath, LeafInfos, ParamInfo, StoredLeaf
 from penstock.stages.planning.leaf_sources import Function, Input, described, key_columns, rule_difference
-from penstock.stages.pytree.flattening import nest, step
-from penstock.stages.pytree.per_process import PROCESS_KEY, Divide, PerProcess
+from penstock.stages.pytree.flattening import PROCESS_KEY, Divide, PerProcess, nest, step
 
 _jax: Any = tree_util
 _Saved: TypeAlias = Mapping[int, Sequence[int]]

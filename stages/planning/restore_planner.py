@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ("plan_restore",)
+__all__ = (
+    "ResultBytes",
+    "check_expansion",
+    "plan_restore",
+)
 
 import itertools
 from collections import Counter
@@ -15,16 +19,23 @@ from typing import Any, Final, TypeVar, cast, final
 import jax
 from jax import tree_util
 
-from penstock.kernel.errors import SpecError, StructureMismatchError, TreeDifference
-from penstock.kernel.memory.memory_limit import MOST_EXPANSION
+from penstock.kernel.errors import (
+    ExpansionError,
+    InsufficientMemoryError,
+    SpecError,
+    StructureMismatchError,
+    TreeDifference,
+)
+from penstock.kernel.memory.memory_limit import FREE_BYTES, MOST_EXPANSION, check_available, free_memory
 from penstock.kernel.messages.packs import ReadPack
 from penstock.kernel.messages.restore import Change, Located, Making, RestorePlan
 from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits
-from penstock.kernel.protocols.checkpoints import PackedCheckpoint, StoredCheckpoint
+from penstock.kernel.protocols.checkpoints import PackedCheckpoint, StoredCheckpoint, StoredSize
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, PackingHandler, ReadLeaf
 from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.stores import Store
 from penstock.stages.planning.casting import DtypeRule, Refit, maker, refit_spec
 from penstock.stages.planning.leaf_reads import in_parts, join_memory, plan_reads
 from penstock.stages.planning.leaf_sources import (
@@ -37,7 +48,6 @@ from penstock.stages.planning.leaf_sources import (
 )
 from penstock.stages.planning.matching import match_leaves
 from penstock.stages.planning.own_values import NOTHING_OWN, OwnValues, find_own
-from penstock.stages.planning.result_size import ResultBytes, check_expansion
 from penstock.stages.pytree.flattening import flatten_tree, nest, nest_columns
 from penstock.stages.pytree.structure_cache import StructureCache
 
@@ -466,3 +476,76 @@ def _packs(
 
 def _chosen(column: Sequence[T], numbers: Sequence[int]) -> Sequence[T]:
     return column if len(numbers) == len(column) else [column[at] for at in numbers]
+
+
+def check_expansion(store: Store, checkpoint: StoredCheckpoint, rows: Sequence[int], most: int) -> None:
+    """Refuse leaves that claim far more bytes than the whole checkpoint has. Blocking.
+
+    Args:
+        store: Where it lies.
+        checkpoint: Which checkpoint.
+        rows: Places of the leaves to read.
+        most: How many times the bytes stored they may take.
+
+    Raises:
+        ExpansionError: Names the largest leaf.
+    """
+    specs = spec_column(checkpoint.leaves)
+    chosen = [specs[row] for row in rows]
+    known = {id(spec): spec.claimed_nbytes for spec in {id(spec): spec for spec in chosen}.values()}
+    claimed = sum([known[id(spec)] for spec in chosen])
+    if claimed <= FREE_BYTES or not isinstance(checkpoint, StoredSize):
+        return
+
+    stored = checkpoint.stored_bytes(store)
+    if claimed > most * stored:
+        largest = max(rows, key=lambda row: specs[row].claimed_nbytes)
+        key_path = checkpoint.leaves[largest].info.key_path
+        raise ExpansionError(checkpoint.path, stored, claimed, most, key_path)
+
+
+@final
+class ResultBytes:
+    """Adds up the host memory that a result will take, and compares it with what there is.
+
+    Args:
+        path: The checkpoint, for the error.
+    """
+
+    __slots__ = ("_free", "_on_host", "_path", "_total")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._total = 0
+        self._free: int | None = None
+        self._on_host: bool | None = None
+
+    def add_target(self, key_path: str, target: Target) -> None:
+        """Count the regions of a leaf, unless their bytes only pass through the host."""
+        nbytes = sum([region.nbytes for region in target.regions])
+        if target.staging_bytes and nbytes > FREE_BYTES:
+            if self._on_host is None:
+                self._on_host = jax.default_backend() == "cpu"
+            if not self._on_host:
+                return
+
+        self.add(key_path, nbytes)
+
+    def add(self, key_path: str, nbytes: int) -> None:
+        """Count bytes that will be held.
+
+        Raises:
+            InsufficientMemoryError: If all that were counted are more than there are.
+        """
+        self._total += nbytes
+        if self._total <= FREE_BYTES:
+            return
+        if self._free is None:
+            self._free = free_memory()
+        if self._total > self._free:
+            raise InsufficientMemoryError(self._path, self._total, self._free, key_path)
+
+    def add_reads(self, leaf: ReadLeaf) -> None:
+        """Compare the largest buffer that a read of a leaf needs, such as a chunk, with what there is."""
+        scratch = max([read.scratch_nbytes for read in leaf.reads], default=0)
+        check_available(self._path, scratch, leaf.stored.info.key_path)

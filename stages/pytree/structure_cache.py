@@ -19,8 +19,15 @@ from jax import tree_util
 from penstock.kernel.errors import SpecError
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 from penstock.kernel.protocols.leaf import Children, KeyKind, KeyPath, LeafInfos, ParamInfo, TreeNode
-from penstock.stages.pytree.flattening import ALONE, check_names, flatten_tree, is_empty, step
-from penstock.stages.pytree.per_process import PerProcess, settled
+from penstock.stages.pytree.flattening import (
+    ALONE,
+    PerProcess,
+    check_names,
+    flatten_tree,
+    is_empty,
+    step,
+    stored_info,
+)
 
 _jax: Any = tree_util
 _SEQUENCE, _MAPPING, _PROCESS = KeyKind.SEQUENCE, KeyKind.MAPPING, KeyKind.PROCESS
@@ -90,7 +97,9 @@ class StructureCache:
             if infos is None:
                 return _by_path(tree, process)
             if any(cls is PerProcess for _, cls, _, _ in marks):
-                infos = tuple([settled(info, process) if _PROCESS in info.kinds else info for info in infos])
+                infos = tuple(
+                    [stored_info(info, process) if _PROCESS in info.kinds else info for info in infos]
+                )
 
             check_names(infos)
             self._known.put(key, infos, _BYTES_OF_A_LEAF * len(infos))

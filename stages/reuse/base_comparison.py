@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ("Candidates", "compare")
+__all__ = (
+    "Candidates",
+    "compare",
+    "digest_name",
+    "take_digests",
+)
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
+from operator import attrgetter
 from typing import final
 
 from penstock.kernel.codecs import AUTO
@@ -17,8 +24,8 @@ from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.layouts import chunk_file_of, process_folder_of
 from penstock.kernel.protocols.leaf import LeafSpec, keys_of, names_of
 from penstock.kernel.protocols.written import DISK_MARK, Written
+from penstock.stages.messages.batching import grouped
 from penstock.stages.planning.leaf_sources import key_columns, spec_column
-from penstock.stages.reuse.leaf_digests import digest_name
 from penstock.stages.reuse.value_cache import KnownValues
 
 
@@ -230,3 +237,57 @@ def _same_digest(run: SaveRun, leaves: Leaves, plan: SavePlan, checkpoint: Store
         for at, (index, digest) in enumerate(zip(leaves.indices, digests, strict=True))
         if digest is not None and digest == recorded.get(digest_name(run, names[index]))
     ]
+
+
+def digest_name(run: SaveRun, name: str) -> str:
+    """Return the name under which the digest of a leaf is recorded.
+
+    Several processes that save together record one each of what they write of a leaf. It means nothing to
+    another number of processes.
+    """
+    if run.operation.is_alone:  # as it is on disk
+        return name
+
+    index, count = run.process
+    return f"{name}\0{index}/{count}"  # no stored name contains a NUL
+
+
+async def take_digests(run: SaveRun, leaves: Sequence[Leaf]) -> Mapping[str, bytes]:
+    """Return the SHA-256 of every leaf that has bytes, by stored name. Reads every byte.
+
+    If several processes save together, it is that of what this one writes of a leaf.
+
+    The bytes that must be copied to the host are leased, up to one piece at a time.
+    """
+    found: dict[str, bytes] = {}
+    most = run.limits.piece_bytes
+    for group in await run.threads.run(_groups, leaves, most):
+        nbytes = min(most, sum([leaf.spec.nbytes for leaf in group]))
+        lease = await run.lease(nbytes, group[0].info.key_path, prioritised=False)
+        try:
+            found.update(await run.threads.run(_digests, group, most))
+        finally:
+            lease.release()
+
+    return found
+
+
+def _groups(leaves: Sequence[Leaf], most: int) -> list[tuple[Leaf, ...]]:
+    return list(grouped([leaf for leaf in leaves if leaf.spec.nbytes], most))
+
+
+def _digests(leaves: Sequence[Leaf], piece_bytes: int) -> dict[str, bytes]:
+    """Hash the chunks of each leaf. The digest does not depend on the size or the order of the pieces."""
+    found: dict[str, bytes] = {}
+    for leaf in leaves:
+        digest = sha256()
+        plans = leaf.handler.pieces(leaf, piece_bytes)
+        for plan in sorted(plans, key=attrgetter("chunk", "start")):
+            if plan.start == 0:
+                digest.update(repr(plan.chunk).encode())
+
+            digest.update(plan.take())
+
+        found[leaf.info.name] = digest.digest()
+
+    return found

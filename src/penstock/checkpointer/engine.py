@@ -18,6 +18,7 @@ from anyio import Lock
 from structlog.stdlib import BoundLogger
 
 from penstock.checkpointer.parts import CheckpointerParts
+from penstock.checkpointer.progress import shown_progress
 from penstock.config.config import Config, FlowOptions
 from penstock.event_loop.imports import Homes
 from penstock.event_loop.interpreter_settings import calm_part
@@ -59,7 +60,6 @@ from penstock.kernel.storage.paths import bucket_of, path_or_url
 from penstock.kernel.storage.reading import Reading, read_unchanged, reading
 from penstock.kernel.storage.snapshots import Views
 from penstock.kernel.storage.workspace import Workspace
-from penstock.progress.shown_progress import shown_progress
 from penstock.reports.kept_reports import ReportKeeper
 from penstock.stores.store_finder import StoreFinder
 from penstock.telemetry.find_observers import homes_of_observers, observers_of
@@ -83,8 +83,7 @@ NEEDED_TOGETHER: Final[Homes] = {
     "penstock.kernel.storage.joined_workspace": "JoinedWorkspace",
     "penstock.stages.agree": "Agree",
     "penstock.stages.joint.division": "divided",
-    "penstock.stages.joint.joint_commit": "JointCommitter",
-    "penstock.stages.locate_once": "LocateOnce",
+    "penstock.stages.joint_commit": "JointCommitter",
 }
 """What only a job of several processes needs."""
 

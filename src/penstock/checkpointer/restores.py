@@ -168,7 +168,7 @@ class SingleReplicaTask:
             SingleReplica,
             broadcast_together,
         )
-        from penstock.stages.locate_once import LocateOnce
+        from penstock.stages.locate import LocateOnce
 
         engine, threads, request = self._engine, self._threads, self._request
         axis = ReplicaAxis(self._axis, request.options.primary_replica)

@@ -32,7 +32,7 @@ from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import bucket_of
 from penstock.kernel.storage.reading import Reading
 from penstock.reports.report import SaveReport
-from penstock.stages.files.stage_files import closing
+from penstock.stages.files import closing
 from penstock.tools.stored_items import StoredItems
 
 Limits: TypeAlias = "tuple[int | str | None, int | str | None, int | str | None, int | str | None]"

@@ -31,7 +31,7 @@ from penstock.kernel.errors import CorruptCheckpointError, ExpansionError, Penst
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
-from penstock.stages.planning.result_size import check_expansion
+from penstock.stages.planning.restore_planner import check_expansion
 from penstock.tools.damaged_trees import DamagedTree, open_tree_at, problem_of, split_place
 from penstock.tools.patched_documents import patch_documents
 from penstock.tools.patched_store import PatchedStore

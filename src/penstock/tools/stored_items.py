@@ -38,7 +38,7 @@ from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document
 from penstock.stages.locate import split_names
-from penstock.stages.planning.result_size import check_expansion
+from penstock.stages.planning.restore_planner import check_expansion
 from penstock.stages.pytree.flattening import nest
 from penstock.tools.changes.leaf_changes import LeafChanges
 

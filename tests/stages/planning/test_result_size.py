@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import InsufficientMemoryError
 from penstock.kernel.memory.memory_limit import free_memory
-from penstock.stages.planning.result_size import ResultBytes
+from penstock.stages.planning.restore_planner import ResultBytes
 
 
 def test_leaves_that_fit_one_by_one_and_not_together_are_refused() -> None:

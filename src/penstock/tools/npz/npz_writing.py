@@ -22,7 +22,7 @@ from penstock.kernel.protocols.stores import DataFile, Store
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.kernel.storage.workspace import Workspace
 from penstock.reports.report import SaveReport
-from penstock.stages.files.stage_files import closing
+from penstock.stages.files import closing
 from penstock.tools.npz.npz_members import MemberToWrite
 
 _FILE: Final = "arrays.npz"

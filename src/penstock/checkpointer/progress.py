@@ -1,22 +1,26 @@
-"""Reads `progress=` of a save or a restore: which bar is shown, or which function is called."""
+"""Reads `progress=` of a save or a restore: a bar by tqdm or rich, or a function that is called."""
 
 from __future__ import annotations
 
 __all__ = ("ShownProgress", "shown_progress")
 
 import sys
+import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import PurePath
-from typing import Protocol, TypeAlias, cast, final
+from typing import Any, Final, Protocol, TypeAlias, cast, final
 
 from penstock.kernel.errors import SpecError
 from penstock.kernel.events import get_logger
 from penstock.kernel.memory.regulator import RegulatorStatistics
 from penstock.kernel.pipeline.run_context import ShowProgress
 from penstock.telemetry.observers import TellReport
+
+EVERY_S: Final = 0.1
 
 Tell: TypeAlias = Callable[[int, int], object]
 
@@ -119,15 +123,7 @@ def shown_progress(progress: ShowProgress) -> ShownProgress | None:
 
 
 def _bar(library: str, title: str) -> ProgressBar:
-    # Only who asked for one loads what draws it.
-    if library == "tqdm":
-        from penstock.progress.tqdm_bar import TqdmBar
-
-        return TqdmBar(title)
-
-    from penstock.progress.rich_bar import RichBar
-
-    return RichBar(title)
+    return _TqdmBar(title) if library == "tqdm" else _RichBar(title)
 
 
 def _somebody_looks() -> bool:
@@ -135,3 +131,72 @@ def _somebody_looks() -> bool:
     ipython = sys.modules.get("IPython")
     in_shell = ipython is not None and ipython.get_ipython() is not None
     return in_shell or (sys.stderr is not None and sys.stderr.isatty())  # none: a program without a console
+
+
+@final
+class _TqdmBar:
+    """A bar of bytes. Several at once stand below each other.
+
+    Args:
+        title: What goes on.
+    """
+
+    __slots__ = ("_bar",)
+
+    def __init__(self, title: str) -> None:
+        tqdm: Any = import_module("tqdm.std").tqdm  # it has no types
+        # Its monitor is a thread that outlives the bar.
+        quiet = type("Bar", (tqdm,), {"monitor_interval": 0})
+        self._bar: Any = quiet(desc=title, unit="B", unit_scale=True, unit_divisor=1000)
+
+    def show(self, done: int, total: int) -> None:
+        """Draw it, unless that was done a tenth of a second ago."""
+        self._bar.total = total or None
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        """Draw it for the last time, and leave it there."""
+        self._bar.close()
+
+
+@final
+class _RichBar:
+    """A bar of bytes. It draws when it is told something, and so needs no thread.
+
+    Args:
+        title: What goes on.
+    """
+
+    __slots__ = ("_drawn", "_progress", "_task")
+
+    def __init__(self, title: str) -> None:
+        from rich.console import Console  # only a caller who asked for a bar loads it
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+        # Its own way to show a bar in a notebook needs ipywidgets; a line of text needs nothing.
+        interactive = True if "IPython" in sys.modules else None
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=36),
+            DownloadColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True, force_jupyter=False, force_terminal=interactive),
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._progress.add_task(title, total=None)
+        self._drawn = time.monotonic()
+        self._progress.start()
+
+    def show(self, done: int, total: int) -> None:
+        """Draw it, unless that was done a tenth of a second ago."""
+        self._progress.update(self._task, completed=done, total=total or None)
+        now = time.monotonic()
+        if now - self._drawn >= EVERY_S:
+            self._drawn = now
+            self._progress.refresh()
+
+    def close(self) -> None:
+        """Draw it for the last time, and leave it there."""
+        self._progress.stop()

@@ -20,13 +20,12 @@ from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.written import DISK_MARK, DiskMark, Document
-from penstock.stages.files.document_writing import write_documents
-from penstock.stages.files.files_handlers import by_folder, finalize_handlers
+from penstock.stages.files import by_folder, finalize_handlers, write_documents
 from penstock.stages.joint.arranged_files import complete_files
 from penstock.stages.joint.own_leaves import JoinedTrees, encoded_own, numbers_told
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, reading_part, written_by
 from penstock.stages.messages.planned_leaves import arrived_leaves, check_all_there, plan_of
-from penstock.stages.reuse.leaf_digests import digest_name
+from penstock.stages.reuse.base_comparison import digest_name
 
 MOST_INLINE: Final = 16 * 1024
 """Bytes of a part that go by the coordination service, which is made for small values. Others are a file."""

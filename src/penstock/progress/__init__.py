@@ -1,1 +1,0 @@
-"""Showing how far one save or restore is."""
