@@ -22,6 +22,10 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "reference" / "orbax-differen
 
 _NONE_DEFAULT: Final = "`pytree_metadata_options` is None by default, which means the same."
 _NOT_FINITE: Final = "A metric that is not finite is worse than every finite one; Orbax's sort cannot tell."
+_SPECS_CALLED: Final = (
+    "An override of `_get_json_tspec_write` or `_get_json_tspec_read` is called, as in earlier Orbax; "
+    "0.12.8 has neither."
+)
 _ONE_PATH: Final = "Takes one `path`; anything else fails at the call, and in Orbax inside."
 
 LEAVES: Final[Section] = {
@@ -31,8 +35,8 @@ LEAVES: Final[Section] = {
         "Has `memory_size(values)` and `stage_worker()`, with defaults, for the one budget and the pipeline."
     ),
     "type_handlers.NumpyHandler": (
-        "Two leaves of one name are an error; Orbax keeps one of them. `ocdbt_process_id` and "
-        "`deepcopy_host_arrays` count only if the handler is called directly."
+        "Two leaves of one name are an error; Orbax keeps one of them. `ocdbt_process_id` counts only if the "
+        f"handler is called directly. {_SPECS_CALLED}"
     ),
     "type_handlers.StringHandler": (
         "`a` beside `a/b` is an error of the save; Orbax fails later, or loses one."
@@ -41,7 +45,8 @@ LEAVES: Final[Section] = {
         "A `dispatcher` is refused: every process saves its own shards. A `replica_id` that no shard has "
         "is a "
         "ValueError; Orbax writes nothing. Arrays are saved even if the `primary_host` is not there. "
-        "`enable_replica_parallel_separate_folder` counts only if the handler is called directly."
+        "`enable_replica_parallel_separate_folder` counts only if the handler is called directly. "
+        f"{_SPECS_CALLED}"
     ),
     "type_handlers.SingleReplicaArrayHandler": (
         "Restores typed PRNG keys as keys, if an `array_metadata_store` knows them. In a job it sends "

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -433,12 +434,21 @@ async def test_reads_wait_for_bytes_of_the_limiter(tmp_path: Path) -> None:
     class Limiter:
         held = peak = 0
 
+        def __init__(self) -> None:
+            self.changed = anyio.Condition()
+
         async def wait_for_bytes(self, requested_bytes: int) -> None:
-            self.held += requested_bytes
-            self.peak = max(self.peak, self.held)
+            async with self.changed:
+                while self.held + requested_bytes > 64:
+                    await self.changed.wait()
+
+                self.held += requested_bytes
+                self.peak = max(self.peak, self.held)
 
         async def release_bytes(self, requested_bytes: int) -> None:
-            self.held -= requested_bytes
+            async with self.changed:
+                self.held -= requested_bytes
+                self.changed.notify_all()
 
     limiter = Limiter()
     leaves = infos("penstock", tmp_path, ["a", "b"], is_ocdbt_checkpoint=False, byte_limiter=limiter)

@@ -1,24 +1,27 @@
-"""Arrays and documents through TensorStore, for type handlers that are called directly.
+"""Arrays of type handlers that are called directly: a pipeline of one batch, whose medium is TensorStore.
 
-A call is one batch: it is staged, written in one transaction, and read with its checksums compared.
+A call is one save or one restore of penstock's engine. Its stages lease memory, copy from devices and to
+them, cast and resize, as for any checkpoint. The stages that differ stand here, because programs override
+where and how such handlers store an array: by TensorStore's spec. A save writes by these specs in one
+transaction; a restore reads by them, once the checksums that are recorded have been compared.
 """
 
 from __future__ import annotations
 
 __all__ = (
-    "ArrayWrite",
-    "HostArray",
+    "ArrayToRead",
+    "ArrayToWrite",
     "ReplicaOptions",
-    "array_request",
+    "begin_writing",
     "check_infos",
+    "leaf_to_write",
     "open_arrays",
     "opened_metadata",
-    "read_array",
+    "read_arrays",
     "read_values",
-    "resolve_paths",
     "sharding_pointer",
-    "stage",
-    "write_arrays",
+    "target_of",
+    "write_shape_of",
     "write_values",
 )
 
@@ -26,17 +29,31 @@ import math
 import os
 from base64 import urlsafe_b64encode
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, cast, final
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar, cast, final
 
 import jax
 import numpy as np
-import numpy.typing as npt
 import tensorstore as ts
+from anyio import CancelScope
+from anyio.lowlevel import checkpoint_if_cancelled
 
+from penstock import Checkpointer, Pipeline, SaveFuture, pipelines
 from penstock.embedding import (
+    TreeDirectory,
     await_future,
     built_in,
     check_arrays,
@@ -44,36 +61,17 @@ from penstock.embedding import (
     dtypes,
     kernel,
     prng_keys,
-    run_sync,
+    start_loop,
 )
 from penstock.errors import DuplicateNameError
-from penstock.orbax.array_metadata_store import RANDOM_KEY_IMPL
-from penstock.orbax.array_metadata_store import ArrayMetadata as RecordedArray
 from penstock.orbax.background_work import all_results, blaming, in_thread, reserved
 from penstock.orbax.item_files import check_document
-from penstock.orbax.leaf_args import ParamInfo, RestoreArgs, SaveArgs
-from penstock.orbax.multihost import process_index
-from penstock.orbax.tensorstore_specs import (
-    array_read_spec,
-    array_write_spec,
-    chunk_shape_for,
-    get_ts_context,
-    json_spec,
-    process_directory,
-)
+from penstock.orbax.leaf_args import ParamInfo, RestoreArgs
+from penstock.orbax.tensorstore_specs import get_ts_context, json_spec
 from penstock.orbax.value_metadata import ArrayMetadata, ShardingMetadata, StorageMetadata, ZarrMetadata
 
 _ts: Any = ts  # its stubs use names that they do not define
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ArrayWrite:
-    """One array to write, on the host and independent of the caller."""
-
-    info: ParamInfo
-    spec: dict[str, Any]  #: for TensorStore
-    parts: Sequence[tuple[tuple[Any, ...], npt.NDArray[Any]]]  #: each with its place in the array
+_jax: Any = jax
 
 
 def check_infos(infos: Sequence[ParamInfo]) -> None:
@@ -88,101 +86,348 @@ def check_infos(infos: Sequence[ParamInfo]) -> None:
 
     seen: dict[tuple[str, str], ParamInfo] = {}
     for info in infos:
-        place = str(vars(info)["_parent_dir"]), info.name  # it may not exist yet
+        place = _directory_of(info), info.name
         if place in seen:
             raise DuplicateNameError(info.name, _key_path(seen[place]), _key_path(info))
 
         seen[place] = info
 
 
-def resolve_paths(infos: Sequence[ParamInfo]) -> None:
-    """Wait in a worker thread until every directory is there."""
-
-    async def resolve() -> None:
-        for info in infos:
-            await info.await_path_creation()
-
-    awaiting = False
-    for info in infos:
-        try:
-            awaiting = awaiting or info.parent_dir is None
-        except ValueError:
-            awaiting = True
-    if awaiting:
-        run_sync(resolve)
+def _directory_of(info: ParamInfo) -> str:
+    return str(vars(info)["_parent_dir"])  # it may not exist yet
 
 
-def write_arrays(arrays: Sequence[ArrayWrite], *, database: bool) -> None:
-    """Write arrays, to a database in one transaction. Blocking; to be called in a thread of its own.
+def _name_of_run(info: ParamInfo) -> str:
+    """Return the path that a batch is known by. It may be of a bucket, which TensorStore alone opens."""
+    return os.path.abspath(_directory_of(info))
+
+
+def _key_path(info: ParamInfo) -> str:
+    return info.name if info.keypath is None else "".join(map(str, info.keypath))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """The options of `ArrayHandler` for replicas that share the work of writing.
+
+    Source:
+        ORBAX_FORMAT.md §2.1.
+    """
+
+    parallel: bool = True  #: whether each replica of a shard writes a part of it
+    min_slice_bytes: int | None = None  #: bytes of a part below which the shard is not divided
+    max_replicas: int | None = None  #: the most parts that it is divided into
+    separate_folder: bool = False  #: whether replicated arrays have a database of their own
+
+    def part_of(self, shard: tuple[int, ...], n_replicas: int, itemsize: int) -> tuple[int, ...] | None:
+        """Return the shape of the part of a shard that each replica writes; None if one writes all of it."""
+        if self.max_replicas is not None:
+            n_replicas = min(n_replicas, self.max_replicas)
+        if not self.parallel or n_replicas <= 1:
+            return None
+
+        part = chunk_shapes.replica_shape(shard, n_replicas)
+        too_small = part is not None and math.prod(part) * itemsize < (self.min_slice_bytes or 0)
+        return None if too_small else part
+
+
+def write_shape_of(value: Any, options: ReplicaOptions) -> tuple[int, ...]:
+    """Return the shape of what one replica writes of a jax.Array: a shard, or a part of it."""
+    shape = tuple(value.sharding.shard_shape(value.shape))
+    indices: Any = value.sharding.addressable_devices_indices_map(value.shape)
+    n_replicas = min(Counter(map(str, indices.values())).values())
+    return options.part_of(shape, n_replicas, value.dtype.itemsize) or shape
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ArrayToWrite:
+    """One array of a batch."""
+
+    info: ParamInfo
+    leaf: kernel.Leaf  #: what the stages of a save know of it
+    spec: Callable[[], dict[str, Any]]  #: makes TensorStore's spec, once there is a directory
+
+
+def leaf_to_write(
+    value: Any, info: ParamInfo, handler: kernel.LeafHandler, dtype: Any, part: Callable[[], tuple[int, ...]]
+) -> kernel.Leaf:
+    """Return an array as a leaf, which travels in parts.
+
+    Args:
+        value: The array.
+        info: Of the leaf.
+        handler: Penstock's own for such values.
+        dtype: What it is stored as; None for its own.
+        part: Returns the shape of a part: it divides the array. Called if the value can be stored.
+
+    Raises:
+        DeletedLeafError: If it is gone.
+        InvalidLeafError: If it cannot be stored.
+    """
+    place = kernel.ParamInfo((info.name,), (kernel.KeyKind.MAPPING,), info.name)
+    spec = handler.describe(value, place)
+    if dtype is not None:
+        spec = replace(spec, dtype=dtypes.dtype_name(np.dtype(dtype)), itemsize=np.dtype(dtype).itemsize)
+
+    return kernel.Leaf(0, place, value, replace(spec, chunk_shape=part()), handler)
+
+
+async def begin_writing(
+    arrays: Sequence[ArrayToWrite], then: Callable[[], Awaitable[None]]
+) -> kernel.Waitable:
+    """Begin to write a batch; return once it is copied, and may change.
 
     Args:
         arrays: What goes where.
-        database: Whether they go to an OCDBT database.
-    """
-    transaction = _ts.Transaction(atomic=True) if database else None
-    context = _contexts(array.info for array in arrays)
-    opening = [
-        _ts.open(
-            _ts.Spec(array.spec),
-            create=True,
-            open=True,
-            context=context(array.info),
-            transaction=transaction,
-        )
-        for array in arrays
-    ]
-    writing: list[tuple[ParamInfo, Any]] = []
-    for array, future in zip(arrays, opening, strict=True):
-        with blaming(array.info):
-            store = future.result()
-            for place, data in array.parts:
-                # Without a copy: what was staged does not change.
-                written = store[place].write(data, can_reference_source_data_indefinitely=True)
-                writing.append((array.info, written))
+        then: Called when they are durable.
 
-    for info, future in writing:
-        with blaming(info):
-            future.result()
-    if transaction is not None:
-        transaction.commit_async().result()
+    Returns:
+        What is done when `then` has returned.
+
+    Raises:
+        Exception: What went wrong until then.
+
+    Cancellation:
+        Delivered once the batch is copied; what is written of it ends first.
+    """
+    staged: Future[SaveFuture] = Future()
+    call = start_loop(_write, list(arrays), staged, then, name="penstock: arrays of a handler")
+    del arrays  # they hold the caller's values
+    with CancelScope(shield=True):
+        await await_future(staged)
+    try:
+        await checkpoint_if_cancelled()
+    except BaseException:
+        staged.result().cancel()
+        with CancelScope(shield=True), suppress(Exception):
+            await await_future(call)
+        raise
+
+    return call
+
+
+def _alone() -> Checkpointer:
+    """Return what saves and restores in a directory of the caller's, whoever else works there."""
+    layout = built_in.OrbaxLayout(directory=TreeDirectory())
+    return Checkpointer(layout=layout, coordinator=kernel.SingleProcessCoordinator())
+
+
+async def _write(
+    arrays: list[ArrayToWrite], staged: Future[SaveFuture], then: Callable[[], Awaitable[None]]
+) -> None:
+    path = _name_of_run(arrays[0].info)
+    leaves = [replace(array.leaf, index=at) for at, array in enumerate(arrays)]
+    writer = _WriteBySpecs([(array.info, array.spec) for array in arrays])
+    arrays.clear()
+    try:
+        async with _alone() as checkpointer:
+            save = await checkpointer.save(path, leaves, pipeline=_save_of(writer))
+            leaves.clear()
+            staged.set_result(save)
+            await save
+    except Exception as error:
+        if staged.done():
+            raise
+
+        staged.set_exception(error)
+        return
+
+    await then()
+
+
+def _save_of(writer: _WriteBySpecs) -> Pipeline[kernel.SaveRun]:
+    """Return the stages of a save that copy and publish, with those of a batch around them."""
+    usual = pipelines.save_pipeline().replace("flatten", _TakeLeaves()).replace("write", writer)
+    return usual.without("prioritise").without("limit_bytes").without("commit")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _TakeLeaves:
+    """Takes the leaves of a batch, which its caller has described."""
+
+    messages: ClassVar[kernel.Messages] = {kernel.TreeToSave: kernel.LeafBatch[kernel.Leaf]}
+
+    @asynccontextmanager
+    async def open(self, run: kernel.SaveRun, /) -> AsyncGenerator[kernel.Actor]:
+        """Yield the actor of one save."""
+
+        async def take(message: kernel.TreeToSave, /) -> kernel.LeafBatch[kernel.Leaf]:
+            leaves = tuple(cast("list[kernel.Leaf]", message.take()))
+            run.progress.plan(len(leaves), sum(leaf.nbytes for leaf in leaves))
+            return kernel.LeafBatch(leaves)
+
+        yield take
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _WriteBySpecs:
+    """Takes what is copied, and writes it by TensorStore; done when all of it is durable."""
+
+    arrays: Sequence[tuple[ParamInfo, Callable[[], dict[str, Any]]]]
+    messages: ClassVar[kernel.Messages] = {kernel.StagedBatch: kernel.Committed}
+
+    @asynccontextmanager
+    async def open(self, run: kernel.SaveRun, /) -> AsyncGenerator[kernel.Actor]:
+        """Yield the actor of one save."""
+        yield _Writer(run, self)
+
+
+@final
+class _Writer:
+    __slots__ = ("_arrays", "_nbytes", "_run", "_stores", "_transactions", "_writing")
+
+    def __init__(self, run: kernel.SaveRun, batch: _WriteBySpecs) -> None:
+        self._run, self._arrays, self._nbytes = run, batch.arrays, 0
+        # In a transaction each chunk is encoded once, in whatever parts it comes. What goes to a database is
+        # there at once; files cannot be.
+        self._transactions = {is_atomic: _ts.Transaction(atomic=is_atomic) for is_atomic in (True, False)}
+        self._stores: list[Any] = []
+        self._writing: list[tuple[ParamInfo, Any]] = []
+
+    async def __call__(self, batch: kernel.StagedBatch, /) -> None:
+        try:
+            if not self._stores:
+                self._stores = await self._open()
+            for piece in batch.parts():
+                self._begin(piece)
+        finally:
+            batch.release()  # the transactions hold the bytes until all of them are there
+
+        self._run.progress.advance(len(batch.leaves), batch.nbytes)
+
+    async def _open(self) -> list[Any]:
+        infos = [info for info, _ in self._arrays]
+        for info in infos:
+            await info.await_path_creation()
+
+        specs = [spec() for _, spec in self._arrays]
+        context = _contexts(infos)
+        within = [self._transactions[_kvstore_of(spec).get("driver") == "ocdbt"] for spec in specs]
+        opening = [
+            _ts.open(
+                _ts.Spec(spec),
+                create=True,
+                open=True,
+                context=context(info),
+                # Among files an array may be made by another process at the same time.
+                transaction=transaction if transaction.atomic else None,
+            )
+            for info, spec, transaction in zip(infos, specs, within, strict=True)
+        ]
+        opened = await all_results(opening, infos)
+        return [
+            store if transaction.atomic else store.with_transaction(transaction)
+            for store, transaction in zip(opened, within, strict=True)
+        ]
+
+    def _begin(self, piece: kernel.Piece) -> None:
+        spec, (info, _) = piece.leaf.spec, self._arrays[piece.leaf.index]
+        elements = np.frombuffer(piece.data, np.uint8).view(dtypes.numpy_dtype(spec.dtype))
+        corner = [at * size for at, size in zip(piece.chunk, spec.chunk_shape, strict=True)]
+        begins = piece.start // spec.itemsize
+        store = self._stores[piece.leaf.index]
+        if store.dtype != _ts.dtype(elements.dtype):
+            store = _ts.cast(store, elements.dtype)  # the spec may say another one
+
+        for box in _boxes(spec.chunk_shape, begins, begins + len(elements)):
+            shape = [stop - start for start, stop in box]
+            part, elements = np.split(elements, [math.prod(shape)])
+            place = tuple([slice(at + lo, at + hi) for at, (lo, hi) in zip(corner, box, strict=True)]) or ...
+            # Without a copy: what was staged does not change.
+            written = store[place].write(part.reshape(shape), can_reference_source_data_indefinitely=True)
+            self._writing.append((info, written))
+
+        self._nbytes += piece.nbytes
+
+    async def finish(self) -> AsyncIterator[kernel.Committed]:
+        infos = [info for info, _ in self._writing]
+        await all_results([written for _, written in self._writing], infos)
+        for transaction in self._transactions.values():
+            await await_future(transaction.commit_async())
+
+        yield kernel.Committed(len(self._stores), self._nbytes, 0)
+
+
+def _boxes(
+    shape: Sequence[int], start: int, stop: int, outer: tuple[tuple[int, int], ...] = ()
+) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Yield boxes that are together, in this order, the elements from `start` to `stop` in C order."""
+    if not shape:
+        yield outer
+        return
+
+    row = math.prod(shape[1:])
+    first, last = -(-start // row), stop // row  # the whole rows
+    if first > last:
+        yield from _boxes(shape[1:], start - last * row, stop - last * row, (*outer, (last, first)))
+        return
+    if start < first * row:
+        yield from _boxes(shape[1:], start - (first - 1) * row, row, (*outer, (first - 1, first)))
+    if first < last:
+        yield (*outer, (first, last), *[(0, size) for size in shape[1:]])
+    if last * row < stop:
+        yield from _boxes(shape[1:], 0, stop - last * row, (*outer, (last, last + 1)))
 
 
 async def open_arrays(
-    infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None, metadata_key: str | None
+    infos: Sequence[ParamInfo], specs: Sequence[dict[str, Any]], *, compare: bool
 ) -> list[Any]:
-    """Open stored arrays, cast to the requested dtypes.
+    """Open stored arrays.
+
+    Args:
+        infos: Of the leaves; their directories are there.
+        specs: TensorStore's.
+        compare: Whether what is recorded of their bytes is compared, for a restore.
 
     Raises:
         FileNotFoundError: If one with its own directory is missing.
         ValueError: If one in a database is missing, or something is damaged.
-        ChecksumError: If `args` are given, for a restore, and stored bytes are not those that were written.
+        ChecksumError: If stored bytes are not those that were written.
     """
-    for info in infos:
-        await info.await_path_creation()
-
-    await in_thread(_check_files, infos, metadata_key)
-    if args is not None:
-        await in_thread(compare_arrays, infos)
+    await in_thread(_check_files, infos, specs)
+    if compare:
+        await in_thread(_compare, infos)
 
     context = _contexts(infos)
-    dtypes = [None] * len(infos) if args is None else [arg.dtype for arg in args]
     futures = [
-        _ts.open(
-            _ts.Spec(
-                array_read_spec(
-                    info,
-                    use_ocdbt=bool(info.is_ocdbt_checkpoint),
-                    metadata_key=metadata_key,
-                    raise_array_data_missing_error=info.raise_array_data_missing_error,
-                    dtype=dtype,
-                )
-            ),
-            open=True,
-            context=context(info),
-        )
-        for info, dtype in zip(infos, dtypes, strict=True)
+        _ts.open(_ts.Spec(spec), open=True, context=context(info))
+        for info, spec in zip(infos, specs, strict=True)
     ]
     return await all_results(futures, infos)
+
+
+def _check_files(infos: Sequence[ParamInfo], specs: Sequence[dict[str, Any]]) -> None:
+    """Refuse missing arrays, which TensorStore does not tell apart from damaged ones."""
+    for info, spec in zip(infos, specs, strict=True):
+        kvstore, inner = _kvstore_of(spec), spec.get("base", spec)
+        if kvstore.get("driver") != "file":
+            continue
+
+        directory = cast("str", kvstore["path"])
+        key = inner.get("metadata_key") or ("zarr.json" if inner["driver"] == "zarr3" else ".zarray")
+        for path in (directory, os.path.join(directory, key)):
+            if not os.path.exists(path):
+                raise FileNotFoundError(f"the array {info.name!r} is not there: {path} does not exist")
+
+
+def _kvstore_of(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the store of keys below a cast; an empty spec for one that is given as a URL."""
+    kvstore: Any = spec.get("base", spec).get("kvstore")
+    return cast("dict[str, Any]", kvstore) if isinstance(kvstore, dict) else {}
+
+
+def _compare(infos: Iterable[ParamInfo]) -> None:
+    """Compare stored arrays, and the documents that describe them, with what is recorded. Blocking."""
+    by_directory: dict[str, set[str]] = {}
+    for info in infos:
+        by_directory.setdefault(str(info.parent_dir), set()).add(info.name)
+
+    for directory, names in by_directory.items():
+        check_arrays(built_in.LocalStore(), directory, names)
 
 
 def opened_metadata(store: Any, info: ParamInfo, sharding: ShardingMetadata | None = None) -> ArrayMetadata:
@@ -209,19 +454,6 @@ def opened_metadata(store: Any, info: ParamInfo, sharding: ShardingMetadata | No
     )
 
 
-def _check_files(infos: Sequence[ParamInfo], metadata_key: str | None) -> None:
-    """Refuse missing arrays, which TensorStore does not tell apart from damaged ones."""
-    for info in infos:
-        if info.is_ocdbt_checkpoint or str(info.parent_dir).startswith("gs://"):
-            continue
-
-        directory = os.path.join(str(info.parent_dir), info.name)
-        key = metadata_key or ("zarr.json" if info.use_zarr3 else ".zarray")
-        for path in (directory, os.path.join(directory, key)):
-            if not os.path.exists(path):
-                raise FileNotFoundError(f"the array {info.name!r} is not there: {path} does not exist")
-
-
 def _contexts(infos: Any) -> Any:
     """Return a function from a leaf to its context: its own, or one shared by all other leaves."""
     made: list[Any] = []
@@ -237,22 +469,159 @@ def _contexts(infos: Any) -> Any:
     return find
 
 
-def _key_path(info: ParamInfo) -> str:
-    return info.name if info.keypath is None else "".join(map(str, info.keypath))
+@final
+@dataclass(frozen=True, slots=True)
+class ArrayToRead:
+    """One array of a batch, opened with the dtype that it is to have."""
+
+    info: ParamInfo
+    store: Any
+    like: Any  #: the leaf of a restore's target
+    finish: Callable[[Any], Any] | None = None  #: makes of the restored array what is asked for; blocking
 
 
-def compare_arrays(infos: Iterable[ParamInfo]) -> None:
-    """Compare stored arrays, and the documents that describe them, with what is recorded. Blocking.
+def target_of(arg: RestoreArgs, place: Any, info: ParamInfo, store: Any) -> Any:
+    """Return the target of a jax.Array.
+
+    Args:
+        arg: The restore args of the leaf; typed keys are requested by their own shape.
+        place: A sharding of jax, or a `Format` that has one.
+        info: Of the leaf.
+        store: The opened array.
 
     Raises:
-        ChecksumError: If something is not as it was written.
+        ValueError: If no sharding can be made of `place`, or the shape is not the stored one.
     """
-    by_directory: dict[str, set[str]] = {}
-    for info in infos:
-        by_directory.setdefault(str(info.parent_dir), set()).add(info.name)
+    sharding = place if isinstance(place, jax.sharding.Sharding) else getattr(place, "sharding", None)
+    if not isinstance(sharding, jax.sharding.Sharding):
+        problem = f"the leaf {info.name!r} cannot be restored with the sharding {place!r}"
+        raise ValueError(problem)  # the kind that Orbax raises
 
-    for directory, names in by_directory.items():
-        check_arrays(built_in.LocalStore(), directory, names)
+    stored = tuple(store.shape)
+    shape = getattr(arg, "global_shape", None)
+    if shape is not None and arg.dtype is not None and prng_keys.is_key(arg.dtype):
+        struct = _jax.eval_shape(jax.random.key_data, _jax.ShapeDtypeStruct(tuple(shape), arg.dtype))
+        sharding = _also_along(sharding, len(struct.shape) - len(shape))
+        shape = struct.shape
+
+    shape = stored if shape is None else tuple(shape)
+    if getattr(arg, "strict", True) and shape != stored:
+        raise ValueError(
+            f"the leaf {info.name!r} has the shape {stored}, and {shape} is asked for; "
+            f"strict=False pads with zeros and cuts off"
+        )
+    if len(shape) != len(stored):
+        raise ValueError(f"the leaf {info.name!r} has {len(stored)} axes, and {len(shape)} are asked for")
+
+    return _jax.ShapeDtypeStruct(shape, np.dtype(store.dtype.numpy_dtype), sharding=sharding)
+
+
+def _also_along(sharding: jax.sharding.Sharding, axes: int) -> jax.sharding.Sharding:
+    """The sharding of data with more trailing axes than what was sharded."""
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return sharding
+
+    spec = _jax.sharding.PartitionSpec(*sharding.spec, *[None] * axes)
+    return jax.sharding.NamedSharding(cast("Any", sharding.mesh), spec)
+
+
+async def read_arrays(arrays: Sequence[ArrayToRead]) -> list[Any]:
+    """Read a batch: of each array the parts that this process needs, each once.
+
+    Raises:
+        ValueError: If the sharding does not divide an array, or something of it is missing.
+    """
+    path = _name_of_run(arrays[0].info)
+    opened = OpenArrays(path, arrays)
+    resized = any(
+        tuple(one.like.shape) != tuple(one.store.shape) for one in arrays if one.like is not np.ndarray
+    )
+    async with _alone() as checkpointer:
+        values = await checkpointer.restore(
+            path,
+            like=[one.like for one in arrays],
+            strict=not resized,
+            pipeline=pipelines.restore_pipeline().replace("locate", _Opened(opened)),
+        )
+
+    def finished() -> list[Any]:
+        return [
+            value if one.finish is None else one.finish(value)
+            for one, value in zip(arrays, values, strict=True)
+        ]
+
+    return await in_thread(finished) if any(one.finish for one in arrays) else list(values)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """The first stage of a restore of arrays that are open already."""
+
+    arrays: OpenArrays
+    messages: ClassVar[kernel.Messages] = {kernel.RestoreRequest: kernel.Located}
+
+    @asynccontextmanager
+    async def open(self, run: kernel.RestoreRun, /) -> AsyncGenerator[kernel.Actor]:
+        """Yield the actor of one restore."""
+
+        async def locate(request: kernel.RestoreRequest, /) -> kernel.Located:
+            return kernel.Located(self.arrays, request)
+
+        yield locate
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenArrays:
+    """Open arrays, as a checkpoint that TensorStore reads."""
+
+    path: str
+    arrays: Sequence[ArrayToRead]
+    custom_metadata: Mapping[str, Any] | None = None
+    tree_custom_metadata: object = None
+    root_custom_metadata: Mapping[str, Any] | None = None
+    committed_at_ns: int | None = None
+    digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+
+    @property
+    def directory(self) -> str:
+        """The same as `path`."""
+        return self.path
+
+    @property
+    def leaves(self) -> Sequence[kernel.StoredLeaf]:
+        """Every array, as an element of a list."""
+        return [self._leaf(at, array) for at, array in enumerate(self.arrays)]
+
+    def _leaf(self, at: int, array: ArrayToRead) -> kernel.StoredLeaf:
+        store = array.store
+        dtype = np.dtype(store.dtype.numpy_dtype)
+        chunk = tuple([max(1, size) for size in store.chunk_layout.read_chunk_template.shape])
+        typestr = "np.ndarray" if array.like is np.ndarray else "jax.Array"
+        spec = kernel.LeafSpec(typestr, tuple(store.shape), dtypes.dtype_name(dtype), dtype.itemsize, chunk)
+        info = kernel.ParamInfo((str(at),), (kernel.KeyKind.SEQUENCE,), array.info.name, self.path)
+        return kernel.StoredLeaf(info, spec, array)
+
+    def parts(self, numbers: Sequence[int], leaves: Sequence[int]) -> Sequence[Sequence[kernel.Written]]:
+        """Say of no array where its bytes lie: TensorStore knows."""
+        return [()] * len(numbers)
+
+    def reads(
+        self, index: int, stored: kernel.StoredLeaf, region: Any, piece_bytes: int
+    ) -> Iterator[kernel.DriverRead]:
+        """Have TensorStore fill a region at once."""
+        array = cast("ArrayToRead", stored.detail)
+        yield kernel.DriverRead(index, region.nbytes, partial(_fill, array, region))
+
+
+async def _fill(array: ArrayToRead, region: Any) -> None:
+    dtype, bounds = np.dtype(array.store.dtype.numpy_dtype), region.bounds
+    async with reserved(array.info.byte_limiter, region.nbytes):
+        with blaming(array.info):
+            elements = np.frombuffer(region.view(), dtype).reshape([hi - lo for lo, hi in bounds])
+            place = tuple([slice(lo, hi) for lo, hi in bounds]) or ...
+            await await_future(_ts.array(elements, copy=False).write(array.store[place]).commit)
 
 
 def sharding_pointer(name: str) -> str:
@@ -299,257 +668,3 @@ async def read_values(file: str, infos: Sequence[ParamInfo], pointers: Sequence[
     ]
     opened = await all_results(opening, infos)
     return [value.item() for value in await all_results([store.read() for store in opened], infos)]
-
-
-_jax: Any = jax
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ArrayRequest:
-    """The requested form of an array."""
-
-    sharding: jax.sharding.Sharding
-    format: Any = None  #: a jax `Format`, for a memory layout other than the default
-    shape: tuple[int, ...] | None = None  #: of the data; None for the stored shape
-    strict: bool = True  #: whether a shape other than the stored one is an error
-
-
-def array_request(arg: RestoreArgs, sharding: Any, info: ParamInfo) -> ArrayRequest:
-    """Combine the request of a leaf.
-
-    Args:
-        arg: The restore args of the leaf; typed keys are requested by their own shape.
-        sharding: Of jax, or a `Format` that has one.
-        info: Of the leaf.
-
-    Raises:
-        ValueError: If no sharding can be made of it.
-    """
-    inner = sharding if isinstance(sharding, jax.sharding.Sharding) else getattr(sharding, "sharding", None)
-    if not isinstance(inner, jax.sharding.Sharding):
-        problem = f"the leaf {info.name!r} cannot be restored with the sharding {sharding!r}"
-        raise ValueError(problem)  # the kind that Orbax raises
-
-    shape = getattr(arg, "global_shape", None)
-    if shape is not None and arg.dtype is not None and prng_keys.is_key(arg.dtype):
-        struct = _jax.eval_shape(jax.random.key_data, _jax.ShapeDtypeStruct(tuple(shape), arg.dtype))
-        inner = _also_along(inner, len(struct.shape) - len(shape))
-        shape = struct.shape
-
-    return ArrayRequest(
-        inner,
-        None if isinstance(sharding, jax.sharding.Sharding) else sharding,
-        None if shape is None else tuple(shape),
-        getattr(arg, "strict", True),
-    )
-
-
-async def read_array(store: Any, info: ParamInfo, wanted: ArrayRequest, key_impl: str | None) -> Any:
-    """Read the parts that devices of this process need, each once, and make the array.
-
-    Args:
-        store: The opened array, cast already.
-        info: Of the leaf.
-        wanted: Its requested form.
-        key_impl: The implementation to wrap the data of typed PRNG keys with.
-
-    Raises:
-        ValueError: If the shape is not the stored one, or the sharding does not divide it.
-    """
-    stored = tuple(store.shape)
-    shape = stored if wanted.shape is None else wanted.shape
-    if wanted.strict and shape != stored:
-        raise ValueError(
-            f"the leaf {info.name!r} has the shape {stored}, and {shape} is asked for; "
-            f"strict=False pads with zeros and cuts off"
-        )
-    if len(shape) != len(stored):
-        raise ValueError(f"the leaf {info.name!r} has {len(stored)} axes, and {len(shape)} are asked for")
-
-    indices: Any = cast("Any", wanted.sharding).addressable_devices_indices_map(shape)
-    parts = {_bounds(index, shape): None for index in indices.values()}
-    dtype = np.dtype(store.dtype.numpy_dtype)
-    sizes = [math.prod(stop - start for start, stop in bounds) for bounds in parts]
-    async with reserved(info.byte_limiter, sum(sizes) * dtype.itemsize):
-        arrays = dict(zip(parts, await _read_parts(store, info, list(parts), dtype), strict=True))
-
-        def part(index: Any) -> Any:
-            return arrays[_bounds(index, shape)]
-
-        def make() -> Any:
-            array: Any = _jax.make_array_from_callback(shape, wanted.sharding, part)
-            if key_impl is not None:
-                array = _jax.random.wrap_key_data(array, impl=key_impl)
-            if wanted.format is not None:
-                array = _jax.device_put(array, wanted.format)
-
-            return _jax.block_until_ready(array)  # then the parts can be freed
-
-        return await in_thread(make)
-
-
-def _bounds(index: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """The start and stop along each axis of what slices select."""
-    return tuple([one.indices(size)[:2] for one, size in zip(index or (), shape, strict=True)])
-
-
-def _also_along(sharding: jax.sharding.Sharding, axes: int) -> jax.sharding.Sharding:
-    """The sharding of data with more trailing axes than what was sharded."""
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        return sharding
-
-    spec = _jax.sharding.PartitionSpec(*sharding.spec, *[None] * axes)
-    return jax.sharding.NamedSharding(cast("Any", sharding.mesh), spec)
-
-
-async def _read_parts(
-    store: Any, info: ParamInfo, parts: Sequence[tuple[tuple[int, int], ...]], dtype: np.dtype[Any]
-) -> list[npt.NDArray[Any]]:
-    """Read parts of an array, given by their bounds, all at once. What is beyond its shape is zeros."""
-    arrays: list[npt.NDArray[Any]] = []
-    writes: list[Any] = []
-    for bounds in parts:
-        shape = tuple([stop - start for start, stop in bounds])
-        starts = [start for start, _ in bounds]
-        stops = [min(stop, size) for (_, stop), size in zip(bounds, store.shape, strict=True)]
-        cut = stops != [stop for _, stop in bounds]
-        array: npt.NDArray[Any] = np.zeros(shape, dtype) if cut else np.empty(shape, dtype)
-        arrays.append(array)
-        if any(start >= stop for start, stop in zip(starts, stops, strict=True)):
-            continue
-
-        inner = tuple([slice(0, stop - start) for start, stop in zip(starts, stops, strict=True)]) or (...,)
-        outer = tuple([slice(start, stop) for start, stop in zip(starts, stops, strict=True)]) or (...,)
-        # Zeros as origin on both sides: TensorStore matches domains by position in the array.
-        source = store[outer] if inner == (...,) else store[outer][_ts.d[:].translate_to[0]]
-        writes.append(_ts.array(array)[inner].write(source).commit)
-
-    with blaming(info):
-        for future in writes:
-            await await_future(future)
-
-    return arrays
-
-
-_WHOLE = 1 << 62  # bytes of a piece: whole chunks, which TensorStore takes as they are
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ReplicaOptions:
-    """The options of `ArrayHandler` for replicas that share the work of writing.
-
-    Source:
-        ORBAX_FORMAT.md §2.1.
-    """
-
-    parallel: bool = True  #: whether each replica of a shard writes a part of it
-    min_slice_bytes: int | None = None  #: bytes of a part below which the shard is not divided
-    max_replicas: int | None = None  #: the most parts that it is divided into
-    separate_folder: bool = False  #: whether replicated arrays have a database of their own
-
-    def part_of(self, shard: tuple[int, ...], n_replicas: int, itemsize: int) -> tuple[int, ...] | None:
-        """Return the shape of the part of a shard that each replica writes; None if one writes all of it."""
-        if self.max_replicas is not None:
-            n_replicas = min(n_replicas, self.max_replicas)
-        if not self.parallel or n_replicas <= 1:
-            return None
-
-        part = chunk_shapes.replica_shape(shard, n_replicas)
-        too_small = part is not None and math.prod(part) * itemsize < (self.min_slice_bytes or 0)
-        return None if too_small else part
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class HostArray:
-    """An array on the host."""
-
-    array: ArrayWrite
-    sharding: str | None  #: as it is recorded
-    metadata: RecordedArray
-
-
-def stage(
-    values: Sequence[jax.Array],
-    infos: Sequence[ParamInfo],
-    args: Sequence[SaveArgs],
-    options: ReplicaOptions,
-    metadata_key: str | None,
-) -> list[HostArray]:
-    """Bring arrays to the host. Blocking; when it returns they may be deleted or donated.
-
-    On CPU devices nothing is copied: the memory of an array that is looked at is not reused.
-
-    Raises:
-        DeletedLeafError: If one is gone.
-        InvalidLeafError: If one cannot be stored.
-    """
-    return [
-        _staged(value, info, arg, options, metadata_key)
-        for value, info, arg in zip(values, infos, args, strict=True)
-    ]
-
-
-def write_shape_of(value: jax.Array, options: ReplicaOptions) -> tuple[int, ...]:
-    """Return the shape of what one replica writes: a shard, or a part of it."""
-    shape = tuple(value.sharding.shard_shape(value.shape))
-    indices: Any = cast("Any", value.sharding).addressable_devices_indices_map(value.shape)
-    n_replicas = min(Counter(map(str, indices.values())).values())
-    return options.part_of(shape, n_replicas, value.dtype.itemsize) or shape
-
-
-def _staged(
-    value: jax.Array, info: ParamInfo, arg: SaveArgs, options: ReplicaOptions, metadata_key: str | None
-) -> HostArray:
-    handler = built_in.ArrayHandler()
-    place = kernel.ParamInfo((info.name,), (kernel.KeyKind.MAPPING,), info.name)
-    spec = handler.describe(value, place)
-    data = value if spec.random_key_impl is None else jax.random.key_data(value)
-    database = bool(info.is_ocdbt_checkpoint)
-    write_shape = write_shape_of(data, options)
-    dtype = np.dtype(data.dtype if arg.dtype is None else arg.dtype)
-    shape = spec.shape or ()
-    chunk_shape = chunk_shape_for(
-        info, use_ocdbt=database, shape=shape, write_shape=write_shape, dtype=dtype, arg=arg
-    )
-    spec = replace(spec, chunk_shape=chunk_shape, dtype=dtypes.dtype_name(dtype), itemsize=dtype.itemsize)
-    leaf = kernel.Leaf(0, place, value, spec, handler)
-    parts = [
-        (_place(plan.chunk, chunk_shape), _elements(plan.take(), spec.dtype, chunk_shape))
-        for plan in handler.pieces(leaf, _WHOLE)
-    ]
-    separate = options.separate_folder and options.parallel and database and _is_replicated(data.sharding)
-    # Cast on the way to the host, so TensorStore is given what is stored.
-    written = array_write_spec(
-        info,
-        use_ocdbt=database,
-        shape=shape,
-        chunk_shape=chunk_shape,
-        dtype=dtype,
-        process=process_directory(process_index(), replicas=separate) if database else None,
-        metadata_key=metadata_key,
-    )
-    extra = {RANDOM_KEY_IMPL: spec.random_key_impl} if spec.random_key_impl else None
-    metadata = RecordedArray(
-        info.name, shape, dtype, write_shape, chunk_shape, database, bool(info.use_zarr3), extra
-    )
-    return HostArray(ArrayWrite(info, written, parts), spec.sharding, metadata)
-
-
-def _place(chunk: tuple[int, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
-    return tuple([slice(at * size, (at + 1) * size) for at, size in zip(chunk, shape, strict=True)]) or (...,)
-
-
-def _elements(data: memoryview, dtype: str, shape: tuple[int, ...]) -> Any:
-    # A view: it keeps the memory, and what holds that, alive.
-    return np.frombuffer(data, np.uint8).view(dtypes.numpy_dtype(dtype)).reshape(shape)
-
-
-def _is_replicated(sharding: Any) -> bool:
-    if isinstance(sharding, jax.sharding.NamedSharding):
-        spec = cast("Sequence[object]", tuple(sharding.spec))
-        return len(sharding.mesh.axis_names) > len(spec) or not spec or None in spec
-
-    return isinstance(sharding, jax.sharding.SingleDeviceSharding)

@@ -1,8 +1,9 @@
 """The type handlers of leaves: jax.Arrays, NumPy arrays, numbers and strings.
 
-In a pipeline each stands for the handler of penstock that does the same, its `leaf_handler`. Subclasses that
-override a method, and programs, call `serialize` and `deserialize` directly: then arrays go through
-TensorStore, into the database of this process or into directories of their own.
+In the save of a tree each stands for the handler of penstock that does the same, its `leaf_handler`. Programs,
+and classes that override a method, call `serialize` and `deserialize` themselves: each call is a batch of
+`array_io`, whose arrays TensorStore writes and reads, in the database of this process or in directories of
+their own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = (
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, Final, cast, final
@@ -29,10 +30,12 @@ from typing import Any, Final, cast, final
 import jax
 import numpy as np
 import numpy.typing as npt
+import tensorstore as ts
 
 from penstock.embedding import (
     ReplicaAxis,
     built_in,
+    dtypes,
     encode_strings,
     file_names,
     kernel,
@@ -41,24 +44,25 @@ from penstock.embedding import (
 )
 from penstock.errors import InvalidLeafError
 from penstock.orbax.array_io import (
-    ArrayWrite,
-    HostArray,
+    ArrayToRead,
+    ArrayToWrite,
     ReplicaOptions,
-    array_request,
+    begin_writing,
     check_infos,
+    leaf_to_write,
     open_arrays,
     opened_metadata,
-    read_array,
+    read_arrays,
     read_values,
-    resolve_paths,
     sharding_pointer,
-    stage,
-    write_arrays,
+    target_of,
+    write_shape_of,
     write_values,
 )
 from penstock.orbax.array_metadata_store import RANDOM_KEY_IMPL
-from penstock.orbax.arrays import asked_placement
-from penstock.orbax.background_work import all_results, in_thread, reserved, together
+from penstock.orbax.array_metadata_store import ArrayMetadata as RecordedArray
+from penstock.orbax.arrays import asked_placement, is_narrowed, jax_dtype, key_data
+from penstock.orbax.background_work import in_thread
 from penstock.orbax.leaf_args import (
     ParamInfo,
     RestoreArgs,
@@ -68,14 +72,72 @@ from penstock.orbax.leaf_args import (
 )
 from penstock.orbax.multihost import has_primary_host, is_primary_host, process_count, process_index
 from penstock.orbax.stage_workers import TypeHandler
-from penstock.orbax.tensorstore_specs import get_json_tspec_write
+from penstock.orbax.tensorstore_specs import (
+    chunk_shape_for,
+    get_cast_tspec_deserialize,
+    get_json_tspec_read,
+    get_json_tspec_write,
+)
 from penstock.orbax.value_metadata import ScalarMetadata, StringMetadata, from_serialized_string
+
+_jax: Any = jax
+_ts: Any = ts  # its stubs use names that they do not define
 
 _RANKS: Final = range(3)
 """The values of Orbax's `TransferPriority` but for the unknown: at once, soon, later."""
 
 
-class ArrayHandler(TypeHandler):
+class _ArraysBySpecs(TypeHandler):
+    """Stores arrays by TensorStore, where and as its specs say. Programs override how those are made."""
+
+    _metadata_key: str | None
+
+    def _get_json_tspec_write(
+        self,
+        info: ParamInfo,
+        value: Any,
+        use_ocdbt: bool = False,
+        process_index: int | str | None = None,
+        arg: SaveArgs | None = None,
+    ) -> dict[str, Any]:
+        """Return TensorStore's spec to write an array. An override is called in saves of whole trees, too."""
+        dtype = value.dtype if arg is None or arg.dtype is None else arg.dtype
+        return get_json_tspec_write(
+            info,
+            use_ocdbt,
+            tuple(value.shape),
+            self._part_of(value),
+            dtype,
+            process_index,
+            self._metadata_key,
+            arg,
+        )
+
+    def _get_json_tspec_read(self, info: ParamInfo, use_ocdbt: bool = False) -> dict[str, Any]:
+        """Return TensorStore's spec to read a leaf; likewise."""
+        missing_is_error = info.raise_array_data_missing_error
+        return get_json_tspec_read(info, use_ocdbt, self._metadata_key, missing_is_error)
+
+    def _part_of(self, value: Any) -> tuple[int, ...]:
+        """Return the shape of what is written of an array at once."""
+        return tuple(value.shape)
+
+    async def _open(self, infos: Sequence[ParamInfo], dtypes: Sequence[Any] | None) -> list[Any]:
+        """Open stored arrays, cast to `dtypes` if they are to be restored."""
+        for info in infos:
+            await info.await_path_creation()
+
+        specs = [self._get_json_tspec_read(info, bool(info.is_ocdbt_checkpoint)) for info in infos]
+        if dtypes is not None:
+            specs = [
+                get_cast_tspec_deserialize(spec, RestoreArgs(dtype=dtype))
+                for spec, dtype in zip(specs, dtypes, strict=True)
+            ]
+
+        return await open_arrays(infos, specs, compare=dtypes is not None)
+
+
+class ArrayHandler(_ArraysBySpecs):
     """Stores the distinct shards of a jax.Array; typed PRNG keys as their key data.
 
     Args:
@@ -154,7 +216,7 @@ class ArrayHandler(TypeHandler):
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
         """Describe each stored leaf by an `ArrayMetadata`, with its sharding if one is recorded."""
-        opened = await open_arrays(infos, None, self._metadata_key)
+        opened = await self._open(infos, None)
         shardings = await _recorded(infos, range(len(infos)))
         return [
             opened_metadata(store, info, from_serialized_string(text) if text else None)
@@ -175,9 +237,14 @@ class ArrayHandler(TypeHandler):
         check_infos(infos)
         refuse_empty(values, infos)
         values, infos, args = self._prioritised(values, infos, args)
-        staged = await in_thread(stage, values, infos, args, self._replicas, self._metadata_key)
+        arrays = [
+            self._to_write(value, info, arg) for value, info, arg in zip(values, infos, args, strict=True)
+        ]
+        recorded = [(one.leaf.spec, arg) for one, arg in zip(arrays, args, strict=True)]
+        record = partial(self._record, infos, recorded)
+        written = await begin_writing(arrays, record)
         self._tell("on_transfer_end", infos)
-        return [start_thread(self._write, staged, infos)]
+        return [written]
 
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
@@ -203,33 +270,55 @@ class ArrayHandler(TypeHandler):
         for info in infos:
             await info.await_path_creation()
 
-        shardings = await _shardings(infos, args)
-        wanted = [array_request(arg, s, i) for arg, s, i in zip(args, shardings, infos, strict=True)]
-        opened = await open_arrays(infos, args, self._metadata_key)
+        places = await _shardings(infos, args)
+        opened = await self._open(infos, [arg.dtype for arg in args])
+        narrow = [_narrowed(store) for store in opened]
         impls = await self._key_impls(infos)
-
-        async def read(at: int) -> Any:
-            return await read_array(opened[at], infos[at], wanted[at], impls.get(infos[at].name))
-
-        return await together([partial(read, at) for at in range(len(infos))])
+        return await read_arrays(
+            [
+                ArrayToRead(
+                    info, store, target_of(arg, place, info, store), _finish(place, impls.get(info.name))
+                )
+                for info, store, arg, place in zip(infos, narrow, args, places, strict=True)
+            ]
+        )
 
     def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
         """Return for each value the bytes of its distinct shards, to write and to read."""
         sizes = [int(value.nbytes) for value in values]
         return [(size, size) for size in sizes]
 
-    def _write(self, staged: Sequence[HostArray], infos: Sequence[ParamInfo]) -> None:
-        resolve_paths(infos)
-        write_arrays([one.array for one in staged], database=bool(infos[0].is_ocdbt_checkpoint))
-        texts = [(one.array.info, one.sharding) for one in staged]
-        if self._enable_write_sharding_file and is_primary_host(self._primary_host):
-            write_values(
-                file_names.SHARDING, [(i, sharding_pointer(i.name), text) for i, text in texts if text]
-            )
+    def _part_of(self, value: Any) -> tuple[int, ...]:
+        return write_shape_of(value, self._replicas)
 
-        store = self._array_metadata_store
-        if store is not None:
-            run_sync(store.write, infos[0].parent_dir, [one.metadata for one in staged], process_index())
+    def _to_write(self, value: Any, info: ParamInfo, arg: SaveArgs) -> ArrayToWrite:
+        def part() -> tuple[int, ...]:
+            return self._part_of(key_data(value))
+
+        def spec() -> dict[str, Any]:
+            data, database = key_data(value), bool(info.is_ocdbt_checkpoint)
+            options = self._replicas
+            apart = options.separate_folder and options.parallel and _is_replicated(data.sharding)
+            process = f"replica_{process_index()}" if apart else process_index()
+            return self._get_json_tspec_write(info, data, database, process if database else None, arg)
+
+        return ArrayToWrite(info, leaf_to_write(value, info, built_in.ArrayHandler(), arg.dtype, part), spec)
+
+    async def _record(
+        self, infos: Sequence[ParamInfo], saved: Sequence[tuple[kernel.LeafSpec, SaveArgs]]
+    ) -> None:
+        """Write what documents say of arrays that are durable."""
+        if self._enable_write_sharding_file and is_primary_host(self._primary_host):
+            texts = [
+                (info, sharding_pointer(info.name), spec.sharding)
+                for info, (spec, _) in zip(infos, saved, strict=True)
+                if spec.sharding
+            ]
+            await in_thread(write_values, file_names.SHARDING, texts)
+
+        if self._array_metadata_store is not None:
+            arrays = [_recorded_array(info, *one) for info, one in zip(infos, saved, strict=True)]
+            await self._array_metadata_store.write(infos[0].parent_dir, arrays, process_index())
 
         self._tell("on_write_end", infos)
 
@@ -266,6 +355,43 @@ class ArrayHandler(TypeHandler):
         if self._callback is not None:
             for info in infos:
                 getattr(self._callback, event)(info.keypath)
+
+
+def _recorded_array(info: ParamInfo, spec: kernel.LeafSpec, arg: SaveArgs) -> RecordedArray:
+    shape, part, dtype = spec.shape or (), spec.chunk_shape, dtypes.numpy_dtype(spec.dtype)
+    database = bool(info.is_ocdbt_checkpoint)
+    chunks = chunk_shape_for(info, use_ocdbt=database, shape=shape, write_shape=part, dtype=dtype, arg=arg)
+    extra = {RANDOM_KEY_IMPL: spec.random_key_impl} if spec.random_key_impl else None
+    return RecordedArray(info.name, shape, dtype, part, chunks, database, bool(info.use_zarr3), extra)
+
+
+def _is_replicated(sharding: Any) -> bool:
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        spec = cast("Sequence[object]", tuple(sharding.spec))
+        return len(sharding.mesh.axis_names) > len(spec) or not spec or None in spec
+
+    return isinstance(sharding, jax.sharding.SingleDeviceSharding)
+
+
+def _narrowed(store: Any) -> Any:
+    """Return an open array as jax holds it, where 64-bit types may be disabled."""
+    dtype = store.dtype.numpy_dtype
+    return _ts.cast(store, jax_dtype(dtype)) if is_narrowed(dtype) else store
+
+
+def _finish(place: Any, key_impl: str | None) -> Callable[[Any], Any] | None:
+    """Return what makes typed keys of their data, and chooses the memory layout; None if neither is asked."""
+    memory = None if isinstance(place, jax.sharding.Sharding) else place
+    if key_impl is None and memory is None:
+        return None
+
+    def finish(array: Any) -> Any:
+        if key_impl is not None:
+            array = _jax.random.wrap_key_data(array, impl=key_impl)
+
+        return array if memory is None else _jax.device_put(array, memory)
+
+    return finish
 
 
 async def _shardings(infos: Sequence[ParamInfo], args: Sequence[RestoreArgs]) -> list[Any]:
@@ -350,15 +476,14 @@ def replicas_share_by_default() -> bool:
     return "gpu" not in platforms and "cuda" not in platforms
 
 
-class NumpyHandler(TypeHandler):
+class NumpyHandler(_ArraysBySpecs):
     """Stores an `np.ndarray` whole.
 
     Args:
         metadata_key: The name of an array's metadata file; by default that of its format.
         ocdbt_process_id: The process whose directory in the database gets the arrays; by default this one.
             Has no effect in a tree.
-        deepcopy_host_arrays: Whether arrays are copied, so that they may change during the save.
-            Has no effect in a tree: there they are.
+        deepcopy_host_arrays: Has no effect: arrays are copied, so that they may change during the save.
     """
 
     def __init__(
@@ -369,7 +494,6 @@ class NumpyHandler(TypeHandler):
     ) -> None:
         self._metadata_key = metadata_key
         self._process_id = ocdbt_process_id
-        self._copies = deepcopy_host_arrays
 
     def typestr(self) -> str:
         """`np.ndarray`."""
@@ -382,7 +506,7 @@ class NumpyHandler(TypeHandler):
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
         """Describe each stored leaf by an `ArrayMetadata`."""
-        opened = await open_arrays(infos, None, self._metadata_key)
+        opened = await self._open(infos, None)
         return [opened_metadata(store, info) for store, info in zip(opened, infos, strict=True)]
 
     async def serialize(
@@ -397,8 +521,10 @@ class NumpyHandler(TypeHandler):
         check_input_arguments(values, infos, args)
         check_infos(infos)
         refuse_empty(values, infos)
-        copies = await in_thread(_copied, values) if self._copies else list(values)
-        return [start_thread(self._write, copies, infos, args)]
+        arrays = [
+            self._to_write(value, info, arg) for value, info, arg in zip(values, infos, args, strict=True)
+        ]
+        return [await begin_writing(arrays, _nothing)]
 
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
@@ -411,45 +537,29 @@ class NumpyHandler(TypeHandler):
         """
         args = args or [RestoreArgs()] * len(infos)
         check_input_arguments(infos, args)
-        opened = await open_arrays(infos, args, self._metadata_key)
-        if all(info.byte_limiter is None for info in infos):
-            return await all_results([store.read() for store in opened], infos)
-
-        arrays: list[Any] = []
-        for store, info in zip(opened, infos, strict=True):
-            async with reserved(info.byte_limiter, store.size * store.dtype.numpy_dtype.itemsize):
-                arrays += await all_results([store.read()], [info])
-
-        return arrays
+        opened = await self._open(infos, [arg.dtype for arg in args])
+        return await read_arrays(
+            [ArrayToRead(info, store, np.ndarray) for info, store in zip(infos, opened, strict=True)]
+        )
 
     def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
         """Return for each value its bytes, to write and to read."""
         sizes = [np.asarray(value).nbytes for value in values]
         return [(size, size) for size in sizes]
 
-    def _write(
-        self, arrays: Sequence[npt.NDArray[Any]], infos: Sequence[ParamInfo], args: Sequence[SaveArgs]
-    ) -> None:
-        resolve_paths(infos)
-        database = bool(infos[0].is_ocdbt_checkpoint)
-        writes = [
-            ArrayWrite(
-                info,
-                get_json_tspec_write(
-                    info,
-                    database,
-                    built_in.shape,
-                    built_in.shape,
-                    built_in.dtype,
-                    (self._process_id or process_index()) if database else None,
-                    self._metadata_key,
-                    arg,
-                ),
-                [((...,), built_in)],
-            )
-            for built_in, info, arg in zip(arrays, infos, args, strict=True)
-        ]
-        write_arrays(writes, database=database)
+    def _to_write(self, value: Any, info: ParamInfo, arg: SaveArgs) -> ArrayToWrite:
+        def spec() -> dict[str, Any]:
+            database = bool(info.is_ocdbt_checkpoint)
+            process = (self._process_id or process_index()) if database else None
+            return self._get_json_tspec_write(info, shown, database, process, arg)
+
+        shown = _jax.ShapeDtypeStruct(value.shape, value.dtype)
+        leaf = leaf_to_write(value, info, built_in.NumpyHandler(), arg.dtype, lambda: tuple(value.shape))
+        return ArrayToWrite(info, leaf, spec)
+
+
+async def _nothing() -> None:
+    """Write no documents."""
 
 
 class ScalarHandler(NumpyHandler):
@@ -506,10 +616,6 @@ def refuse_empty(values: Sequence[Any], infos: Sequence[ParamInfo]) -> None:
     for value, info in zip(values, infos, strict=True):
         if value.size == 0:
             raise ValueError(f"an array without elements cannot be saved: {info.name!r} is {value.shape}")
-
-
-def _copied(values: Sequence[Any]) -> list[npt.NDArray[Any]]:
-    return [np.array(value, order="K") for value in values]
 
 
 class StringHandler(TypeHandler):
@@ -572,10 +678,15 @@ class StringHandler(TypeHandler):
         return [(size, size) for size in sizes]
 
     def _write(self, values: Sequence[str], infos: Sequence[ParamInfo]) -> None:
-        resolve_paths(infos)
+        run_sync(_created, infos)
         write_values(
             self._filename, [(i, f"/{i.name}", str(value)) for i, value in zip(infos, values, strict=True)]
         )
+
+
+async def _created(infos: Sequence[ParamInfo]) -> None:
+    for info in infos:
+        await info.await_path_creation()
 
 
 def _check_places(values: Sequence[Any], infos: Sequence[ParamInfo]) -> None:

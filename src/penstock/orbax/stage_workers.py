@@ -53,6 +53,12 @@ _NODES: Final[frozenset[type]] = frozenset({dict, list, tuple, type(None), jax.S
 
 _WITH_A_PLACE: Final = ("jax.Array", "np.ndarray", "scalar", "string")
 
+_READS_AND_WRITES: Final = (
+    *("serialize", "deserialize", "finalize"),
+    *("_get_json_tspec_write", "_get_json_tspec_read"),  # programs override these alone
+)
+"""The methods of a type handler by which it does its work."""
+
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -151,7 +157,7 @@ class StageWorkers:
     def of(self, handler: Any) -> kernel.LeafHandler:
         """Return the pipeline handler for the leaves of `handler`."""
         class_ = next((c for c in type(handler).__mro__ if c.__module__.startswith(_OURS)), None)
-        if class_ is not None and _keeps(handler, class_, "serialize", "deserialize", "finalize"):
+        if class_ is not None and _keeps(handler, class_, *_READS_AND_WRITES):
             native = getattr(handler, "leaf_handler", None)
             if native is not None:
                 return cast("kernel.LeafHandler", native)
@@ -323,7 +329,8 @@ class StageRegistry:
 def _keeps(handler: object, class_: type, *names: str) -> bool:
     """Return whether a handler has a class's own methods of these names, not overridden."""
     return all(
-        getattr(type(handler), name) is getattr(class_, name) and name not in vars(handler) for name in names
+        getattr(type(handler), name, None) is getattr(class_, name, None) and name not in vars(handler)
+        for name in names
     )
 
 

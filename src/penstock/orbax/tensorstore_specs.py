@@ -8,8 +8,7 @@ from __future__ import annotations
 
 __all__ = (
     "OcdbtWriteOptions",
-    "array_read_spec",
-    "array_write_spec",
+    "chunk_shape_for",
     "get_cast_tspec_deserialize",
     "get_cast_tspec_serialize",
     "get_json_tspec_read",
@@ -37,7 +36,7 @@ _ts: Any = ts  # its stubs use names that they do not define
 _GIB: Final = 2**30
 _MIB: Final = 2**20
 _ZSTD_LEVEL: Final = {2: 1, 3: 3}
-_PROCESS_ID: Final = re.compile("[A-Za-z0-9]+")
+_PROCESS_ID: Final = re.compile("(replica_)?[A-Za-z0-9]+")
 
 
 @dataclass(frozen=True)
@@ -73,16 +72,16 @@ def get_ts_context(
     return ts.Context(context)
 
 
-def process_directory(process_id: int | str, *, replicas: bool = False) -> str:
+def process_directory(process_id: int | str) -> str:
     """Return the name of the directory of one process.
 
     Raises:
-        ValueError: If the id has characters other than letters and digits.
+        ValueError: If the id has characters other than letters and digits, but for `replica_` in front.
     """
     if not _PROCESS_ID.fullmatch(str(process_id)):
         raise ValueError(f"the id of a process consists of letters and digits: {process_id!r}")
 
-    return f"ocdbt.process_{'replica_' if replicas else ''}{process_id}"
+    return f"ocdbt.process_{process_id}"
 
 
 def kvstore_spec(
@@ -180,62 +179,6 @@ def json_spec(directory: str, file: str, pointer: str) -> dict[str, Any]:
     }
 
 
-def array_read_spec(
-    info: ParamInfo,
-    *,
-    use_ocdbt: bool,
-    metadata_key: str | None = None,
-    raise_array_data_missing_error: bool = True,
-    dtype: Any = None,
-) -> dict[str, Any]:
-    """Return the spec to read an array, cast to `dtype` unless that is None or a PRNG key dtype."""
-    spec: dict[str, Any] = {
-        "driver": "zarr3" if info.use_zarr3 else "zarr",
-        "kvstore": kvstore_spec(_directory(info), info.name, use_ocdbt=use_ocdbt),
-        "recheck_cached_data": False,
-        "recheck_cached_metadata": False,
-        "fill_missing_data_reads": not raise_array_data_missing_error,
-    }
-    if metadata_key is not None:
-        spec["metadata_key"] = metadata_key
-
-    return spec if dtype is None else get_cast_tspec_deserialize(spec, RestoreArgs(dtype=dtype))
-
-
-def array_write_spec(
-    info: ParamInfo,
-    *,
-    use_ocdbt: bool,
-    shape: tuple[int, ...],
-    chunk_shape: tuple[int, ...],
-    dtype: Any,
-    stored_dtype: Any = None,
-    process: str | None = None,
-    metadata_key: str | None = None,
-) -> dict[str, Any]:
-    """Return the spec to write an array in chunks of `chunk_shape`, cast to `stored_dtype` if given."""
-    writing = OcdbtWriteOptions(info.ocdbt_target_data_file_size)
-    spec: dict[str, Any] = {
-        "driver": "zarr3" if info.use_zarr3 else "zarr",
-        "kvstore": kvstore_spec(
-            _directory(info), info.name, use_ocdbt=use_ocdbt, process=process, writing=writing
-        ),
-        "recheck_cached_data": False,
-        "recheck_cached_metadata": False,
-        "store_data_equal_to_fill_value": True,  # so that a missing chunk is known to be lost
-    }
-    if metadata_key is not None:
-        spec["metadata_key"] = metadata_key
-
-    make = _zarr3_metadata if info.use_zarr3 else _zarr2_metadata
-    spec["metadata"] = make(shape, chunk_shape, compressed=bool(info.use_compression))
-    plain = _name(dtype)
-    if stored_dtype is None or _name(stored_dtype) == plain:
-        return {**spec, "dtype": plain}
-
-    return {"base": {**spec, "dtype": _name(stored_dtype)}, "driver": "cast", "dtype": plain}
-
-
 def chunk_shape_for(
     info: ParamInfo,
     *,
@@ -293,12 +236,14 @@ def get_json_tspec_read(
     Raises:
         ValueError: If the directory is not absolute.
     """
-    return array_read_spec(
-        info,
-        use_ocdbt=use_ocdbt,
-        metadata_key=metadata_key,
-        raise_array_data_missing_error=raise_array_data_missing_error,
-    )
+    spec: dict[str, Any] = {
+        "driver": "zarr3" if info.use_zarr3 else "zarr",
+        "kvstore": kvstore_spec(_directory(info), info.name, use_ocdbt=use_ocdbt),
+        "recheck_cached_data": False,
+        "recheck_cached_metadata": False,
+        "fill_missing_data_reads": not raise_array_data_missing_error,
+    }
+    return spec if metadata_key is None else {**spec, "metadata_key": metadata_key}
 
 
 def get_json_tspec_write(
@@ -330,16 +275,24 @@ def get_json_tspec_write(
     chunks = chunk_shape_for(
         info, use_ocdbt=use_ocdbt, shape=global_shape, write_shape=local_shape, dtype=stored, arg=arg
     )
-    return array_write_spec(
-        info,
-        use_ocdbt=use_ocdbt,
-        shape=global_shape,
-        chunk_shape=chunks,
-        dtype=dtype,
-        stored_dtype=stored,
-        process=None if process_index is None else process_directory(process_index),
-        metadata_key=metadata_key,
-    )
+    process = None if process_index is None else process_directory(process_index)
+    writing = OcdbtWriteOptions(info.ocdbt_target_data_file_size)
+    spec: dict[str, Any] = {
+        "driver": "zarr3" if info.use_zarr3 else "zarr",
+        "kvstore": kvstore_spec(
+            _directory(info), info.name, use_ocdbt=use_ocdbt, process=process, writing=writing
+        ),
+        "recheck_cached_data": False,
+        "recheck_cached_metadata": False,
+        "store_data_equal_to_fill_value": True,  # so that a missing chunk is known to be lost
+    }
+    if metadata_key is not None:
+        spec["metadata_key"] = metadata_key
+
+    make = _zarr3_metadata if info.use_zarr3 else _zarr2_metadata
+    spec["metadata"] = make(global_shape, chunks, compressed=bool(info.use_compression))
+    spec["dtype"] = _name(stored)
+    return spec if _name(dtype) == spec["dtype"] else {"base": spec, "driver": "cast", "dtype": _name(dtype)}
 
 
 def get_cast_tspec_serialize(tspec: dict[str, Any], value: Any, args: SaveArgs) -> dict[str, Any]:
