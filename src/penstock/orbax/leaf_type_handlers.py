@@ -1,9 +1,8 @@
 """The type handlers of leaves: jax.Arrays, NumPy arrays, numbers and strings.
 
-In the save of a tree each stands for the handler of penstock that does the same, its `leaf_handler`. Programs,
-and classes that override a method, call `serialize` and `deserialize` themselves: each call is a batch of
-`array_io`, whose arrays TensorStore writes and reads, in the database of this process or in directories of
-their own.
+In the save of a tree each stands for the handler of penstock that does the same, its `leaf_handler`.
+Programs, and classes that override a method, call `serialize` and `deserialize` themselves: each call is a
+batch of `array_io`, whose arrays TensorStore writes and reads, in a database of this process or in directories.
 """
 
 from __future__ import annotations
