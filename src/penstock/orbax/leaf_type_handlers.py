@@ -1,8 +1,8 @@
 """The type handlers of leaves: jax.Arrays, NumPy arrays, numbers and strings.
 
 In the save of a tree each stands for the handler of penstock that does the same, its `leaf_handler`.
-Programs, and classes that override a method, call `serialize` and `deserialize` themselves: each call is a
-batch of `array_io`, whose arrays TensorStore writes and reads, in a database of this process or in directories.
+Programs, and classes that override a method, call `serialize` and `deserialize` themselves. Each such call is
+a batch of `array_io`: TensorStore writes and reads its arrays.
 """
 
 from __future__ import annotations
