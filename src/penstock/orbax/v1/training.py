@@ -88,22 +88,29 @@ class Checkpointer:
         logger: Any = None,
     ) -> None:
         self._context = Context(context or get_context())
-        options = options_of(
-            self._context,
-            save_decision_policy or often(),
-            preservation_policy or PreserveAll(),
-            step_name_format or standard_name_format(),
+        names = step_name_format or standard_name_format()
+        # The first step, each that comes when no save is running, and the last one before a preemption.
+        often = [InitialSavePolicy(), ContinuousCheckpointingPolicy(), PreemptionCheckpointingPolicy()]
+        options = CheckpointManagerOptions(
+            save_decision_policy=save_decision_policy or AnySavePolicy(often),
+            preservation_policy=preservation_policy or PreserveAll(),
+            step_name_format=names,
+            single_host_load_and_broadcast=bool(getattr(names, "single_host_load_and_broadcast", False)),
+            cleanup_tmp_directories=cleanup_tmp_directories,
+            todelete_full_path=self._context.deletion.gcs_deletion_options.todelete_full_path,
+            file_options=FileOptions(path_permission_mode=self._context.file.path_permission_mode),
+            multiprocessing_options=cast("Any", self._context.multiprocessing),
+            lightweight_initialize=lightweight_initialize,
         )
-        options.cleanup_tmp_directories = cleanup_tmp_directories
-        options.lightweight_initialize = lightweight_initialize
-        self._sequence = StepSequence(
-            directory, options, StandardLogger() if logger is None else logger, custom_metadata
-        )
+        self._root = ManagedSteps(directory, options, cast("Mapping[str, Any] | None", custom_metadata))
+        self._logger = StandardLogger() if logger is None else logger
+        self._saving: StepSave | None = None
+        self._deleting: Operation[bool] | None = None
 
     @property
     def directory(self) -> Path:
         """The directory of the steps."""
-        return self._sequence.directory
+        return cast("Path", self._root.directory)
 
     @property
     def latest(self) -> CheckpointMetadata[None] | None:
@@ -116,11 +123,20 @@ class Checkpointer:
 
         Nothing is read for it: `metadata` says more of a step, `reload` looks for steps of others.
         """
-        return self._sequence.described()
+        return [
+            CheckpointMetadata(
+                info.step,
+                info.path,
+                metadata=None,
+                commit_timestamp_nsecs=int(info.time.timestamp() * 1e9),
+                metrics=info.metrics,
+            )
+            for info in self._root.infos
+        ]
 
     def should_save(self, step: Step) -> bool:
         """Return whether `save` would save a step: it is newer than all, and the policy asks for it."""
-        return self._sequence.should_save(step)
+        return self._should_save(_number(step), self._root.infos)
 
     def save(
         self,
@@ -188,7 +204,7 @@ class Checkpointer:
         check_state(state)
         new = NewStep(step, {checkpointable_name: state}, metrics, custom_metadata, force, overwrite)
         with get_context(self._context):
-            return self._sequence.begin_save(new)
+            return self._begin_save(new)
 
     def save_checkpointables_async(
         self,
@@ -203,7 +219,7 @@ class Checkpointer:
         """Start to save named objects as a step; return when they may be changed. See `save_async`."""
         new = NewStep(step, checkpointables, metrics, custom_metadata, force, overwrite)
         with get_context(self._context):
-            return self._sequence.begin_save(new)
+            return self._begin_save(new)
 
     def cancel(self, step: Step | None = None) -> None:
         """Stop a save in the background, and remove what it wrote. No error is raised for it.
@@ -211,7 +227,11 @@ class Checkpointer:
         Args:
             step: A step that is deleted, too, if it exists.
         """
-        self._sequence.cancel()
+        self._wait_for_deletion()
+        if self._saving is not None:
+            self._saving.cancel()
+            with suppress(Exception):  # a save that was cancelled fails
+                self._saving.result()
         if step is not None:
             self.delete(step, missing_ok=True)
 
@@ -264,20 +284,16 @@ class Checkpointer:
         Raises:
             StepNotFoundError: If there is no such step, or no step at all. It is a FileNotFoundError.
         """
-        info = self._sequence.existing(step)
-        with get_context(self._context):
-            return self._sequence.about(info, loading.metadata(self._sequence.path(info.step)))
+        return self._about(step, loading.metadata)
 
     def checkpointables_metadata(self, step: Step | None = None) -> CheckpointMetadata[dict[str, Any]]:
         """Describe the items of a step. See `metadata`."""
-        info = self._sequence.existing(step)
-        with get_context(self._context):
-            found = loading.checkpointables_metadata(self._sequence.path(info.step))
-            return self._sequence.about(info, found)
+        return self._about(step, loading.checkpointables_metadata)
 
     def root_metadata(self) -> RootMetadata:
         """Return what is kept with the directory."""
-        return self._sequence.root_metadata()
+        known = self._root.metadata().custom_metadata
+        return RootMetadata(directory=self.directory, custom_metadata=known)
 
     def delete(self, step: Step, *, checkpointable_name: str | None = None, missing_ok: bool = False) -> bool:
         """Delete a step, whatever the policy says, or one item of it.
@@ -294,32 +310,59 @@ class Checkpointer:
             StepNotFoundError: If there is no such step, and `missing_ok` is off. It is a FileNotFoundError.
             Exception: What `penstock.orbax.v1.delete` raises.
         """
-        with get_context(self._context):
-            self._sequence.begin_delete(step, checkpointable_name, missing_ok=missing_ok)
-        return self._sequence.wait_for_deletion()
+        self.delete_async(step, checkpointable_name=checkpointable_name, missing_ok=missing_ok)
+        return self._wait_for_deletion()
 
     def delete_async(
         self, step: Step, *, checkpointable_name: str | None = None, missing_ok: bool = False
     ) -> AsyncResponse[bool]:
         """Begin to delete, and return. A whole step is gone from `checkpoints` at once. See `delete`."""
+        number = _number(step)
+        self.wait()
+        known = self._root.exists(number)
+        if not known and not missing_ok:
+            raise StepNotFoundError(str(self.directory), number)
+        if checkpointable_name is None:
+            self._root.forget(number)
+
+        def remove() -> bool:
+            if known and checkpointable_name is None:
+                self._root.delete(number)
+            elif known:
+                return delete(
+                    self._root.path(number), checkpointable_name=checkpointable_name, missing_ok=missing_ok
+                )
+            return known
+
+        once = partial(self._root.decided, f"delete {checkpointable_name or 'all'} of {number}", remove)
+
+        async def run(operation: Operation[bool]) -> bool:
+            return await kernel.Threads(1).run(once)
+
         with get_context(self._context):
-            return self._sequence.begin_delete(step, checkpointable_name, missing_ok=missing_ok)
+            self._deleting = begin(f"deletion of step {number}", run)
+            return self._deleting
 
     def reload(self) -> None:
         """List the directory again, since others may have changed it."""
-        self._sequence.reload()
+        self._wait_for_deletion()
+        self._root.reload()
 
     def is_saving_in_progress(self) -> bool:
         """Return whether a save is running in the background."""
-        return self._sequence.is_saving()
+        return self._saving is not None and not self._saving.done()
 
     def wait(self) -> None:
         """Wait until no save and no deletion is running. Raises the failure of either, once."""
-        self._sequence.wait()
+        self._wait_for_deletion()
+        self._wait_for_save()
 
     def close(self) -> None:
         """Wait until nothing is running. Idempotent."""
-        self._sequence.close()
+        try:
+            self.wait()
+        finally:
+            self._root.close()
 
     def __enter__(self) -> Self:
         return self
@@ -354,103 +397,10 @@ class Checkpointer:
 
     def _save(self, new: NewStep) -> bool:
         with get_context(self._context):
-            saving = self._sequence.begin_save(new, synchronous=True)
+            saving = self._begin_save(new, synchronous=True)
         return saving is not None and saving.result()
 
-    def _begin_load(self, step: Step | None, abstract: dict[str, Any] | None) -> Operation[dict[str, Any]]:
-        with get_context(self._context):
-            return self._sequence.begin_load(step, abstract)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class NewStep:
-    """The request to save a step; see `Checkpointer.save`."""
-
-    step: int
-    items: Mapping[str, Any]
-    metrics: JsonType | None
-    custom_metadata: JsonType | None
-    force: bool
-    overwrite: bool
-
-
-@final
-class StepSequence:
-    """The steps of one directory, and the save and the deletion that are running. For one thread.
-
-    Args:
-        directory: The directory of the steps.
-        options: See `options_of`.
-        logger: Has `log_entry`.
-        custom_metadata: Kept with the directory, unless there are some already.
-    """
-
-    def __init__(
-        self, directory: Any, options: CheckpointManagerOptions, logger: Any, custom_metadata: JsonType | None
-    ) -> None:
-        self._root = ManagedSteps(directory, options, cast("Mapping[str, Any] | None", custom_metadata))
-        self._logger = logger
-        self._saving: StepSave | None = None
-        self._deleting: Operation[bool] | None = None
-
-    @property
-    def directory(self) -> Path:
-        """The directory of the steps."""
-        return cast("Path", self._root.directory)
-
-    def described(self) -> Sequence[CheckpointMetadata[None]]:
-        """Return all steps, ascending, with what is known of them."""
-        return [
-            CheckpointMetadata(
-                info.step,
-                info.path,
-                metadata=None,
-                commit_timestamp_nsecs=int(info.time.timestamp() * 1e9),
-                metrics=info.metrics,
-            )
-            for info in self._root.infos
-        ]
-
-    def about(self, info: CheckpointInfo, found: OneCheckpoint[Any]) -> CheckpointMetadata[Any]:
-        """Return what a checkpoint says of itself together with what is known of its step."""
-        return CheckpointMetadata(
-            info.step,
-            found.path,
-            metadata=found.metadata,
-            init_timestamp_nsecs=found.init_timestamp_nsecs,
-            commit_timestamp_nsecs=found.commit_timestamp_nsecs,
-            custom_metadata=found.custom_metadata,
-            metrics=info.metrics,
-        )
-
-    def root_metadata(self) -> RootMetadata:
-        """Return what is kept with the directory."""
-        known = self._root.metadata().custom_metadata
-        return RootMetadata(directory=self.directory, custom_metadata=known)
-
-    def path(self, step: int) -> Any:
-        """Return the path of a step that exists."""
-        return self._root.path(step)
-
-    def existing(self, step: Step | None) -> CheckpointInfo:
-        """Return a step, or with None the latest.
-
-        Raises:
-            StepNotFoundError: If there is none.
-        """
-        number = None if step is None else _number(step)
-        for info in reversed(self._root.infos):
-            if number in (None, info.step):
-                return info
-
-        raise StepNotFoundError(str(self.directory), number)
-
-    def should_save(self, step: Step) -> bool:
-        """Return whether a step is newer than the latest one, and the policy asks for it."""
-        return self._should_save(_number(step), self._root.infos)
-
-    def begin_save(self, new: NewStep, *, synchronous: bool = False) -> StepSave | None:
+    def _begin_save(self, new: NewStep, *, synchronous: bool = False) -> StepSave | None:
         """Start to save a step, if the policy asks for it; return when its objects may be changed.
 
         Raises:
@@ -458,7 +408,7 @@ class StepSequence:
             Exception: The failure of an earlier save or deletion, or of this one so far.
         """
         number, times = _number(new.step), SaveTimes()
-        self.wait_for_deletion()
+        self._wait_for_deletion()
         if number in self._root.steps and not new.overwrite:
             raise StepAlreadyExistsError(number)
         says = partial(self._should_save, steps=[info for info in self._root.infos if info.step != number])
@@ -495,14 +445,14 @@ class StepSequence:
         log_save(self._logger, number, self.directory, times, synchronous=synchronous)
         return self._saving
 
-    def begin_load(self, step: Step | None, abstract: dict[str, Any] | None) -> Operation[dict[str, Any]]:
+    def _begin_load(self, step: Step | None, abstract: dict[str, Any] | None) -> Operation[dict[str, Any]]:
         """Start to load objects of a step, which penstock does not delete on this machine meanwhile.
 
         Raises:
             StepNotFoundError: If there is no such step.
         """
         begun = time.time()
-        info = self.existing(step)
+        info = self._existing(step)
         if self._saving is not None and self._saving.step == info.step:
             self._wait_for_save()
 
@@ -513,74 +463,47 @@ class StepSequence:
             log_restore(self._logger, info.step, self.directory, begun, reading)
             return found
 
-        return begin(f"load of step {info.step}", load)
+        with get_context(self._context):
+            return begin(f"load of step {info.step}", load)
 
-    def begin_delete(self, step: Step, name: str | None, *, missing_ok: bool) -> Operation[bool]:
-        """Start to delete a step, or one of its items; a whole step is forgotten at once.
+    def _existing(self, step: Step | None) -> CheckpointInfo:
+        """Return a step, or with None the latest.
 
         Raises:
-            StepNotFoundError: If there is no such step, and `missing_ok` is off.
-            Exception: The failure of an earlier save or deletion.
+            StepNotFoundError: If there is none.
         """
-        number = _number(step)
-        self.wait()
-        known = self._root.exists(number)
-        if not known and not missing_ok:
-            raise StepNotFoundError(str(self.directory), number)
-        if name is None:
-            self._root.forget(number)
+        number = None if step is None else _number(step)
+        for info in reversed(self._root.infos):
+            if number in (None, info.step):
+                return info
 
-        def remove() -> bool:
-            if known and name is None:
-                self._root.delete(number)
-            elif known:
-                return delete(self._root.path(number), checkpointable_name=name, missing_ok=missing_ok)
-            return known
+        raise StepNotFoundError(str(self.directory), number)
 
-        once = partial(self._root.decided, f"delete {name or 'all'} of {number}", remove)
+    def _about(
+        self, step: Step | None, describe: Callable[[Any], OneCheckpoint[Any]]
+    ) -> CheckpointMetadata[Any]:
+        """Return what a checkpoint says of itself together with what is known of its step."""
+        info = self._existing(step)
+        with get_context(self._context):
+            found = describe(self._root.path(info.step))
 
-        async def run(operation: Operation[bool]) -> bool:
-            return await kernel.Threads(1).run(once)
+        return CheckpointMetadata(
+            info.step,
+            found.path,
+            metadata=found.metadata,
+            init_timestamp_nsecs=found.init_timestamp_nsecs,
+            commit_timestamp_nsecs=found.commit_timestamp_nsecs,
+            custom_metadata=found.custom_metadata,
+            metrics=info.metrics,
+        )
 
-        self._deleting = begin(f"deletion of step {number}", run)
-        return self._deleting
-
-    def cancel(self) -> None:
-        """Stop the save that is under way, and wait until what it wrote is removed."""
-        self.wait_for_deletion()
-        if self._saving is not None:
-            self._saving.cancel()
-            with suppress(Exception):  # a save that was cancelled fails
-                self._saving.result()
-
-    def is_saving(self) -> bool:
-        """Return whether a save is running."""
-        return self._saving is not None and not self._saving.done()
-
-    def wait(self) -> None:
-        """Wait until nothing is running. Raises the failure of a save or deletion, once."""
-        self.wait_for_deletion()
-        self._wait_for_save()
-
-    def wait_for_deletion(self) -> bool:
+    def _wait_for_deletion(self) -> bool:
         """Wait for a deletion, and return whether it found anything. Raises its failure, once."""
         deleting, self._deleting = self._deleting, None
         return deleting is not None and deleting.result()
 
-    def reload(self) -> None:
-        """List the directory again."""
-        self.wait_for_deletion()
-        self._root.reload()
-
-    def close(self) -> None:
-        """Wait until nothing is running, and let others write to the directory."""
-        try:
-            self.wait()
-        finally:
-            self._root.close()
-
     def _should_save(self, number: int, steps: Sequence[CheckpointInfo]) -> bool:
-        return self._root.should_save(number, steps, is_saving=self.is_saving())
+        return self._root.should_save(number, steps, is_saving=self.is_saving_in_progress())
 
     def _wait_for_save(self) -> None:
         if self._saving is not None:
@@ -594,33 +517,17 @@ class StepSequence:
                 self._root.reload()
 
 
-def options_of(
-    context: Context, deciding: SaveDecisionPolicy, preserving: PreservationPolicy, names: Any
-) -> CheckpointManagerOptions:
-    """Return the options of a directory of steps.
+@final
+@dataclass(frozen=True, slots=True)
+class NewStep:
+    """The request to save a step; see `Checkpointer.save`."""
 
-    Args:
-        context: Whose options of files and deletions count.
-        deciding: When steps are saved.
-        preserving: Which stay.
-        names: How they are named.
-    """
-    return CheckpointManagerOptions(
-        save_decision_policy=deciding,
-        preservation_policy=preserving,
-        step_name_format=names,
-        single_host_load_and_broadcast=bool(getattr(names, "single_host_load_and_broadcast", False)),
-        todelete_full_path=context.deletion.gcs_deletion_options.todelete_full_path,
-        file_options=FileOptions(path_permission_mode=context.file.path_permission_mode),
-        multiprocessing_options=cast("Any", context.multiprocessing),
-    )
-
-
-def often() -> SaveDecisionPolicy:
-    """Return the default: the first step, each that comes when no save is running, and one before the end."""
-    return AnySavePolicy(
-        [InitialSavePolicy(), ContinuousCheckpointingPolicy(), PreemptionCheckpointingPolicy()]
-    )
+    step: int
+    items: Mapping[str, Any]
+    metrics: JsonType | None
+    custom_metadata: JsonType | None
+    force: bool
+    overwrite: bool
 
 
 def _number(step: Step) -> int:
