@@ -59,13 +59,14 @@ _HELPERS = ("test_utils", "_test_utils", "_test_base", "_test")
 
 
 def _public_pairs(
-    theirs: ModuleType, ours: ModuleType, seen: set[str]
+    theirs: ModuleType, ours: ModuleType, seen: set[tuple[str, str]]
 ) -> Iterator[tuple[ModuleType, ModuleType]]:
     """Walk the modules that both libraries show."""
-    if ours.__name__ in seen:
+    pair = theirs.__name__, ours.__name__  # one module of penstock stands for several of Orbax
+    if pair in seen:
         return
 
-    seen.add(ours.__name__)
+    seen.add(pair)
     yield theirs, ours
     for name in getattr(ours, "__all__", ()):
         inner, other = getattr(ours, name), getattr(theirs, name, None)
@@ -101,7 +102,7 @@ class Substitution:
             self._pair_up()
 
     def _pair_up(self) -> None:
-        seen: set[str] = set()
+        seen: set[tuple[str, str]] = set()
         for theirs, ours in _FACES:
             pairs = _public_pairs(importlib.import_module(theirs), importlib.import_module(ours), seen)
             for module, other in pairs:
