@@ -71,7 +71,6 @@ Threads, loops and events:
     LoopHandle: Posts calls to an event loop from other threads.
     await_future: Awaits a future of a thread, or of TensorStore.
     failures: Failures that keep nothing of their callers alive.
-    get_logger: Returns penstock's log of events.
     lazy_names: Gives a package names that are imported on first use.
 """
 
@@ -116,7 +115,6 @@ __all__ = (
     "find_place",
     "flattening",
     "follows_from_step",
-    "get_logger",
     "holds",
     "kernel",
     "lazy_names",
@@ -161,7 +159,6 @@ if TYPE_CHECKING:
     from penstock.handlers.leaves.empty import EmptyNamedTuple
     from penstock.handlers.leaves.single_replica import ReplicaAxis
     from penstock.kernel.concurrency.threads import LoopHandle, await_future
-    from penstock.kernel.events import get_logger
     from penstock.kernel.lazy_names import lazy_names
     from penstock.kernel.memory.byte_account import ByteAccount
     from penstock.kernel.pipeline import failures
@@ -238,7 +235,6 @@ else:
                 "LoopHandle",
                 "await_future",
             ),
-            "penstock.kernel.events": ("get_logger",),
             "penstock.kernel.memory.byte_account": ("ByteAccount",),
             "penstock.kernel.plugins.adapted_handler": ("AdaptedHandler",),
             "penstock.kernel.protocols.leaf": ("EMPTY_MARKERS",),

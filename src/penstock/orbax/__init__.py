@@ -129,7 +129,7 @@ if TYPE_CHECKING:
     from penstock.orbax.future import Future
     from penstock.orbax.installation import install
     from penstock.orbax.leaf_args import ArrayRestoreArgs, RestoreArgs, SaveArgs
-    from penstock.orbax.manager_root import CheckpointManagerOptions
+    from penstock.orbax.manager_steps import CheckpointManagerOptions
     from penstock.orbax.options import AsyncOptions
     from penstock.orbax.plain_handlers import JsonCheckpointHandler, ProtoCheckpointHandler
     from penstock.orbax.pytree_handler import PyTreeCheckpointHandler
@@ -203,7 +203,7 @@ else:
                 "RestoreArgs",
                 "SaveArgs",
             ),
-            "penstock.orbax.manager_root": ("CheckpointManagerOptions",),
+            "penstock.orbax.manager_steps": ("CheckpointManagerOptions",),
             "penstock.orbax.options": ("AsyncOptions",),
             "penstock.orbax.plain_handlers": (
                 "JsonCheckpointHandler",

@@ -41,7 +41,7 @@ from penstock.orbax.checkpoint_args import (
 )
 from penstock.orbax.checkpointers import AsyncCheckpointer, Checkpointer
 from penstock.orbax.composite_handler import CompositeArgs, CompositeCheckpointHandler, CompositeOptions
-from penstock.orbax.manager_root import CheckpointInfo, CheckpointManagerOptions, ManagedSteps, StepChange
+from penstock.orbax.manager_steps import CheckpointInfo, CheckpointManagerOptions, ManagerSteps, StepChange
 from penstock.orbax.measurements import SaveTimes, log_restore, log_save
 from penstock.orbax.metadata import CompositeItemMetadata, RootMetadata, StepMetadata
 from penstock.orbax.multihost import reached_preemption
@@ -106,8 +106,8 @@ class CheckpointManager:
         self._checkpointer, self._single = make_checkpointer(
             self._options, checkpointers, item_names, item_handlers, handler_registry
         )
-        self._root = ManagedSteps(directory, self._options, metadata)
-        wants_metrics = self._options.best_fn is not None or needs_metrics(self._root.preserving)
+        self._steps = ManagerSteps(directory, self._options, metadata)
+        wants_metrics = self._options.best_fn is not None or needs_metrics(self._steps.preserving)
         self._writes_metrics = wants_metrics and not self._options.prevent_write_metrics
         self._logger = logger
         self._finishing: Future[None] | None = None
@@ -116,7 +116,7 @@ class CheckpointManager:
     @property
     def directory(self) -> Any:
         """The directory of the steps."""
-        return self._root.directory
+        return self._steps.directory
 
     def all_steps(self, read: bool = False) -> Sequence[int]:
         """Return every step that this manager knows, including the one being saved.
@@ -127,11 +127,11 @@ class CheckpointManager:
         if read:
             self.reload()
 
-        return list(self._root.steps)
+        return list(self._steps.steps)
 
     def latest_step(self) -> int | None:
         """Return the last step; None if there is none."""
-        return next(reversed(self._root.steps), None)
+        return next(reversed(self._steps.steps), None)
 
     def best_step(self) -> int | None:
         """Return the step with the best metrics, the latest of equals; without `best_fn` the last step.
@@ -146,7 +146,7 @@ class CheckpointManager:
 
     def reload(self) -> None:
         """List the directory again, since others may have changed it."""
-        self._root.reload()
+        self._steps.reload()
 
     def reached_preemption(self, step: int) -> bool:
         """Return whether the job is to end after this step."""
@@ -155,7 +155,7 @@ class CheckpointManager:
     def should_save(self, step: int) -> bool:
         """Return whether `save` would save a step: it is newer than all, and the options ask for it."""
         check = self._options.enable_should_save_is_saving_in_progress_check
-        return not self._options.read_only and self._root.should_save(
+        return not self._options.read_only and self._steps.should_save(
             step,
             self._checkpoints,
             is_saving=check and self.is_saving_in_progress(),
@@ -198,24 +198,24 @@ class CheckpointManager:
 
         number, times = step_number(step), SaveTimes()
         check_args(items, args, single := self._is_single(not isinstance(args, CompositeArgs)))
-        wanted = force or self._root.wanted(number, self.should_save)
+        wanted = force or self._steps.is_wanted(number, self.should_save)
         if self._options.read_only or not wanted:
             return False
 
         times.timed("wait_for_prev", self.wait_until_finished)
         if number in self.all_steps():
             raise StepAlreadyExistsError(number)
-        self._root.check_metrics(metrics)
+        self._steps.check_metrics(metrics)
         written = metrics if self._writes_metrics else None
         ckpt_args = args_to_save(self._checkpointer, items, save_kwargs, args, written, single=single)
         latest = self.latest_step()
         choose = self._get_old_steps_to_remove
-        change, failure = times.timed("get_old_steps", self._root.begin, number, metrics, choose)
+        change, failure = times.timed("get_old_steps", self._steps.begin, number, metrics, choose)
         try:
-            with self._root.saving(number, latest) as path, times.part("checkpointer_blocking"):
+            with self._steps.saving(number, latest) as path, times.part("checkpointer_blocking"):
                 self._checkpointer.save(path, args=ckpt_args, custom_metadata=custom_metadata, force=True)
         except BaseException:
-            self._root.failed(change)
+            self._steps.undo(change)
             raise
 
         self._begin_finishing(change, failure)
@@ -251,13 +251,13 @@ class CheckpointManager:
         begun = time.time()
         self.wait_until_finished()
         if step is None:
-            step = self.latest_step() if directory is None else self._root.latest_in(directory)
+            step = self.latest_step() if directory is None else self._steps.latest_in(directory)
         if step is None:
             raise NotACheckpointError(str(directory or self.directory), "there is no step in it")
 
-        path = self._root.path(step_number(step), directory)
-        self._root.check_content(path)
-        single = self._is_single(self._root.has_item(path, DEFAULT_ITEM))
+        path = self._steps.path(step_number(step), directory)
+        self._steps.check_content(path)
+        single = self._is_single(self._steps.has_item(path, DEFAULT_ITEM))
         check_args(items, args, single)
         if args is None:
             found = make_args(
@@ -268,7 +268,7 @@ class CheckpointManager:
             args = CompositeArgs(**{DEFAULT_ITEM: args})
 
         reading = time.time()
-        with self._root.reading(path):
+        with self._steps.reading(path):
             found = self._object_of(self._checkpointer.restore(path, args=args))
         log_restore(self._logger, step, path.parent, begun, reading)
         return found
@@ -295,18 +295,18 @@ class CheckpointManager:
             FileNotFoundError: If there is no such step.
         """
         if step is None:
-            return self._root.metadata()
+            return self._steps.metadata()
 
-        path = self._root.path(step_number(step))
+        path = self._steps.path(step_number(step))
         found = self._checkpointer.metadata(path)
-        self._is_single(self._root.has_item(path, DEFAULT_ITEM))
+        self._is_single(self._steps.has_item(path, DEFAULT_ITEM))
         item_metadata = self._object_of(found.item_metadata)
         metrics = self.metrics(step) if step_directory.METRICS in (found.item_handlers or {}) else None
         return replace(found, item_metadata=item_metadata, metrics=dict(metrics or found.metrics))
 
     def metrics(self, step: int) -> Any:
         """Return the metrics kept with a step; None if it has none."""
-        return self._root.metrics(step_number(step))
+        return self._steps.metrics(step_number(step))
 
     def delete(self, step: int) -> None:
         """Delete a step, or move it away if the options say so. It is gone when this returns.
@@ -322,13 +322,13 @@ class CheckpointManager:
 
         number = step_number(step)
         if number not in self.all_steps():
-            raise NotACheckpointError(str(self._root.new_path(number)), "there is no such step")
+            raise NotACheckpointError(str(self._steps.new_path(number)), "there is no such step")
         # Several processes link files of the step before in the background.
-        if self._saving is not None and (self._saving.step == number or not self._root.is_alone):
+        if self._saving is not None and (self._saving.step == number or not self._steps.is_alone):
             self.wait_until_finished()
 
-        self._root.decided(f"delete {number}", partial(self._root.delete, number))
-        self._root.forget(number)
+        self._steps.agree_on(f"delete {number}", partial(self._steps.delete, number))
+        self._steps.forget(number)
 
     def is_saving_in_progress(self) -> bool:
         """Return whether a save is running in the background."""
@@ -344,7 +344,7 @@ class CheckpointManager:
             finishing.result()
         except BaseException:
             if finishing.done():  # and not interrupted
-                self._root.failed(saving)
+                self._steps.undo(saving)
             raise
         finally:
             if finishing.done():
@@ -361,7 +361,7 @@ class CheckpointManager:
             self.wait_until_finished()
         finally:
             self._checkpointer.close()
-            self._root.close()
+            self._steps.close()
 
     def __enter__(self) -> Self:
         return self
@@ -371,15 +371,15 @@ class CheckpointManager:
 
     @property
     def _directory(self) -> Any:
-        return self._root.directory
+        return self._steps.directory
 
     @property
     def _checkpoints(self) -> list[CheckpointInfo]:
-        return self._root.infos
+        return self._steps.infos
 
     def _get_old_steps_to_remove(self) -> list[int]:
         """Return which of `_checkpoints` go once the newest is saved. Subclasses replace it."""
-        return self._root.to_delete()
+        return self._steps.to_delete()
 
     def _is_single(self, if_unknown: bool) -> bool:
         """Return whether a step is one object. If that is not known yet, the caller decides it for good."""
@@ -411,7 +411,7 @@ class CheckpointManager:
         if isinstance(self._checkpointer, AsyncCheckpointer):
             self._checkpointer.wait_until_finished()
 
-        self._root.ended(change)
+        self._steps.complete(change)
 
 
 def make_checkpointer(

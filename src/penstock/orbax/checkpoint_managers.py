@@ -31,7 +31,7 @@ __all__ = (
 from penstock.orbax import policies as preservation_policy
 from penstock.orbax import policies as save_decision_policy
 from penstock.orbax.checkpoint_manager import CheckpointManager
-from penstock.orbax.manager_root import CheckpointManagerOptions
+from penstock.orbax.manager_steps import CheckpointManagerOptions
 from penstock.orbax.policies import (
     AnyPreservationPolicy,
     AnySavePolicy,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, final
 
-from penstock.embedding import built_in, get_logger, kernel, run_sync, watch_steps
+from penstock.embedding import built_in, kernel, run_sync, watch_steps
 from penstock.errors import StorageError
 from penstock.orbax.arrays import to_shape_dtype_struct
 from penstock.orbax.item_files import bucket_url, handler_path, path_text, place_of, store_at
@@ -219,7 +219,7 @@ def _snapshot(path: str, snapshots: Any, *, forgiving: bool) -> str:
             raise
         if not forgiving:  # what Orbax raises, whose copy is `shutil.copytree`
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
-        get_logger().warning("step.no_snapshot", step=os.path.basename(path), error=repr(error))
+        kernel.get_logger().warning("step.no_snapshot", step=os.path.basename(path), error=repr(error))
 
     return snapshot
 

@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import Any, ClassVar, Final, Self, final
 
-from penstock.embedding import get_logger
+from penstock.embedding import kernel
 from penstock.errors import PenstockError
 
 # Libraries that were written for Orbax derive handlers and arguments from Orbax's base classes, and make
@@ -111,7 +111,7 @@ def install() -> Installation:
 
     finder = _Finder()
     finder.put_in_place()
-    get_logger().info("orbax.replaced", imports_of=ORBAX, lead_to=_OURS)
+    kernel.get_logger().info("orbax.replaced", imports_of=ORBAX, lead_to=_OURS)
     return Installation(finder)
 
 

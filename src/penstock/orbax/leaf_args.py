@@ -29,7 +29,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import jax
 from jax import tree_util
 
-from penstock.embedding import flattening, get_logger
+from penstock.embedding import flattening, kernel
 from penstock.orbax.installation import Counterpart
 
 _tree: Any = tree_util  # jax declares no types for it
@@ -186,7 +186,9 @@ class SaveArgs(Counterpart):
 
     def __post_init__(self) -> None:
         if self.aggregate:
-            get_logger().warning("orbax.ignored", option="aggregate", why="every leaf is stored on its own")
+            kernel.get_logger().warning(
+                "orbax.ignored", option="aggregate", why="every leaf is stored on its own"
+            )
 
 
 @dataclass
@@ -258,7 +260,9 @@ class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.single_replica_sharding is not None:
-            get_logger().warning("orbax.not_needed", option="single_replica_sharding", instead="sharding")
+            kernel.get_logger().warning(
+                "orbax.not_needed", option="single_replica_sharding", instead="sharding"
+            )
 
 
 def check_input_arguments(*args: Sized) -> None:

@@ -29,7 +29,7 @@ from typing import Any, Final, TypeVar, cast
 
 import jax
 
-from penstock.embedding import get_logger
+from penstock.embedding import kernel
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class StandardLogger(AbstractLogger):
 
     def log_entry(self, msg: Any, *args: Any, **kwargs: Any) -> None:
         """Log an entry."""
-        get_logger().info("orbax.step", entry=msg, **kwargs)
+        kernel.get_logger().info("orbax.step", entry=msg, **kwargs)
 
 
 class CompositeLogger(AbstractLogger):
@@ -162,7 +162,7 @@ def log_restore(logger: Any, step: int, directory: Any, began: float, reading_be
 def _is_single_logger(logger: object) -> bool:
     single = isinstance(logger, AbstractLogger) and not isinstance(logger, CompositeLogger)
     if not single:
-        get_logger().warning("orbax.logger_left_out", logger=repr(logger))
+        kernel.get_logger().warning("orbax.logger_left_out", logger=repr(logger))
 
     return single
 

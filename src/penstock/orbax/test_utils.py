@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from penstock.embedding import get_logger, prng_keys
+from penstock.embedding import kernel, prng_keys
 from penstock.orbax import type_handlers
 from penstock.orbax.leaf_args import ParamInfo
 from penstock.orbax.tree import PyTree, to_flat_dict
@@ -131,7 +131,7 @@ def print_directory(directory: Any, level: int = 0) -> None:
     if not path.is_dir():
         raise ValueError(f"there is no directory {path}")
     for inner in sorted(path.rglob("*")):
-        get_logger().info("orbax.directory", path="." * level + str(inner.relative_to(path)))
+        kernel.get_logger().info("orbax.directory", path="." * level + str(inner.relative_to(path)))
 
 
 def erase_and_create_empty(directory: Any) -> Path:

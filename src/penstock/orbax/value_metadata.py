@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from penstock.embedding import get_logger
+from penstock.embedding import kernel
 
 
 @dataclass
@@ -454,7 +454,7 @@ def from_jax_sharding(jax_sharding: Any) -> ShardingMetadata | None:
     if isinstance(jax_sharding, SingleDeviceSharding):
         return SingleDeviceShardingMetadata.from_jax_sharding(jax_sharding)
 
-    get_logger().warning("orbax.sharding_not_recorded", kind=type(jax_sharding).__name__)
+    kernel.get_logger().warning("orbax.sharding_not_recorded", kind=type(jax_sharding).__name__)
     return None
 
 

@@ -33,7 +33,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast, final, runtime_checkable
 
-from penstock.embedding import get_logger
+from penstock.embedding import kernel
 from penstock.errors import HandlerError
 from penstock.orbax.checkpoint_args import AlreadyExistsError, NoEntryError
 from penstock.orbax.v1.path import Path, PathAwaitingCreation
@@ -352,7 +352,7 @@ def resolve_handler_for_load(
     named = _make(name, registry.get(name)) if registry.has(name) else None
     saver = _by_typestr(registry, handler_typestr) if handler_typestr else None
     if handler_typestr and saver is None:
-        get_logger().warning("load.handler_unknown", item=name, handler=handler_typestr)
+        kernel.get_logger().warning("load.handler_unknown", item=name, handler=handler_typestr)
 
     def fits(handler: Any) -> bool:
         return abstract_checkpointable is None or bool(

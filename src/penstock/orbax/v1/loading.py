@@ -26,7 +26,7 @@ from jax import sharding
 from jax.sharding import AbstractMesh, NamedSharding
 
 from penstock import Checkpointer, Config
-from penstock.embedding import dtypes, get_logger, paths
+from penstock.embedding import dtypes, kernel, paths
 from penstock.errors import ChecksumError, MissingFileError, StructureMismatchError
 from penstock.orbax.v1.abstract_tree import mismatch
 from penstock.orbax.v1.errors import InvalidLayoutError
@@ -166,7 +166,7 @@ def checkpointables_metadata(path: PathLike) -> CheckpointMetadata[dict[str, Abs
             try:
                 described[name] = await handler.metadata(_path(found, name))
             except Exception as error:
-                get_logger().warning("metadata.item_unknown", item=name, error=repr(error))
+                kernel.get_logger().warning("metadata.item_unknown", item=name, error=repr(error))
                 described[name] = None
 
         return _about(found, described)

@@ -16,7 +16,7 @@ from anyio import CancelScope, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
 
 from penstock import MemoryRegulator
-from penstock.embedding import LoopHandle, failures, get_logger, start_loop
+from penstock.embedding import LoopHandle, failures, kernel, start_loop
 from penstock.errors import PenstockError, RunningLoopError
 from penstock.orbax.background_work import as_raised
 
@@ -80,7 +80,7 @@ class Operation(Generic[T]):
                 try:
                     callback(done.result())
                 except Exception:
-                    get_logger().exception("operation.callback_failed", operation=self.name)
+                    kernel.get_logger().exception("operation.callback_failed", operation=self.name)
 
         self._done.add_done_callback(call)
 

@@ -22,7 +22,7 @@ from typing import Any, Self, TypeAlias, cast, final
 from penstock.embedding import kernel, step_number
 from penstock.orbax import policies as preservation_policies
 from penstock.orbax import policies as save_decision_policies
-from penstock.orbax.manager_root import CheckpointInfo, CheckpointManagerOptions, ManagedSteps, StepChange
+from penstock.orbax.manager_steps import CheckpointInfo, CheckpointManagerOptions, ManagerSteps, StepChange
 from penstock.orbax.measurements import SaveTimes, StandardLogger, log_restore, log_save
 from penstock.orbax.options import FileOptions
 from penstock.orbax.policies import (
@@ -102,7 +102,7 @@ class Checkpointer:
             multiprocessing_options=cast("Any", self._context.multiprocessing),
             lightweight_initialize=lightweight_initialize,
         )
-        self._root = ManagedSteps(directory, options, cast("Mapping[str, Any] | None", custom_metadata))
+        self._steps = ManagerSteps(directory, options, cast("Mapping[str, Any] | None", custom_metadata))
         self._logger = StandardLogger() if logger is None else logger
         self._saving: StepSave | None = None
         self._deleting: Operation[bool] | None = None
@@ -110,7 +110,7 @@ class Checkpointer:
     @property
     def directory(self) -> Path:
         """The directory of the steps."""
-        return cast("Path", self._root.directory)
+        return cast("Path", self._steps.directory)
 
     @property
     def latest(self) -> CheckpointMetadata[None] | None:
@@ -131,12 +131,12 @@ class Checkpointer:
                 commit_timestamp_nsecs=int(info.time.timestamp() * 1e9),
                 metrics=info.metrics,
             )
-            for info in self._root.infos
+            for info in self._steps.infos
         ]
 
     def should_save(self, step: Step) -> bool:
         """Return whether `save` would save a step: it is newer than all, and the policy asks for it."""
-        return self._should_save(_number(step), self._root.infos)
+        return self._should_save(_number(step), self._steps.infos)
 
     def save(
         self,
@@ -292,7 +292,7 @@ class Checkpointer:
 
     def root_metadata(self) -> RootMetadata:
         """Return what is kept with the directory."""
-        known = self._root.metadata().custom_metadata
+        known = self._steps.metadata().custom_metadata
         return RootMetadata(directory=self.directory, custom_metadata=known)
 
     def delete(self, step: Step, *, checkpointable_name: str | None = None, missing_ok: bool = False) -> bool:
@@ -319,22 +319,22 @@ class Checkpointer:
         """Begin to delete, and return. A whole step is gone from `checkpoints` at once. See `delete`."""
         number = _number(step)
         self.wait()
-        known = self._root.exists(number)
+        known = self._steps.exists(number)
         if not known and not missing_ok:
             raise StepNotFoundError(str(self.directory), number)
         if checkpointable_name is None:
-            self._root.forget(number)
+            self._steps.forget(number)
 
         def remove() -> bool:
             if known and checkpointable_name is None:
-                self._root.delete(number)
+                self._steps.delete(number)
             elif known:
                 return delete(
-                    self._root.path(number), checkpointable_name=checkpointable_name, missing_ok=missing_ok
+                    self._steps.path(number), checkpointable_name=checkpointable_name, missing_ok=missing_ok
                 )
             return known
 
-        once = partial(self._root.decided, f"delete {checkpointable_name or 'all'} of {number}", remove)
+        once = partial(self._steps.agree_on, f"delete {checkpointable_name or 'all'} of {number}", remove)
 
         async def run(operation: Operation[bool]) -> bool:
             return await kernel.Threads(1).run(once)
@@ -346,7 +346,7 @@ class Checkpointer:
     def reload(self) -> None:
         """List the directory again, since others may have changed it."""
         self._wait_for_deletion()
-        self._root.reload()
+        self._steps.reload()
 
     def is_saving_in_progress(self) -> bool:
         """Return whether a save is running in the background."""
@@ -362,7 +362,7 @@ class Checkpointer:
         try:
             self.wait()
         finally:
-            self._root.close()
+            self._steps.close()
 
     def __enter__(self) -> Self:
         return self
@@ -409,28 +409,28 @@ class Checkpointer:
         """
         number, times = _number(new.step), SaveTimes()
         self._wait_for_deletion()
-        if number in self._root.steps and not new.overwrite:
+        if number in self._steps.steps and not new.overwrite:
             raise StepAlreadyExistsError(number)
-        says = partial(self._should_save, steps=[info for info in self._root.infos if info.step != number])
-        if not new.force and not self._root.wanted(number, says):
+        says = partial(self._should_save, steps=[info for info in self._steps.infos if info.step != number])
+        if not new.force and not self._steps.is_wanted(number, says):
             return None
 
         times.timed("wait_for_prev", self._wait_for_save)
-        self._root.check_metrics(new.metrics)
-        choose = self._root.to_delete
-        change, failure = times.timed("get_old_steps", self._root.begin, number, new.metrics, choose)
+        self._steps.check_metrics(new.metrics)
+        choose = self._steps.to_delete
+        change, failure = times.timed("get_old_steps", self._steps.begin, number, new.metrics, choose)
         if failure is not None:
-            self._root.failed(change)
+            self._steps.undo(change)
             try:
                 raise failure
             finally:
                 del failure  # its traceback refers to this frame
 
         try:
-            self._root.hold(number)
+            self._steps.hold(number)
             with times.part("checkpointer_blocking"):
                 operation = begin_save(
-                    self._root.new_path(number),
+                    self._steps.new_path(number),
                     new.items,
                     overwrite=new.overwrite,
                     custom_metadata=new.custom_metadata,
@@ -438,10 +438,10 @@ class Checkpointer:
                 )
                 saving = staged(operation)
         except BaseException:
-            self._root.failed(change)
+            self._steps.undo(change)
             raise
 
-        self._saving = StepSave(change, saving, self._root.ended, self._ended)
+        self._saving = StepSave(change, saving, self._steps.complete, self._ended)
         log_save(self._logger, number, self.directory, times, synchronous=synchronous)
         return self._saving
 
@@ -457,8 +457,8 @@ class Checkpointer:
             self._wait_for_save()
 
         async def load(operation: Operation[dict[str, Any]]) -> dict[str, Any]:
-            path, reading = self._root.path(info.step), time.time()
-            with self._root.reading(path):
+            path, reading = self._steps.path(info.step), time.time()
+            with self._steps.reading(path):
                 found = await load_checkpointables_async(path, abstract)
             log_restore(self._logger, info.step, self.directory, begun, reading)
             return found
@@ -473,7 +473,7 @@ class Checkpointer:
             StepNotFoundError: If there is none.
         """
         number = None if step is None else _number(step)
-        for info in reversed(self._root.infos):
+        for info in reversed(self._steps.infos):
             if number in (None, info.step):
                 return info
 
@@ -485,7 +485,7 @@ class Checkpointer:
         """Return what a checkpoint says of itself together with what is known of its step."""
         info = self._existing(step)
         with get_context(self._context):
-            found = describe(self._root.path(info.step))
+            found = describe(self._steps.path(info.step))
 
         return CheckpointMetadata(
             info.step,
@@ -503,7 +503,7 @@ class Checkpointer:
         return deleting is not None and deleting.result()
 
     def _should_save(self, number: int, steps: Sequence[CheckpointInfo]) -> bool:
-        return self._root.should_save(number, steps, is_saving=self.is_saving_in_progress())
+        return self._steps.should_save(number, steps, is_saving=self.is_saving_in_progress())
 
     def _wait_for_save(self) -> None:
         if self._saving is not None:
@@ -514,7 +514,7 @@ class Checkpointer:
         if self._saving is saving:
             self._saving = None
             if failed:
-                self._root.reload()
+                self._steps.reload()
 
 
 @final

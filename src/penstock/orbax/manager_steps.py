@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = (
     "CheckpointInfo",
     "CheckpointManagerOptions",
-    "ManagedSteps",
+    "ManagerSteps",
     "StepChange",
     "new_info",
 )
@@ -27,7 +27,6 @@ from penstock.embedding import (
     RootOpening,
     StepFiles,
     file_names,
-    get_logger,
     kernel,
     paths,
 )
@@ -276,7 +275,7 @@ class StepChange:
 
 
 @final
-class ManagedSteps:
+class ManagerSteps:
     """The steps of one directory. For one thread.
 
     `OpenSteps` lists them, holds the directory and deletes, in the event loop of a thread that runs from here
@@ -308,7 +307,7 @@ class ManagedSteps:
         self._store = store_at(self._path)
         self._reader = on_disk.StepReader(self._store)
         self._files = _Files(self.directory, self._store, self._reader, options)
-        self._events = get_logger()
+        self._events = kernel.get_logger()
         self._said: set[str] = set()  # events of which one is enough
         trash = None if bucket_url(self._path) is not None else options.todelete_subdir
         if trash != options.todelete_subdir:
@@ -383,7 +382,7 @@ class ManagedSteps:
         )
         return self._deciding.should_save(new_info(step), list(infos), context=context)
 
-    def wanted(self, step: int, says: Callable[[int], bool]) -> bool:
+    def is_wanted(self, step: int, says: Callable[[int], bool]) -> bool:
         """Return whether a step is saved, the same in all processes.
 
         Args:
@@ -391,7 +390,7 @@ class ManagedSteps:
             says: Asks the policy. In all processes, since jax has them ask together whether the job ends.
 
         Raises:
-            Exception: What the policy raises in the process that decides; in the others, as `decided`.
+            Exception: What the policy raises in the process that decides; in the others, as `agree_on`.
         """
         if self._options.read_only:
             return False
@@ -406,9 +405,9 @@ class ManagedSteps:
                 raise
 
         # One that says the same everywhere costs no call: most steps are not saved.
-        return own if is_alike else self.decided(name, lambda: own)
+        return own if is_alike else self.agree_on(name, lambda: own)
 
-    def decided(self, name: str, decide: Callable[[], T]) -> T:
+    def agree_on(self, name: str, decide: Callable[[], T]) -> T:
         """Return what `decide()` returns in the process that decides.
 
         Args:
@@ -460,13 +459,13 @@ class ManagedSteps:
             choose: Chooses them, of all steps with the new one: `to_delete`, or what a subclass has for it.
 
         Returns:
-            The change, for `ended` or `failed`, and what `choose` raised: then none is deleted.
+            The change, for `complete` or `undo`, and what `choose` raised: then none is deleted.
         """
         overwrites = step in self._catalogue
         begun_s = (new_info(step).time - _EPOCH).total_seconds()
         self._catalogue.add(step, self._files.name(step), StepInfo(step, begun_s, metrics))
         try:
-            doomed, failure = self.decided(f"delete after {step}", lambda: list(map(int, choose()))), None
+            doomed, failure = self.agree_on(f"delete after {step}", lambda: list(map(int, choose()))), None
         except Exception as error:
             doomed, failure = [], error
 
@@ -489,7 +488,7 @@ class ManagedSteps:
         """
         self._loop.call(_hold, step)
 
-    def failed(self, change: StepChange) -> None:
+    def undo(self, change: StepChange) -> None:
         """Count a step no more whose save failed, and again those that it was to replace."""
         if change.overwrites:
             self._catalogue.add(change.step, self._files.name(change.step))
@@ -500,7 +499,7 @@ class ManagedSteps:
 
         self._catalogue.sort()
 
-    def ended(self, change: StepChange) -> None:
+    def complete(self, change: StepChange) -> None:
         """Delete what a step replaces that is durable now; return in all processes when that is done.
 
         In the background if the options say so. What is being read here is deleted later.
@@ -508,7 +507,7 @@ class ManagedSteps:
         waits = not self._options.enable_background_delete
         delete = partial(self._loop.call, _delete, change.replaced, waits)
         if change.replaced:
-            self.decided(f"deleted after {change.step}", delete)
+            self.agree_on(f"deleted after {change.step}", delete)
 
     def delete(self, step: int) -> None:
         """Delete a step, or move it away, in the process that deletes. It is gone when this returns.
