@@ -43,7 +43,7 @@ class HomeProcess:
         Raises:
             ForkedError: In a fork, where anything that waits for the loop would hang.
         """
-        if not self.is_here:
+        if os.getpid() != self._pid:
             raise ForkedError(what, self._pid)
 
 

@@ -22,6 +22,7 @@ from penstock.checkpointer.checkpointer import NEEDED_TO_OPERATE, Checkpointer
 from penstock.config.config import Config
 from penstock.event_loop.imports import import_beside_the_loop
 from penstock.kernel.pipeline.failures import forget_on_error
+from penstock.kernel.storage.paths import path_to_save_to
 from penstock.steps.manager import NEEDED_TO_MANAGE
 
 if TYPE_CHECKING:
@@ -70,9 +71,10 @@ async def save(
     given = [tree]
     del tree  # a failure keeps nothing that the caller gave
     async with Checkpointer(observers=observers) as checkpointer:
-        future = await checkpointer.save(
-            path,
-            given.pop(),
+        from penstock.kernel.pipeline.run_context import SaveRequest  # it is loaded by now
+
+        request = SaveRequest(
+            path=path_to_save_to(path),
             overwrite=overwrite,
             prioritise=prioritise,
             staging=staging,
@@ -83,6 +85,10 @@ async def save(
             compare=compare,
             progress=progress,
         )
+        begin = checkpointer.operations.save(request, given.pop())
+        with forget_on_error():
+            future = await begin
+
         return await future
 
 
@@ -132,7 +138,8 @@ async def restore(
     described; and `observers` as `Checkpointer` does.
     """
     async with Checkpointer(observers=observers) as checkpointer:
-        from penstock.kernel.messages.restore import RestoreOptions  # it is loaded by now
+        from penstock.checkpointer.operations import RestoreCall  # it is loaded by now
+        from penstock.kernel.messages.restore import RestoreOptions
 
         options = RestoreOptions(
             item=item,
@@ -152,9 +159,8 @@ async def restore(
             on_missing=on_missing,
             on_unexpected=on_unexpected,
         )
-        begin = checkpointer.operations.restore(
-            path, like, as_type, options, pipeline=pipeline, on_report=on_report, progress=progress
-        )
+        call = RestoreCall(options, pipeline, on_report, progress)
+        begin = checkpointer.operations.restore(path, like, call, as_type)
         del like  # a failure keeps nothing that the caller gave
         with forget_on_error():
             return await begin

@@ -72,7 +72,7 @@ class Portal:
         exc_tb: TracebackType | None,
     ) -> bool | None:
         self._is_open = False
-        if self._stopping is not None and not self._stopping.is_home:
+        if self._stopping is not None and not self._stopping.home.is_here:
             # In a fork neither the loop nor its thread exists.
             self._thread.abandon()
             self._stack.pop_all()
@@ -132,7 +132,7 @@ class Portal:
     def _open_thread(self) -> LoopThread[Any]:
         refuse_running_loop()
         if self._stopping is not None:
-            self._stopping.check_process()
+            self._stopping.home.check("this Checkpointer")
         if not self._is_open and not self._is_over and in_shell():
             self.__enter__()
             self._is_lasting = True

@@ -8,7 +8,6 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, Unpack, cast, final, overload
 
@@ -147,7 +146,7 @@ class Checkpointer:
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> bool | None:
-        if not self.stopping.is_home:
+        if not self.stopping.home.is_here:
             return None  # a fork has a copy of this object; the tasks behind it belong to its parent
 
         return await self._entered.leave(exc_type, exc_val, exc_tb)
@@ -311,7 +310,8 @@ class Checkpointer:
         Cancellation:
             Stops reading and gives back every byte, within `[stopping] read_s` even if the disk hangs.
         """
-        from penstock.kernel.messages.restore import RestoreOptions  # it is loaded by now
+        from penstock.checkpointer.operations import RestoreCall  # it is loaded by now
+        from penstock.kernel.messages.restore import RestoreOptions
 
         options = RestoreOptions(
             item=item,
@@ -331,9 +331,8 @@ class Checkpointer:
             on_missing=on_missing,
             on_unexpected=on_unexpected,
         )
-        begin = self.operations.restore(
-            path, like, as_type, options, pipeline=pipeline, on_report=on_report, progress=progress
-        )
+        call = RestoreCall(options, pipeline, on_report, progress)
+        begin = self.operations.restore(path, like, call, as_type)
         del like
         with forget_on_error():
             return await begin
@@ -348,8 +347,11 @@ class Checkpointer:
         progress: ShowProgress = False,
     ) -> dict[str, Any]:
         """Return the values of the items of the checkpoint at `path`; see `penstock.restore_items`."""
-        restore = partial(self.restore, mmap=mmap, progress=progress)
-        return await self.operations.restore_items(restore, path, like, items)
+        from penstock.checkpointer.operations import RestoreCall  # it is loaded by now
+        from penstock.kernel.messages.restore import RestoreOptions
+
+        call = RestoreCall(RestoreOptions(mmap=mmap), progress=progress)
+        return await self.operations.restore_items(path, like, items, call)
 
     def with_handlers(
         self, registry: HandlerLookup, layout: Layout | None = None, coordinator: Coordinator | None = None

@@ -127,7 +127,7 @@ class Engine:
         Raises:
             SpecError: If it cannot be shown in this way.
         """
-        shown = shown_progress(progress)
+        shown = None if progress is False else shown_progress(progress)
         if shown is None:
             return self
 
@@ -144,7 +144,8 @@ class Engine:
         Raises:
             InactiveProcessError: If this process takes no part.
         """
-        return self.coordinator.operation(self.agreed_name(path), is_local=self.is_local(path))
+        name = self.agreed_name(path)
+        return self.coordinator.operation(name, is_local=name != path and self.is_joint)
 
     def is_local(self, path: str) -> bool:
         """True if several processes save to `path`, each on a disk of its own."""
@@ -155,7 +156,6 @@ class Engine:
         local = self.config.job.local_name(path)
         return path if local is None else f"on local disks: {local}"
 
-    @property
     def counted_caches(self) -> Sequence[BoundedCache[Any, Any]]:
         """The caches of the layouts and of runs, whose bytes count to the memory budget."""
         layouts = (self.layout, *self.bucket_layouts.values())
@@ -204,7 +204,7 @@ class Engine:
             request=request,
             workspace=workspace,
             started_ns=time.time_ns(),
-            custom_metadata=_as_json(request.custom_metadata),
+            custom_metadata=None if request.custom_metadata is None else _as_json(request.custom_metadata),
             base=base,
             folder="" if self.layout.folders is None else self.layout.folders.only_folder or "",
             compare_linked_every=self.config.save.compare_linked_every,
@@ -349,10 +349,8 @@ def _coordinator_of_jax(limits: JobLimits, chosen: JobOptions) -> Coordinator:
     return JobCoordinator(JaxKeyValues(), index, count, limits, chosen)
 
 
-def _as_json(custom_metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _as_json(custom_metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a copy, as a reader will get it. The caller may then change the original."""
-    if custom_metadata is None:
-        return None
     if not isinstance(cast("object", custom_metadata), Mapping):
         raise SpecError(f"custom_metadata must be a mapping, not {custom_metadata!r}")
     try:

@@ -8,13 +8,14 @@ from __future__ import annotations
 __all__ = (
     "Lifetime",
     "Operations",
+    "RestoreCall",
 )
 
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar, cast, final
 
@@ -33,22 +34,29 @@ from penstock.checkpointer.restores import (
     SingleReplicaTask,
     Streams,
     check_single_replica,
-    restore_items,
     result_check,
 )
 from penstock.checkpointer.save_future import SaveFuture
-from penstock.checkpointer.saves import BackgroundSaves, SaveTask
+from penstock.checkpointer.saves import BackgroundSaves, SaveTask, for_items
 from penstock.event_loop.entered_once import own_tasks
 from penstock.event_loop.interpreter_settings import calm_interpreter
 from penstock.handlers.layouts.item_parts import message_target
+from penstock.handlers.layouts.item_types import Composite
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import ClosedError, PenstockError, SpecError
+from penstock.kernel.errors import (
+    ClosedError,
+    NotACheckpointError,
+    PenstockError,
+    SpecError,
+    UnsupportedFormatError,
+)
 from penstock.kernel.memory.buffers import give_back_freed_memory
 from penstock.kernel.memory.regulator import LimitSharing, watching_memory
 from penstock.kernel.messages.restore import Only, Order, RestoreOptions, RestoreRequest
 from penstock.kernel.messages.save import TreeToSave
 from penstock.kernel.pipeline.pipeline import Milestone, Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun, SaveRequest, SaveRun, ShowProgress
+from penstock.kernel.protocols.checkpoints import FoundItems, ListedItems
 from penstock.kernel.protocols.coordinator import Coordinator, SingleProcessCoordinator
 from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
@@ -104,7 +112,7 @@ class Lifetime:
                     self.stopping.watching(tasks),
                     watching_memory(tasks, memory, events),
                     sharing.going_on(tasks),
-                    memory.counting(lambda: self._engine.counted_caches),
+                    memory.counting(self._engine.counted_caches),
                     watched(self._engine.observers, memory.statistics, events),
                     renewing_leases(tasks, stores.leases, stores.shortest_lease_s),
                 ):
@@ -121,7 +129,7 @@ class Lifetime:
             ClosedError: If the Checkpointer is not open.
             ForkedError: In a fork of the process that it was opened in.
         """
-        self.stopping.check_process()
+        self.stopping.home.check("this Checkpointer")
         if self._tasks is None or self._threads is None:
             raise ClosedError("the Checkpointer is not open; use it inside its `async with`")
 
@@ -164,7 +172,7 @@ class Lifetime:
         tasks, _ = self.running()
         self.background.add(task)
         tasks.start_soon(self.run, task)
-        if self.stopping.dies_with_main_thread():
+        if self.stopping.keeps_alive:
             tasks.start_soon(self._keep_alive, task.future)
         try:
             await task.future.wait(until)
@@ -191,6 +199,20 @@ class Lifetime:
 
 Path: TypeAlias = str | os.PathLike[str]
 
+_ARRAY: Final = "checkpoint"
+"""Orbax's name for the only leaf of an item that is one array."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RestoreCall:
+    """All options of one restore but its target, as one value. `Checkpointer.restore` describes each."""
+
+    options: RestoreOptions
+    pipeline: Pipeline[RestoreRun] | None = None
+    on_report: Callable[[RestoreReport], object] | None = None
+    progress: ShowProgress = False
+
 
 @final
 class Operations:
@@ -203,10 +225,11 @@ class Operations:
     __slots__ = ("_of_buckets", "_pipelines", "_with_concurrency", "engine", "life")
 
     def __init__(self, parts: CheckpointerParts) -> None:
-        options, save_pipeline, restore_pipeline = parts.config, parts.save_pipeline, parts.restore_pipeline
+        options = parts.config
         self.engine = make_engine(parts)
-        saving = _chosen(save_pipeline, pipelines.save_pipeline)
-        restoring = _chosen(restore_pipeline, pipelines.restore_pipeline)
+        save_pipeline, restore_pipeline = _checked(parts.save_pipeline), _checked(parts.restore_pipeline)
+        saving = pipelines.save_pipeline() if save_pipeline is None else save_pipeline
+        restoring = pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline
         self._pipelines = self._fitted(saving, restoring)
         self._of_buckets: dict[int, tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]] = {}
 
@@ -269,16 +292,30 @@ class Operations:
         life, path = self.life, request.path
         threads, ours = life.running()[1], self._pipelines_at(path)[0]
         try:
-            _chosen(request.pipeline, lambda: ours)
+            chosen = _checked(request.pipeline)
             engine = self.engine.at(path).with_progress(request.progress)
-            task = await life.background.make(threads, engine, ours, request, tree)
+            life.background.raise_unseen()
+            if isinstance(tree, Composite):
+                engine, request, tree = await threads.run(for_items, engine, request, tree)
+
+            pipeline = ours  # which was checked when the Checkpointer was made
+            if chosen is not None:
+                pipeline = pipelines.fitting_pipeline(chosen, engine.layout, joint=engine.is_joint)
+            if request.prioritise is not None:
+                pipeline = pipelines.prioritised(pipeline, request.prioritise)
+            if pipeline is not ours:
+                pipeline.check(TreeToSave)
+
+            # From here on the message alone holds the tree, once the caller lets go of it.
+            message = TreeToSave(tree, pipeline.spec_changes, pipeline.codec_choice)
+            task = SaveTask(engine, threads, pipeline, request, message, life.background.turn(path))
         except Exception as error:  # also what a handler raised in an earlier save
             with suppress(PenstockError):  # of a process that is no part of the job
                 await self.engine.operation(path).refuse(error)  # the others would wait for this process
 
             raise
 
-        del tree  # a save in the background must not keep arrays that the caller dropped
+        del tree, message  # a save in the background must not keep arrays that the caller dropped
         await life.start(task, Milestone.STAGED if request.staging == "copy" else Milestone.PLANNED)
         return task.future
 
@@ -286,42 +323,68 @@ class Operations:
         self,
         path: Path,
         like: Any,
-        as_type: object,
-        options: RestoreOptions,
-        *,
-        pipeline: Pipeline[RestoreRun] | None,
-        on_report: Callable[[RestoreReport], object] | None,
-        progress: ShowProgress,
+        call: RestoreCall,
+        as_type: object = None,
     ) -> Any:
-        """Restore a tree."""
-        threads = self.life.reading()
+        """Restore a tree; `...` for `like` is none."""
+        threads, options = self.life.reading(), call.options
         final, has_like = path_or_url(path), like is not ...
         check = result_check(final, as_type)
         options.check_target(has_like=has_like)
         target, finish = message_target(like, final)
-        given = _chosen(pipeline, lambda: self._pipelines_at(final)[1])
-        chosen, options = pipelines.with_options(given, options)
+        given = _checked(call.pipeline)
+        pipeline = self._pipelines_at(final)[1] if given is None else given
+        pipeline, options = pipelines.with_options(pipeline, options)
         request = RestoreRequest(final, target if has_like else None, has_like, options)
-        task = _restore_task(self.engine.at(final).with_progress(progress), threads, chosen, request)
+        engine = self.engine.at(final).with_progress(call.progress)
+        task = _restore_task(engine, threads, pipeline, request)
         tree, report = await self.life.run(task)
         result = finish(tree)
         check(result)
-        if on_report is not None:
-            on_report(report)
+        if call.on_report is not None:
+            call.on_report(report)
 
         return result
 
     async def restore_items(
-        self,
-        restore: Callable[..., Any],
-        path: Path,
-        like: Mapping[str, Any] | None,
-        items: Iterable[str] | None,
+        self, path: Path, like: Mapping[str, Any] | None, items: Iterable[str] | None, call: RestoreCall
     ) -> dict[str, Any]:
-        """Restore items by name; `restore` restores one of them."""
-        threads = self.life.reading()
-        final = path_or_url(path)
-        return await restore_items(self.engine.at(final), threads, restore, final, like, items)
+        """Return the values of items of the checkpoint at `path`, all of one and the same checkpoint.
+
+        Args:
+            path: A checkpoint of several items.
+            like: Targets, by item; `...` stands for "as it was saved".
+            items: Which; None for all.
+            call: The options for each of them.
+
+        Raises:
+            SpecError: If `like` names an item that is not among `items`.
+            UnsupportedFormatError: If the checkpoint has no items.
+            NotACheckpointError: If a requested item is missing.
+        """
+        threads, final = self.life.reading(), path_or_url(path)
+        engine = self.engine.at(final)
+        layout = engine.layout
+        if not isinstance(layout, ListedItems):
+            raise UnsupportedFormatError(final, f"a {type(layout).__name__} has no items")
+
+        async with engine.view(final, threads) as viewed:
+            found = await threads.run(layout.items, viewed.store, final)
+            targets = _targets(found, {} if like is None else like, items)
+
+            async def read(_: Reading) -> dict[str, Any]:
+                values: dict[str, Any] = {}
+                for name, target in targets.items():
+                    one = replace(call, options=replace(call.options, item=name))
+                    if found.kinds[name] == "array":
+                        wrapped = target if target is ... else {_ARRAY: target}
+                        values[name] = (await self.restore(found.path, wrapped, one))[_ARRAY]
+                    else:
+                        values[name] = await self.restore(found.path, target, one)
+
+                return values
+
+            return await viewed.read_unchanged(found.path, threads, read)
 
     def stream(
         self,
@@ -337,8 +400,9 @@ class Operations:
         target, has_like = (None, False) if like is ... else (like, True)
         final = path_or_url(path)
         request = RestoreRequest(final, target, has_like, RestoreOptions(item=item, only=only))
-        chosen = _chosen(pipeline, lambda: self._pipelines_at(final)[1])
-        return self.life.streams.open(self.engine.at(final), tasks, threads, chosen, request, order)
+        given = _checked(pipeline)
+        pipeline = self._pipelines_at(final)[1] if given is None else given
+        return self.life.streams.open(self.engine.at(final), tasks, threads, pipeline, request, order)
 
     async def metadata(self, path: Path, item: str | None) -> CheckpointMetadata:
         """Describe a checkpoint."""
@@ -360,18 +424,35 @@ class Operations:
         return await self.life.run(partial(verification.verify, final, item))
 
 
-def _chosen(given: Pipeline[RunT] | None, usual: Callable[[], Pipeline[RunT]]) -> Pipeline[RunT]:
-    """Return the pipeline that the caller gave; else the usual one.
+def _checked(given: Pipeline[RunT] | None) -> Pipeline[RunT] | None:
+    """Return the pipeline that the caller gave, if there is one.
 
     Raises:
         SpecError: If what was given is no pipeline.
     """
-    if given is None:
-        return usual()
-    if not isinstance(cast("object", given), Pipeline):
+    if given is not None and not isinstance(cast("object", given), Pipeline):
         raise SpecError(f"a pipeline must be a penstock.Pipeline, not {given!r}")
 
     return given
+
+
+def _targets(found: FoundItems, like: Mapping[str, Any], names: Iterable[str] | None) -> dict[str, Any]:
+    """Return the target of each item that is wanted, `...` where there is none."""
+    if isinstance(names, str):
+        raise SpecError(f"items must be a list of names, not {names!r}")
+    if not isinstance(cast("object", like), Mapping):
+        raise SpecError(f"like must be a mapping from items to targets, not a {type(like).__name__}")
+
+    chosen = list(found.kinds if names is None else names)
+    for name in (*chosen, *like):
+        if name not in found.kinds:
+            listed = ", ".join(found.kinds)
+            raise NotACheckpointError(found.path, f"has no item {name!r} (its items: {listed})")
+    for name in like:
+        if name not in chosen:
+            raise SpecError(f"like has {name!r}, which is not among the requested items")
+
+    return {name: like.get(name, ...) for name in chosen}
 
 
 def _restore_task(

@@ -36,36 +36,41 @@ class Stopping:
         background: Its saves.
     """
 
-    __slots__ = ("_background", "_came", "_home", "_loop", "_options", "_previous", "_sigterm_came", "keeps")
+    __slots__ = (
+        "_background",
+        "_came",
+        "_loop",
+        "_options",
+        "_previous",
+        "_sigterm_came",
+        "home",
+        "keeps",
+        "keeps_alive",
+    )
 
     def __init__(self, options: StoppingOptions, background: BackgroundSaves) -> None:
         self._options = options
         self._background = background
-        self._home = HomeProcess()
+        self.home = HomeProcess()  #: where it was entered: a fork has a copy of this object
         self._loop: LoopHandle | None = None
         self._came: Event | None = None
         self._previous: Any = None
         self._sigterm_came = False
+        self.keeps_alive = False
+        """Whether the interpreter waits for its saves, as it ends without this loop's thread. A loop in the
+        main thread needs no waiting: it has ended when the interpreter ends."""
         self.keeps: object = None  #: kept from being collected before the loop that it belongs to
-
-    @property
-    def is_home(self) -> bool:
-        """True if this is the process that it was entered in, not a fork of it."""
-        return self._home.is_here
 
     @property
     def sigterm_came(self) -> bool:
         """True if a SIGTERM is being held back, or was."""
         return self._sigterm_came
 
-    def check_process(self) -> None:
-        """Raise `ForkedError` in a fork of the process that it was entered in."""
-        self._home.check("this Checkpointer")
-
     @contextmanager
     def watching(self, tasks: TaskGroup) -> Generator[None]:
         """Install the handling of exit, SIGTERM and fork, while the Checkpointer is open."""
-        self._home, self._loop, self._came = HomeProcess(), LoopHandle(), Event()
+        self.home, self._loop, self._came = HomeProcess(), LoopHandle(), Event()
+        self.keeps_alive = self._options.at_exit != "abandon" and threading.current_thread().daemon
         with self._watching_loop(self._loop):
             if self._options.sigterm_s <= 0:
                 yield
@@ -103,13 +108,6 @@ class Stopping:
             yield
         finally:
             left.set()
-
-    def dies_with_main_thread(self) -> bool:
-        """True if the interpreter would end without this loop's thread, and is to wait for its saves.
-
-        A loop in the main thread needs no waiting: it has ended when the interpreter ends.
-        """
-        return self._options.at_exit != "abandon" and threading.current_thread().daemon
 
     def keep_alive(self, save: SaveFuture) -> None:
         """Make the interpreter wait for a save at exit. For a loop whose thread would die with it."""

@@ -29,8 +29,7 @@ from weakref import WeakValueDictionary
 from anyio import CancelScope, Event, Lock, get_cancelled_exc_class, move_on_after
 
 from penstock.checkpointer.engine import Engine
-from penstock.checkpointer.pipelines import fitting_pipeline, prioritised
-from penstock.checkpointer.save_future import SaveFuture, SavePromise
+from penstock.checkpointer.save_future import SavePromise
 from penstock.handlers.layouts.item_parts import take_apart
 from penstock.handlers.layouts.item_types import (
     Array,
@@ -94,7 +93,6 @@ class SaveTask:
         "_engine",
         "_hung",
         "_pipeline",
-        "_promise",
         "_report",
         "_run",
         "_scope",
@@ -103,6 +101,8 @@ class SaveTask:
         "_tree",
         "_turn",
         "_undo_s",
+        "future",
+        "promise",
     )
 
     def __init__(
@@ -127,17 +127,8 @@ class SaveTask:
         self._started = time.perf_counter()
         self._staged_s = float("nan")
         self._report: SaveReport | None = None
-        self._promise = SavePromise(request.path, lambda: loop.post(self.cancel), self._run.progress.snapshot)
-
-    @property
-    def future(self) -> SaveFuture:
-        """The caller's handle."""
-        return self._promise.future
-
-    @property
-    def promise(self) -> SavePromise:
-        """The future's writing side."""
-        return self._promise
+        self.promise = SavePromise(request.path, lambda: loop.post(self.cancel), self._run.progress.snapshot)
+        self.future = self.promise.future  #: the caller's handle
 
     def cancel(self) -> None:
         """Stop, unless the commit is done and only publishing remains. Event loop only."""
@@ -150,9 +141,9 @@ class SaveTask:
 
     def let_go(self) -> None:
         """Have nobody told of its failure, as the caller was cancelled. What a handler did is told."""
-        of_handler = isinstance(self._promise.error_unseen, HandlerFailedError)
+        of_handler = isinstance(self.promise.error_unseen, HandlerFailedError)
         if self._hung is None and not of_handler:
-            self._promise.mark_seen()
+            self.promise.mark_seen()
 
     async def __call__(self) -> None:
         """Save."""
@@ -180,10 +171,10 @@ class SaveTask:
                 failure.__cause__ = error
 
             self._run.events.error("save.failed", path=self._run.path, error=repr(failure))
-            self._promise.fail(failure)
+            self.promise.fail(failure)
             del failure
         except BaseException as interrupt:
-            self._promise.fail(interrupt)  # a thread may be waiting for the result
+            self.promise.fail(interrupt)  # a thread may be waiting for the result
             raise
 
         if not self.future.done:
@@ -233,7 +224,7 @@ class SaveTask:
         )
         tell(report)
         self._report = report
-        self._promise.finish(report)
+        self.promise.finish(report)
 
     async def _keep_report(self) -> None:
         """Keep the report of a save that succeeded, if that is wanted. The caller has it already."""
@@ -325,7 +316,7 @@ class SaveTask:
         """End the save for its waiters. A hanging coroutine cannot be ended."""
         error = self._hung_in(work)
         self._run.events.warning("save.left_behind", path=self._run.workspace.temporary, error=repr(error))
-        self._promise.fail(error)
+        self.promise.fail(error)
         self._ended.set()
 
     def _reach(self, milestone: Milestone) -> None:
@@ -333,7 +324,7 @@ class SaveTask:
             self._staged_s = time.perf_counter() - self._started
 
         self._run.events.debug(f"save.{milestone.name.lower()}", path=self._run.path)
-        self._promise.reach(milestone)
+        self.promise.reach(milestone)
 
     def _give_up(self) -> None:
         published = " after it was published" if self._run.workspace.published else ""
@@ -341,11 +332,11 @@ class SaveTask:
         if self.future.done:
             return
         if self._hung is not None:
-            self._promise.fail(self._hung)
+            self.promise.fail(self._hung)
             return
 
-        self._promise.fail(SaveCancelledError(f"the save of {self._run.path!r} was cancelled{published}"))
-        self._promise.mark_seen()  # the canceller knows
+        self.promise.fail(SaveCancelledError(f"the save of {self._run.path!r} was cancelled{published}"))
+        self.promise.mark_seen()  # the canceller knows
 
 
 @final
@@ -362,42 +353,6 @@ class BackgroundSaves:
     def turn(self, path: str) -> Lock:
         """Return the lock that serialises saves to `path`."""
         return self._turns.setdefault(path, Lock(fast_acquire=True))
-
-    async def make(
-        self,
-        threads: Threads,
-        engine: Engine,
-        pipeline: Pipeline[SaveRun],
-        request: SaveRequest,
-        tree: object,
-    ) -> SaveTask:
-        """Return a save that is not started yet. It alone holds the tree, once the caller lets go of it.
-
-        Args:
-            threads: For blocking calls.
-            engine: What all saves share.
-            pipeline: The stages, unless the request has others.
-            request: What was asked for.
-            tree: A tree, or a `Composite` of named items.
-
-        Raises:
-            SpecError: If the options do not fit, or the pipeline cannot work.
-            PenstockError: If an earlier save failed and nobody was told yet.
-        """
-        self.raise_unseen()
-        if isinstance(tree, Composite):
-            engine, request, tree = await threads.run(for_items, engine, request, tree)
-
-        chosen = pipeline
-        if request.pipeline is not None:
-            chosen = fitting_pipeline(request.pipeline, engine.layout, joint=engine.is_joint)
-
-        chosen = prioritised(chosen, request.prioritise)
-        if chosen is not pipeline:  # which was checked when the Checkpointer was made
-            chosen.check(TreeToSave)
-
-        message = TreeToSave(tree, chosen.spec_changes, chosen.codec_choice)
-        return SaveTask(engine, threads, chosen, request, message, self.turn(request.path))
 
     def add(self, save: SaveTask) -> None:
         """Add a save, and drop ended saves whose failure, if any, was seen."""

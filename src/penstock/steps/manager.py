@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ("CheckpointManager",)
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from types import EllipsisType, TracebackType
 from typing import (
@@ -285,19 +284,22 @@ class CheckpointManager:
         if not await self._saves.admits(number, force=force, overwrite=bool(overwrite)):
             return None
 
-        save = partial(
-            self._checkpointer.save,
+        from penstock.kernel.pipeline.run_context import SaveRequest  # it is loaded by now
+
+        request = SaveRequest(
+            path=self._saves.catalogue.path(number),
             overwrite=overwrite,
             prioritise=prioritise,
             staging=staging,
             custom_metadata=custom_metadata,
             pipeline=pipeline,
             save_args=save_args,
+            base=base,
             compare=compare,
             progress=progress,
         )
         with forget_on_error():
-            return await self._saves.begin(number, given.pop(), metrics, save, base)
+            return await self._saves.begin(number, given.pop(), metrics, request)
 
     @overload
     async def restore(
@@ -355,9 +357,12 @@ class CheckpointManager:
             NotACheckpointError: If there is no such step. Others are those of `Checkpointer.restore`.
         """
         number = self._chosen(step)
-        from penstock.kernel.messages.restore import RestoreOptions  # it is loaded by now
+        from penstock.checkpointer.operations import RestoreCall  # it is loaded by now
+        from penstock.kernel.messages.restore import RestoreOptions
+        from penstock.steps.step_contents import restore_step
 
         options = RestoreOptions(
+            item=item,
             only=only,
             split=split,
             mmap=mmap,
@@ -375,13 +380,9 @@ class CheckpointManager:
             on_unexpected=on_unexpected,
         )
 
-        async def restore(path: str, *, like: Any = ..., item: str | None = None) -> Any:
-            asked = replace(options, item=item)
-            return await self._checkpointer.operations.restore(
-                path, like, None, asked, pipeline=pipeline, on_report=on_report, progress=progress
-            )
-
-        begin = self._restore(number, restore, like, item, as_type)
+        call = RestoreCall(options, pipeline, on_report, progress)
+        path, threads = self._saves.catalogue.path(number), self._saves.reading
+        begin = restore_step(self._checkpointer.operations, threads, path, like, call, as_type)
         del like
         with forget_on_error():
             found = await begin
@@ -537,15 +538,6 @@ class CheckpointManager:
             )
 
         return self._made
-
-    async def _restore(
-        self, number: int, restore: Callable[..., Any], like: Any, item: str | None, as_type: object
-    ) -> Any:
-        from penstock.steps.step_contents import restore_step
-
-        path = self._saves.catalogue.path(number)
-        engine, threads = self._checkpointer.engine.at(path), self._saves.reading
-        return await restore_step(engine, threads, restore, path, like, item, as_type)
 
     def _chosen(self, step: Step) -> int:
         self._saves.check_open()

@@ -6,9 +6,9 @@ __all__ = ("StepSaves",)
 
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, final
 
@@ -26,7 +26,7 @@ from penstock.kernel.errors import (
     StepExistsError,
     StorageError,
 )
-from penstock.kernel.pipeline.run_context import BaseIfWhole
+from penstock.kernel.pipeline.run_context import BaseIfWhole, SaveRequest
 from penstock.kernel.storage.workspace import how_to_replace
 from penstock.steps.catalogue import NamedSteps
 from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, StepInfo, best_of
@@ -181,8 +181,7 @@ class StepSaves:
         step: int,
         items: object,
         metrics: Mapping[str, Any] | None,
-        save: Callable[..., Awaitable[SaveFuture]],
-        base: str | os.PathLike[str] | None,
+        request: SaveRequest,
     ) -> SaveFuture:
         """Start a save and return when it is staged; deletions that follow from it run in the background.
 
@@ -190,8 +189,7 @@ class StepSaves:
             step: Its number.
             items: A tree or a `Composite`.
             metrics: The caller's, not yet JSON.
-            save: `Checkpointer.save`, with all its options but `base`.
-            base: What unchanged leaves are linked to; None for a step known here.
+            request: All options. Without a `base`, unchanged leaves are linked to a step known here.
         """
         tasks = self._running()
         pending = _Pending(self.catalogue.name(step), was_newest=step >= self._newest())
@@ -199,7 +197,7 @@ class StepSaves:
         try:
             contents = await self._contents(step, items, metrics)
             begun_s = time.monotonic()
-            future = await self._save_with_room(step, pending.name, contents, save, base)
+            future = await self._save_with_room(step, contents, request)
         except BaseException:
             del self._pending[step]
             pending.ended.set()
@@ -269,43 +267,36 @@ class StepSaves:
         failure, self._failure = self._failure, None
         return failure
 
-    async def _save_with_room(self, *options: Any) -> SaveFuture:
+    async def _save_with_room(self, step: int, items: Composite, request: SaveRequest) -> SaveFuture:
         """Save as `_save` does; if there is no room, once more after the steps due for deletion are gone.
 
         Not where several processes save: the others have heard of a failure, and do not save once more.
         """
         try:
-            return await self._save(*options)
+            return await self._save(step, items, request)
         except NoSpaceError:
             if self._is_joint or not self.retention.deleter.waiting:
                 raise
 
         await self.retention.deleter.attempt()
-        return await self._save(*options)
+        return await self._save(step, items, request)
 
-    async def _save(
-        self,
-        step: int,
-        name: str,
-        items: Composite,
-        save: Callable[..., Awaitable[SaveFuture]],
-        base: str | os.PathLike[str] | None,
-    ) -> SaveFuture:
-        path, known = os.path.join(self._root, name), self._base(step)
-        if base is not None or known is None:
-            return await save(path, items, base=base)
-        if self._is_joint:  # who finds it damaged could not save once more without the others
-            return await save(path, items, base=BaseIfWhole(known))
+    async def _save(self, step: int, items: Composite, request: SaveRequest) -> SaveFuture:
+        save, known = self._checkpointer.operations.save, self._base(step)
+        if request.base is not None or known is None:
+            return await save(request, items)
+        if self._is_joint:  # a process that finds it damaged could not save once more without the others
+            return await save(replace(request, base=BaseIfWhole(known)), items)
 
         try:
-            return await save(path, items, base=known)
+            return await save(replace(request, base=known), items)
         except (CorruptCheckpointError, StorageError) as error:
             if not error.path.startswith(known):
                 raise
 
             # It was removed or damaged; the new step does not need it.
             self._events.warning("step.no_base", base=known, error=repr(error))
-            return await save(path, items)
+            return await save(request, items)
 
     def _infos_with_metrics(self, steps: Mapping[int, str] | None = None) -> Sequence[StepInfo]:
         steps = self.catalogue.snapshot() if steps is None else steps

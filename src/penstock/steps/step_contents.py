@@ -5,13 +5,13 @@ from __future__ import annotations
 __all__ = ("StepMetadata", "describe_step", "item_names", "restore_step", "step_items")
 
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
 from penstock.checkpointer.description import CheckpointMetadata, describe_checkpoint
-from penstock.checkpointer.engine import Engine
-from penstock.checkpointer.restores import restore_items, result_check
+from penstock.checkpointer.operations import Operations, RestoreCall
+from penstock.checkpointer.restores import result_check
 from penstock.handlers.formats.orbax.discovery import contents_of
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.layouts.item_types import Composite, Json
@@ -118,51 +118,35 @@ def _with_the_rest(
 
 
 async def restore_step(
-    engine: Engine,
-    threads: Threads,
-    restore: Callable[..., Awaitable[Any]],
-    path: str,
-    like: Any,
-    item: str | None,
-    as_type: object,
+    operations: Operations, threads: Threads, path: str, like: Any, call: RestoreCall, as_type: object
 ) -> Any:
     """Return the tree of the step at `path`, if it holds one or one is asked for; else a `Composite`.
 
     Args:
-        engine: Of a Checkpointer.
+        operations: Of a Checkpointer.
         threads: For blocking calls.
-        restore: `Checkpointer.restore`, with all options but `item` and `like`.
         path: Of the step.
         like: `...` for everything; a target of one tree; or a `Composite` of targets, which names the
             items wanted.
-        item: The name of one item, which alone is restored.
+        call: The options, for each item. An `item` among them is restored alone.
         as_type: The class of the result, or None.
     """
     check = result_check(path, as_type)
-    found = await _restored(engine, threads, restore, path, like, item)
-    check(found)
-    return found
-
-
-async def _restored(
-    engine: Engine,
-    threads: Threads,
-    restore: Callable[..., Awaitable[Any]],
-    path: str,
-    like: Any,
-    item: str | None,
-) -> Any:
-    if item is not None or (like is not ... and not isinstance(like, Composite)):
-        return await restore(path, like=like, item=item)
+    if call.options.item is not None or (like is not ... and not isinstance(like, Composite)):
+        found = await operations.restore(path, like, call)
+        check(found)
+        return found
 
     async def read(source: Reading) -> Any:
-        if like is ...:
-            names = await threads.run(item_names, source.store, path)
-            if not names or TREE in names:
-                return await restore(path)
+        if like is not ...:
+            return Composite(await operations.restore_items(path, like, list(like), call))
 
-            return Composite(await restore_items(engine, threads, restore, path, None, names))
+        names = await threads.run(item_names, source.store, path)
+        if not names or TREE in names:
+            return await operations.restore(path, ..., call)
 
-        return Composite(await restore_items(engine, threads, restore, path, like, list(like)))
+        return Composite(await operations.restore_items(path, None, names, call))
 
-    return await engine.read_unchanged(path, threads, read)
+    found = await operations.engine.at(path).read_unchanged(path, threads, read)
+    check(found)
+    return found
