@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from penstock.kernel.pipeline.pipeline import Pipeline
     from penstock.kernel.protocols.coordinator import Coordinator, Operation
     from penstock.kernel.protocols.files_handler import Background
-    from penstock.kernel.protocols.layouts import Layout
+    from penstock.kernel.protocols.layouts import CheckpointFinder, Layout
     from penstock.kernel.protocols.leaf import LeafPredicate
     from penstock.kernel.protocols.leaf_handlers import HandlerLookup
     from penstock.kernel.protocols.stores import Store
@@ -278,7 +278,7 @@ class Run:
     memory: MemoryRegulator
     threads: Threads
     store: Store
-    layout: Layout
+    finder: CheckpointFinder  #: of what is stored
     coordinator: Coordinator
     events: BoundLogger
     limits: RunLimits
@@ -324,6 +324,7 @@ class SaveRun(Run):
 
     flow: ClassVar[Flow] = "save"
     request: SaveRequest
+    layout: Layout  #: that the save writes with
     workspace: Workspace | JoinedWorkspace
     started_ns: int  #: wall clock, nanoseconds since the epoch
     custom_metadata: Mapping[str, Any] | None = None  #: that of the request, as a reader will get it
@@ -372,7 +373,7 @@ async def open_leased(
     reason the caller holds none yet.
 
     Args:
-        run: Whose layout, store, threads and budget are used.
+        run: Whose finder, store, threads and budget are used.
         path: As for `Layout.find`.
         item: As for `Layout.find`.
         make: Called in a worker thread, as long as the lease lasts.
@@ -395,7 +396,7 @@ def _open_small(
     run: RestoreRun, path: str, item: str | None, make: Callable[[StoredCheckpoint], T]
 ) -> _Opened[T] | Opening:
     """Open the checkpoint at once if that takes no bytes that count. Else only find it."""
-    found = run.layout.find(run.store, path, item)
+    found = run.finder.find(run.store, path, item)
     return found if found.nbytes else _Opened(make(found.open()))
 
 

@@ -9,6 +9,7 @@ __all__ = (
     "ArrangedDigests",
     "ArrangedLayout",
     "Arrangement",
+    "CheckpointFinder",
     "FormattedLayout",
     "ItemsLayout",
     "Layout",
@@ -47,7 +48,26 @@ class Opening:
     open: Callable[[], StoredCheckpoint]  #: blocking; raises as `Layout.find`, of the documents
 
 
-class Layout(Protocol):
+class CheckpointFinder(Protocol):
+    """Finds the checkpoints of one format or of several."""
+
+    def find(self, store: Store, path: str, item: str | None = None) -> Opening:
+        """Find the checkpoint at `path`, or the latest of several there. Blocking; reads no documents.
+
+        Args:
+            store: Where it is.
+            path: Absolute.
+            item: Which of its items is meant; by default the one that holds the tree.
+
+        Raises:
+            NotACheckpointError: If nothing of these formats is there, or no such item.
+            IncompleteCheckpointError: If a save was interrupted there.
+            CorruptCheckpointError: If a document is damaged; the message names it.
+        """
+        ...
+
+
+class Layout(CheckpointFinder, Protocol):
     """An on-disk format: names and documents, no array bytes. Every method is blocking or pure."""
 
     @property
@@ -104,21 +124,6 @@ class Layout(Protocol):
 
     def recognises(self, store: Store, path: str) -> bool:
         """True if the directory at `path` is of this layout or empty, and so may be overwritten."""
-        ...
-
-    def find(self, store: Store, path: str, item: str | None = None) -> Opening:
-        """Find the checkpoint at `path`, or the latest of several there, without reading its documents.
-
-        Args:
-            store: Where it is.
-            path: Absolute.
-            item: Which of its items is meant; by default the one that holds the tree.
-
-        Raises:
-            NotACheckpointError: If nothing of this layout is there, or no such item.
-            IncompleteCheckpointError: If a save was interrupted there.
-            CorruptCheckpointError: If a document is damaged; the message names it.
-        """
         ...
 
 

@@ -192,7 +192,7 @@ def _open(run: SaveRun, base: str) -> tuple[StoredCheckpoint, str]:
     if run.layout.folders is not None:
         return run.layout.folders.open_all(run.store, base), ""
 
-    checkpoint = run.layout.find(run.store, base).open()
+    checkpoint = run.finder.find(run.store, base).open()
     return checkpoint, checkpoint.directory
 
 

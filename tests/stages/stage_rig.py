@@ -99,7 +99,13 @@ class Rig:
             self.store, self.threads, str(self.final), str(self.temporary), overwrite=overwrite
         )
         self.runs.append(
-            SaveRun(**self._shared(), request=SaveRequest(str(self.final)), workspace=workspace, started_ns=1)
+            SaveRun(
+                **self._shared(),
+                request=SaveRequest(str(self.final)),
+                layout=self.layout,
+                workspace=workspace,
+                started_ns=1,
+            )
         )
         return self.runs[-1]
 
@@ -141,7 +147,7 @@ class Rig:
             "memory": self.memory,
             "threads": self.threads,
             "store": self.store,
-            "layout": self.layout,
+            "finder": self.layout,
             "coordinator": SingleProcessCoordinator(),
             "events": logger,
             "limits": self.limits,

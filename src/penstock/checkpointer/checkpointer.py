@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.checkpointer.process_exit import Stopping
     from penstock.checkpointer.restores import LeafStream
     from penstock.checkpointer.save_future import SaveFuture
+    from penstock.handlers.layouts.auto_layout import AutoLayout
     from penstock.kernel.messages.restore import Only, Order, Rename, Transform
     from penstock.kernel.pipeline.pipeline import Pipeline
     from penstock.kernel.pipeline.run_context import Compare, RestoreRun, SaveRun, ShowProgress, Staging
@@ -99,7 +100,7 @@ class Checkpointer:
         restore_pipeline: Pipeline[RestoreRun] | None = None,
         store: Store | None = None,
         save_format: SaveFormat | None = None,
-        layout: Layout | None = None,
+        layout: Layout | AutoLayout | None = None,
         coordinator: Coordinator | None = None,
         observers: Iterable[Observer] = (),
         job: JobOptions | None = None,
@@ -354,7 +355,10 @@ class Checkpointer:
         return await self.operations.restore_items(path, like, items, call)
 
     def with_handlers(
-        self, registry: HandlerLookup, layout: Layout | None = None, coordinator: Coordinator | None = None
+        self,
+        registry: HandlerLookup,
+        layout: Layout | AutoLayout | None = None,
+        coordinator: Coordinator | None = None,
     ) -> Checkpointer:
         """Return this Checkpointer with other parts, which has its budget, and is open as long as it is."""
         other = copy.copy(self)

@@ -97,11 +97,11 @@ class Engine:
     memory: MemoryRegulator
     registry: HandlerLookup
     store: Store
-    layout: Layout
+    layout: Layout | AutoLayout
     coordinator: Coordinator
     events: BoundLogger
     stores: StoreFinder
-    bucket_layouts: Mapping[int, Layout]
+    bucket_layouts: Mapping[int, Layout | AutoLayout]
     """Of what is saved to buckets, by the length of a data file: large arrays are cut to that size. A layout
     that the caller gave is used as it is, and not among them."""
     caches: RunCaches = field(default_factory=RunCaches)
@@ -110,6 +110,11 @@ class Engine:
     replica_turn: Lock = field(default_factory=Lock)  #: has restores that broadcast follow each other
     observers: tuple[Observer, ...] = ()  #: told of every save and restore
     on_progress: Callable[[int, int], object] | None = None  #: called with the bytes done and all bytes
+
+    @property
+    def written(self) -> Layout:
+        """The layout that saves write with."""
+        return self.layout.written if isinstance(self.layout, AutoLayout) else self.layout
 
     def at(self, path: str) -> Engine:
         """Return the engine for what lies at an absolute path or a URL: with the store that it lies in."""
@@ -159,7 +164,8 @@ class Engine:
     def counted_caches(self) -> Sequence[BoundedCache[Any, Any]]:
         """The caches of the layouts and of runs, whose bytes count to the memory budget."""
         layouts = (self.layout, *self.bucket_layouts.values())
-        own = [cache for layout in layouts if isinstance(layout, Caching) for cache in layout.caches]
+        written = [layout.written if isinstance(layout, AutoLayout) else layout for layout in layouts]
+        own = [cache for layout in written if isinstance(layout, Caching) for cache in layout.caches]
         return (*own, *self.caches.counted)
 
     def save_run(self, request: SaveRequest, threads: Threads, handler_work: HandlerWork) -> SaveRun:
@@ -172,7 +178,7 @@ class Engine:
         request.check()
         path = request.path
         base = None if request.base is None else self._base_of(path, request.base)
-        operation = self.operation(path)
+        operation, layout = self.operation(path), self.written
         workspace: Workspace | JoinedWorkspace
         if not operation.is_primary and not operation.is_local:
             from penstock.kernel.storage.joined_workspace import JoinedWorkspace
@@ -183,10 +189,10 @@ class Engine:
                 self.store,
                 threads,
                 path,
-                self.layout.temporary_name(path),
+                layout.temporary_name(path),
                 overwrite=request.overwrite,
-                recognises=partial(self.layout.recognises, self.store),
-                file=None if self.layout.places is None else self.layout.places.file_of(path),
+                recognises=partial(layout.recognises, self.store),
+                file=None if layout.places is None else layout.places.file_of(path),
             )
 
         return SaveRun(
@@ -195,18 +201,19 @@ class Engine:
             memory=self.memory,
             threads=threads,
             store=self.store,
-            layout=self.layout,
+            finder=self.layout,
             coordinator=self.coordinator,
             events=self.events,
             limits=_run_limits(self.config.save, self.memory.limit_of("save")),
             caches=self.caches,
             progress=ProgressMeter(self.on_progress),
             request=request,
+            layout=layout,
             workspace=workspace,
             started_ns=time.time_ns(),
             custom_metadata=None if request.custom_metadata is None else _as_json(request.custom_metadata),
             base=base,
-            folder="" if self.layout.folders is None else self.layout.folders.only_folder or "",
+            folder="" if layout.folders is None else layout.folders.only_folder or "",
             compare_linked_every=self.config.save.compare_linked_every,
             operation=operation,
             calm=partial(calm_part, self.config.loop),
@@ -228,7 +235,7 @@ class Engine:
             memory=self.memory,
             threads=threads,
             store=self.store,
-            layout=self.layout,
+            finder=self.layout,
             coordinator=self.coordinator,
             events=self.events,
             limits=_run_limits(self.config.restore, self.memory.limit),
@@ -294,7 +301,7 @@ def make_engine(parts: CheckpointerParts) -> Engine:
         raise ConfigError("job", "a coordinator that is given knows which processes take part")
 
     stores = StoreFinder(parts.store, options.store)
-    bucket_layouts: dict[int, Layout] = {}
+    bucket_layouts: dict[int, Layout | AutoLayout] = {}
     if layout is None:
         form = options.format if parts.save_format is None else parts.save_format
         if form.replica_parallel is None:

@@ -40,6 +40,7 @@ from penstock.checkpointer.save_future import SaveFuture
 from penstock.checkpointer.saves import BackgroundSaves, SaveTask, for_items
 from penstock.event_loop.entered_once import own_tasks
 from penstock.event_loop.interpreter_settings import calm_interpreter
+from penstock.handlers.layouts.auto_layout import AutoLayout
 from penstock.handlers.layouts.item_parts import message_target
 from penstock.handlers.layouts.item_types import Composite
 from penstock.kernel.concurrency.threads import Threads
@@ -250,7 +251,7 @@ class Operations:
         self, saving: Pipeline[SaveRun], restoring: Pipeline[RestoreRun]
     ) -> tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]:
         """Return the pipelines as the layout needs them, with the options that the configuration has."""
-        options, layout = self.engine.config, self.engine.layout
+        options, layout = self.engine.config, self.engine.written
         saving = pipelines.fitting_pipeline(saving, layout, joint=self.engine.is_joint)
         saving = pipelines.configured_pipeline(saving, options.save)
         restoring = pipelines.configured_pipeline(restoring, options.restore)
@@ -270,7 +271,7 @@ class Operations:
         return self._of_buckets[at_once]
 
     def with_handlers(
-        self, registry: HandlerLookup, layout: Layout | None, coordinator: Coordinator | None
+        self, registry: HandlerLookup, layout: Layout | AutoLayout | None, coordinator: Coordinator | None
     ) -> Operations:
         """Return the same, with other handlers, and perhaps another layout and another coordinator."""
         other = object.__new__(Operations)
@@ -300,7 +301,7 @@ class Operations:
 
             pipeline = ours  # which was checked when the Checkpointer was made
             if chosen is not None:
-                pipeline = pipelines.fitting_pipeline(chosen, engine.layout, joint=engine.is_joint)
+                pipeline = pipelines.fitting_pipeline(chosen, engine.written, joint=engine.is_joint)
             if request.prioritise is not None:
                 pipeline = pipelines.prioritised(pipeline, request.prioritise)
             if pipeline is not ours:

@@ -20,6 +20,7 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.memory.regulator import MemoryRegulator
 
 if TYPE_CHECKING:
+    from penstock.handlers.layouts.auto_layout import AutoLayout
     from penstock.kernel.messages.restore import Only, Rename, Transform
     from penstock.kernel.pipeline.pipeline import Pipeline
     from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun, ShowProgress
@@ -45,7 +46,7 @@ class CheckpointerParts:
     restore_pipeline: Pipeline[RestoreRun] | None = None
     store: Store | None = None
     save_format: SaveFormat | None = None
-    layout: Layout | None = None
+    layout: Layout | AutoLayout | None = None
     coordinator: Coordinator | None = None
     observers: tuple[Observer, ...] = ()
 

@@ -438,10 +438,11 @@ def for_items(engine: Engine, request: SaveRequest, items: Composite) -> tuple[E
     Raises:
         SpecError: If they cannot be saved.
     """
-    if engine.layout.arrays is None:
-        raise SpecError(f"a {type(engine.layout).__name__} holds one tree, not several items")
+    layout = engine.written
+    if layout.arrays is None:
+        raise SpecError(f"a {type(layout).__name__} holds one tree, not several items")
     whole, parts = take_apart(items)
-    only = CompositeLayout.of_one_tree(engine.layout, parts)
+    only = CompositeLayout.of_one_tree(layout, parts)
     if only is not None:
         ((name, tree),) = whole.items()
         engine = replace(engine, layout=only)
@@ -454,7 +455,7 @@ def for_items(engine: Engine, request: SaveRequest, items: Composite) -> tuple[E
         return engine, request, tree
 
     caches = RunCaches(known_values=engine.caches.known_values)
-    return replace(engine, layout=CompositeLayout(engine.layout, parts), caches=caches), request, whole
+    return replace(engine, layout=CompositeLayout(layout, parts), caches=caches), request, whole
 
 
 def _below(name: str, asked: Any) -> Any:

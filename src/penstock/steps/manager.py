@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from penstock.checkpointer.save_future import SaveFuture
     from penstock.config.config import Config
     from penstock.handlers.coordinators.job_options import JobOptions
+    from penstock.handlers.layouts.auto_layout import AutoLayout
     from penstock.kernel.memory.regulator import MemoryRegulator
     from penstock.kernel.messages.restore import Only, Rename, Transform
     from penstock.kernel.pipeline.pipeline import Pipeline
@@ -135,7 +136,7 @@ class CheckpointManager:
         restore_pipeline: Pipeline[RestoreRun] | None = None,
         store: Store | None = None,
         save_format: SaveFormat | None = None,
-        layout: Layout | None = None,
+        layout: Layout | AutoLayout | None = None,
         coordinator: Coordinator | None = None,
         observers: Iterable[Observer] = (),
         job: JobOptions | None = None,

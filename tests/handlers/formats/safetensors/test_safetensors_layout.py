@@ -65,7 +65,7 @@ def with_note(path: Path, note: object, *tensors: str, dtype: str = "U8") -> Pat
 
 def test_the_protocols_are_kept() -> None:
     layout: Layout = SafetensorsLayout()
-    every: Layout = AutoLayout()
+    every: object = AutoLayout()
 
     assert isinstance(layout, ArrangedLayout)
     assert not isinstance(every, ArrangedLayout)
