@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from penstock.tools.repair import repair
     from penstock.tools.repair_report import RepairReport
     from penstock.tools.seal import SealReport, seal
-    from penstock.verification.verify_report import VerifyReport
+    from penstock.verification.verify import VerifyReport
 else:
     import sys as _sys
 
@@ -116,7 +116,7 @@ else:
             "penstock.checkpointer.checkpointer": ("Checkpointer",),
             "penstock.checkpointer.description": ("CheckpointMetadata", "LeafMetadata"),
             "penstock.checkpointer.restores": ("LeafStream",),
-            "penstock.verification.verify_report": ("VerifyReport",),
+            "penstock.verification.verify": ("VerifyReport",),
             "penstock.handlers.layouts.item_types": ("Composite",),
             "penstock.config.config": ("Config",),
             "penstock.handlers.coordinators.job_options": ("JobOptions",),

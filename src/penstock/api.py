@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.kernel.storage.workspace import Overwrite
     from penstock.reports.report import RestoreReport, SaveReport
     from penstock.telemetry.observers import Observer
-    from penstock.verification.verify_report import VerifyReport
+    from penstock.verification.verify import VerifyReport
 
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ import pytest
 from tests.cli.conftest import Said, Stored
 
 import penstock
-from penstock.cli.looking.doctor_command import settings
+from penstock.cli.doctor_command import settings
 from penstock.handlers import LocalStore
 
 Call = Callable[..., Said]

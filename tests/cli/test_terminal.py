@@ -6,9 +6,8 @@ import io
 
 import pytest
 
-from penstock.cli.terminal.option_names import in_options
-from penstock.cli.terminal.printable import one_line, printable, width_of
-from penstock.cli.terminal.terminal_output import Output, PipedOutput, PlainOutput, Table
+from penstock.cli.terminal import Output, PipedOutput, PlainOutput, Table, in_options
+from penstock.inspection.texts import one_line, printable, width_of
 
 TABLE = Table(("name", "figure"), [("a", "1"), ("longer", "100")])
 

@@ -18,7 +18,7 @@ import pytest
 from tests.xla_settings import xla_flags
 
 import penstock
-from penstock.cli.terminal.terminal_output import CommandError
+from penstock.cli.terminal import CommandError
 from penstock.kernel import Span, StageStatistics
 from penstock.pipelines import save_pipeline
 from penstock_demo.acts import require_followed

@@ -27,8 +27,7 @@ from tests.docs.page_settings import (
     with_own_tests,
 )
 
-from penstock.cli import main
-from penstock.cli.commands import COMMANDS as COMMANDS_THAT_ARE
+from penstock.cli import load_command, main
 from penstock.config import Config
 
 WITH_PYTHON = [page for page in pages() if blocks(page, "python")]
@@ -160,7 +159,7 @@ def test_commands_in_sentences_have_the_options_that_they_name() -> None:
 def _options(command: str) -> set[str]:
     """The options of a command, and of what is a command below it."""
     parser = argparse.ArgumentParser()
-    COMMANDS_THAT_ARE[command].load().configure(parser)
+    load_command(command).configure(parser)
     found: set[str] = set()
     parsers = [parser]
     for each in parsers:

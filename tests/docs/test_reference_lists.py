@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from penstock import errors
-from penstock.cli.commands import COMMANDS
+from penstock.cli import COMMANDS
 from penstock.errors import PenstockError
 from penstock.kernel import Milestone
 from penstock.kernel.messages.restore import ChangeKind

@@ -15,9 +15,9 @@ import pytest
 from tests.unsealed import unseal
 
 import penstock
-from penstock.cli.changing.file_copying import copy_checkpoint
-from penstock.cli.looking import cat_command, diff_command
-from penstock.cli.looking.chosen_items import Chosen
+from penstock.cli import cat_command, diff_command
+from penstock.cli.chosen_items import Chosen
+from penstock.cli.cp_command import copy_checkpoint
 from penstock.errors import ReplacedError
 from penstock.handlers import LocalStore
 from penstock.inspection.stored_leaves import read_items

@@ -18,8 +18,8 @@ import pytest
 pytest.importorskip("starlette", reason="`penstock ui` needs it: pip install 'penstock[ui]'")
 
 import penstock
-from penstock.cli.terminal.printable import one_line
-from penstock.inspection.places import store_of
+from penstock.inspection.texts import one_line
+from penstock.stores.store_finder import store_of
 from penstock.ui.page_server import Connection, make_app, make_server, open_socket
 
 KEEPING = penstock.Config.load(environ={}, arguments={"telemetry": {"keep_reports": 5}})

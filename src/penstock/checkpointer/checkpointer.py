@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.leaf_handlers import HandlerLookup
     from penstock.kernel.protocols.stores import Store
     from penstock.reports.report import RestoreReport
-    from penstock.verification.verify_report import VerifyReport
+    from penstock.verification.verify import VerifyReport
 
 Path: TypeAlias = str | os.PathLike[str]
 T = TypeVar("T")

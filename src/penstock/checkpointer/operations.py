@@ -67,8 +67,7 @@ from penstock.kernel.storage.paths import bucket_of, path_or_url
 from penstock.kernel.storage.reading import Reading
 from penstock.reports.report import RestoreReport
 from penstock.telemetry.observers import watched
-from penstock.verification.verify import Verification
-from penstock.verification.verify_report import VerifyReport
+from penstock.verification.verify import Verification, VerifyReport
 
 T = TypeVar("T")
 RunT = TypeVar("RunT")

@@ -1,20 +1,64 @@
-"""The `penstock` command."""
+"""The `penstock` command: one file for each subcommand, and one, `terminal`, for how all of them print.
+
+The file of a command, such as `ls_command`, has two functions: `configure` describes its command line, and
+`run` carries it out. It is imported only when the command is called, or its options are to be completed.
+"""
 
 from __future__ import annotations
 
-__all__ = ("main",)
+__all__ = ("COMMANDS", "CommandModule", "load_command", "main")
 
 import argparse
 import gc
 import os
 import sys
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from typing import Final, Protocol, cast
 
 import penstock
-from penstock.cli.commands import COMMANDS
-from penstock.cli.terminal.option_names import in_options
-from penstock.cli.terminal.terminal_output import CommandError, open_output, say_error
+from penstock.cli.terminal import CommandError, Output, in_options, open_output, say_error
+
+
+class CommandModule(Protocol):
+    """The module of a command."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Describe the command's arguments."""
+        ...
+
+    def run(self, options: argparse.Namespace, output: Output) -> int:
+        """Carry it out, and return the exit status."""
+        ...
+
+
+COMMANDS: Final[Mapping[str, str]] = {
+    "ls": "list the steps of a run: sizes, age, metrics, state",
+    "show": "show the tree of a checkpoint: shapes, dtypes, shardings, bytes",
+    "du": "say which part of a checkpoint takes how much room",
+    "cat": "read leaves: what their values add up to, or the values",
+    "diff": "say how two checkpoints differ, in structure and values",
+    "watch": "print the steps of a run as they become durable",
+    "ui": "show a run as a page in the browser",
+    "doctor": "say what this machine and a file system give",
+    "cp": "copy checkpoints as they are",
+    "gc": "remove what interrupted saves and deletions left",
+    "convert": "write a checkpoint in another format",
+    "rm": "delete checkpoints",
+    "repair": "write what is intact of a damaged checkpoint anew",
+    "seal": "record digests of a checkpoint that has none",
+    "config": "show, check and explain the configuration",
+    "tune": "measure a store, and write a profile that is faster there",
+    "verify": "compare a checkpoint with its checksums",
+    "completion": "print what makes a shell complete commands and options",
+}
+"""Each command in a line, in the order of the help."""
+
+
+def load_command(name: str) -> CommandModule:
+    """Import the module of a command."""
+    return cast("CommandModule", import_module(f"penstock.cli.{name}_command"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Nothing that a command does needs an accelerator, and a training may hold the only one.
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-        return COMMANDS[options.command].load().run(options, open_output(for_people=options.table))
+        return load_command(options.command).run(options, open_output(for_people=options.table))
     except BrokenPipeError:
         # The reader of our output has gone (`| head`), which is not a failure.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -79,10 +123,10 @@ def _parser(configured: Collection[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     parser.add_argument("--table", action="store_true", help="print tables in a pipe, too, as for a pager")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, command in COMMANDS.items():
-        added = commands.add_parser(name, help=command.about)
+    for name, about in COMMANDS.items():
+        added = commands.add_parser(name, help=about)
         if name in configured:
-            command.load().configure(added)
+            load_command(name).configure(added)
 
     commands.add_parser("demo", help="watch saves at work, one of them killed half-way")
     return parser

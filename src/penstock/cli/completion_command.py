@@ -9,7 +9,7 @@ import sys
 from importlib.util import find_spec
 from typing import Final
 
-from penstock.cli.terminal.terminal_output import CommandError, Output
+from penstock.cli.terminal import CommandError, Output
 
 _SHELLS: Final = ("bash", "zsh", "fish", "tcsh", "powershell")
 

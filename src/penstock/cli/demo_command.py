@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 import penstock
-from penstock.cli.terminal.terminal_output import CommandError
+from penstock.cli.terminal import CommandError
 
 
 def demo(arguments: Sequence[str]) -> int:

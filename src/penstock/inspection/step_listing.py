@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, TypeAlias, cast, final
 from penstock.handlers.formats.orbax.discovery import names_a_step, step_at
 from penstock.handlers.formats.orbax.file_names import PARTIAL_SUFFIX, TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
-from penstock.handlers.layouts.discovery import Place, look_at
+from penstock.handlers.layouts.discovery import Place, find_checkpoints, look_at
 from penstock.inspection.file_sizes import FileSizes, sizes_below
 from penstock.kernel.errors import PenstockError, StorageError
 from penstock.kernel.protocols.stores import Store
@@ -32,7 +32,6 @@ from penstock.kernel.storage.holds import hold_with_readers
 from penstock.kernel.storage.paths import bucket_of
 from penstock.kernel.storage.pinned_steps import read_pins
 from penstock.steps.step_directory import StepReader
-from penstock.verification.checkpoints_below import find_checkpoints
 
 State: TypeAlias = Literal["finished", "saving", "interrupted", "damaged", "unknown"]
 

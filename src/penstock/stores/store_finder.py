@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ("StoreFinder", "store_at")
+__all__ = ("StoreFinder", "store_at", "store_of")
 
+import os
 from collections.abc import Sequence
 from threading import Lock
 from typing import Final, final
@@ -14,7 +15,7 @@ from penstock.kernel.errors import PathError, SpecError
 from penstock.kernel.protocols.store_capabilities import Leases
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.schemes import SCHEMES
-from penstock.kernel.storage.paths import bucket_of
+from penstock.kernel.storage.paths import bucket_of, path_or_url
 
 _REQUIRED: Final = tuple([name for name in vars(Store) if not name.startswith("_")])
 
@@ -82,3 +83,9 @@ class StoreFinder:
 def store_at(path: str) -> Store:
     """Return the store of an absolute path or a URL, as the configuration says. Connects to nothing."""
     return LocalStore() if bucket_of(path) is None else StoreFinder(None, Config.load().store).at(path)
+
+
+def store_of(path: str | os.PathLike[str]) -> tuple[Store, str]:
+    """Return the store of a path on the command line, as the configuration says, and the full path."""
+    final_path = path_or_url(path)
+    return StoreFinder(None, Config.load().store).at(final_path), final_path

@@ -36,9 +36,8 @@ from penstock.kernel.storage.reading import Reading, read_unchanged
 from penstock.reports.report import SaveReport
 from penstock.steps.step_directory import write_root_metadata
 from penstock.stores.store_finder import StoreFinder
-from penstock.tools.changes.leaf_changes import LeafChanges
-from penstock.tools.npz.npz_members import plan_comment, plan_members
-from penstock.tools.npz.npz_writing import NpzWriting
+from penstock.tools.leaf_changes import LeafChanges
+from penstock.tools.npz_writing import NpzWriting, plan_comment, plan_members
 from penstock.tools.rewriting import Rewriting, budget, check_apart
 from penstock.tools.stored_items import ItemsReader, StoredItems, stored_value
 

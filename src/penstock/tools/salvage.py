@@ -33,8 +33,7 @@ from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
 from penstock.stages.planning.restore_planner import check_expansion
 from penstock.tools.damaged_trees import DamagedTree, open_tree_at, problem_of, split_place
-from penstock.tools.patched_documents import patch_documents
-from penstock.tools.patched_store import PatchedStore
+from penstock.tools.patched_store import PatchedStore, patch_documents
 from penstock.tools.repair_report import Outcome, RepairedLeaf
 from penstock.tools.stored_items import GONE, ItemsReader, StoredItems, stored_value
 from penstock.verification.checkpoint_survey import recorded_directories

@@ -40,7 +40,7 @@ from penstock.kernel.protocols.written import Document
 from penstock.stages.locate import split_names
 from penstock.stages.planning.restore_planner import check_expansion
 from penstock.stages.pytree.flattening import nest
-from penstock.tools.changes.leaf_changes import LeafChanges
+from penstock.tools.leaf_changes import LeafChanges
 
 _ARRAY_HANDLER: Final = ".ArrayCheckpointHandler"
 _KINDS: Final = {

@@ -15,13 +15,12 @@ from typing import Any, Final, TypeAlias, cast
 import anyio
 
 from penstock.checkpointer.checkpointer import Checkpointer
-from penstock.cli.terminal.leaf_texts import iso_time, shape_text, sharding_text
-from penstock.cli.terminal.printable import one_line
 from penstock.handlers.layouts.discovery import find_place
 from penstock.inspection.layer_sizes import layers_of
 from penstock.inspection.leaf_values import compare_values, read_values
 from penstock.inspection.step_listing import StepFacts, list_checkpoints, paths_by_name
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts, read_items
+from penstock.inspection.texts import iso_time, one_line, shape_text, sharding_text
 from penstock.inspection.tree_comparison import Pair, TreeComparison, compare_trees
 from penstock.inspection.treemap import Rectangle, treemap
 from penstock.kernel.concurrency.threads import Threads

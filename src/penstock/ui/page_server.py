@@ -21,7 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from penstock.cli.terminal.printable import one_line
+from penstock.inspection.texts import one_line
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.protocols.stores import Store
 from penstock.ui.page_data import differences, run_data, tree_data

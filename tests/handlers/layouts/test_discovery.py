@@ -19,10 +19,15 @@ from penstock.errors import (
     UnsupportedFormatError,
 )
 from penstock.handlers import LocalStore
-from penstock.handlers.layouts.discovery import check_deletable, find_place, finished_steps, look_at
+from penstock.handlers.layouts.discovery import (
+    check_deletable,
+    find_checkpoints,
+    find_place,
+    finished_steps,
+    look_at,
+)
 from penstock.inspection.step_listing import list_checkpoints
 from penstock.kernel.protocols.stores import Store
-from penstock.verification.checkpoints_below import find_checkpoints
 
 MARK = "commit_success.txt"
 

@@ -15,8 +15,7 @@ from typing import Any, final
 import anyio
 from anyio import Event, create_task_group, move_on_after
 
-from penstock.cli.terminal.byte_sizes import format_bytes
-from penstock.cli.terminal.terminal_output import CommandError, Output
+from penstock.cli.terminal import CommandError, Output, format_bytes
 from penstock_demo import report
 from penstock_demo.bucket import BUCKET, bucket_on_loopback
 from penstock_demo.process import TrainingLog, run_training

@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.terminal.terminal_output import CommandError
+from penstock.cli.terminal import CommandError
 
 BUCKET = "demo"
 READY_S = 60.0

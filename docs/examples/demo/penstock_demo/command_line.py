@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.cli.terminal.terminal_output import open_output
+from penstock.cli.terminal import open_output
 from penstock_demo.acts import DemoOptions, run_demo
 
 

@@ -17,8 +17,7 @@ __all__ = (
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from penstock.cli.terminal.byte_sizes import format_bytes
-from penstock.cli.terminal.terminal_output import Table
+from penstock.cli.terminal import Table, format_bytes
 from penstock.kernel import bottleneck
 from penstock_demo.bucket import objects_below
 from penstock_demo.process import TrainingLog

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from anyio import CancelScope, open_signal_receiver
 
-from penstock.cli.terminal.terminal_output import CommandError, Output
+from penstock.cli.terminal import CommandError, Output
 
 
 @contextmanager

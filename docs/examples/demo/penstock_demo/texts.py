@@ -6,7 +6,7 @@ __all__ = ("own_text", "read_text")
 
 from pathlib import Path
 
-from penstock.cli.terminal.terminal_output import CommandError
+from penstock.cli.terminal import CommandError
 
 LEAST = 1000  # characters
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from xml.sax.saxutils import escape
 
-from penstock.cli.terminal.byte_sizes import format_bytes
+from penstock.cli.terminal import format_bytes
 from penstock.kernel import Span, bottleneck
 from penstock_demo.process import TrainingLog
 from penstock_demo.records import DurableSave

@@ -1,1 +1,0 @@
-"""Commands that write, delete, or compare every byte."""

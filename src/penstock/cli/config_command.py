@@ -1,0 +1,158 @@
+"""`penstock config`: what options there are, what they are now and why, and whether a file is right."""
+
+from __future__ import annotations
+
+__all__ = ("configure", "run")
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from penstock.cli.terminal import Output, Table
+from penstock.config.config import Config, FoundFile, find_file, profiles_in
+from penstock.config.option_reference import (
+    OptionEntry,
+    config_page,
+    config_schema,
+    effective_options,
+    every_option,
+)
+from penstock.kernel.errors import SpecError
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Describe the command's arguments."""
+    parser.description = "Show, check and explain the configuration."
+    what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+
+    show = what.add_parser("show", help="every option as it is now, and where it came from")
+    show.description = "Print every option with its value and its source. Secrets are masked."
+    _add_file(show)
+    show.add_argument("--profile", metavar="NAME", help="of the file (PENSTOCK_PROFILE)")
+    show.add_argument("--given", action="store_true", help="leave out what has its default")
+    show.add_argument("--json", action="store_true", help="as one JSON document")
+
+    check = what.add_parser("check", help="whether a file and the environment are right")
+    check.description = (
+        "Load the file with each of its profiles, and configure the stages. The exit status is 0 if all of "
+        "it is right, else 1."
+    )
+    check.add_argument("file", metavar="FILE", nargs="?", help="the same as --config")
+    _add_file(check)
+    check.add_argument("--json", action="store_true", help="as one JSON document")
+
+    reference = what.add_parser("reference", help="every key: type, unit, default and effect")
+    reference.add_argument("key", metavar="KEY", nargs="?", default="", help="only keys that begin so")
+    form = reference.add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true", help="as the page of the documentation")
+    form.add_argument("--schema", action="store_true", help="as a JSON schema, for editors")
+    form.add_argument("--json", action="store_true", help="as one JSON document")
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    """Show, check or explain.
+
+    Raises:
+        ConfigError: If what is to be shown does not fit.
+    """
+    if options.what == "show":
+        return _show(options, output)
+    if options.what == "check":
+        return _check(options, output)
+
+    return _reference(options, output)
+
+
+def _add_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", metavar="FILE",
+        help="by default that of PENSTOCK_CONFIG, or the nearest penstock.toml upwards from here",
+    )  # fmt: skip
+
+
+def _show(options: argparse.Namespace, output: Output) -> int:
+    found = effective_options(options.config, profile=options.profile)
+    if options.given:
+        found = [option for option in found if option.source != "default"]
+    if options.json:
+        output.say(json.dumps([asdict(option) for option in found], indent=2))
+        return 0
+
+    file = find_file(options.config, os.environ)
+    output.note("no file" if file is None else f"{file.path} (named by {file.told_by})")
+    output.table(Table(("key", "value", "from"), [(o.key, o.value, o.source) for o in found], n_left=3))
+    return 0
+
+
+def _check(options: argparse.Namespace, output: Output) -> int:
+    file = find_file(options.file or options.config, os.environ)
+    profiles: Sequence[str | None] = (None,) if file is None else (None, *profiles_in(file))
+    problems = {profile: _problem(file, profile) for profile in profiles}
+    if options.json:
+        listed = [{"profile": profile, "problem": problem} for profile, problem in problems.items()]
+        output.say(json.dumps({"file": None if file is None else file.path, "checked": listed}, indent=2))
+    else:
+        name = "the environment" if file is None else file.path
+        for profile, problem in problems.items():
+            where = name if profile is None else f"{name}, profile {profile}"
+            if problem is None:
+                output.success(f"{where}: right")
+            else:
+                output.say(f"{where}: {problem}")
+
+    return 1 if any(problems.values()) else 0
+
+
+def _problem(file: FoundFile | None, profile: str | None) -> str | None:
+    """Return what is wrong, as an opened Checkpointer would find it; None if nothing is."""
+    # These import jax, which `show` and `reference` need not wait for.
+    from penstock.checkpointer.pipelines import (
+        configured_pipeline,
+        fitting_pipeline,
+        restore_pipeline,
+        save_pipeline,
+    )
+    from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
+
+    environ = dict(os.environ)
+    if profile is None:
+        environ.pop("PENSTOCK_PROFILE", None)
+    try:
+        config = Config.load(None if file is None else file.path, profile=profile, environ=environ)
+        saving = fitting_pipeline(save_pipeline(), OrbaxLayout(config.format))
+        configured_pipeline(saving, config.save).check()
+        configured_pipeline(restore_pipeline(), config.restore).check()
+    except SpecError as error:
+        return str(error)
+
+    return None
+
+
+def _reference(options: argparse.Namespace, output: Output) -> int:
+    if options.markdown:
+        output.say(config_page().rstrip("\n"))
+        return 0
+    if options.schema:
+        output.say(json.dumps(config_schema(), indent=2))
+        return 0
+
+    entries = [entry for entry in every_option() if entry.key.startswith(options.key)]
+    if options.json:
+        output.say(json.dumps([_document(entry) for entry in entries], indent=2))
+        return 0
+
+    columns = ("key", "type", "unit", "default", "effect")
+    output.table(Table(columns, [(e.key, e.type, e.unit, e.default, e.effect) for e in entries], n_left=5))
+    return 0
+
+
+def _document(entry: OptionEntry) -> dict[str, str]:
+    return {
+        "key": entry.key,
+        "type": entry.type,
+        "unit": entry.unit,
+        "default": entry.default,
+        "effect": entry.effect,
+    }

@@ -1,0 +1,144 @@
+"""`penstock convert`: writes a checkpoint in another format."""
+
+from __future__ import annotations
+
+__all__ = ("configure", "run")
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import penstock
+from penstock.cli.read_progress import run_with_bar
+from penstock.cli.storage_options import add_storage_options, chosen_format, said_format
+from penstock.cli.terminal import CommandError, Output, format_bytes
+from penstock.handlers.formats.npz_archive import SUFFIX as NPZ_SUFFIX
+from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
+from penstock.kernel.memory.memory_limit import MOST_EXPANSION
+from penstock.kernel.options import parse_bytes
+from penstock.reports.report import counted
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Describe the command's arguments."""
+    parser.description = (
+        "Write the checkpoint at SOURCE, in any format that penstock reads, to DESTINATION, with all of "
+        "its items; of a directory of steps, every step. It is not loaded as a whole, and a checkpoint "
+        "appears in one step, when it is complete."
+    )
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a checkpoint, a directory of steps, a safetensors file or a folder of them, or an npz file",
+    )
+    parser.add_argument(
+        "destination", metavar="DESTINATION", help="a file *.safetensors or *.npz, or a directory"
+    )
+    parser.add_argument(
+        "--format", choices=("orbax", "safetensors", "npz"),
+        help="what to write (what the end of DESTINATION says, .safetensors or .npz, else orbax)",
+    )  # fmt: skip
+    parser.add_argument("--item", metavar="NAME", help="convert only this item of SOURCE, as a tree")
+    names = parser.add_mutually_exclusive_group()
+    names.add_argument(
+        "--split", default=".", metavar="TEXT",
+        help="what separates the keys in the names of a safetensors or npz SOURCE (%(default)s)",
+    )  # fmt: skip
+    names.add_argument("--flat", action="store_true", help="do not split them: one flat dict")
+    parser.add_argument(
+        "--rename", action="append", default=[], metavar="OLD=NEW",
+        help="another name for a leaf, or for all below a name; without NEW it is left out; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dtype", action="append", default=[], metavar="[PATTERN=]DTYPE",
+        help="cast arrays, as in bfloat16 for all of its kind, or 'params.*=bfloat16'; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-shard-bytes", metavar="SIZE",
+        help="in a safetensors folder, begin another file beyond this size, as in 5GB",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metadata", action="append", default=[], metavar="KEY=TEXT", help="to add; repeatable"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace what is at DESTINATION, in one step"
+    )
+    parser.add_argument("--memory", metavar="SIZE", help="host memory to use at most, as in 512MiB")
+    add_storage_options(parser)
+    parser.add_argument("--json", action="store_true", help="as one JSON document")
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    """Convert as the command line says, and print one line about what was written.
+
+    Raises:
+        CommandError: If an option is invalid.
+        PenstockError: What `penstock.convert` raises.
+    """
+    call = partial(
+        penstock.convert,
+        options.source,
+        options.destination,
+        format=options.format,
+        item=options.item,
+        split=None if options.flat else options.split,
+        max_shard_bytes=_size("--max-shard-bytes", options.max_shard_bytes),
+        rename=dict(_rename(text) for text in options.rename) or None,
+        dtype=_dtypes(options.dtype),
+        overwrite=options.overwrite,
+        custom_metadata=dict(_pair(text) for text in options.metadata),
+        memory_limit=options.memory,
+        save_format=chosen_format(options),
+        max_expansion=options.max_expansion or MOST_EXPANSION,
+    )
+    report = run_with_bar(output, options.source, call)
+    seconds = f"{report.durable_s:.1f} s"
+    to_tensors = options.format == "safetensors" or options.destination.endswith(SUFFIX)
+    to_npz = options.destination.endswith(NPZ_SUFFIX)
+    stored = "npz" if to_npz else "safetensors" if to_tensors else said_format(options)
+    if options.json:
+        document = {"path": report.path, "n_leaves": report.n_leaves, "nbytes": report.nbytes}
+        output.say(json.dumps({**document, "seconds": report.durable_s, "format": stored}, indent=2))
+        return 0
+
+    nbytes = format_bytes(report.nbytes)
+    leaves = counted(report.n_leaves, "leaf", "leaves")
+    output.success(f"{report.path}: {leaves}, {nbytes}, in {seconds} ({stored})")
+    return 0
+
+
+def _size(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise CommandError(f"{name}: {error}") from error
+
+
+def _rename(text: str) -> tuple[str, str | None]:
+    old, equals, new = text.partition("=")
+    if not old or not equals:
+        raise CommandError(f"--rename {text}: not of the form OLD=NEW, nor OLD= to leave it out")
+
+    return old, new or None
+
+
+def _dtypes(given: Sequence[str]) -> str | Mapping[str, str] | None:
+    pairs = [text.rpartition("=") for text in given]
+    plain = [dtype for _, equals, dtype in pairs if not equals]
+    if plain and len(given) > 1:
+        raise CommandError(f"--dtype {plain[0]}: is for all arrays; give no other, or patterns alone")
+    if plain:
+        return plain[0]
+
+    return {pattern: dtype for pattern, _, dtype in pairs} or None
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise CommandError(f"--metadata {text}: not of the form KEY=TEXT")
+
+    return name, value

@@ -1,0 +1,227 @@
+"""`penstock diff`: says how two checkpoints differ."""
+
+from __future__ import annotations
+
+__all__ = ("compare", "configure", "run")
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import anyio
+
+import penstock
+from penstock.cli.chosen_items import Chosen, fitting
+from penstock.cli.terminal import CommandError, Output, Table, in_options, say_error
+from penstock.inspection.leaf_values import Difference, compare_values, read_values
+from penstock.inspection.stored_leaves import ItemFacts, LeafFacts
+from penstock.inspection.texts import shape_text
+from penstock.inspection.tree_comparison import Pair, TreeComparison, compare_trees
+from penstock.reports.report import counted
+
+Compared: TypeAlias = tuple[ItemFacts, ItemFacts, TreeComparison]
+"""An item of each, and how their trees differ."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Describe the command's arguments."""
+    parser.description = (
+        "Compare two checkpoints: leaves that only one has, leaves of another shape or dtype, and of the "
+        "others the values, those with the largest differences first. Leaves are matched by dotted names, "
+        "so that a safetensors file can be compared with the checkpoint that it was made of. The exit "
+        "status is 0 if they are the same, 1 if they differ, and 2 if something went wrong."
+    )
+    parser.add_argument("first", metavar="A", help="a directory of steps, a checkpoint, or safetensors")
+    parser.add_argument("second", metavar="B", help="the same; or a number: that step of A's run")
+    parser.add_argument("--step", type=int, metavar="N", help="the step of A (the latest)")
+    parser.add_argument("--item", metavar="NAME", help="only this item of both")
+    parser.add_argument("--only", action="append", metavar="PATTERN", help="only these leaves; repeatable")
+    parser.add_argument("--structure", action="store_true", help="compare no values: reads no array")
+    parser.add_argument("--json", action="store_true", help="as one JSON document")
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    """Print the differences, and return the status of `diff`."""
+    try:
+        return _run(options, output)
+    except (CommandError, penstock.PenstockError, OSError) as error:
+        say_error(in_options(str(error)))
+        return 2
+
+
+def _run(options: argparse.Namespace, output: Output) -> int:
+    first = Chosen.at(options.first, options.step, options.item)
+    is_step = options.second.isdecimal()
+    second = Chosen.at(
+        options.first if is_step else options.second, int(options.second) if is_step else None, options.item
+    )
+    comparing = partial(compare, first, second, options, output)
+    compared, values = anyio.run(first.read, partial(second.read, comparing))
+    if options.json:
+        output.say(json.dumps(_document(compared, values), indent=2))
+    else:
+        _show(first.path, second.path, compared, values, output)
+
+    same = not values and not any(c.only_first or c.only_second or c.changed for _, _, c in compared)
+    return 0 if same else 1
+
+
+async def compare(
+    first: Chosen, second: Chosen, options: argparse.Namespace, output: Output
+) -> tuple[Sequence[Compared], list[tuple[Pair, Difference]]]:
+    """Return how the items of two checkpoints differ, in structure and, unless that is all, in values."""
+    firsts, seconds = _paired(await first.items(), await second.items())
+    compared = [
+        (
+            ours,
+            theirs,
+            compare_trees(fitting(ours.leaves, options.only), fitting(theirs.leaves, options.only)),
+        )
+        for ours, theirs in zip(firsts, seconds, strict=True)
+    ]
+    return compared, [] if options.structure else await _compare_values(compared, output)
+
+
+def _paired(
+    firsts: Sequence[ItemFacts], seconds: Sequence[ItemFacts]
+) -> tuple[Sequence[ItemFacts], Sequence[ItemFacts]]:
+    """Pair items by their names; where one side is one tree, with the tree of the other."""
+    if len(firsts) == len(seconds) == 1:
+        return firsts, seconds
+
+    theirs = {item.name: item for item in seconds}
+    shared = [item for item in firsts if item.name in theirs]
+    if not shared:
+        names = [sorted(item.name or "(one tree)" for item in items) for items in (firsts, seconds)]
+        raise CommandError(f"they have no item in common: {names[0]} and {names[1]}; choose one with --item")
+
+    lone = {item.name for item in (*firsts, *seconds)} - {item.name for item in shared}
+    if lone:
+        raise CommandError(
+            f"only one of them has the items {', '.join(sorted(lone))}; choose one with --item"
+        )
+
+    return shared, [theirs[item.name] for item in shared]
+
+
+async def _compare_values(compared: Sequence[Compared], output: Output) -> list[tuple[Pair, Difference]]:
+    from penstock.checkpointer.checkpointer import Checkpointer
+
+    found: list[tuple[Pair, Difference]] = []
+    done, total = 0, sum(len(tree.alike) for _, _, tree in compared)
+    with output.bar(total, "leaves") as bar:
+        async with Checkpointer() as checkpointer:
+            for first, second, tree in compared:
+                for pairs in _batches(tree.alike):
+                    ours = await _values(checkpointer, first, [pair.first for pair in pairs])
+                    theirs = await _values(checkpointer, second, [pair.second for pair in pairs])
+                    for pair in pairs:
+                        difference = compare_values(ours.get(pair.first.keys), theirs.get(pair.second.keys))
+                        found += [] if difference is None else [(pair, difference)]
+
+                    done += len(pairs)
+                    bar.show(done, pairs[-1].first.key_path)
+
+    return sorted(found, key=lambda pair: -_rank(pair[1].largest))
+
+
+def _rank(largest: float) -> float:
+    return math.inf if math.isnan(largest) else largest
+
+
+async def _values(checkpointer: Any, item: ItemFacts, leaves: Sequence[LeafFacts]) -> dict[Any, Any]:
+    values: dict[Any, Any] = {}
+    async for found in read_values(checkpointer, item.path, item.name or None, leaves):
+        values |= found
+
+    return values
+
+
+def _batches(pairs: Sequence[Pair], most_bytes: int = 2**28) -> list[list[Pair]]:
+    """Divide pairs so that the values of a batch fit into memory together."""
+    batches: list[list[Pair]] = []
+    room = 0
+    for pair in pairs:
+        if not batches or pair.first.nbytes > room:
+            batches.append([])
+            room = most_bytes
+
+        batches[-1].append(pair)
+        room -= pair.first.nbytes
+
+    return batches
+
+
+def _show(
+    first: str,
+    second: str,
+    compared: Sequence[Compared],
+    values: Sequence[tuple[Pair, Difference]],
+    output: Output,
+) -> None:
+    structure: list[Sequence[str]] = []
+    for _, _, tree in compared:
+        structure += [("only in A", leaf.key_path, _kind(leaf), "") for leaf in tree.only_first]
+        structure += [("only in B", leaf.key_path, "", _kind(leaf)) for leaf in tree.only_second]
+        structure += [
+            ("changed", pair.first.key_path, _kind(pair.first), _kind(pair.second)) for pair in tree.changed
+        ]
+
+    if structure:
+        output.table(Table(("", "leaf", "in A", "in B"), structure, n_left=4))
+        output.note("")
+    if values:
+        rows = [_row(pair, difference) for pair, difference in values]
+        output.table(Table(("", "leaf", "at", "in A", "in B", "largest", "different", "of"), rows, n_left=3))
+        output.note("")
+
+    n_alike = sum(len(tree.alike) for _, _, tree in compared)
+    if structure or values:
+        output.note(f"A is {first}\nB is {second}\n{n_alike - len(values):,} other leaves are the same")
+    else:
+        output.success(counted(n_alike, "leaf is", "leaves are") + " the same")
+
+
+def _kind(leaf: LeafFacts) -> str:
+    return f"{leaf.dtype or leaf.kind} {shape_text(leaf.shape)}".strip()
+
+
+def _row(pair: Pair, difference: Difference) -> Sequence[str]:
+    at = ",".join(map(str, difference.at))
+    figures = (f"{difference.largest:.6g}", f"{difference.n_different}", f"{difference.n}")
+    return ("values", pair.first.key_path, f"[{at}]" if at else "", *difference.values, *figures)
+
+
+def _document(
+    compared: Sequence[Compared],
+    values: Sequence[tuple[Pair, Difference]],
+) -> dict[str, Any]:
+    trees = [tree for _, _, tree in compared]
+    return {
+        "first": compared[0][0].path,
+        "second": compared[0][1].path,
+        "only_first": [leaf.key_path for tree in trees for leaf in tree.only_first],
+        "only_second": [leaf.key_path for tree in trees for leaf in tree.only_second],
+        "changed": [
+            {"key_path": pair.first.key_path, "first": _kind(pair.first), "second": _kind(pair.second)}
+            for tree in trees
+            for pair in tree.changed
+        ],
+        "values": [
+            {
+                "key_path": pair.first.key_path,
+                "largest": difference.largest
+                if math.isfinite(difference.largest)
+                else str(difference.largest),
+                "at": difference.at,
+                "first": difference.values[0],
+                "second": difference.values[1],
+                "n_different": difference.n_different,
+                "n": difference.n,
+            }
+            for pair, difference in values
+        ],
+    }

@@ -1,0 +1,230 @@
+"""`penstock doctor`: says what this machine and a file system give to checkpoints."""
+
+from __future__ import annotations
+
+__all__ = ("configure", "run", "settings")
+
+import argparse
+import fcntl
+import json
+import os
+import platform
+import re
+import resource
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, NamedTuple, final
+
+from penstock.cli.terminal import Output, Table, format_bytes
+from penstock.handlers.stores.system_calls.file_system import rename_only_to_absent
+from penstock.kernel.memory.memory_limit import auto_memory_limit, free_memory
+
+_EXTRAS: Final = {
+    "rich": "cli",
+    "obstore": "cloud",
+    "watchfiles": "watch",
+    "google.protobuf": "proto",
+    "starlette": "ui",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Describe the command's arguments."""
+    parser.description = (
+        "Say what this machine and the file system of PATH give: direct I/O, huge pages, renames in one "
+        "step, links, locks, limits, free space, versions. A small file is written below PATH and removed. "
+        "Settings from the environment are listed, secrets masked. The exit status is 1 if something is "
+        "missing that penstock needs. In a pipe: one line for each, with tabs between what, value, verdict "
+        "and remark."
+    )
+    parser.add_argument(
+        "path", metavar="PATH", nargs="?", default=".", help="where checkpoints would go (here)"
+    )
+    parser.add_argument("--json", action="store_true", help="as one JSON document")
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    """Print what was found.
+
+    Raises:
+        OSError: If nothing can be written at the path.
+    """
+    facts = [*file_system_facts(options.path), *machine_facts(), *_packages(), *settings()]
+    if options.json:
+        output.say(json.dumps([fact._asdict() for fact in facts], indent=2))
+    else:
+        output.table(Table(("what", "value", "", ""), [tuple(fact) for fact in facts], n_left=4))
+
+    return 1 if any(fact.verdict == "missing" for fact in facts) else 0
+
+
+def _packages() -> list[Fact]:
+    found: list[Fact] = []
+    for module, extra in _EXTRAS.items():
+        is_there = _is_there(module)
+        remark = "" if is_there else f"pip install 'penstock[{extra}]'"
+        found.append(
+            Fact(
+                module, "installed" if is_there else "not installed", "ok" if is_there else "optional", remark
+            )
+        )
+
+    return found
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it lies in
+        return False
+
+
+_SECRET: Final = re.compile(r"key|token|secret|password|credential|auth", re.IGNORECASE)
+_PASSWORD_IN_URL: Final = re.compile(r"(?<=://)[^/@\s]+@")
+_FEW_FILES: Final = 1024
+
+
+@final
+class Fact(NamedTuple):
+    """One thing that was looked at."""
+
+    what: str
+    value: str
+    verdict: str  #: `ok`, `slower`, `missing`, `optional`, or empty for what is only told
+    remark: str = ""  #: what it means, where it is not ok
+
+
+def file_system_facts(path: str) -> Iterator[Fact]:
+    """Try what penstock uses of the file system at `path`, in a directory of its own that is removed.
+
+    Raises:
+        OSError: If nothing can be written there.
+    """
+    with tempfile.TemporaryDirectory(prefix=".penstock-doctor-", dir=path) as folder:
+        here = Path(folder)
+        status = os.statvfs(folder)
+        yield Fact("path", os.path.abspath(path), "ok")
+        yield Fact("file system", _file_system(os.path.abspath(path)), "")
+        yield Fact("free", format_bytes(status.f_bavail * status.f_frsize), "")
+        yield _tried("direct I/O", _opens_direct(here), "slower", "arrays go through the page cache")
+        yield _tried("rename in one step", _renames(here), "slower", "a name is claimed in two steps")
+        yield _tried("hard links", _links(here), "slower", "unchanged files are copied, not shared")
+        yield _tried("locks", _locks(here), "slower", "a claim file takes their place")
+        yield _tried("preallocation", _allocates(here), "slower", "files grow as they are written")
+
+
+def machine_facts() -> Iterator[Fact]:
+    """Tell memory, limits and versions. Loads none of the libraries."""
+    yield Fact(
+        "processors",
+        str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "",
+    )
+    yield Fact("memory free", format_bytes(free_memory()), "")
+    yield Fact("memory budget", format_bytes(auto_memory_limit()), "", "of memory_limit='auto'")
+    yield _huge_pages()
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft != resource.RLIM_INFINITY and soft < _FEW_FILES
+    yield Fact("open files", str(soft), "slower" if few else "ok", "raise it with ulimit -n" if few else "")
+    yield Fact("python", platform.python_version(), "ok")
+    for name in ("penstock", "jax", "jaxlib", "tensorstore", "numpy", "anyio"):
+        try:
+            yield Fact(name, version(name), "ok")
+        except PackageNotFoundError:
+            yield Fact(name, "not installed", "ok" if name == "penstock" else "missing")
+
+
+def settings(environment: Mapping[str, str] = os.environ) -> Iterator[Fact]:
+    """Tell the variables that penstock, jax and clients of buckets read, without secrets."""
+    for name in sorted(environment):
+        if name.startswith(("PENSTOCK_", "JAX_", "XLA_", "AWS_", "GOOGLE_", "AZURE_")):
+            value = environment[name]
+            shown = "********" if _SECRET.search(name) and value else _PASSWORD_IN_URL.sub("********@", value)
+            yield Fact(name, shown, "")
+
+
+def _tried(what: str, works: bool, otherwise: str, remark: str) -> Fact:
+    return Fact(what, "yes", "ok") if works else Fact(what, "no", otherwise, remark)
+
+
+def _opens_direct(folder: Path) -> bool:
+    flag = getattr(os, "O_DIRECT", 0)
+    try:
+        number = os.open(folder / "direct", os.O_CREAT | os.O_WRONLY | flag, 0o600)
+    except OSError:
+        return False
+
+    os.close(number)
+    return bool(flag)
+
+
+def _renames(folder: Path) -> bool:
+    (folder / "from").mkdir()
+    try:
+        return rename_only_to_absent(str(folder / "from"), str(folder / "to"))
+    except OSError:
+        return False
+
+
+def _links(folder: Path) -> bool:
+    (folder / "one").touch()
+    with suppress(OSError):
+        os.link(folder / "one", folder / "two")
+        return (folder / "two").stat().st_nlink == 2
+
+    return False
+
+
+def _locks(folder: Path) -> bool:
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(number)
+
+    return True
+
+
+def _allocates(folder: Path) -> bool:
+    with open(folder / "long", "wb") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, 2**20)
+        except (OSError, AttributeError):
+            return False
+
+    return True
+
+
+def _huge_pages() -> Fact:
+    path = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    try:
+        chosen = re.search(r"\[(\w+)\]", path.read_text())
+    except OSError:
+        return Fact("huge pages", "unknown", "")
+
+    value = chosen[1] if chosen else "unknown"
+    return Fact(
+        "huge pages",
+        value,
+        "slower" if value == "never" else "ok",
+        "restores fault in small pages" * (value == "never"),
+    )
+
+
+def _file_system(path: str) -> str:
+    """Return the type of the file system that the longest mount point above `path` has."""
+    best, kind = "", "unknown"
+    with suppress(OSError):
+        for line in Path("/proc/self/mounts").read_text().splitlines():
+            _, point, found, *_ = line.split(" ")
+            above = point.encode().decode("unicode_escape")
+            if (path == above or path.startswith(above.rstrip("/") + "/")) and len(above) >= len(best):
+                best, kind = above, found
+
+    return kind

@@ -1,1 +1,0 @@
-"""Commands that only look: nothing is written."""

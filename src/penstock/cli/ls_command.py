@@ -1,0 +1,117 @@
+"""`penstock ls`: lists the steps of a run."""
+
+from __future__ import annotations
+
+__all__ = ("configure", "run")
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.cli.terminal import Output, Table, format_bytes
+from penstock.handlers.layouts.discovery import find_place
+from penstock.inspection.step_listing import StepFacts, list_checkpoints, name_best
+from penstock.inspection.texts import age, iso_time
+from penstock.reports.report import counted
+from penstock.stores.store_finder import store_of
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Describe the command's arguments."""
+    parser.description = (
+        "List the steps in PATH, also those that are being saved, were interrupted, or are damaged; in a "
+        "folder of runs, every checkpoint below it. `own` are bytes that no other step shares. In a pipe: "
+        "one line for each, with tabs between name, state, bytes, own bytes, time, whether best or pinned, "
+        "metrics as JSON, and path."
+    )
+    parser.add_argument("path", metavar="PATH", nargs="?", default=".", help="a directory of steps (here)")
+    parser.add_argument("--best", metavar="METRIC", help="mark the step where this metric is least")
+    parser.add_argument("--max", action="store_true", help="with --best: where it is greatest")
+    parser.add_argument("--json", action="store_true", help="as one JSON document")
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    """Print the list.
+
+    Raises:
+        PenstockError: If nothing is there.
+    """
+    store, path = store_of(options.path)
+    place = find_place(store, path)
+    listed: Sequence[StepFacts] = list_checkpoints(store, place)
+    if options.best is not None:
+        listed = name_best(listed, options.best, "max" if options.max else "min")
+    if options.json:
+        output.say(json.dumps({"path": path, "kind": place.kind, "steps": [_document(s) for s in listed]}))
+        return 0
+
+    output.table(_table(listed))
+    for step in listed:
+        if step.problem:
+            output.note(f"{step.name}: {step.problem}")
+
+    total = format_bytes(sum(step.sizes.own_bytes for step in listed))
+    whose = "its" if len(listed) == 1 else "their"
+    output.note(f"\n{counted(len(listed), 'checkpoint')}, {total} of {whose} own")
+    return 0
+
+
+def _table(listed: Sequence[StepFacts]) -> Table:
+    names = sorted({name for step in listed for name in step.metrics})
+    columns = ("step", "state", "", "size", "own", "age", *names)
+    rows = [
+        (
+            step.name,
+            step.state,
+            _marks(step),
+            format_bytes(step.sizes.nbytes),
+            format_bytes(step.sizes.own_bytes),
+            age(step.committed_at_ns),
+            *[_metric(step.metrics.get(name)) for name in names],
+        )
+        for step in listed
+    ]
+    plain = [
+        (
+            step.name,
+            step.state,
+            str(step.sizes.nbytes),
+            str(step.sizes.own_bytes),
+            iso_time(step.committed_at_ns),
+            _marks(step),
+            json.dumps(dict(step.metrics)),
+            step.path,
+        )
+        for step in listed
+    ]
+    return Table(columns, rows, n_left=3, plain=plain)
+
+
+def _marks(step: StepFacts) -> str:
+    return " ".join([mark for mark, is_so in (("best", step.is_best), ("pinned", step.is_pinned)) if is_so])
+
+
+def _metric(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+
+    return "" if value is None else json.dumps(value)
+
+
+def _document(step: StepFacts) -> dict[str, Any]:
+    return {
+        "name": step.name,
+        "step": step.step,
+        "path": step.path,
+        "state": step.state,
+        "nbytes": step.sizes.nbytes,
+        "own_bytes": step.sizes.own_bytes,
+        "shared_bytes": step.sizes.shared_bytes,
+        "n_files": step.sizes.n_files,
+        "committed_at": iso_time(step.committed_at_ns) or None,
+        "metrics": dict(step.metrics),
+        "is_best": step.is_best,
+        "is_pinned": step.is_pinned,
+        "problem": step.problem or None,
+    }

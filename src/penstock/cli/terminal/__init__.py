@@ -1,1 +1,0 @@
-"""The output of the commands: tables and colours with rich, plain lines without it."""

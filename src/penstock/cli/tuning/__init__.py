@@ -1,1 +1,0 @@
-"""The commands that show and measure settings."""

@@ -1,0 +1,126 @@
+"""`penstock verify`: compares all that lies under a path with the checksums of what was written."""
+
+from __future__ import annotations
+
+__all__ = ("STATUSES", "configure", "run")
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Final
+
+import penstock
+from penstock.cli.read_progress import run_with_bar
+from penstock.cli.terminal import Output, Table, format_bytes, say_error
+from penstock.handlers.formats.verification import Finding
+from penstock.reports.report import counted
+from penstock.verification.verify import Status, VerifyReport
+
+STATUSES: Final[Mapping[Status, int]] = {
+    "intact": 0,
+    "damaged": 1,
+    "absent": 3,
+    "unchecked": 4,
+    "unreadable": 5,
+}
+"""The exit status for each result. 2 is wrong usage, as of every command."""
+
+_KINDS: Final = {
+    "damages": "damaged",
+    "unreadable": "unreadable",
+    "absent": "absent",
+    "unchecked": "unchecked",
+}
+"""Names in the JSON document, and the kinds of the findings that they list."""
+
+_MOST_LEAVES: Final = 3  # named in a row; the JSON document names all
+_SUMMARIES: Final[Mapping[Status, str]] = {
+    "damaged": "DAMAGED",
+    "unreadable": "NOT READ AS A WHOLE",
+    "absent": "NO CHECKPOINT",
+    "unchecked": "NOT CHECKED AS A WHOLE",
+    "intact": "intact",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Describe the command's arguments."""
+    parser.description = (
+        "Compare everything at and below PATH with the checksums recorded of it: every step, every item, "
+        "every file. The exit status is 0 if all of it is intact, 1 if something is damaged, 3 if there is "
+        "no checkpoint, 4 if something has no checksum, and 5 if the medium refused to read something."
+    )
+    parser.add_argument(
+        "path", metavar="PATH", help="a checkpoint, a directory of steps, or a folder of these"
+    )
+    parser.add_argument("--json", action="store_true", help="as one JSON document")
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    """Check all that lies under a path, and print what is not as it was written, or cannot be checked.
+
+    Returns:
+        The exit status, by what is worst: see `STATUSES`.
+    """
+    try:
+        found = run_with_bar(output, options.path, partial(penstock.verify, options.path))
+    except (penstock.PenstockError, OSError) as error:
+        say_error(str(error))  # status 1 would say that there is damage
+        return STATUSES["unreadable"]
+
+    if options.json:
+        output.say(json.dumps(_document(found), indent=2))
+    else:
+        _show(found, output)
+
+    return STATUSES[found.status]
+
+
+def _document(found: VerifyReport) -> dict[str, Any]:
+    document = asdict(found)
+    findings = document.pop("findings")
+    by_kind = {
+        name: [finding for finding in findings if finding["kind"] == kind] for name, kind in _KINDS.items()
+    }
+    return {"status": found.status, "intact": found.intact, **document, **by_kind}
+
+
+def _show(found: VerifyReport, output: Output) -> None:
+    if found.findings:
+        rows = [_row(found.path, finding) for finding in found.findings]
+        output.table(Table(("", "leaf", "problem", "file", "offset", "bytes"), rows, n_left=4))
+    for path in found.leftovers:
+        output.say(f"left by an interrupted save, and part of no checkpoint: {path}")
+
+    n_checkpoints = len(found.checkpoints)
+    checkpoints = f" in {n_checkpoints:,} checkpoints" if n_checkpoints > 1 else ""
+    compared = f"{counted(found.n_ranges, 'range')}, {format_bytes(found.nbytes)}"
+    documents, leaves = counted(found.n_documents, "document"), counted(found.n_leaves, "leaf", "leaves")
+    what = f"{compared}, and {documents} of {leaves}{checkpoints}"
+    summary = _SUMMARIES[found.status]
+    if found.intact:
+        output.success(f"{found.path}: {summary} ({what})")
+    elif found.status == "absent":
+        output.say(f"{found.path}: {summary}")
+    else:
+        n_damaged = f", {len(found.damaged_leaves):,} of its leaves" if found.damaged_leaves else ""
+        output.say(f"{found.path}: {summary}{n_damaged} ({what} were checked)")
+
+
+def _row(path: str, finding: Finding) -> Sequence[str]:
+    file = (
+        os.path.relpath(finding.file, path)
+        if finding.file.startswith(os.path.join(path, ""))
+        else finding.file
+    )
+    where = (f"{finding.offset:,}", f"{finding.nbytes:,}") if finding.nbytes else ("", "")
+    return (finding.kind, _leaves(finding.key_paths), finding.problem, file, *where)
+
+
+def _leaves(key_paths: Sequence[str]) -> str:
+    shown = ", ".join(key_paths[:_MOST_LEAVES])
+    more = len(key_paths) - _MOST_LEAVES
+    return f"{shown} and {more:,} more" if more > 0 else shown

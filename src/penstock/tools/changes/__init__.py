@@ -1,1 +1,0 @@
-"""Changes that a conversion makes to leaves."""

@@ -1,1 +1,0 @@
-"""Writes NumPy archives: `npz_members` plans what they hold, and `npz_writing` writes them."""
