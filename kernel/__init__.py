@@ -35,7 +35,6 @@ __all__ = (
     "DriverRead",
     "Exchanges",
     "FilesHandler",
-    "FilledPack",
     "Finishing",
     "FolderListing",
     "ForeignFiles",
@@ -44,7 +43,6 @@ __all__ = (
     "HandlerLookup",
     "Hold",
     "HostBatch",
-    "HostPack",
     "HostPart",
     "ItemsLayout",
     "KeyKind",
@@ -81,7 +79,7 @@ __all__ = (
     "ReadBatch",
     "ReadHolds",
     "ReadLeaf",
-    "ReadPack",
+    "ReadLeaves",
     "ReadableFile",
     "Renames",
     "RestorePlan",
@@ -134,7 +132,6 @@ if TYPE_CHECKING:
     from penstock.kernel.memory.regulator import MemoryRegulator
     from penstock.kernel.messages.changed_specs import SpecChange
     from penstock.kernel.messages.opaque import OpaquePiece, decoded
-    from penstock.kernel.messages.packs import HostPack, ReadPack
     from penstock.kernel.messages.restore import (
         Change,
         HostBatch,
@@ -189,7 +186,6 @@ if TYPE_CHECKING:
         BufferHandler,
         ChunkBuffersHandler,
         ChunkingHandler,
-        FilledPack,
         GlobalHandler,
         HandlerLookup,
         Leaf,
@@ -197,6 +193,7 @@ if TYPE_CHECKING:
         PackingHandler,
         PartsHandler,
         ReadLeaf,
+        ReadLeaves,
         SigningHandler,
         SnapshotHandler,
         TypeHandler,
@@ -249,7 +246,6 @@ else:
             "penstock.kernel.memory.regulator": ("MemoryRegulator",),
             "penstock.kernel.messages.changed_specs": ("SpecChange",),
             "penstock.kernel.messages.opaque": ("OpaquePiece", "decoded"),
-            "penstock.kernel.messages.packs": ("HostPack", "ReadPack"),
             "penstock.kernel.messages.restore": (
                 "HostBatch", "HostPart", "Located", "ReadBatch", "RestorePlan", "RestoreRequest",
                 "RestoredBatch", "RestoredTree", "Change",
@@ -277,8 +273,8 @@ else:
             ),
             "penstock.kernel.protocols.leaf": ("KeyKind", "KeyPath", "LeafSpec", "ParamInfo", "StoredLeaf"),
             "penstock.kernel.protocols.leaf_handlers": (
-                "BufferHandler", "ChunkBuffersHandler", "ChunkingHandler", "FilledPack", "GlobalHandler",
-                "HandlerLookup", "Leaf", "LeafHandler", "PackingHandler", "PartsHandler", "ReadLeaf",
+                "BufferHandler", "ChunkBuffersHandler", "ChunkingHandler", "GlobalHandler", "HandlerLookup",
+                "Leaf", "LeafHandler", "PackingHandler", "PartsHandler", "ReadLeaf", "ReadLeaves",
                 "SigningHandler", "SnapshotHandler", "TypeHandler", "Waitable",
             ),
             "penstock.kernel.protocols.reads": (

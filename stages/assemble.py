@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from penstock.kernel.errors import IncompletePipelineError
-from penstock.kernel.messages.packs import IndexedValues
 from penstock.kernel.messages.restore import RestoredBatch, RestoredTree, RestorePlan
 from penstock.kernel.messages.save import References
 from penstock.kernel.pipeline.run_context import RestoreRun
@@ -19,7 +18,7 @@ from penstock.kernel.pipeline.statistics import Advice
 from penstock.stages.messages.batching import require_plan
 from penstock.stages.reuse.value_cache import references_to
 
-REMEMBERED_FROM = 64 * 1024  # bytes; only leaves this large, and in no pack, are worth remembering
+REMEMBERED_FROM = 64 * 1024  # bytes; smaller leaves are not worth remembering
 
 
 @final
@@ -49,19 +48,16 @@ class Assemble:
 
 @final
 class _Assembler:
-    __slots__ = ("_may_be_large", "_plan", "_run", "_values")
+    __slots__ = ("_plan", "_run", "_values")
 
     def __init__(self, run: RestoreRun) -> None:
         self._run = run
         self._plan: RestorePlan | None = None
         self._values: dict[int, object] = {}
-        self._may_be_large: list[int] = []
 
     async def __call__(self, batch: RestoredBatch, /) -> None:
         self._plan = self._plan or batch.plan
         self._values.update(batch.values)
-        if not isinstance(batch.values, IndexedValues):  # the leaves of a pack are small
-            self._may_be_large += [index for index, _ in batch.values]
 
     async def finish(self) -> AsyncIterator[RestoredTree]:
         yield await self._run.threads.run(self._assemble, require_plan(self._plan))
@@ -85,8 +81,7 @@ class _Assembler:
         if plan.changes:  # then values may differ from what is stored
             return {}
 
-        own = [at for at in self._may_be_large if 0 <= at < len(values)]
-        large = [at for at in own if getattr(values[at], "nbytes", 0) >= REMEMBERED_FROM]
+        large = [at for at in plan.read_alone if getattr(values[at], "nbytes", 0) >= REMEMBERED_FROM]
         lookup = self._run.registry.lookup
         chosen = [values[at] for at in large]
         return references_to(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 __all__ = ("HostToDevice",)
 
-import itertools
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import ClassVar, cast, final
 
-from penstock.kernel.messages.packs import HostPack, IndexedValues
-from penstock.kernel.messages.restore import HostBatch, RestoredBatch
+from penstock.kernel.messages.restore import HostBatch, IndexedValues, RestoredBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
-from penstock.kernel.protocols.leaf_handlers import LeafHandler, PartsHandler, ReadLeaf
+from penstock.kernel.protocols.leaf_handlers import PartsHandler, ReadLeaf, ReadLeaves
 
 
 @final
@@ -53,26 +52,25 @@ class _Builder:
         self._missing: dict[int, int] = {}  # parts not yet in place, by the leaf's index
 
     async def __call__(self, batch: HostBatch, /) -> RestoredBatch | None:
-        threads = self._run.threads
+        leaves, threads = ReadLeaves.of(batch.leaves), self._run.threads
+        built: IndexedValues | None = None
         try:
-            if len(batch.packs) == 1 and not batch.leaves and not batch.ready:
-                return RestoredBatch(await threads.run(_build_pack, batch.packs[0]), batch.plan)
-
-            built = await threads.run(_build, batch) if batch.leaves or batch.packs else []
+            if leaves:
+                built = await threads.run(_build, leaves)
         finally:
             batch.release()
 
-        complete = self._complete(batch.leaves)
-        if complete:
-            built += await threads.run(_join, complete)
+        complete = self._complete(leaves.parts)
+        values = [*batch.ready, *(await threads.run(_join, complete) if complete else ())]
+        if not values:
+            return None if leaves and not built else RestoredBatch(built or (), batch.plan)
 
-        values = [*built, *batch.ready]
-        return RestoredBatch(values, batch.plan) if values or not batch.leaves else None
+        return RestoredBatch([*(built or ()), *values], batch.plan)
 
-    def _complete(self, leaves: Sequence[ReadLeaf]) -> list[ReadLeaf]:
+    def _complete(self, parts: Sequence[ReadLeaf]) -> list[ReadLeaf]:
         """Count the parts put in place; return one part of each leaf that is now complete."""
         complete: list[ReadLeaf] = []
-        for leaf in leaves:
+        for leaf in parts:
             if leaf.part is not None:
                 missing = self._missing.pop(leaf.part.index, leaf.part.count) - 1
                 if missing:
@@ -83,21 +81,17 @@ class _Builder:
         return complete
 
 
-def _build(batch: HostBatch) -> list[tuple[int, object]]:
-    # Keyed by identity: a third party's handler need not be hashable.
-    by_handler: dict[int, tuple[LeafHandler, list[ReadLeaf]]] = {}
-    for leaf in batch.leaves:
-        if leaf.part is not None:
-            cast("PartsHandler", leaf.handler).place(leaf)
-        else:
-            by_handler.setdefault(id(leaf.handler), (leaf.handler, []))[1].append(leaf)
+def _build(leaves: ReadLeaves) -> IndexedValues:
+    """Put parts in place, and make the values of whole leaves. In a worker thread."""
+    for part in leaves.parts:
+        cast("PartsHandler", part.handler).place(part)
 
-    built = [
-        (leaf.index, value)
-        for handler, leaves in by_handler.values()
-        for leaf, value in zip(leaves, handler.build(leaves), strict=True)
-    ]
-    return [*built, *itertools.chain.from_iterable(map(_build_pack, batch.packs))]
+    built = [IndexedValues(alike.indices, handler.build(alike)) for handler, alike in leaves.by_handler()]
+    if len(built) == 1:
+        return built[0]
+
+    indices = chain.from_iterable([alike.indices for alike in built])
+    return IndexedValues(list(indices), list(chain.from_iterable([alike.values for alike in built])))
 
 
 def _join(parts: Sequence[ReadLeaf]) -> list[tuple[int, object]]:
@@ -106,7 +100,3 @@ def _join(parts: Sequence[ReadLeaf]) -> list[tuple[int, object]]:
         for leaf in parts
         if leaf.part is not None
     ]
-
-
-def _build_pack(host: HostPack) -> IndexedValues:
-    return IndexedValues(host.pack.indices, host.pack.handler.build_pack(host))

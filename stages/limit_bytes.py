@@ -5,20 +5,19 @@ from __future__ import annotations
 __all__ = ("LimitBytes",)
 
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, final
 
 from penstock.kernel.memory.byte_account import ByteAccount, ByteLease, acquire_from_both
-from penstock.kernel.messages.packs import ReadPack
-from penstock.kernel.messages.restore import ReadBatch, RestorePlan
+from penstock.kernel.messages.restore import ReadBatch
 from penstock.kernel.messages.save import LeafBatch, Pack, Piece, StagedBatch
 from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.files_handler import FilesHandler
-from penstock.kernel.protocols.leaf_handlers import ReadLeaf
+from penstock.kernel.protocols.leaf_handlers import ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import Read
 from penstock.stages.messages.batching import cuts, grouped
 from penstock.stages.planning.leaf_reads import scratch_bytes
@@ -70,9 +69,6 @@ class _Limiter:
     ) -> AsyncIterator[StagedBatch] | AsyncIterator[ReadBatch]:
         if isinstance(batch, StagedBatch):
             return self._admit_pieces(batch)
-        if isinstance(batch.leaves, ReadPack):
-            return self._admit_packs(batch.leaves, batch.plan, prioritised=batch.prioritised)
-
         if batch.handler is not None:
             return self._admit_handler(batch, batch.handler)
 
@@ -99,24 +95,31 @@ class _Limiter:
 
         # A unit is a large leaf, or small ones in one group. All host bytes of a unit are leased at once,
         # buffers for its reads included: a holder of host bytes must never wait for more.
-        for unit in grouped(batch.leaves, self._most, _weight):
-            reads = [read for leaf in unit for read in leaf.reads]
-            room = await self._stage(unit, reads, prioritised=batch.prioritised)
-            staged = tuple(
-                [(leaf.index, room.split(leaf.target.staging_bytes)) for leaf in unit] if room else ()
-            )
+        leaves = ReadLeaves.of(batch.leaves)
+        for start, stop in cuts(leaves.weights, self._most):
+            unit = leaves.part(range(start, stop))
+            reads, nbytes = unit.reads, unit.staging_bytes
+            room: ByteLease | None = None
+            if nbytes:
+                key_path = unit.info(unit.indices[0]).key_path
+                room = await self._run.lease(
+                    nbytes + scratch_bytes(reads), key_path, prioritised=batch.prioritised
+                )
+            staged = None if room is None else room.split(nbytes)
             try:
                 for group in list(grouped(reads, self._most)) or [()]:
                     part = await self._admit_group(unit, group, room, prioritised=batch.prioritised)
-                    message, staged = replace(part, staged=staged, plan=batch.plan), ()
+                    message, staged = replace(part, staged=staged, plan=batch.plan), None
                     yield message
                     del message, part
             except BaseException:
-                for held in (*[lease for _, lease in staged], room):
+                for held in (staged, room):
                     if held is not None:
                         held.release()
 
                 raise
+
+            del unit, reads
 
     async def _admit_handler(
         self, batch: LeafBatch[ReadLeaf], handler: FilesHandler
@@ -132,12 +135,11 @@ class _Limiter:
         nbytes = known + min(unknown, max(0, run.memory.limit_of(run.flow) - known))
         about = {"handler": handler.name, "n_leaves": len(leaves)}
         lease = await run.lease(nbytes, leaves[0].info.key_path, prioritised=batch.prioritised, about=about)
-        staged = ((leaves[0].index, lease),)
-        yield ReadBatch(leaves, (), staged, handler=handler, plan=batch.plan)
+        yield ReadBatch(leaves, (), lease, handler=handler, plan=batch.plan)
 
     async def _admit_group(
         self,
-        unit: tuple[ReadLeaf, ...],
+        unit: ReadLeaves,
         group: tuple[Read, ...],
         room: ByteLease | None,
         *,
@@ -149,7 +151,8 @@ class _Limiter:
         else:
             scratch = None
             if nbytes:
-                scratch = await self._run.lease(nbytes, unit[0].info.key_path, prioritised=prioritised)
+                key_path = unit.info(unit.indices[0]).key_path
+                scratch = await self._run.lease(nbytes, key_path, prioritised=prioritised)
         try:
             weight = sum([read.nbytes for read in group])
             lease = await self._let_in(weight, prioritised=prioritised)
@@ -159,23 +162,7 @@ class _Limiter:
 
             raise
 
-        return ReadBatch(unit, group, (), lease, scratch=scratch)
-
-    async def _admit_packs(
-        self, pack: ReadPack, plan: RestorePlan | None, *, prioritised: bool
-    ) -> AsyncIterator[ReadBatch]:
-        for part in pack.cut(len(pack), self._most):
-            # The bytes are copied out of the read buffer, which is freed then.
-            oversize = part.nbytes > self._run.memory.limit
-            key_path = part.key_path(0) if oversize else ""
-            staged = await self._run.lease(part.nbytes, key_path, prioritised=prioritised)
-            try:
-                lease = await self._let_in(part.nbytes, prioritised=prioritised)
-            except BaseException:
-                staged.release()
-                raise
-
-            yield ReadBatch((), (), ((part.indices[0], staged),), lease, part, plan=plan)
+        return ReadBatch(unit, group, None, lease, scratch)
 
     async def _let_in(self, nbytes: int, *, prioritised: bool = False) -> ByteLease:
         shared, flow = self._shared, self._run.path
@@ -183,21 +170,6 @@ class _Limiter:
             return await shared.acquire(nbytes, prioritised=prioritised, admit_oversize=True, flow=flow)
 
         return await acquire_from_both(self._own, shared, nbytes, prioritised=prioritised, flow=flow)
-
-    async def _stage(
-        self, unit: Sequence[ReadLeaf], reads: Sequence[Read], *, prioritised: bool
-    ) -> ByteLease | None:
-        """Lease the host bytes that die once the leaves are on their devices, if there are any."""
-        nbytes = sum([leaf.target.staging_bytes for leaf in unit])
-        if not nbytes:
-            return None
-
-        nbytes += scratch_bytes(reads)
-        return await self._run.lease(nbytes, unit[0].info.key_path, prioritised=prioritised)
-
-
-def _weight(leaf: ReadLeaf) -> int:
-    return max(leaf.nbytes, leaf.target.staging_bytes + scratch_bytes(leaf.reads))
 
 
 def _cut(pieces: tuple[Piece, ...], most: int) -> Iterator[Piece]:

@@ -170,14 +170,15 @@ class Plan:
                     map_leaves, run, leaves, located.request.options.verify is True
                 )
 
-            n_leaves = sum([leaf.ends_leaf for leaf in leaves]) + sum([len(pack) for pack in packs])
+            n_leaves = sum([leaf.ends_leaf for leaf in leaves]) + sum(map(len, packs))
             nbytes = sum([leaf.nbytes for leaf in leaves]) + sum([pack.nbytes for pack in packs])
             run.progress.plan(n_leaves, nbytes)
             if not n_leaves:
                 yield LeafBatch((), plan=result)
 
-            for pack in packs:
-                yield LeafBatch(pack, plan=result)
+            packs.reverse()
+            while packs:  # what is yielded is held no longer, for it will have a buffer
+                yield LeafBatch(packs.pop(), plan=result)
 
             for batch in batched(leaves, run.limits, plan=result):
                 yield batch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("OpenFiles", "Read", "put_in_order", "read_pack", "read_twice")
+__all__ = ("OpenFiles", "Read", "fill_shared", "put_in_order", "read_twice")
 
 import itertools
 import os
@@ -24,23 +24,25 @@ from crc32c import crc32c
 from penstock.kernel.errors import ChecksumError, PipelineError, TruncatedDataError
 from penstock.kernel.memory.buffers import anonymous_memory
 from penstock.kernel.memory.byte_account import ByteLease
-from penstock.kernel.messages.packs import HostPack, ReadPack
 from penstock.kernel.messages.restore import HostBatch, ReadBatch
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.files_handler import FilesHandler
-from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.kernel.protocols.leaf_handlers import ReadLeaf
-from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, ScatterRead
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf_handlers import ReadLeaf, ReadLeaves
+from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, ScatterRead, SharedRead
 from penstock.kernel.protocols.store_capabilities import OverNetwork
 from penstock.kernel.protocols.stores import ReadableFile, Store, SummedReads
 from penstock.stages.files import closing, log_transfers
 from penstock.stages.messages.batching import adjacent
 from penstock.stages.planning.leaf_reads import check_plain
 
-FileRead: TypeAlias = DirectRead | ScatterRead | CheckedRead
+FileRead: TypeAlias = DirectRead | ScatterRead | CheckedRead | SharedRead
+
+_Infos: TypeAlias = Callable[[int], ParamInfo]
+"""Where a leaf stands, by the number that its reads have."""
 
 LARGE = 2**20  #: bytes; a larger read gains nothing by being joined with its neighbours
 
@@ -102,27 +104,25 @@ class _Reader:
         self._staged: dict[int, ByteLease] = {}
 
     async def __call__(self, batch: ReadBatch | LeafBatch[ReadLeaf], /) -> HostBatch | None:
-        if isinstance(batch, LeafBatch) and isinstance(batch.leaves, ReadPack):
-            batch = ReadBatch((), (), pack=batch.leaves, plan=batch.plan)
+        leaves = ReadLeaves.of(batch.leaves)
         if isinstance(batch, LeafBatch):  # nothing limits what is in flight
-            reads = tuple([read for leaf in batch.leaves for read in leaf.reads])
-            batch = ReadBatch(tuple(batch.leaves), reads, handler=batch.handler, plan=batch.plan)
+            batch = ReadBatch(leaves, leaves.reads, handler=batch.handler, plan=batch.plan)
         if batch.handler is not None:
             return await self._load(batch, batch.handler)
-        if batch.pack is not None:
-            return await self._read_pack(batch, batch.pack)
 
-        self._staged.update(batch.staged)
-        for leaf in batch.leaves:
-            self._outstanding.setdefault(leaf.index, len(leaf.reads))
+        if leaves:
+            unit = leaves.indices[0]
+            self._outstanding.setdefault(unit, len(leaves.reads))
+            if batch.staged is not None:
+                self._staged[unit] = batch.staged
 
         try:
             check_plain(batch.reads)
-            await self._perform(batch)
+            await self._perform(batch, leaves)
         finally:
             batch.release_read()
 
-        return self._complete(batch)
+        return self._complete(batch, leaves)
 
     async def _load(self, batch: ReadBatch, handler: FilesHandler) -> HostBatch:
         """Have a handler read its leaves from files of its own, one call per directory."""
@@ -141,22 +141,7 @@ class _Reader:
             raise
 
         batch.release_read()
-        staged = tuple([lease for _, lease in batch.staged])
-        return HostBatch((), tuple(ready), staged, plan=batch.plan)
-
-    async def _read_pack(self, batch: ReadBatch, pack: ReadPack) -> HostBatch:
-        def read() -> HostPack:
-            with self._files.lent(pack.file) as file:
-                return read_twice(file, partial(read_pack, file, pack, verify=self._verify))
-
-        try:
-            host = await self._run.threads.run(read)
-        finally:
-            batch.release_read()
-
-        self._run.progress.advance(len(pack), pack.nbytes)
-        staged = tuple([lease for _, lease in batch.staged])
-        return HostBatch((), staged=staged, packs=(host,), plan=batch.plan)
+        return HostBatch((), tuple(ready), batch.staged, plan=batch.plan)
 
     def release(self) -> None:
         """Give back the leases of leaves that were never complete."""
@@ -171,12 +156,11 @@ class _Reader:
         """Open no more files, not even in a thread that was left behind; return those to close."""
         return self._files.end()
 
-    async def _perform(self, batch: ReadBatch) -> None:
-        names = {leaf.index: leaf.info.key_path for leaf in batch.leaves}
+    async def _perform(self, batch: ReadBatch, leaves: ReadLeaves) -> None:
         from_files = [read for read in batch.reads if not isinstance(read, DriverRead)]
         if len(from_files) == len(batch.reads):
             if from_files:
-                await self._run.threads.run(self._read_files, from_files, names)
+                await self._run.threads.run(self._read_files, from_files, leaves.info)
 
             return
 
@@ -187,76 +171,77 @@ class _Reader:
                     drivers.start_soon(_perform, read, performed)
 
             if from_files:
-                await self._run.threads.run(self._read_files, from_files, names)
+                await self._run.threads.run(self._read_files, from_files, leaves.info)
 
         # A task group treats a cancellation that it did not request as the quiet end of a task.
         if len(from_files) + len(performed) < len(batch.reads):
             await checkpoint_if_cancelled()  # a cancellation of our own may not have been delivered here yet
             raise PipelineError("a driver's read ended early: something that it awaited was cancelled")
 
-    def _complete(self, batch: ReadBatch) -> HostBatch | None:
-        for read in batch.reads:
-            self._outstanding[read.leaf] -= 1
+    def _complete(self, batch: ReadBatch, leaves: ReadLeaves) -> HostBatch | None:
+        """Pass on the leaves once all of their reads were performed, which may come in several batches."""
+        if not leaves:
+            return HostBatch((), plan=batch.plan)
 
-        whole = tuple(leaf for leaf in batch.leaves if self._outstanding.get(leaf.index) == 0)
-        for leaf in whole:
-            del self._outstanding[leaf.index]
-
-        self._run.progress.advance(sum([leaf.ends_leaf for leaf in whole]), batch.nbytes)
-        if not whole and batch.leaves:
+        unit = leaves.indices[0]
+        self._outstanding[unit] -= len(batch.reads)
+        is_whole = not self._outstanding[unit]
+        self._run.progress.advance(leaves.n_ended if is_whole else 0, batch.nbytes)
+        if not is_whole:
             return None
 
-        staged = tuple(self._staged.pop(leaf.index) for leaf in whole if leaf.index in self._staged)
-        return HostBatch(whole, staged=staged, plan=batch.plan)
+        del self._outstanding[unit]
+        return HostBatch(leaves, staged=self._staged.pop(unit, None), plan=batch.plan)
 
-    def _read_files(self, reads: Iterable[FileRead], names: dict[int, str]) -> None:
+    def _read_files(self, reads: Iterable[FileRead], infos: _Infos) -> None:
         by_file: dict[str, list[DirectRead | ScatterRead]] = defaultdict(list)
         for read in reads:
-            if not isinstance(read, CheckedRead):
+            if isinstance(read, SharedRead):
+                with self._files.lent(read.file) as file:
+                    read_twice(file, partial(fill_shared, file, read, infos, verify=self._verify))
+            elif not isinstance(read, CheckedRead):
                 by_file[read.file].append(read)
             elif not self._verify:
                 by_file[read.file].extend(read.parts)
             elif read.is_short:
                 by_file[read.file].append(read.at_once())
             else:
-                self._read_checked(read, names)
+                self._read_checked(read, infos)
 
         for path, wanted in by_file.items():
             wanted.sort(key=lambda read: read.offset)
             with self._files.lent(path) as file:
                 for run in adjacent(wanted, _one_read):
-                    read_twice(file, partial(self._read_run, file, run, names))
+                    read_twice(file, partial(self._read_run, file, run, infos))
 
-    def _read_checked(self, read: CheckedRead, names: dict[int, str]) -> None:
+    def _read_checked(self, read: CheckedRead, infos: _Infos) -> None:
         with self._files.lent(read.file) as file:
-            read_twice(file, partial(self._fill_checked, file, read, names))
+            read_twice(file, partial(self._fill_checked, file, read, infos))
 
-    def _fill_checked(self, file: ReadableFile, read: CheckedRead, names: dict[int, str]) -> None:
+    def _fill_checked(self, file: ReadableFile, read: CheckedRead, infos: _Infos) -> None:
         try:
             found = read.fill(file.read_at, crc32c)
         except TruncatedDataError as error:
             raise TruncatedDataError(
-                error.path, error.needed, error.found, key_path=names[read.leaf]
+                error.path, error.needed, error.found, key_path=infos(read.leaf).key_path
             ) from error
 
         if read.differs(found):
-            raise _differs(read, names)
+            raise _differs(read, infos)
 
-    def _read_run(
-        self, file: ReadableFile, run: Sequence[DirectRead | ScatterRead], names: dict[int, str]
-    ) -> None:
+    def _read_run(self, file: ReadableFile, run: Sequence[DirectRead | ScatterRead], infos: _Infos) -> None:
         buffers = [read.into() if isinstance(read, DirectRead) else _scratch(read.nbytes) for read in run]
         try:
             found = self._fill(file, run, buffers)
         except TruncatedDataError as error:
             cut = next((read for read in run if read.offset + read.nbytes > error.found), run[-1])
             raise TruncatedDataError(
-                error.path, error.needed, error.found, key_path=names[cut.leaf]
+                error.path, error.needed, error.found, key_path=infos(cut.leaf).key_path
             ) from error
 
         for read, buffer, summed in zip(run, buffers, found, strict=True):
             if summed != (read.crc32c if self._verify else None):
-                raise _differs(read, names)
+                raise _differs(read, infos)
             if isinstance(read, ScatterRead):
                 read.scatter(buffer)
 
@@ -277,10 +262,10 @@ async def _perform(read: DriverRead, performed: list[DriverRead]) -> None:
     performed.append(read)
 
 
-def _differs(read: FileRead, names: dict[int, str]) -> ChecksumError:
+def _differs(read: DirectRead | ScatterRead | CheckedRead, infos: _Infos) -> ChecksumError:
     start, end = read.covered if isinstance(read, CheckedRead) else (read.offset, read.offset + read.nbytes)
     problem = f"bytes {start} to {end} differ from those written"
-    return ChecksumError(read.file, problem, key_path=names[read.leaf])
+    return ChecksumError(read.file, problem, key_path=infos(read.leaf).key_path)
 
 
 def _one_read(before: DirectRead | ScatterRead, read: DirectRead | ScatterRead) -> bool:
@@ -378,43 +363,43 @@ GAP: Final = 4096
 """Bytes. A gap of up to this size between two leaves is read too: that is cheaper than another call."""
 
 
-def read_pack(file: ReadableFile, pack: ReadPack, *, verify: bool) -> HostPack:
+def fill_shared(file: ReadableFile, read: SharedRead, infos: _Infos, *, verify: bool) -> None:
     """Read the bytes of all leaves into one buffer, each in C order, in however many chunks it is stored.
 
     Raises:
         TruncatedDataError: If the file ends too early; names the first leaf that is cut off.
         ChecksumError: If bytes differ from those that were written; names the leaf.
     """
-    order: Sequence[int] = range(len(pack))
-    if any(map(gt, pack.offsets, pack.offsets[1:])):
-        order = sorted(order, key=pack.offsets.__getitem__)
+    order: Sequence[int] = range(len(read.leaves))
+    if any(map(gt, read.offsets, read.offsets[1:])):
+        order = sorted(order, key=read.offsets.__getitem__)
 
-    runs = list(_runs(pack, order))
+    runs = list(_runs(read, order))
     data = np.empty(sum([stop - start for start, stop, _ in runs]), np.uint8).data
-    starts = [0] * len(pack)
+    starts = [0] * len(read.leaves)
     at = 0
     for start, stop, numbers in runs:
         if stop > start:
-            _read(file, pack, start, data[at : at + stop - start])
+            _read(file, read, infos, start, data[at : at + stop - start])
 
         for number in numbers:
-            starts[number] = pack.offsets[number] - start + at
+            starts[number] = read.offsets[number] - start + at
 
         at += stop - start
 
     if verify:
-        _verify(pack, data, starts)
+        _verify(read, infos, data, starts)
 
-    put_in_order(pack.specs, data, starts)
-    return HostPack(pack, data, starts)
+    put_in_order(read.specs, data, starts)
+    read.buffer.fill(data, starts)
 
 
-def _runs(pack: ReadPack, order: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
+def _runs(read: SharedRead, order: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
     """Yield ranges of the file, each with the leaves that lie in it."""
     start = stop = 0
     numbers: list[int] = []
     for number in order:
-        offset = pack.offsets[number]
+        offset = read.offsets[number]
         if not numbers:
             start = offset
         elif not stop <= offset <= stop + GAP:
@@ -422,29 +407,28 @@ def _runs(pack: ReadPack, order: Sequence[int]) -> Iterator[tuple[int, int, list
             start, numbers = offset, []
 
         numbers.append(number)
-        stop = offset + pack.sizes[number]
+        stop = offset + read.sizes[number]
 
     yield start, stop, numbers
 
 
-def _read(file: ReadableFile, pack: ReadPack, offset: int, buffer: memoryview) -> None:
+def _read(file: ReadableFile, read: SharedRead, infos: _Infos, offset: int, buffer: memoryview) -> None:
     try:
         file.read_at(offset, [buffer])
     except TruncatedDataError as error:
-        ends = [start + nbytes for start, nbytes in zip(pack.offsets, pack.sizes, strict=True)]
+        ends = [start + nbytes for start, nbytes in zip(read.offsets, read.sizes, strict=True)]
         cut = [number for number, end in enumerate(ends) if end > error.found]
-        raise TruncatedDataError(
-            error.path, error.needed, error.found, key_path=pack.key_path(cut[0] if cut else -1)
-        ) from error
+        key_path = infos(read.leaves[cut[0] if cut else -1]).key_path
+        raise TruncatedDataError(error.path, error.needed, error.found, key_path=key_path) from error
 
 
-def _verify(pack: ReadPack, data: memoryview, starts: Sequence[int]) -> None:
-    rows = zip(starts, pack.sizes, pack.crc32cs, strict=True)
+def _verify(read: SharedRead, infos: _Infos, data: memoryview, starts: Sequence[int]) -> None:
+    rows = zip(starts, read.sizes, read.crc32cs, strict=True)
     for number, (start, nbytes, expected) in enumerate(rows):
         if crc32c(data[start : start + nbytes]) != expected and expected >= 0:
-            at = pack.offsets[number]
+            at = read.offsets[number]
             problem = f"bytes {at} to {at + nbytes} differ from those written"
-            raise ChecksumError(pack.file, problem, key_path=pack.key_path(number))
+            raise ChecksumError(read.file, problem, key_path=infos(read.leaves[number]).key_path)
 
 
 T = TypeVar("T")

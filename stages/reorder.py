@@ -7,18 +7,16 @@ __all__ = ("InOrder", "ranks_of")
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias, final
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, final
 
 from penstock.kernel.errors import HandlerFailedError
-from penstock.kernel.messages.packs import ReadPack
 from penstock.kernel.messages.restore import Order, RestorePlan
 from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.leaf import ParamInfo
-from penstock.kernel.protocols.leaf_handlers import ReadLeaf
-from penstock.stages.messages.batching import batched
+from penstock.kernel.protocols.leaf_handlers import ReadLeaf, ReadLeaves
 from penstock.stages.planning.key_patterns import pattern_fits
 
 
@@ -73,66 +71,48 @@ def _first_fitting(patterns: Sequence[str], info: ParamInfo) -> int:
     return len(patterns)
 
 
-_Rank: TypeAlias = tuple[list[LeafBatch[ReadLeaf]], list[ReadPack], list[ReadLeaf]]
-"""What stays together: batches of handlers with files of their own, packs, and all other leaves."""
-
-
 @final
 class _Sorter:
-    __slots__ = ("_leaves", "_order", "_owned", "_packs", "_plan", "_run")
+    __slots__ = ("_batches", "_order", "_run")
 
     def __init__(self, order: Order, run: RestoreRun) -> None:
         self._order = order
         self._run = run
-        self._leaves: list[ReadLeaf] = []
-        self._packs: list[ReadPack] = []
-        self._owned: list[LeafBatch[ReadLeaf]] = []
-        self._plan: RestorePlan | None = None
+        self._batches: list[LeafBatch[ReadLeaf]] = []
 
     async def __call__(self, batch: LeafBatch[ReadLeaf], /) -> None:
-        self._plan = batch.plan or self._plan
-        if batch.handler is not None:
-            self._owned.append(batch)
-        elif isinstance(batch.leaves, ReadPack):
-            self._packs.append(batch.leaves)
-        else:
-            self._leaves.extend(batch.leaves)
+        self._batches.append(batch)
 
     async def finish(self) -> AsyncIterator[LeafBatch[ReadLeaf]]:
-        plan = self._plan
+        batches, self._batches = self._batches, []
+        plan = next((batch.plan for batch in batches if batch.plan is not None), None)
         if plan is None:
             return  # nothing came: the last stage reports that
-        if not self._leaves and not self._packs and not self._owned:
-            yield LeafBatch((), plan=plan)
+        if not any(len(batch.leaves) for batch in batches):
+            yield batches[0]  # it brings the plan
+            return
 
-        sorted_out = await self._run.threads.run(self._sort, plan)
-        for owned, packs, leaves in sorted_out:
-            for batch in owned:
-                yield batch
+        in_order = await self._run.threads.run(self._sorted, batches, plan)
+        del batches
+        in_order.reverse()
+        while in_order:
+            yield in_order.pop()  # and hold it no longer: the leaves belong to the next stage
 
-            for pack in packs:
-                yield LeafBatch(pack, plan=plan)
-
-            for batch in batched(leaves, self._run.limits, plan=plan):
-                yield batch
-                del batch  # the leaves belong to whoever comes next
-
-    def _sort(self, plan: RestorePlan) -> list[_Rank]:
+    def _sorted(self, batches: list[LeafBatch[ReadLeaf]], plan: RestorePlan) -> list[LeafBatch[ReadLeaf]]:
+        """Divide batches by rank. A call of a handler stays whole: it comes when its first leaf is due."""
         ranks = ranks_of(self._order, plan.infos)
-        by_rank: dict[int, _Rank] = defaultdict(lambda: ([], [], []))
-        for batch in self._owned:  # one call of a handler: all of it comes when its first leaf is due
-            by_rank[min([ranks[leaf.index] for leaf in batch.leaves])][0].append(batch)
-
-        for pack in self._packs:
+        by_rank: dict[int, list[LeafBatch[ReadLeaf]]] = defaultdict(list)
+        for batch in batches:
+            leaves = ReadLeaves.of(batch.leaves)
             numbers: dict[int, list[int]] = defaultdict(list)
-            for number, index in enumerate(pack.indices):
+            for number, index in enumerate(leaves.indices):
                 numbers[ranks[index]].append(number)
 
+            if batch.handler is not None:
+                by_rank[min(numbers)].append(batch)
+                continue
+
             for rank, chosen in numbers.items():
-                by_rank[rank][1].append(pack.part(chosen))
+                by_rank[rank].append(replace(batch, leaves=leaves.part(chosen)))
 
-        for leaf in self._leaves:
-            by_rank[ranks[leaf.index]][2].append(leaf)
-
-        self._owned, self._packs, self._leaves = [], [], []
-        return [by_rank[rank] for rank in sorted(by_rank)]
+        return [batch for rank in sorted(by_rank) for batch in by_rank[rank]]

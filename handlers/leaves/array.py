@@ -30,10 +30,10 @@ from penstock.handlers.leaves.shards import (
     shard_grid,
     shard_pieces,
 )
-from penstock.handlers.leaves.small_arrays import make_pack, pack_placements
+from penstock.handlers.leaves.small_arrays import make_small, pack_placements
 from penstock.kernel.errors import DeletedLeafError, InvalidLeafError, TreeDifference
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import FilledPack, Leaf, ReadLeaf
+from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.written import PiecePlan
 
@@ -238,13 +238,12 @@ class ArrayHandler:
         """Accept leaves that go to one device whole and unchanged; their detail is the `Placement`."""
         return pack_placements(specs, likes)
 
-    def build_pack(self, pack: FilledPack) -> Sequence[Any]:
-        """Make the arrays, each in its own memory."""
-        return make_pack(pack)
+    def build(self, leaves: ReadLeaves) -> Sequence[Any]:
+        """Make the arrays. On CPU devices they live in the regions' memory and may still be donated.
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
-        """Make the arrays. On CPU devices they live in the regions' memory and may still be donated."""
-        return make_arrays(leaves)
+        Those that share a buffer get memory of their own.
+        """
+        return make_arrays(leaves) if leaves.shared is None else make_small(leaves.shared, leaves.details)
 
 
 def _n_replicas(n_devices: int, shape: tuple[int, ...], shard_shape: tuple[int, ...]) -> int:

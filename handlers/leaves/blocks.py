@@ -10,7 +10,7 @@ __all__ = (
     "chunk_boxes",
     "flat_index",
     "is_contiguous",
-    "pack_views",
+    "shared_views",
     "stored_as",
 )
 
@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.kernel.memory.buffers import MAPPED_FROM, anonymous_memory
-from penstock.kernel.protocols.leaf_handlers import FilledPack
+from penstock.kernel.protocols.reads import SharedRead
 
 
 @final
@@ -165,12 +165,12 @@ def cast_to(array: npt.NDArray[Any], dtype: str | np.dtype[Any], *, copy: bool =
         return made
 
 
-def pack_views(host: FilledPack) -> Iterator[npt.NDArray[Any]]:
-    """Yield a view of the pack's buffer for each leaf, with its stored shape and dtype.
+def shared_views(shared: SharedRead) -> Iterator[npt.NDArray[Any]]:
+    """Yield a view of the shared buffer for each leaf, with its stored shape and dtype.
 
     Consecutive leaves of one kind without gaps are cut from one larger view, which is faster.
     """
-    specs, starts, sizes = host.specs, host.starts, host.sizes
+    specs, sizes, starts, data = shared.specs, shared.sizes, shared.buffer.starts, shared.buffer.data
     at = 0
     for _, group in itertools.groupby(specs, key=id):
         stop = at + len(list(group))
@@ -181,9 +181,9 @@ def pack_views(host: FilledPack) -> Iterator[npt.NDArray[Any]]:
             and nbytes
             and starts[at:stop] == list(range(starts[at], starts[at] + nbytes * (stop - at), nbytes))
         ):
-            yield from np.ndarray((stop - at, *shape), dtype, host.data, starts[at])
+            yield from np.ndarray((stop - at, *shape), dtype, data, starts[at])
         else:
-            yield from [np.ndarray(shape, dtype, host.data, start) for start in starts[at:stop]]
+            yield from [np.ndarray(shape, dtype, data, start) for start in starts[at:stop]]
 
         at = stop
 

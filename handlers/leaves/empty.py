@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias, cast, final
 from penstock.handlers.leaves.mismatches import different, type_name
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaf
+from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaves
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.written import PiecePlan
 
@@ -86,7 +86,7 @@ class EmptyHandler:
 
         return Target(detail=empty)
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         """Return the empty values, a new object for each mutable one."""
         return [copy.copy(leaf.target.detail) for leaf in leaves]
 

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.handlers.dtypes import dtype_name, numpy_dtype, storable
-from penstock.handlers.leaves.blocks import Box, HostRegion, cast_to, chunk_boxes, pack_views, stored_as
+from penstock.handlers.leaves.blocks import Box, HostRegion, cast_to, chunk_boxes, shared_views, stored_as
 from penstock.handlers.leaves.mismatches import different, different_array, stored_dtype, type_name
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import FilledPack, Leaf, ReadLeaf
+from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaves
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.written import PiecePlan
 
@@ -109,12 +109,11 @@ class NumpyHandler:
         known = {kind: _pack_detail(spec, like) for kind, (spec, like) in last.items()}
         return list(map(known.__getitem__, kinds))
 
-    def build_pack(self, pack: FilledPack) -> Sequence[Any]:
-        """Return one writable array per leaf, in its own memory and in native byte order."""
-        return [view.copy() for view in pack_views(pack)]
+    def build(self, leaves: ReadLeaves) -> Sequence[Any]:
+        """Return writable, aligned arrays in native byte order: the regions' memory, or a copy of shared."""
+        if leaves.shared is not None:
+            return [view.copy() for view in shared_views(leaves.shared)]
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
-        """Return the regions' own memory as writable, aligned arrays in native byte order."""
         return [cast("HostRegion", leaf.target.regions[0]).array() for leaf in leaves]
 
 

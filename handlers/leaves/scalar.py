@@ -19,7 +19,7 @@ from penstock.handlers.leaves.devices import is_subtype
 from penstock.handlers.leaves.mismatches import different, stored_dtype, type_name, type_of
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaf
+from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.written import PiecePlan
 
@@ -104,7 +104,7 @@ class ScalarHandler:
         # A few bytes of staging are not worth a lease.
         return Target((HostRegion((), dtype),), detail=wanted)
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         """Return the numbers, each of the target's type, or a Python number if there was no target."""
         return [_value(leaf) for leaf in leaves]
 
@@ -198,7 +198,7 @@ class StringHandler:
 
         return Target(detail=np.str_ if has_like and type_of(like) is np.str_ else str)
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         """Return the strings, each as `np.str_` if the target asks for that, else as `str`."""
         texts = (leaf.stored.spec.text for leaf in leaves)
         return [

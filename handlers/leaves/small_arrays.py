@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("PUBLIC_VARIABLE", "make_pack", "pack_placements", "put_small")
+__all__ = ("PUBLIC_VARIABLE", "make_small", "pack_placements", "put_small")
 
 import itertools
 import os
@@ -16,14 +16,13 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from penstock.handlers.leaves.blocks import pack_views
+from penstock.handlers.leaves.blocks import shared_views
 from penstock.handlers.leaves.devices import default_device, on_host
 from penstock.handlers.leaves.restore_target import Placement, array_target
 from penstock.handlers.leaves.shards import PACKED, shard_grid
 from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import FilledPack
-from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.reads import SharedRead, Target
 
 _NOWHERE = ParamInfo((), (), "")
 
@@ -73,15 +72,15 @@ def _placement(spec: LeafSpec, like: Any) -> Placement | None:
     return placement if plain and even else None
 
 
-def make_pack(host: FilledPack) -> list[jax.Array]:
-    """Make the array of every leaf. Blocking."""
-    views = list(pack_views(host))
-    kinds = zip(map(id, host.specs), map(id, host.details), strict=True)
+def make_small(shared: SharedRead, placements: Sequence[Any]) -> list[jax.Array]:
+    """Make the array of every leaf, each in its own memory. Blocking."""
+    views = list(shared_views(shared))
+    kinds = zip(map(id, shared.specs), map(id, placements), strict=True)
     arrays: list[jax.Array] = []
     at = 0
     for _, group in itertools.groupby(kinds):
         stop = at + len(list(group))
-        sharding = cast("Placement", host.details[at]).sharding
+        sharding = cast("Placement", placements[at]).sharding
         arrays += put_small(views[at:stop], sharding)
         on_cpu = default_device().platform == "cpu" if sharding is None else on_host(sharding)
         if not on_cpu:  # the buffer may be freed after this call

@@ -33,7 +33,7 @@ from penstock.kernel.errors import (
 from penstock.kernel.memory.memory_limit import check_available
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaf
+from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaves
 from penstock.kernel.protocols.reads import (
     CheckedRead,
     DirectRead,
@@ -199,7 +199,7 @@ class StoredValueHandler:
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         return different("type", stored, self.typestr)
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         raise NotImplementedError  # there is no target to build from
 
 

@@ -20,8 +20,9 @@ and writes the documents: `Committed`. `finalize` publishes the checkpoint: `Pub
 
 **Restore.** `RestoreRequest` says which checkpoint is wanted, and as what. `locate` reads the documents
 of the checkpoint: `Located`. `plan` compares it with the target and gives `LeafBatch`es of `ReadLeaf`s, each
-with the reads that fill its buffers, or of one `ReadPack` for many small leaves. What it decided about the
-result as a whole is the `RestorePlan`, to which every later batch refers. `prioritise` changes the order,
+with the reads that fill its buffers. They travel in the columns of `ReadLeaves`, in which small leaves share
+a read and a buffer. What it decided about the result as a whole is the `RestorePlan`, to which every later
+batch refers. `prioritise` changes the order,
 `limit_bytes` cuts the reads into `ReadBatch`es under leases, and `read` performs them: `HostBatch`es, whose
 bytes are all on the host; a stage behind it sees them with `HostBatch.parts`. `host_to_device` builds values
 of them, on devices or not: `RestoredBatch`es. `derive`, which is there if functions make some leaves, puts
@@ -31,7 +32,7 @@ The unit is the batch: a hop between two stages costs more than a small leaf doe
 together and only a large one travels alone. Messages are frozen. A stage that drops a batch with leases
 instead of passing it on releases it.
 
-`save` and `restore` define the messages and `packs` the packs of a restore. `changed_specs` says what
+`save` and `restore` define the messages, and `leaves` the columns of a save. `changed_specs` says what
 becomes of a leaf that a stage changes, and `opaque` undoes at a restore what a stage made unreadable.
 `RestoreOptions` are what a caller may ask of a restore.
 """

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ("Leaf", "Leaves", "as_slice", "in_columns")
+__all__ = ("Leaf", "Leaves", "in_columns")
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice, repeat
-from operator import lt
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, final, overload
 
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import Leaf
+from penstock.kernel.protocols.reads import as_slice
 
 if TYPE_CHECKING:
     from penstock.kernel.protocols.leaf_handlers import LeafHandler
@@ -114,15 +114,3 @@ class Leaves(Sequence[Leaf]):
 def in_columns(leaves: Sequence[Leaf]) -> Leaves:
     """Return leaves in columns, as which most travel."""
     return leaves if isinstance(leaves, Leaves) else Leaves.of(leaves)
-
-
-def as_slice(numbers: Sequence[int]) -> slice | None:
-    """Return the slice that takes just these places in this order; None if there is a gap, or none of them.
-
-    A slice of a range is a range: the numbers of a million leaves, an object each, would take 40 MB.
-    """
-    if not numbers or numbers[-1] - numbers[0] != len(numbers) - 1:
-        return None
-
-    ascend = isinstance(numbers, range) or all(map(lt, numbers, islice(numbers, 1, None)))
-    return slice(numbers[0], numbers[-1] + 1) if ascend else None

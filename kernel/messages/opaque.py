@@ -10,9 +10,8 @@ from functools import partial
 from typing import Any
 
 from penstock.kernel.errors import CorruptCheckpointError
-from penstock.kernel.messages.packs import ReadPack
 from penstock.kernel.messages.save import LeafBatch
-from penstock.kernel.protocols.leaf_handlers import ReadLeaf
+from penstock.kernel.protocols.leaf_handlers import ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import OpaqueChunk, Read, ScatterRead
 
 
@@ -40,7 +39,7 @@ def decoded(
         function: Returns the chunk's original bytes, as any contiguous buffer. Called in worker
             threads, several at once. Its errors become a `CorruptCheckpointError` that names the leaf.
     """
-    if isinstance(batch.leaves, ReadPack):  # small leaves never have a codec
+    if not any(map(_is_opaque, ReadLeaves.of(batch.leaves).reads)):
         return batch
 
     leaves = [
@@ -49,7 +48,7 @@ def decoded(
         else leaf
         for leaf in batch.leaves
     ]
-    return replace(batch, leaves=tuple(leaves))
+    return replace(batch, leaves=ReadLeaves.of(leaves))
 
 
 def _is_opaque(read: Read) -> bool:

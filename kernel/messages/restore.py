@@ -7,6 +7,7 @@ __all__ = (
     "ChangeKind",
     "HostBatch",
     "HostPart",
+    "IndexedValues",
     "Located",
     "Making",
     "ReadBatch",
@@ -21,11 +22,10 @@ __all__ = (
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, final, overload
 from weakref import ReferenceType
 
 from penstock.kernel.errors import SpecError
-from penstock.kernel.messages.packs import HostPack, ReadPack
 from penstock.kernel.protocols.leaf import KeyPath, LeafPredicate, LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import ReadLeaf
 
@@ -232,6 +232,7 @@ class RestorePlan:
     kept: Sequence[tuple[int, object]] = ()  #: (index, value) of leaves that keep the target's value
     makings: Sequence[Making] = ()  #: leaves that functions make
     changes: tuple[Change, ...] = ()  #: how the result departs from what is stored, as it was asked for
+    read_alone: Sequence[int] = ()  #: indices of the leaves that share no buffer, as small ones do
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +242,10 @@ class ReadBatch:
     A stage that drops a batch instead of passing it on releases it.
     """
 
-    leaves: tuple[ReadLeaf, ...]  #: those that the reads belong to; a large leaf comes with each of its reads
+    leaves: Sequence[ReadLeaf]  #: those that the reads belong to; a large leaf comes with each of its reads
     reads: tuple[Read, ...]
-    staged: tuple[tuple[int, ByteLease], ...] = ()  #: (leaf index, lease on its staging bytes)
+    staged: ByteLease | None = None  #: on the staging bytes of the leaves; with the first of their reads
     in_flight: ByteLease | None = None
-    pack: ReadPack | None = None  #: instead of leaves and reads
     scratch: ByteLease | None = None  #: on buffers that die once they are read
     handler: FilesHandler | None = None  #: reads all of these leaves itself, from files of its own
     plan: RestorePlan | None = None
@@ -253,12 +253,12 @@ class ReadBatch:
     @property
     def nbytes(self) -> int:
         """Bytes to be read."""
-        return sum([read.nbytes for read in self.reads]) + (0 if self.pack is None else self.pack.nbytes)
+        return sum([read.nbytes for read in self.reads])
 
     def release(self) -> None:
         """Give back every lease. Never blocks; may be called again."""
-        for _, lease in self.staged:
-            lease.release()
+        if self.staged is not None:
+            self.staged.release()
 
         self.release_read()
 
@@ -290,19 +290,18 @@ class HostPart:
 class HostBatch:
     """Leaves whose bytes are all on the host."""
 
-    leaves: tuple[ReadLeaf, ...]
+    leaves: Sequence[ReadLeaf]  #: to be passed on as they came, for some of them share a buffer
     ready: tuple[tuple[int, object], ...] = ()  #: (leaf index, value), read by a handler itself
-    staged: tuple[ByteLease, ...] = ()
-    packs: tuple[HostPack, ...] = ()
+    staged: ByteLease | None = None  #: on the bytes that are freed once the values are built
     plan: RestorePlan | None = None
 
     def release(self) -> None:
-        """Give back every lease. Never blocks; may be called again."""
-        for lease in self.staged:
-            lease.release()
+        """Give back the lease. Never blocks; may be called again."""
+        if self.staged is not None:
+            self.staged.release()
 
     def parts(self) -> Iterator[HostPart]:
-        """Yield all bytes that were read, leaf by leaf, from packs and single leaves alike. Blocking.
+        """Yield all bytes that were read, leaf by leaf. Blocking.
 
         Leaves without array bytes, and those of `ready`, have none.
         """
@@ -310,13 +309,34 @@ class HostBatch:
             for region in leaf.target.regions:
                 yield HostPart(leaf.info, leaf.stored.spec, region.bounds, region.view())
 
-        for host in self.packs:
-            pack = host.pack
-            for index, spec, start, nbytes in zip(
-                pack.indices, pack.specs, host.starts, pack.sizes, strict=True
-            ):
-                bounds = tuple([(0, size) for size in spec.shape or ()])
-                yield HostPart(pack.info(index), spec, bounds, host.data[start : start + nbytes])
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexedValues(Sequence[tuple[int, object]]):
+    """Finished values with their places: a sequence of pairs that is held as two columns."""
+
+    indices: Sequence[int]
+    values: Sequence[object]
+
+    def __post_init__(self) -> None:
+        if len(self.indices) != len(self.values):
+            raise ValueError(f"{len(self.values)} values were made for {len(self.indices)} leaves")
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @overload
+    def __getitem__(self, number: int, /) -> tuple[int, object]: ...
+    @overload
+    def __getitem__(self, number: slice, /) -> tuple[tuple[int, object], ...]: ...
+    def __getitem__(self, number: int | slice, /) -> tuple[int, object] | tuple[tuple[int, object], ...]:
+        if isinstance(number, slice):
+            return tuple(zip(self.indices[number], self.values[number], strict=True))
+
+        return self.indices[number], self.values[number]
+
+    def __iter__(self) -> Iterator[tuple[int, object]]:
+        return zip(self.indices, self.values, strict=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ L = TypeVar("L", bound=Batchable)
 class LeafBatch(Generic[L]):
     """Leaves that travel together: `Leaf`s of a save or `ReadLeaf`s of a restore."""
 
-    leaves: Sequence[L]  #: mostly in columns: `Leaves`, or of a restore a `ReadPack`
+    leaves: Sequence[L]  #: mostly in columns: `Leaves`, or of a restore `ReadLeaves`
     prioritised: bool = False
     plan: Any = field(default=None, compare=False, repr=False)
     """The `SavePlan`; of a restore, its `RestorePlan`."""

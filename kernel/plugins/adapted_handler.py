@@ -18,6 +18,7 @@ from penstock.kernel.protocols.leaf_handlers import (
     EveryProcess,
     Leaf,
     ReadLeaf,
+    ReadLeaves,
     TypeHandler,
     Waitable,
 )
@@ -77,7 +78,7 @@ class AdaptedHandler:
         text = on_disk.typestr if on_disk.shape is None else f"{on_disk.dtype}{list(on_disk.shape)}"
         return TreeDifference("type", stored.info.key_path, kind.__name__, text)
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         """Refuse: the handler reads values itself.
 
         Raises:

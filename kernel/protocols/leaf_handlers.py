@@ -9,7 +9,6 @@ __all__ = (
     "BufferHandler",
     "ChunkBuffersHandler",
     "ChunkingHandler",
-    "FilledPack",
     "GlobalHandler",
     "HandlerLookup",
     "Leaf",
@@ -18,21 +17,22 @@ __all__ = (
     "PartOf",
     "PartsHandler",
     "ReadLeaf",
+    "ReadLeaves",
     "SigningHandler",
     "SnapshotHandler",
     "TypeHandler",
     "Waitable",
 )
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, final, overload, runtime_checkable
 
 from penstock.kernel.errors import TreeDifference
 from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.reads import Read, Target
+from penstock.kernel.protocols.reads import Read, SharedRead, Target, chosen
 from penstock.kernel.protocols.written import PiecePlan
 
 
@@ -100,30 +100,157 @@ class ReadLeaf:
         return sum([read.nbytes for read in self.reads])
 
 
-class FilledPack(Protocol):
-    """Small leaves whose bytes lie in one buffer; columns of one length."""
+@final
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ReadLeaves(Sequence[ReadLeaf]):
+    """Leaves to be read, in columns of one length.
+
+    To a stage it is a sequence of `ReadLeaf`s like any other, and the stage may pass those on instead. What
+    costs a small leaf most is an object for it alone: so thousands of them share a read and its buffer, and
+    their rows are made on access.
+    """
+
+    indices: Sequence[int]  #: places in the result's flatten order; of parts, negative numbers
+    handlers: Sequence[LeafHandler]
+    specs: Sequence[LeafSpec]  #: as they are stored
+    details: Sequence[Any]  #: the handlers' own: `Target.detail` of each
+    info: Callable[[int], ParamInfo]  #: where a leaf stands, by index
+    make: Callable[[int], ReadLeaf]  #: makes a leaf that is read alone, by index
+    made: dict[int, ReadLeaf]  #: those made so far, by index; each is made only once
+    shared: SharedRead | None = None  #: reads all of them; None if each has reads and regions of its own
+
+    @classmethod
+    def of(cls, leaves: Sequence[ReadLeaf]) -> ReadLeaves:
+        """Return leaves in columns, as which most travel."""
+        if isinstance(leaves, ReadLeaves):
+            return leaves
+
+        rows = {leaf.index: leaf for leaf in leaves}
+        return cls(
+            indices=[leaf.index for leaf in leaves],
+            handlers=[leaf.handler for leaf in leaves],
+            specs=[leaf.stored.spec for leaf in leaves],
+            details=[leaf.target.detail for leaf in leaves],
+            info=lambda index: rows[index].info,
+            make=rows.__getitem__,
+            made=rows,
+        )
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @overload
+    def __getitem__(self, number: int, /) -> ReadLeaf: ...
+    @overload
+    def __getitem__(self, number: slice, /) -> ReadLeaves: ...
+    def __getitem__(self, number: int | slice, /) -> ReadLeaf | ReadLeaves:
+        if isinstance(number, slice):
+            return self.part(range(len(self))[number])
+
+        index = self.indices[number]
+        if self.shared is not None and self.shared.buffer.is_filled:
+            return self._filled(number, index, self.shared)
+
+        leaf = self.made.get(index)
+        return self.made.setdefault(index, self.make(index)) if leaf is None else leaf
+
+    def __iter__(self) -> Iterator[ReadLeaf]:
+        return map(self.__getitem__, range(len(self)))
+
+    def _filled(self, number: int, index: int, shared: SharedRead) -> ReadLeaf:
+        start, nbytes, spec = shared.buffer.starts[number], shared.sizes[number], self.specs[number]
+        region = _InBuffer(spec.shape or (), shared.buffer.data[start : start + nbytes])
+        target = Target((region,), nbytes, self.details[number])
+        return ReadLeaf(index, StoredLeaf(self.info(index), spec), self.handlers[number], target)
 
     @property
-    def specs(self) -> Sequence[LeafSpec]: ...
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Bytes of each leaf."""
-        ...
+    def reads(self) -> tuple[Read, ...]:
+        """What is to be read for them."""
+        if self.shared is not None:
+            return (self.shared,)
+
+        return tuple([read for leaf in self for read in leaf.reads])
 
     @property
-    def details(self) -> Sequence[Any]:
-        """The result of the handler's `pack_details` for each leaf."""
-        ...
+    def nbytes(self) -> int:
+        """Bytes to be read for them."""
+        return sum([read.nbytes for read in self.reads])
 
     @property
-    def data(self) -> memoryview:
-        """The bytes of all leaves; gone once the values are built."""
-        ...
+    def staging_bytes(self) -> int:
+        """Host bytes that are freed once the values are built. Values keep nothing of a shared buffer."""
+        if self.shared is not None:
+            return self.shared.nbytes
+
+        return sum([leaf.target.staging_bytes for leaf in self])
 
     @property
-    def starts(self) -> Sequence[int]:
-        """The offset of each leaf's bytes in `data`."""
-        ...
+    def weights(self) -> Sequence[int]:
+        """The host bytes that count for each while it is read."""
+        if self.shared is not None:
+            return self.shared.sizes
+
+        scratch = [sum([read.scratch_nbytes for read in leaf.reads]) for leaf in self]
+        return [
+            max(leaf.nbytes, leaf.target.staging_bytes + nbytes)
+            for leaf, nbytes in zip(self, scratch, strict=True)
+        ]
+
+    @property
+    def n_ended(self) -> int:
+        """How many leaves are read once these were: a part counts if it is the last one."""
+        return len(self) if self.shared is not None else sum([leaf.ends_leaf for leaf in self])
+
+    @property
+    def parts(self) -> Sequence[ReadLeaf]:
+        """Those that are parts of larger leaves."""
+        return () if self.shared is not None else [leaf for leaf in self if leaf.part is not None]
+
+    def by_handler(self) -> Iterator[tuple[LeafHandler, ReadLeaves]]:
+        """Yield the whole leaves, by the handler that builds them. Handlers need not be hashable."""
+        found: dict[int, list[int]] = {}
+        kinds = list(map(id, self.handlers))
+        if self.shared is not None and len(set(kinds)) == 1:
+            yield self.handlers[0], self
+            return
+
+        for number, kind in enumerate(kinds):
+            if self[number].part is None:
+                found.setdefault(kind, []).append(number)
+
+        for numbers in found.values():
+            yield self.handlers[numbers[0]], self.part(numbers)
+
+    def part(self, numbers: Sequence[int]) -> ReadLeaves:
+        """Return some of them, by number. What is read into a shared buffer gets another one."""
+        return replace(
+            self,
+            indices=chosen(self.indices, numbers),
+            handlers=chosen(self.handlers, numbers),
+            specs=chosen(self.specs, numbers),
+            details=chosen(self.details, numbers),
+            shared=None if self.shared is None else self.shared.part(numbers),
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _InBuffer:
+    """The region of a leaf that was read into a shared buffer."""
+
+    shape: tuple[int, ...]
+    data: memoryview
+
+    @property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        return tuple([(0, size) for size in self.shape])
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+    def view(self) -> memoryview:
+        return self.data
 
 
 @runtime_checkable
@@ -298,8 +425,10 @@ class LeafHandler(Protocol):
         """
         ...
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         """Make the values from the filled regions of each leaf's target. Blocking.
+
+        Of leaves that share a buffer, no value may keep its memory.
 
         Returns:
             One value per leaf, in order.
@@ -309,7 +438,7 @@ class LeafHandler(Protocol):
 
 @runtime_checkable
 class PackingHandler(LeafHandler, Capability, Protocol):
-    """A `LeafHandler` whose small leaves can be read and built many at a time."""
+    """A `LeafHandler` whose small leaves can be read into one buffer, many at a time."""
 
     def pack_details(self, specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> Sequence[Any]:
         """Do for many leaves at once what `target` does for one.
@@ -319,13 +448,9 @@ class PackingHandler(LeafHandler, Capability, Protocol):
             likes: What each is to be; None for a restore without a target.
 
         Returns:
-            For each leaf the handler's own detail, if all of its bytes in C order are what
-            `build_pack` needs; else None, and `target` will be asked.
+            For each leaf the handler's own detail, if all of its bytes in C order are what `build` needs;
+            else None, and `target` will be asked.
         """
-        ...
-
-    def build_pack(self, pack: FilledPack) -> Sequence[Any]:
-        """Make the values, in order; none may keep the memory of `pack.data`. Blocking."""
         ...
 
 

@@ -19,21 +19,28 @@ __all__ = (
     "RunningChecksums",
     "ScatterRead",
     "Segment",
+    "SharedBuffer",
     "SharedRange",
+    "SharedRead",
     "Target",
     "WholeChunks",
+    "as_slice",
+    "chosen",
     "narrowed",
     "share_checks",
 )
 
 import itertools
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
+from operator import lt
 from threading import Lock
-from typing import Any, Final, Protocol, TypeAlias, final, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, final, runtime_checkable
 
 from penstock.kernel.protocols.capability import Capability
+from penstock.kernel.protocols.leaf import LeafSpec
 
 BLOCK_BYTES: Final = 64 * 1024
 """Bytes read at a time of a range that is kept in part."""
@@ -314,7 +321,98 @@ class DriverRead:
         return max(self.nbytes, self.decoded_nbytes)
 
 
-Read: TypeAlias = DirectRead | ScatterRead | CheckedRead | DriverRead
+@final
+class SharedBuffer:
+    """Memory with the bytes of many leaves, of which their values keep nothing. Filled once."""
+
+    __slots__ = ("_filled",)
+
+    def __init__(self) -> None:
+        self._filled: tuple[memoryview, Sequence[int]] | None = None
+
+    @property
+    def is_filled(self) -> bool:
+        """True once the leaves were read."""
+        return self._filled is not None
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes of all leaves, writable, each leaf in C order."""
+        assert self._filled is not None, "it is read before values are built"
+        return self._filled[0]
+
+    @property
+    def starts(self) -> Sequence[int]:
+        """The offset of each leaf's bytes in `data`."""
+        assert self._filled is not None, "it is read before values are built"
+        return self._filled[1]
+
+    def fill(self, data: memoryview, starts: Sequence[int]) -> None:
+        """Take the bytes that were read."""
+        self._filled = data, starts
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SharedRead:
+    """Small leaves, each a range of one file, that are read into one buffer. Columns of one length."""
+
+    leaves: Sequence[int]
+    file: str  #: absolute
+    specs: Sequence[LeafSpec]
+    offsets: Sequence[int]  #: bytes from the start of the file
+    sizes: Sequence[int]  #: bytes
+    crc32cs: Sequence[int]  #: of the bytes as they were written; -1 where it is not known
+    buffer: SharedBuffer = field(default_factory=SharedBuffer)
+
+    @property
+    def leaf(self) -> int:
+        """The first of the leaves."""
+        return self.leaves[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all leaves."""
+        return sum(self.sizes)
+
+    @property
+    def scratch_nbytes(self) -> int:
+        """Host bytes beside the buffer: none."""
+        return 0
+
+    def part(self, numbers: Sequence[int]) -> SharedRead:
+        """Return the read of some of the leaves, into a buffer of their own."""
+        return SharedRead(
+            leaves=chosen(self.leaves, numbers),
+            file=self.file,
+            specs=chosen(self.specs, numbers),
+            offsets=chosen(self.offsets, numbers),
+            sizes=chosen(self.sizes, numbers),
+            crc32cs=chosen(self.crc32cs, numbers),
+        )
+
+
+Read: TypeAlias = DirectRead | ScatterRead | CheckedRead | DriverRead | SharedRead
+
+T = TypeVar("T")
+
+
+def chosen(column: Sequence[T], numbers: Sequence[int]) -> Sequence[T]:
+    """Return some of a column, by number. A range of a range stays one."""
+    neighbours = as_slice(numbers)
+    return [column[at] for at in numbers] if neighbours is None else column[neighbours]
+
+
+def as_slice(numbers: Sequence[int]) -> slice | None:
+    """Return the slice that takes just these places in this order; None if there is a gap, or none of them.
+
+    A slice of a range is a range: the numbers of a million leaves, an object each, would take 40 MB.
+    """
+    if not numbers or numbers[-1] - numbers[0] != len(numbers) - 1:
+        return None
+
+    ascend = isinstance(numbers, range) or all(map(lt, numbers, islice(numbers, 1, None)))
+    return slice(numbers[0], numbers[-1] + 1) if ascend else None
 
 
 def _spread(parts: Sequence[DirectRead | ScatterRead], start: int, data: memoryview) -> None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from penstock.kernel.errors import PipelineError
 from penstock.kernel.messages.leaves import Leaf, Leaves
-from penstock.kernel.messages.packs import ReadPack
 from penstock.kernel.messages.restore import RestorePlan
 from penstock.kernel.messages.save import Batchable, LeafBatch
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import ParamInfo
+from penstock.kernel.protocols.leaf_handlers import ReadLeaf, ReadLeaves
 
 if TYPE_CHECKING:
     from penstock.kernel.pipeline.run_context import RunLimits
@@ -29,15 +29,13 @@ W = TypeVar("W", bound=_Weighs)
 T = TypeVar("T")
 
 
-def batched(
-    leaves: list[L], limits: RunLimits, *, prioritised: bool = False, plan: Any = None
-) -> Iterator[LeafBatch[L]]:
+def batched(leaves: list[ReadLeaf], limits: RunLimits, *, plan: Any = None) -> Iterator[LeafBatch[ReadLeaf]]:
     """Yield the leaves in order, grouped within the limits; a leaf above `batch_bytes` goes alone.
 
     All leaves of a handler that keeps files of its own are one batch, which comes before the others.
     The list is emptied as it goes, so that leaves already passed on are not kept alive.
     """
-    yield from _owned(leaves, plan, prioritised=prioritised)
+    yield from _owned(leaves, plan)
     leaves.reverse()
     while leaves:
         batch = [leaves.pop()]
@@ -49,7 +47,7 @@ def batched(
 
             batch.append(leaves.pop())
 
-        message = LeafBatch(tuple(batch), prioritised, plan)
+        message: LeafBatch[ReadLeaf] = LeafBatch(ReadLeaves.of(batch), plan=plan)
         del batch
         yield message
         del message
@@ -69,7 +67,7 @@ def batched_columns(leaves: Leaves, limits: RunLimits, *, plan: Any = None) -> I
         rest = leaves.part([at for at, is_one in enumerate(is_owned) if not is_one])
         leaves.take(0, len(leaves))  # whoever holds these columns holds no value any more
         leaves = rest
-        yield from _owned(owned, plan, prioritised=False)
+        yield from _owned(owned, plan)
 
     for start, stop in cuts(leaves.sizes, limits.batch_bytes, limits.batch_leaves):
         batch = LeafBatch(leaves.take(start, stop), False, plan)
@@ -92,7 +90,7 @@ def cuts(sizes: Sequence[int], most: int, most_items: int | None = None) -> Iter
 
 def infos_of(leaves: Sequence[Batchable]) -> Iterator[ParamInfo]:
     """Yield where the leaves of a batch stand, without making those that are in columns."""
-    if isinstance(leaves, ReadPack):
+    if isinstance(leaves, ReadLeaves):
         return map(leaves.info, leaves.indices)
 
     return (leaf.info for leaf in leaves)
@@ -100,13 +98,13 @@ def infos_of(leaves: Sequence[Batchable]) -> Iterator[ParamInfo]:
 
 def part_of(leaves: Sequence[T], numbers: Sequence[int]) -> Sequence[T]:
     """Return some leaves of a batch, by number; in columns if they are."""
-    if isinstance(leaves, Leaves | ReadPack):
+    if isinstance(leaves, Leaves | ReadLeaves):
         return cast("Sequence[T]", leaves.part(numbers))
 
     return tuple([leaves[number] for number in numbers])
 
 
-def _owned(leaves: list[L], plan: Any, *, prioritised: bool) -> Iterator[LeafBatch[L]]:
+def _owned(leaves: list[L], plan: Any) -> Iterator[LeafBatch[L]]:
     """Remove the leaves whose handlers keep files of their own from the list; yield them by handler."""
     # Keyed by identity: handlers need not be hashable.
     handlers = {id(leaf.handler): leaf.handler for leaf in leaves}
@@ -127,7 +125,7 @@ def _owned(leaves: list[L], plan: Any, *, prioritised: bool) -> Iterator[LeafBat
     del rest
     for number in list(found):
         handler, owned = found.pop(number)
-        yield LeafBatch(tuple(owned), prioritised, plan, handler)
+        yield LeafBatch(tuple(owned), False, plan, handler)
 
 
 def grouped(

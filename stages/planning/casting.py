@@ -24,7 +24,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from penstock.kernel.errors import SpecError, TreeDifference
 from penstock.kernel.messages.restore import RestoreOptions
 from penstock.kernel.protocols.leaf import KeyPath, LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import Leaf, LeafHandler, PartsHandler, ReadLeaf
+from penstock.kernel.protocols.leaf_handlers import Leaf, LeafHandler, PartsHandler, ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import Destination, Target
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.stages.planning.key_patterns import pattern_fits
@@ -177,12 +177,12 @@ class Refit:
 
         return _refitted(stored, wanted, target)
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         """Fill the buffers of the handler and let it build the values."""
         for leaf in leaves:
             _move(leaf)
 
-        return self.inner.build([self._own(leaf) for leaf in leaves])
+        return self.inner.build(ReadLeaves.of([self._own(leaf) for leaf in leaves]))
 
     def parts(
         self, stored: StoredLeaf, target: Target, part_bytes: int, *, whole_chunks: bool

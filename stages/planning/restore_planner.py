@@ -27,15 +27,15 @@ from penstock.kernel.errors import (
     TreeDifference,
 )
 from penstock.kernel.memory.memory_limit import FREE_BYTES, MOST_EXPANSION, check_available, free_memory
-from penstock.kernel.messages.packs import ReadPack
 from penstock.kernel.messages.restore import Change, Located, Making, RestorePlan
 from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits
 from penstock.kernel.protocols.checkpoints import PackedCheckpoint, StoredCheckpoint, StoredSize
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import LeafHandler, PackingHandler, ReadLeaf
-from penstock.kernel.protocols.reads import Target
+from penstock.kernel.protocols.leaf_handlers import LeafHandler, PackingHandler, ReadLeaf, ReadLeaves
+from penstock.kernel.protocols.reads import SharedRead, Target
 from penstock.kernel.protocols.stores import Store
+from penstock.stages.messages.batching import cuts
 from penstock.stages.planning.casting import DtypeRule, Refit, maker, refit_spec
 from penstock.stages.planning.leaf_reads import in_parts, join_memory, plan_reads
 from penstock.stages.planning.leaf_sources import (
@@ -56,7 +56,7 @@ SHOWN_IN_EVENT: Final = 20
 
 def plan_restore(
     run: RestoreRun, located: Located, max_expansion: int = MOST_EXPANSION
-) -> tuple[RestorePlan, list[ReadPack], list[ReadLeaf]]:
+) -> tuple[RestorePlan, list[ReadLeaves], list[ReadLeaf]]:
     """Decide what the result is and what to read for it. Blocking; reads no array bytes.
 
     The index of a leaf that is read is its place in the result. Leaves that only functions need have
@@ -90,6 +90,7 @@ def plan_restore(
 
     planner = _Planner(run, located, matching)
     packs, leaves = planner.read_results()
+    alone = [leaf.index for leaf in leaves]
     makings = planner.makings()
     leaves = in_parts(run, checkpoint, [*leaves, *planner.inputs], mmap=options.mmap)
     planner.check()
@@ -103,6 +104,7 @@ def plan_restore(
         planner.kept(),
         makings,
         tuple(matching.changes),
+        alone,
     )
     _tell(run, plan.changes)
     return plan, packs, leaves
@@ -144,7 +146,7 @@ class _Planner:
         self._input_indices: dict[object, int] = {}
         self._result = ResultBytes(located.checkpoint.path)
 
-    def read_results(self) -> tuple[list[ReadPack], list[ReadLeaf]]:
+    def read_results(self) -> tuple[list[ReadLeaves], list[ReadLeaf]]:
         """Plan the leaves of the result that are read."""
         rows, likes = self._matching.rows, self._matching.likes
         places: Sequence[int] = range(len(rows))
@@ -165,7 +167,7 @@ class _Planner:
             source = Input(self._checkpoint.leaves[wanted.rows[at]], like, wanted.likes is not None)
             return self._read(place, source, wanted.handlers[at])
 
-        packs: list[ReadPack] = []
+        packs: list[ReadLeaves] = []
         others: Sequence[int] = places
         if not self._mmap:
             packs, others = make_packs(self._checkpoint, wanted, self._specs.keys(), self._run.limits, make)
@@ -374,7 +376,7 @@ def make_packs(
     changed: Collection[int],
     limits: RunLimits,
     make: Callable[[int], ReadLeaf],
-) -> tuple[list[ReadPack], Sequence[int]]:
+) -> tuple[list[ReadLeaves], Sequence[int]]:
     """Group small leaves that have the same handler and lie in the same file.
 
     Args:
@@ -388,13 +390,16 @@ def make_packs(
         The packs, and the places of all other leaves.
     """
     others = set(wanted.places)
-    packs: list[ReadPack] = []
+    packs: list[ReadLeaves] = []
     if isinstance(checkpoint, PackedCheckpoint):
         infos = _Infos(checkpoint.leaves, wanted)
         for handler, numbers in _by_handler(wanted, changed):
             for pack in _packs(checkpoint, wanted, handler, numbers, infos, make):
                 others.difference_update(pack.indices)
-                packs.extend(pack.cut(limits.batch_leaves, limits.batch_bytes))
+                packs += [
+                    pack.part(range(*numbers))
+                    for numbers in cuts(pack.weights, limits.batch_bytes, limits.batch_leaves)
+                ]
 
     return packs, sorted(others)
 
@@ -442,7 +447,7 @@ def _packs(
     numbers: Sequence[int],
     infos: Callable[[int], ParamInfo],
     make: Callable[[int], ReadLeaf],
-) -> Iterator[ReadPack]:
+) -> Iterator[ReadLeaves]:
     details = handler.pack_details(
         _chosen(wanted.specs, numbers), None if wanted.likes is None else _chosen(wanted.likes, numbers)
     )
@@ -458,19 +463,24 @@ def _packs(
     for file, there in zip(chunks.files, by_file, strict=True):
         if there:
             chosen = _chosen(numbers, there)
-            specs = _chosen(wanted.specs, chosen)
-            yield ReadPack(
-                handler=handler,
+            specs, indices = _chosen(wanted.specs, chosen), _chosen(wanted.places, chosen)
+            shared = SharedRead(
+                leaves=indices,
                 file=file,
-                indices=_chosen(wanted.places, chosen),
+                specs=specs,
+                offsets=_chosen(chunks.offsets, there),
+                sizes=list(map(nbytes.__getitem__, map(id, specs))),
+                crc32cs=_chosen(chunks.crc32cs, there),
+            )
+            yield ReadLeaves(
+                indices=indices,
+                handlers=[handler] * len(indices),
                 specs=specs,
                 details=_chosen(details, there),
-                offsets=_chosen(chunks.offsets, there),
-                crc32cs=_chosen(chunks.crc32cs, there),
-                sizes=list(map(nbytes.__getitem__, map(id, specs))),
                 info=infos,
                 make=make,
                 made=made,
+                shared=shared,
             )
 
 

@@ -37,7 +37,7 @@ from penstock.kernel import (
     LeafSpec,
     ParamInfo,
     PiecePlan,
-    ReadLeaf,
+    ReadLeaves,
     SaveRun,
     StagedBatch,
     StoredLeaf,
@@ -313,7 +313,7 @@ class QuantisedHandler:
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         return self.inner.target(stored, None, False)
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         rows = self.inner.build(leaves)
         return [Quantised(row[8:], float(row[:8].view(np.float64)[0])) for row in rows]
 

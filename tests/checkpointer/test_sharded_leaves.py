@@ -23,7 +23,7 @@ import penstock
 from penstock import HandlerRegistry, SaveFormat
 from penstock.errors import ChecksumError
 from penstock.handlers import ArrayHandler, LocalStore, OrbaxLayout, SafetensorsLayout, default_handlers
-from penstock.kernel import LeafBatch, Pack, ReadLeaf, ReadPack, StagedBatch
+from penstock.kernel import LeafBatch, Pack, ReadLeaf, ReadLeaves, StagedBatch
 from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.pipelines import restore_pipeline, save_pipeline
 
@@ -125,7 +125,7 @@ async def test_they_travel_in_packs(source: str, tmp_path: Path) -> None:
     alone: list[str] = []
 
     async def look(batch: LeafBatch[ReadLeaf]) -> LeafBatch[ReadLeaf]:
-        if isinstance(batch.leaves, ReadPack):
+        if isinstance(batch.leaves, ReadLeaves) and batch.leaves.shared is not None:
             packed.append(len(batch.leaves))
         else:
             alone.extend(leaf.info.key_path for leaf in batch.leaves)

@@ -30,7 +30,7 @@ from penstock.kernel import (
     ParamInfo,
     PiecePlan,
     Pipeline,
-    ReadLeaf,
+    ReadLeaves,
     RestoreRun,
     RunLimits,
     SaveRun,
@@ -334,7 +334,7 @@ class Scripted(_Script):
         self.enter("target", stored.info.name)
         return self._inner.target(stored, like, has_like)
 
-    def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
+    def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         for leaf in leaves:
             self.enter("build", leaf.info.name)
 

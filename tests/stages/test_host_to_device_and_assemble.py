@@ -86,7 +86,7 @@ async def test_a_leaf_is_made_once_when_the_last_of_its_parts_is_in_its_place(ri
     handler = Joiner()
     leases = [await rig.memory.acquire(10) for _ in range(3)]
     parts = [replace(leaf_of(-1 - at, handler), part=PartOf(7, at, 3)) for at in range(3)]
-    batches = [HostBatch((parts[at],), staged=(leases[at],)) for at in (2, 0, 1)]
+    batches = [HostBatch((parts[at],), staged=leases[at]) for at in (2, 0, 1)]
 
     (made,) = await run_one(rig.restore_run(), HostToDevice(), *batches)
 
@@ -113,7 +113,7 @@ async def test_leases_are_given_back_once_the_values_are_built(rig: Rig) -> None
         leased.append(rig.memory.statistics().leased)
         return batch
 
-    batches = [HostBatch((leaf_of(at, Builder("a")),), staged=(lease,)) for at, lease in enumerate(leases)]
+    batches = [HostBatch((leaf_of(at, Builder("a")),), staged=lease) for at, lease in enumerate(leases)]
     await run_stages(rig.restore_run(), feed(batches[:1]), HostToDevice(), FunctionStage(look))
 
     assert leased == [20]
@@ -123,7 +123,7 @@ async def test_leases_are_given_back_once_the_values_are_built(rig: Rig) -> None
 
 async def test_a_build_that_fails_fails_the_stage_and_gives_back_every_lease(rig: Rig) -> None:
     handler = Builder("a", failing=1)
-    batches = [HostBatch((leaf_of(at, handler),), staged=(await rig.memory.acquire(10),)) for at in range(3)]
+    batches = [HostBatch((leaf_of(at, handler),), staged=await rig.memory.acquire(10)) for at in range(3)]
 
     with pytest.raises(ArithmeticError):
         await run_one(rig.restore_run(), HostToDevice(), *batches[:2])
@@ -135,7 +135,7 @@ async def test_a_build_that_fails_fails_the_stage_and_gives_back_every_lease(rig
 async def test_cancelled_while_it_builds_it_gives_back_its_leases(rig: Rig, native: bool) -> None:
     hang = Hang()
     lease = await rig.memory.acquire(10)
-    batch = HostBatch((leaf_of(0, Builder("a", hang=hang)),), staged=(lease,))
+    batch = HostBatch((leaf_of(0, Builder("a", hang=hang)),), staged=lease)
 
     await cancel_in(hang, lambda: run_one(rig.restore_run(), HostToDevice(), batch), native=native)
 
@@ -143,7 +143,7 @@ async def test_cancelled_while_it_builds_it_gives_back_its_leases(rig: Rig, nati
 async def test_the_bytes_are_held_while_the_values_are_built(rig: Rig) -> None:
     hang = Hang()
     lease = await rig.memory.acquire(10)
-    batch = HostBatch((leaf_of(0, Builder("a", hang=hang)),), staged=(lease,))
+    batch = HostBatch((leaf_of(0, Builder("a", hang=hang)),), staged=lease)
     leased: list[int] = []
 
     async def work() -> None:

@@ -171,7 +171,7 @@ async def test_what_weighs_nothing_passes_though_nothing_else_does(rig: Rig) -> 
     assert [leaf.info.name for batch in batches for each in batch.pending for leaf in each.leaves] == ["p"]
     for batch in batches:
         for pending in batch.pending:
-            await pending.wait()
+            await pending.writing.wait()
 
 
 @pytest.mark.parametrize("cancelled", [False, True], ids=["failing", "cancelled"])
@@ -237,7 +237,8 @@ async def test_a_leafs_staging_lease_goes_with_its_first_read(rig: Rig) -> None:
 
     batches = await run_stages(rig.restore_run(), LimitBytes(50), message=LeafBatch(leaves))
 
-    assert [[at for at, _ in batch.staged] for batch in batches] == [[0], [], [], [1, 2]]
+    assert [batch.staged is not None for batch in batches] == [True, False, False, True]
+    assert [[leaf.index for leaf in batch.leaves] for batch in batches] == [[0], [0], [0], [1, 2]]
 
 
 async def test_an_indivisible_read_above_the_limit_goes_alone(rig: Rig) -> None:
@@ -375,14 +376,16 @@ class Complete:
     leases: dict[int, Any] = field(default_factory=dict[int, Any])
 
     async def __call__(self, batch: ReadBatch) -> HostBatch | None:
-        self.leases.update(batch.staged)
+        first = batch.leaves[0].index
+        if batch.staged is not None:
+            self.leases[first] = batch.staged
         await checkpoint()
         for read in batch.reads:
             self.came[read.leaf] = self.came.get(read.leaf, 0) + 1
         batch.release_read()
-        whole = tuple(leaf for leaf in batch.leaves if self.came.get(leaf.index, 0) == len(leaf.reads))
-        staged = tuple(self.leases.pop(leaf.index) for leaf in whole if leaf.index in self.leases)
-        return HostBatch(whole, staged=staged) if whole else None
+        if any(self.came.get(leaf.index, 0) < len(leaf.reads) for leaf in batch.leaves):
+            return None
+        return HostBatch(batch.leaves, staged=self.leases.pop(first, None))
 
 
 class Nothing:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,27 +12,27 @@ import jax.numpy as jnp
 import msgpack
 import numpy as np
 import pytest
-from tests.stages.stage_rig import Rig, cancel_in, feed, run_one, run_stages
+from tests.stages.stage_rig import Rig, cancel_in, feed, run_stages
 
 from penstock.errors import ChecksumError, PenstockError, StructureMismatchError, TruncatedDataError
 from penstock.kernel import (
     HostBatch,
-    HostPack,
     LeafBatch,
     ReadableFile,
     ReadBatch,
     ReadLeaf,
-    ReadPack,
+    ReadLeaves,
     RestoredTree,
     RestoreRequest,
     TreeToSave,
     run_pipeline,
 )
 from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.kernel.protocols.reads import SharedRead
 from penstock.pipelines import save_pipeline
 from penstock.stages import Assemble, HostToDevice, LimitBytes, Locate, Plan, Prioritise, Read
 from penstock.stages.planning.restore_planner import SMALL
-from penstock.stages.read import GAP, read_pack
+from penstock.stages.read import GAP, fill_shared
 
 pytestmark = pytest.mark.anyio
 
@@ -55,6 +54,12 @@ async def saved(rig: Rig, tree: object = TREE) -> str:
 async def planned(rig: Rig, *like: object) -> list[LeafBatch[ReadLeaf]]:
     request = RestoreRequest(str(rig.final), like[0] if like else None, bool(like))
     return await run_stages(rig.restore_run(), Locate(), Plan(), message=request)
+
+
+def packs_of(batches: Sequence[LeafBatch[ReadLeaf]]) -> list[ReadLeaves]:
+    """Return the leaves of the batches that are read together."""
+    tables = [ReadLeaves.of(batch.leaves) for batch in batches]
+    return [leaves for leaves in tables if leaves.shared is not None]
 
 
 async def restored(rig: Rig, like: object, *between: Any, read: Read | None = None) -> Any:
@@ -80,7 +85,7 @@ async def test_small_leaves_of_a_kind_are_one_batch(rig: Rig, with_like: bool) -
 
     batches = await planned(rig, *([TREE] if with_like else []))
 
-    packs = [batch.leaves for batch in batches if isinstance(batch.leaves, ReadPack)]
+    packs = packs_of(batches)
     names = [{pack.info(index).name for index in pack.indices} for pack in packs]
     assert sorted(names, key=sorted) == [
         {name for name in TREE if name.startswith("j")},
@@ -126,7 +131,7 @@ async def test_a_stage_sees_every_byte_in_packs_or_not(rig: Rig) -> None:
     in_packs: list[bool] = []
 
     def look(batch: HostBatch) -> None:
-        in_packs.append(bool(batch.packs))
+        in_packs.append(ReadLeaves.of(batch.leaves).shared is not None)
         for part in batch.parts():
             assert part.bounds == tuple((0, size) for size in part.spec.shape or ())
             assert part.key_path not in seen
@@ -155,7 +160,7 @@ async def test_batches_are_bounded(rig: Rig) -> None:
     await saved(rig)
     rig.limits = replace(rig.limits, batch_leaves=5, batch_bytes=100)
 
-    packs = [batch.leaves for batch in await planned(rig) if isinstance(batch.leaves, ReadPack)]
+    packs = packs_of(await planned(rig))
 
     assert max(len(pack) for pack in packs) == 5
     assert max(pack.nbytes for pack in packs) <= 100
@@ -172,7 +177,7 @@ async def test_a_pack_above_what_may_be_in_flight_is_cut(rig: Rig) -> None:
 
     check_equal(await restored(rig, TREE, LimitBytes(50), FunctionStage(see)))
 
-    packs = [batch for batch in admitted if batch.pack is not None]
+    packs = [batch for batch in admitted if ReadLeaves.of(batch.leaves).shared is not None]
     assert len(packs) == 6 + 3
     assert all(batch.nbytes <= 50 for batch in packs)
 
@@ -304,26 +309,21 @@ class Bytes:
 )
 def test_reads_are_few_and_gaps_small(places: list[tuple[int, int]], reads: list[tuple[int, int]]) -> None:
     file = Bytes(bytes(at % 251 for at in range(3 * GAP)))
-    pack = ReadPack(
-        handler=object(),  # type: ignore[arg-type]  # nothing is built
+    read = SharedRead(
+        leaves=range(len(places)),
         file="/f",
-        indices=range(len(places)),
         specs=(),
-        details=(),
         offsets=[offset for offset, _ in places],
-        crc32cs=[-1] * len(places),
         sizes=[nbytes for _, nbytes in places],
-        info=lambda _: pytest.fail("nobody asked"),
-        make=lambda _: pytest.fail("nobody asked"),
-        made={},
+        crc32cs=[-1] * len(places),
     )
     opened: ReadableFile = file  # type: ignore[assignment]  # what is not used is left out
 
-    host: HostPack = read_pack(opened, pack, verify=True)
+    fill_shared(opened, read, lambda _: pytest.fail("nobody asked"), verify=True)
 
     assert file.reads == reads
-    for (offset, nbytes), start in zip(places, host.starts, strict=True):
-        assert host.data[start : start + nbytes] == file.data[offset : offset + nbytes]
+    for (offset, nbytes), start in zip(places, read.buffer.starts, strict=True):
+        assert read.buffer.data[start : start + nbytes] == file.data[offset : offset + nbytes]
 
 
 @pytest.mark.parametrize("operation", ["open_data_file", "file.read_at"])
@@ -353,7 +353,7 @@ async def test_cancelled_midway_every_lease_is_given_back(rig: Rig, native: bool
 
 async def test_cancelled_while_waiting_for_the_budget(rig: Rig) -> None:
     await saved(rig)
-    (batch, *_) = [batch for batch in await planned(rig) if isinstance(batch.leaves, ReadPack)]
+    (batch, *_) = [batch for batch in await planned(rig) if packs_of([batch])]
     run = rig.restore_run()
 
     async def endless(batch: ReadBatch) -> AsyncIterator[ReadBatch]:
@@ -377,18 +377,3 @@ async def test_packs_and_leaves_are_counted_alike(rig: Rig) -> None:
     nbytes = sum(np.asarray(value).nbytes for value in TREE.values() if value is not None)
     assert (progress.leaves_total, progress.bytes_total) == (len(TREE), nbytes)
     assert (progress.leaves_done, progress.bytes_done) == (len(TREE), nbytes)
-
-
-async def test_a_host_batch_of_leaves_and_packs_is_built(rig: Rig) -> None:
-    await saved(rig)
-    run = rig.restore_run()
-    hosts = await run_stages(run, feed(await planned(rig)), Read())
-    joined = replace(
-        hosts[0],
-        leaves=tuple(itertools.chain.from_iterable(host.leaves for host in hosts)),
-        packs=tuple(itertools.chain.from_iterable(host.packs for host in hosts)),
-    )
-
-    (batch,) = await run_one(run, HostToDevice(), joined)
-
-    assert sorted(index for index, _ in batch.values) == list(range(len(TREE)))

@@ -153,14 +153,13 @@ async def test_a_leaf_spread_over_batches_is_passed_on_once_with_its_lease(rig: 
     leaf = leaf_of(0, *reads, staging=90)
     lease = await rig.memory.acquire(90)
     batches = [
-        ReadBatch((leaf,), tuple(reads[at : at + 2]), ((0, lease),) if at == 0 else ())
-        for at in range(0, 9, 2)
+        ReadBatch((leaf,), tuple(reads[at : at + 2]), lease if at == 0 else None) for at in range(0, 9, 2)
     ]
 
     (batch,) = await run_one(rig.restore_run(), module.Read(concurrency=3), *batches)
 
     assert [each.index for each in batch.leaves] == [0]
-    assert batch.staged == (lease,)
+    assert batch.staged is lease
     assert bytes(region.data) == DATA[:90]
 
 
@@ -329,9 +328,7 @@ async def test_an_operation_that_fails_fails_the_stage_and_gives_back_leases(
     rig.store.fail_on(operation)
     first, second = (leaf_of(at, direct(at, file, at, 10)[0], staging=30) for at in range(2))
     batches = [
-        ReadBatch(
-            (leaf,), leaf.reads, ((leaf.index, await rig.memory.acquire(30)),), await rig.memory.acquire(10)
-        )
+        ReadBatch((leaf,), leaf.reads, await rig.memory.acquire(30), await rig.memory.acquire(10))
         for leaf in (first, second)
     ]
 
@@ -343,7 +340,7 @@ async def test_an_operation_that_fails_fails_the_stage_and_gives_back_leases(
 
 async def test_a_leaf_that_never_became_whole_gives_back_its_lease(rig: Rig, file: str) -> None:
     leaf = leaf_of(0, *(direct(0, file, at, 10)[0] for at in (0, 10)), staging=20)
-    batch = ReadBatch((leaf,), leaf.reads[:1], ((0, await rig.memory.acquire(20)),))
+    batch = ReadBatch((leaf,), leaf.reads[:1], await rig.memory.acquire(20))
 
     assert await run_one(rig.restore_run(), module.Read(), batch) == []
 

@@ -30,7 +30,7 @@ from penstock.kernel import (
     Written,
     WrittenBatch,
 )
-from penstock.kernel.protocols.reads import Destination
+from penstock.kernel.protocols.reads import Destination, SharedRead
 from penstock.kernel.protocols.written import WrittenTable
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -148,6 +148,7 @@ async def _read_part(
             await read.perform()
             continue
 
+        assert not isinstance(read, SharedRead), "a checkpoint gives the reads of one leaf"
         assert read.nbytes <= piece_bytes or read.crc32c is not None  # a piece that is checked stays whole
         file = LocalStore().open_data_file(read.file)
         if isinstance(read, CheckedRead):

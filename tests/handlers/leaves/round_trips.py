@@ -21,6 +21,7 @@ from penstock.kernel import (
     ParamInfo,
     PiecePlan,
     ReadLeaf,
+    ReadLeaves,
     StoredLeaf,
     Target,
 )
@@ -118,7 +119,7 @@ def restore(handler: LeafHandler, saved: Saved, *like: Any) -> Any:
     for region in aim.regions:
         saved.fill(region)
 
-    (value,) = handler.build([ReadLeaf(0, saved.stored, handler, aim)])
+    (value,) = handler.build(ReadLeaves.of([ReadLeaf(0, saved.stored, handler, aim)]))
     return value
 
 

@@ -25,7 +25,7 @@ from tests.handlers.leaves.round_trips import (
 
 from penstock.handlers import ArrayHandler, NumpyHandler, ScalarHandler
 from penstock.handlers.leaves.sharding import encode
-from penstock.kernel import LeafSpec, ReadLeaf, Target
+from penstock.kernel import LeafSpec, ReadLeaf, ReadLeaves, Target
 
 HANDLER = ArrayHandler()
 
@@ -90,7 +90,7 @@ def test_on_cpu_devices_the_array_lives_in_its_regions(spec: PartitionSpec | Non
     for region in aim.regions:
         saved.fill(region)
     addresses = {np.frombuffer(region.view(), np.uint8).ctypes.data for region in aim.regions}
-    (back,) = HANDLER.build([ReadLeaf(0, saved.stored, HANDLER, aim)])
+    (back,) = HANDLER.build(ReadLeaves.of([ReadLeaf(0, saved.stored, HANDLER, aim)]))
     assert {shard.data.unsafe_buffer_pointer() for shard in back.addressable_shards} == addresses
 
 
@@ -195,10 +195,10 @@ def test_a_batch_keeps_its_order_whatever_is_in_it() -> None:
             saved.fill(region)
         leaves.append(ReadLeaf(index, saved.stored, HANDLER, aim))
 
-    built = HANDLER.build(leaves)
+    built = HANDLER.build(ReadLeaves.of(leaves))
     assert [value.sharding for value in built] == [like.sharding for like in likes]
     assert [int(value[0, 0]) for index, value in enumerate(built) if index != 2] == [0, 1, 3, 4, 5]
-    assert HANDLER.build([]) == []
+    assert HANDLER.build(ReadLeaves.of([])) == []
 
 
 SHAPES = st.lists(st.integers(0, 3), max_size=4).map(tuple)

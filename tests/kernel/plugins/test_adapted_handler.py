@@ -19,6 +19,7 @@ from penstock.kernel import (
     LeafSpec,
     ParamInfo,
     ReadLeaf,
+    ReadLeaves,
     StoredLeaf,
     Target,
     Threads,
@@ -341,7 +342,7 @@ async def test_a_leaf_in_pieces_is_refused_for_it_would_be_lost(handler: NpzHand
     with pytest.raises(PipelineError, match=r"\['opt'\]\.w: .*NpzHandler keeps files of its own"):
         adapted.pieces(leaf, 10)
     with pytest.raises(PipelineError, match=r"\['opt'\]\.w: .*NpzHandler keeps files of its own"):
-        adapted.build([as_read(leaf)])
+        adapted.build(ReadLeaves.of([as_read(leaf)]))
 
 
 def test_what_a_restore_holds_is_asked_of_all_values_at_once_and_unknown_without_one(
