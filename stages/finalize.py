@@ -39,7 +39,7 @@ class Finalize:
         """Yield the actor of one save."""
 
         async def finalize(committed: Committed, /) -> Published:
-            await _publish(run)
+            await run.operation.publish(run.workspace.publish)
             if run.workspace.left_behind is not None:  # the new checkpoint is durable nevertheless
                 error = repr(run.workspace.left_behind)
                 run.events.warning("save.left_behind", path=run.workspace.temporary, error=error)
@@ -59,24 +59,3 @@ class Finalize:
             )
 
         yield finalize
-
-
-async def _publish(run: SaveRun) -> None:
-    """Publish; of several processes the primary does, once all agree, and the others wait for it.
-
-    On local disks each does, and it counts once all have.
-    """
-    operation = run.operation
-    if operation.is_local:
-        if operation.is_primary:
-            await operation.decide()
-
-        await run.workspace.publish()
-        await operation.all_published()
-    elif operation.is_primary:
-        await operation.decide()
-        await run.workspace.publish()
-        await operation.tell_published()
-    else:
-        await operation.wait_published()
-        await run.workspace.publish()

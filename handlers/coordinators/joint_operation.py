@@ -44,9 +44,8 @@ class JointOperation:
     """One operation on which the processes of a job agree. There is no barrier: one verdict decides.
 
     Every process calls, inside `running` and in this order: `agree`; the primary `begin`, the others
-    `wait_begun`; all `meet`, if they must; the primary `parts`, `decide` and `tell_published`, the others
-    `bring`, `wait_decided` and `wait_published`. Where each publishes on its own disk, `all_published` takes
-    the place of these last two.
+    `wait_begun`; all `meet`, if they must; the primary `parts`, the others `bring` and `wait_decided`; all
+    `publish`. `combine` stands for what follows the meeting, where nothing is published but what is said.
     Whoever fails sets the verdict. Then all the others are cancelled within `running`, which raises it:
     nobody waits for who has failed.
 
@@ -299,6 +298,47 @@ class JointOperation:
 
         if verdict.kind != "commit":
             raise verdict.error()
+
+    async def publish(self, publish: Callable[[], Awaitable[object]]) -> None:
+        """Publish, once all agree: the primary does, and the others wait for it, and then take it over.
+
+        On local disks each does, and it counts once all have.
+
+        Raises:
+            PeerError: If the operation was ended, or another process could not publish.
+            OutcomeUnknownError: If the primary says nothing after the verdict, or does not know itself.
+            Exception: What `publish` raises.
+        """
+        if self.is_primary:
+            await self.decide()
+        elif not self.is_local:
+            await self.wait_published()
+
+        await publish()
+        if self.is_local:
+            await self.all_published()
+        elif self.is_primary:
+            await self.tell_published()
+
+    async def combine(self, part: bytes, combined: Callable[[Mapping[int, bytes]], bytes]) -> bytes:
+        """Bring a part; return what the primary makes of the parts of all, once it has decided.
+
+        Args:
+            part: Of this process.
+            combined: Makes it of all parts, by index. Called in the primary.
+
+        Raises:
+            PeerError: If the operation was ended.
+            PeerSilentError: If another process, or the primary, says nothing for too long.
+        """
+        if not self.is_primary:
+            await self.bring(part)
+            return await self.wait_published()
+
+        made = combined({self._member.index: part, **await self.parts()})
+        await self.decide()
+        await self.tell_published(made)
+        return made
 
     async def tell_published(self, told: bytes = b"") -> None:
         """Tell the others that the checkpoint is visible, and what came of it. The primary's last word."""

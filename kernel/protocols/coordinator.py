@@ -135,16 +135,12 @@ class Operation(Protocol):
         """Wait for the verdict. For the others."""
         ...
 
-    async def tell_published(self, told: bytes = b"") -> None:
-        """Tell the others that it is visible, and what came of it. The primary's."""
+    async def publish(self, publish: Callable[[], Awaitable[object]]) -> None:
+        """Publish once all agree: the primary does, before the others; on local disks each does, together."""
         ...
 
-    async def wait_published(self) -> bytes:
-        """Wait until it is visible; return what came of it. For the others."""
-        ...
-
-    async def all_published(self) -> None:
-        """Say that this process has published on its disk; return once all have."""
+    async def combine(self, part: bytes, combined: Callable[[Mapping[int, bytes]], bytes]) -> bytes:
+        """Bring a part; return what the primary makes of the parts of all, by index, once it has them."""
         ...
 
 
@@ -333,15 +329,13 @@ class SoleOperation:
         """Never called: it is for the others."""
         raise NotImplementedError
 
-    async def tell_published(self, told: bytes = b"") -> None:
-        """Tell nobody."""
+    async def publish(self, publish: Callable[[], Awaitable[object]]) -> None:
+        """Publish."""
+        await publish()
 
-    async def wait_published(self) -> bytes:
-        """Never called: it is for the others."""
-        raise NotImplementedError
-
-    async def all_published(self) -> None:
-        """All have."""
+    async def combine(self, part: bytes, combined: Callable[[Mapping[int, bytes]], bytes]) -> bytes:
+        """Return what is made of this part."""
+        return combined({self._process_index: part})
 
 
 @final

@@ -632,13 +632,7 @@ async def act_on_answer(
 
         operation.at("prepare")
         found.append(await act(found_out))
-        if operation.is_primary:
-            await operation.parts()
-            await operation.decide()
-            await operation.tell_published()
-        else:
-            await operation.bring(b"")
-            await operation.wait_published()
+        await operation.combine(b"", lambda _: b"")  # once all have acted
 
     return found[0]
 

@@ -101,22 +101,22 @@ async def common_steps(
         await operation.agree(b"steps on local disks", list)
         if operation.is_primary:
             await operation.begin("")
-            others = [_decoded_saves(part) for part in (await operation.parts()).values()]
-            saves = {
-                step: save for step, save in saves.items() if all(other.get(step) == save for other in others)
-            }
-            await operation.decide()
-            await operation.tell_published(_encoded_saves(saves))
         else:
             await operation.wait_begun(b"steps on local disks", list)
-            await operation.bring(_encoded_saves(saves))
-            saves = _decoded_saves(await operation.wait_published())
 
-        common = set(saves)
+        common = set(_decoded_saves(await operation.combine(_encoded_saves(saves), _saves_of_all)))
 
     return (
         {step: own.name for step, own in found.items() if step in common},
         {step: own.name for step, own in found.items() if step not in common and own.is_part},
+    )
+
+
+def _saves_of_all(parts: Mapping[int, bytes]) -> bytes:
+    """Return the steps that every process has from the same save."""
+    first, *others = [_decoded_saves(part) for part in parts.values()]
+    return _encoded_saves(
+        {step: save for step, save in first.items() if all(other.get(step) == save for other in others)}
     )
 
 
