@@ -85,14 +85,14 @@ if TYPE_CHECKING:
     from penstock.kernel.pipeline.run_context import Progress
     from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
-    from penstock.removal.delete import delete
-    from penstock.removal.gc import GcReport, gc
     from penstock.reports.report import RestoreReport, SaveReport
     from penstock.stages.pytree.flattening import PerProcess
     from penstock.steps.manager import CheckpointManager
     from penstock.steps.step_watch import watch
     from penstock.tools.convert import convert
+    from penstock.tools.delete import delete
     from penstock.tools.export import export_safetensors
+    from penstock.tools.gc import GcReport, gc
     from penstock.tools.repair import repair
     from penstock.tools.repair_report import RepairReport
     from penstock.tools.seal import SealReport, seal
@@ -133,8 +133,8 @@ else:
             "penstock.steps.manager": ("CheckpointManager",),
             "penstock.steps.step_watch": ("watch",),
             "penstock.tools.convert": ("convert",),
-            "penstock.removal.delete": ("delete",),
-            "penstock.removal.gc": ("GcReport", "gc"),
+            "penstock.tools.delete": ("delete",),
+            "penstock.tools.gc": ("GcReport", "gc"),
             "penstock.tools.export": ("export_safetensors",),
             "penstock.tools.repair": ("repair",),
             "penstock.tools.repair_report": ("RepairReport",),

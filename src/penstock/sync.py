@@ -48,10 +48,10 @@ from penstock.kernel.messages.restore import Only, Order
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.leaf import KeyPath
-from penstock.removal.delete import delete as _delete
-from penstock.removal.gc import gc as _gc
 from penstock.tools.convert import convert as _convert
+from penstock.tools.delete import delete as _delete
 from penstock.tools.export import export_safetensors as _export_safetensors
+from penstock.tools.gc import gc as _gc
 from penstock.tools.repair import repair as _repair
 from penstock.tools.seal import seal as _seal
 

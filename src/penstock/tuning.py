@@ -40,8 +40,8 @@ from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.paths import bucket_of
-from penstock.removal.delete import delete
 from penstock.reports.report import size_text
+from penstock.tools.delete import delete
 
 _LEAVES: Final = 8
 _SMALL: Final = 200

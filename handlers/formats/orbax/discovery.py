@@ -27,15 +27,12 @@ __all__ = (
     "contents_of",
     "deleted_item",
     "disk_mark",
-    "holds_arrays",
     "is_array",
     "is_checkpoint",
     "is_marked",
     "is_unfinished",
-    "items_of",
     "json_file",
     "kind_of_item",
-    "kind_of_item_at",
     "latest_step",
     "list_items",
     "locate",
@@ -88,6 +85,7 @@ from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import DISK_MARK, STAGE_RECORD, DiskMark
 from penstock.kernel.storage.paths import is_whole_bucket, path_or_url
 
+_ARRAY_HANDLER: Final = ".ArrayCheckpointHandler"  #: ends the recorded name of what stores one array
 _JSON_FILES: Final = ("data.json", "metadata", "metrics")  # of v1, of v0, and of both for metrics
 PROTO_FILE: Final = "proto.pbtxt"
 ROOT_FOLDER: Final = "metadata"
@@ -95,7 +93,6 @@ ROOT_FOLDER: Final = "metadata"
 
 USUAL_ITEMS: Final = ("default", "state", "pytree")
 """What Orbax calls the tree: its manager, its v1 API since 0.12, and before."""
-
 
 _BESIDE_METADATA: Final = frozenset({MANIFEST, SHARDING, STRINGS, ARRAY_METADATAS})
 _BESIDE_TREES: Final = frozenset(
@@ -324,13 +321,13 @@ def _kind_of_named(store: Store, path: str, names: frozenset[str], item: str) ->
     directory = os.path.join(path, item)
     there = item in names and TEMPORARY_SUFFIX not in item and store.kind(directory) == "directory"
     if not there:
-        items = ", ".join(items_of(store, path, names)) or "none"
+        items = ", ".join(_items_of(store, path, names)) or "none"
         raise NotACheckpointError(path, f"has no item {item!r} (its items: {items})")
 
-    kind = kind_of_item_at(store, directory)
+    kind = _kind_of_item_at(store, directory)
     if kind is not None:
         return kind
-    if holds_arrays(store, directory, store.list_directory(directory)):
+    if _holds_arrays(store, directory, store.list_directory(directory)):
         return ItemKind.NAMED
 
     raise UnsupportedFormatError(directory, f"is not an item that penstock knows: it has no {METADATA}")
@@ -429,10 +426,10 @@ def contents_of(store: Store, path: str, names: frozenset[str] | None = None) ->
 
 def _contents(store: Store, path: str, names: frozenset[str]) -> tuple[ItemKind | None, dict[str, ItemKind]]:
     kind = kind_of_item(store, path, names)
-    items = {} if kind in KINDS_WITHOUT_ITEMS else items_of(store, path, names)
+    items = {} if kind in KINDS_WITHOUT_ITEMS else _items_of(store, path, names)
     if items:
         return None, items
-    if kind is None and holds_arrays(store, path, names):
+    if kind is None and _holds_arrays(store, path, names):
         kind = ItemKind.NAMED
 
     return kind, {}
@@ -444,13 +441,13 @@ def arrays_in(store: Store, path: str, name: str) -> bool | None:
     if store.kind(directory) != "directory":
         return None
 
-    return holds_arrays(store, directory, store.list_directory(directory))
+    return _holds_arrays(store, directory, store.list_directory(directory))
 
 
 def kind_of_item(store: Store, directory: str, names: Collection[str]) -> ItemKind | None:
     """Return the kind of item in `directory`, whose entries are `names`; None if it is not an item.
 
-    A directory with nothing but arrays is not recognised here: see `holds_arrays`.
+    A directory with nothing but arrays is not recognised here: see `_holds_arrays`.
     """
     if METADATA in names:
         return ItemKind.TREE
@@ -475,7 +472,7 @@ def _is_single_array(store: Store, directory: str, names: Collection[str]) -> bo
     return LEGACY_MSGPACK in names and not others and is_array(store, directory, LEGACY_MSGPACK)
 
 
-def kind_of_item_at(store: Store, directory: str) -> ItemKind | None:
+def _kind_of_item_at(store: Store, directory: str) -> ItemKind | None:
     """Return the kind of item at `directory`; None if it is not a directory or not an item."""
     if store.kind(directory) != "directory":
         return None
@@ -483,13 +480,13 @@ def kind_of_item_at(store: Store, directory: str) -> ItemKind | None:
     return kind_of_item(store, directory, store.list_directory(directory))
 
 
-def items_of(store: Store, path: str, names: Collection[str]) -> dict[str, ItemKind]:
+def _items_of(store: Store, path: str, names: Collection[str]) -> dict[str, ItemKind]:
     """Return the kind of each item of the checkpoint at `path`, by name, without unfinished ones."""
     found: dict[str, ItemKind] = {}
     for name in sorted(names):
         # Early directories of steps had their own metadata in what looks like an item.
         is_item = TEMPORARY_SUFFIX not in name and (name != ROOT_FOLDER or CHECKPOINT_METADATA in names)
-        kind = kind_of_item_at(store, os.path.join(path, name)) if is_item else None
+        kind = _kind_of_item_at(store, os.path.join(path, name)) if is_item else None
         if kind is not None:
             found[name] = kind
 
@@ -517,7 +514,7 @@ def proto_file(names: Collection[str]) -> str | None:
     return others[0] if len(others) == 1 and others[0].endswith((".pbtxt", ".textproto")) else None
 
 
-def holds_arrays(store: Store, directory: str, names: Collection[str]) -> bool:
+def _holds_arrays(store: Store, directory: str, names: Collection[str]) -> bool:
     """Return whether `directory` holds arrays in directories of their own, and none of their structure.
 
     If there are other documents, the one with the structure is lost, and nothing is guessed.
@@ -564,12 +561,9 @@ def check_not_deleted(store: Store, path: str) -> None:
 
 _STEP: Final = re.compile(r"(?:(?P<prefix>.*)_)?(?P<number>[0-9]{1,18})", re.DOTALL)
 
-
 _MARKS: Final = frozenset({METADATA, CHECKPOINT_METADATA, V1_MARK})
 
-
 _ROOT_FILES: Final = (ROOT_METADATA, "metadata")  # the second one up to Orbax 0.8
-
 
 _OWN_KEYS: Final = frozenset({"internal_metadata", "custom_metadata", "custom"})
 
@@ -598,7 +592,7 @@ def is_checkpoint(store: Store, path: str) -> bool:
 
         raise
 
-    return _is_marked(names) and is_marked(store, path, names)
+    return _has_documents(names) and is_marked(store, path, names)
 
 
 def is_marked(store: Store, path: str, names: Collection[str] | None = None) -> bool:
@@ -639,12 +633,12 @@ def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
             one that penstock does not know.
     """
     steps = _steps_in(names)
-    if not steps or _is_marked(names):
+    if not steps or _has_documents(names):
         return None
     # The folder of metadata beside the steps looks like JSON if it is damaged.
     if kind_of_item(store, path, names) not in (None, ItemKind.JSON):
         return None
-    if any(name in names and kind_of_item_at(store, os.path.join(path, name)) for name in USUAL_ITEMS):
+    if any(name in names and _kind_of_item_at(store, os.path.join(path, name)) for name in USUAL_ITEMS):
         return None  # a step of early Orbax, which has items and no document
 
     latest: dict[str, str] = {}
@@ -771,11 +765,11 @@ def _state_of_step(store: Store, directory: str) -> StepState:
     if names & {CHECKPOINT_METADATA, V1_MARK}:
         about = read_checkpoint_metadata(store, directory, names)
         return "unfinished" if is_unfinished(names, about) else "finished"
-    if kind_of_item(store, directory, names) or items_of(store, directory, names):
+    if kind_of_item(store, directory, names) or _items_of(store, directory, names):
         return "finished"
     if not names or any(TEMPORARY_SUFFIX in name for name in names):
         return "unfinished"
-    if not is_array(store, directory) and holds_arrays(store, directory, names):
+    if not is_array(store, directory) and _holds_arrays(store, directory, names):
         return "finished"
 
     folders = [os.path.join(directory, name) for name in names]
@@ -789,7 +783,7 @@ def _is_built_in(store: Store, folder: str) -> bool:
     return any(TEMPORARY_SUFFIX in name or name.startswith(OF_A_PROCESS) for name in names)
 
 
-def _is_marked(names: Collection[str]) -> bool:
+def _has_documents(names: Collection[str]) -> bool:
     return not _MARKS.isdisjoint(names)
 
 
@@ -802,9 +796,6 @@ def _steps_in(names: Iterable[str]) -> list[_Step]:
             steps.append(_Step(int(found["number"]), name, found["prefix"] or ""))
 
     return sorted(steps, reverse=True)
-
-
-_ARRAY_HANDLER: Final = ".ArrayCheckpointHandler"
 
 
 def disk_mark(store: Store, directory: str) -> DiskMark | None:

@@ -84,7 +84,7 @@ def _collect(store: Store, path: str, options: argparse.Namespace, output: Outpu
     if options.dry_run:
         raise CommandError("in a bucket, --dry-run cannot say what would be removed")
 
-    from penstock.removal.gc import collect_in_bucket  # which loads more than this command needs on a disk
+    from penstock.tools.gc import collect_in_bucket  # which loads more than this command needs on a disk
 
     became = collect_in_bucket(store, path, options.older_than, unmarked=options.unmarked)
     if options.json:

@@ -1,1 +1,0 @@
-"""Deleting one checkpoint, wherever it lies."""
