@@ -37,7 +37,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-processes test test-fast test-slow coverage lint mypy pyright test-all crash crash-long faults overwriters faults-traced processes pauses interleavings simulate file-systems flips memory soak fuzz stalls server cloud bench-cloud bench bench-quick docs docs-serve interop release-check orbax-guides orbax-tests clean
+.PHONY: help demo demo-processes test test-fast test-slow coverage lint style mypy pyright compiled test-all crash crash-long faults overwriters faults-traced processes pauses interleavings simulate file-systems flips memory soak fuzz stalls server cloud bench-cloud bench bench-quick docs docs-serve interop release-check orbax-guides orbax-tests clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -50,7 +50,8 @@ demo: $(VENV)/.installed ## Train, save, be killed in the middle of a save, resu
 demo-processes: $(VENV)/.installed ## Four processes train together; one is killed in the middle of a save; two go on, bit for bit
 	@PYTHONPATH=docs/examples/demo $(BIN)/python -m processes_demo
 
-test: lint ## Check style and types, then run the suite, but for the slow tests
+test: style ## Check style and types, then run the suite, but for the slow tests
+	@$(MAKE) --no-print-directory -j2 pyright mypy compiled
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
 # On one event loop, without processes, types and the tests that cross rooms: what to run after each change.
@@ -63,14 +64,21 @@ test-slow: $(VENV)/.installed ## What `make test` leaves out: the same again in 
 coverage: $(VENV)/.installed ## Run what `make test` runs, and say which lines nothing ran
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" --cov --cov-report=term:skip-covered --cov-report=html
 
-lint: $(VENV)/.installed ## Check style and types only
+lint: style ## Check style and types only
+	@$(MAKE) --no-print-directory -j2 pyright mypy
+
+style: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@$(MAKE) --no-print-directory -j2 mypy pyright
 
 mypy: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/mypy tests
+
+# In a new clone pytest has to rewrite each module of tests, for half a minute: here once and while pyright still
+# runs, otherwise again in each worker.
+compiled: $(VENV)/.installed
+	-@$(BIN)/python -m pytest --collect-only -qq >/dev/null
 
 pyright: $(VENV)/.installed
 	$(BIN)/pyright --pythonpath $(BIN)/python

@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import shutil
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 from tests.collecting import count_all_as_old
 from tests.event_loops import ASYNCIO, TRIO, Backend
+from tests.memory_folder import MEMORY, ON_DISK, in_memory
 from tests.xla_settings import xla_flags
 
 # jax reads these once, when it is first imported. Without importing it here, tests that need no jax
@@ -28,13 +32,14 @@ import pytest
 import structlog
 from hypothesis import settings
 
-ASYNC_TIMEOUT_S = 30.0
+ASYNC_TIMEOUT_S = 60.0
 
 BOTH_LOOPS = (
     "tests/kernel/",
     "tests/stages/",
     "tests/contract/",
-    "tests/steps/",
+    "tests/steps/test_manager",
+    "tests/steps/test_step_watch.py",
     "tests/handlers/coordinators/",
     "tests/checkpointer/test_checkpointer.py",
     "tests/checkpointer/test_hanging_reads.py",
@@ -42,6 +47,17 @@ BOTH_LOOPS = (
     "tests/checkpointer/test_streaming.py",
 )
 """Here it matters which event loop runs. Elsewhere its second run shows the same again, and is slow."""
+
+DISK = (
+    "tests/handlers/stores/test_",
+    "tests/checkpointer/test_direct_io_saves.py",
+    "tests/checkpointer/test_failed_syncs.py",
+    "tests/checkpointer/test_full_disks.py",
+    "tests/checkpointer/test_linked_paths.py",
+    "tests/checkpointer/test_mapped_restore.py",
+    "tests/checkpointer/test_without_locks.py",
+)
+"""These are about a file system and write to a disk. Others write to memory, where that can be."""
 
 # Wall-clock deadlines on a shared machine fail at random; pytest's own timeout stands.
 settings.register_profile("penstock", deadline=None, print_blob=True)
@@ -53,6 +69,21 @@ def anyio_backend(request: pytest.FixtureRequest) -> Backend:
     """Every async test runs on both event loops; on asyncio in debug mode, if the environment says so."""
     backend: Backend = request.param
     return backend
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """In place of pytest's own, in memory if possible, but for tests of a disk.
+
+    Half the time of a test that saves is spent waiting for a disk. `make test-all` uses one for all.
+    """
+    if request.node.nodeid.startswith(DISK) or os.environ.get(ON_DISK) or not in_memory():
+        yield tmp_path_factory.mktemp("folder")
+        return
+
+    made = Path(tempfile.mkdtemp(prefix="penstock-", dir=MEMORY))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -73,7 +104,7 @@ def _structlog_stays_as_it_is() -> Iterator[None]:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Cancel an async test that hangs, before pytest-timeout interrupts it from outside.
 
-    The error then names the line that waited. A `timeout` marker of more than 60 s moves this limit too.
+    The error then names the line that waited. A `timeout` marker of more than 120 s moves this limit too.
     """
     function = pyfuncitem.obj
     if not inspect.iscoroutinefunction(function):

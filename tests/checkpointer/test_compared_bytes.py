@@ -82,6 +82,7 @@ async def mapped(path: Path) -> None:
     await penstock.restore(path, mmap=True, verify=True)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.anyio
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("read", [whole, sharded, cut_off, mapped, streamed, converted, as_safetensors])

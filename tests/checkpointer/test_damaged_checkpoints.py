@@ -307,7 +307,7 @@ def wrong_versions(document: Any, turn: Iterator[int]) -> Iterator[Any]:
 WRONG: Final[tuple[Any, ...]] = (None, [], -1, "x", {}, 2**62, True, ["x"], 1.5, {"x": {}}, "")
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @kinds
 def test_documents_with_parts_of_another_type(
     name: str, corpus: Path, tmp_path: Path, checkpointer: Any

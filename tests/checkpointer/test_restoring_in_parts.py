@@ -227,6 +227,7 @@ def flip(path: Path, at: int) -> None:
     file.write_bytes(data)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("written", "budget"),
     [(1024 * MIB, MIB), (4 * MIB, MIB // 4)],  # as one piece of 4 MiB, and as pieces of 256 KiB

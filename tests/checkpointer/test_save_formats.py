@@ -59,6 +59,7 @@ def save(path: Path, value: Any, form: SaveFormat, **options: Any) -> None:
         checkpointer.save(path, value, **options).result()
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("replicas", [False, True], ids=["first", "replicas"])
 @pytest.mark.parametrize("codec", ["none", "zstd:5", "auto"])
 @pytest.mark.parametrize("ocdbt", [True, False], ids=["ocdbt", "directories"])
@@ -138,6 +139,7 @@ def test_a_codec_makes_it_smaller_where_it_can(tmp_path: Path) -> None:
 # Memory
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.anyio
 @pytest.mark.parametrize("staging", ["copy", "overlap"])
 @pytest.mark.parametrize("codec", ["zstd", "auto"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ("tmp_path",)
-
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +14,6 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from tests.memory_folder import tmp_path
 
 import penstock
 

@@ -12,7 +12,7 @@ import anyio
 import pytest
 from tests.collecting import thawed
 
-LIMIT_S = 5.0
+LIMIT_S = 20.0
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-__all__ = ("tmp_path",)
-
 import pytest
 from tests.event_loops import ASYNCIO, Backend
-from tests.memory_folder import tmp_path
 
 
 @pytest.fixture(scope="module", params=[ASYNCIO], ids=["asyncio"])

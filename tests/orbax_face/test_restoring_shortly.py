@@ -75,6 +75,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Callable[[Any], Any]]]] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("with_args", [True, False])
 def test_restoring_onto_an_item(case: str, with_args: bool, tmp_path: Path) -> None:

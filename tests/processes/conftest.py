@@ -1,4 +1,4 @@
-"""One job, in which every case runs once: starting the processes is what takes long."""
+"""Two jobs, in which every case runs once: starting the processes is what takes long."""
 
 from __future__ import annotations
 
@@ -42,6 +42,20 @@ CASES = (
     "one_is_stopped_and_wakes",
     "one_dies_in_the_middle",
 )
+ORBAX_CASES = (
+    "orbaxs_names_save_items",
+    "orbaxs_items_that_differ_are_refused",
+    "a_handler_fails_in_one_process",
+    "orbaxs_array_options_hold_together",
+    "orbaxs_manager_saves_steps",
+    "orbaxs_manager_links_steps",
+    "orbaxs_manager_decides_once",
+    "orbaxs_v1_saves",
+    "orbaxs_names_save_to_a_bucket",
+    "orbaxs_managers_save_to_a_bucket",
+    "orbaxs_parts_are_put_together",
+    "a_part_is_damaged_for_one_process",
+)
 
 
 @pytest.fixture(
@@ -53,3 +67,9 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """Two processes on asyncio, or four on trio."""
     count, backend = request.param
     return run_once(tmp_path_factory, count, CASES, backend=backend)
+
+
+@pytest.fixture(scope="session", params=[2, pytest.param(4, marks=pytest.mark.slow)], ids=["two", "four"])
+def orbax_job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Two processes, or four, which save items and steps under Orbax's names."""
+    return run_once(tmp_path_factory, request.param, ORBAX_CASES, about=", under Orbax's names")

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.processes.launcher import Job, run_once
-
-CASES = (
-    "orbaxs_manager_saves_steps",
-    "orbaxs_manager_links_steps",
-    "orbaxs_manager_decides_once",
-    "orbaxs_v1_saves",
-    "orbaxs_names_save_to_a_bucket",
-    "orbaxs_managers_save_to_a_bucket",
-    "orbaxs_parts_are_put_together",
-    "a_part_is_damaged_for_one_process",
-)
+from tests.processes.launcher import Job
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(178)]
 
 
-@pytest.fixture(scope="session", params=[2, pytest.param(4, marks=pytest.mark.slow)], ids=["two", "four"])
-def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """Two processes, or four."""
-    return run_once(tmp_path_factory, request.param, CASES, about=", with steps")
-
-
-def test_a_manager_saves_steps_in_all_processes(job: Job) -> None:
-    for result in job.results("orbaxs_manager_saves_steps"):
+def test_a_manager_saves_steps_in_all_processes(orbax_job: Job) -> None:
+    for result in orbax_job.results("orbaxs_manager_saves_steps"):
         assert result["saved"] == [True, False, True, True]
         assert (result["steps"], result["best"]) == ([0, 4], 0)
         assert result["there"] == ["0", "4", "metadata"]
@@ -37,8 +20,8 @@ def test_a_manager_saves_steps_in_all_processes(job: Job) -> None:
         assert result["preempted"] is False
 
 
-def test_a_manager_links_what_did_not_change_to_the_step_before(job: Job) -> None:
-    results = job.results("orbaxs_manager_links_steps")
+def test_a_manager_links_what_did_not_change_to_the_step_before(orbax_job: Job) -> None:
+    results = orbax_job.results("orbaxs_manager_links_steps")
     for result in results:
         assert result["linked"][0] == 3  # the same file in all steps
         assert result["differs"] == []
@@ -49,8 +32,8 @@ def test_a_manager_links_what_did_not_change_to_the_step_before(job: Job) -> Non
     assert sum(result["after damage"][1] for result in results) >= new + kept
 
 
-def test_process_0_decides_for_all(job: Job) -> None:
-    for rank, result in enumerate(job.results("orbaxs_manager_decides_once")):
+def test_process_0_decides_for_all(orbax_job: Job) -> None:
+    for rank, result in enumerate(orbax_job.results("orbaxs_manager_decides_once")):
         assert result["saved"] == [True, False, True, False, True]
         assert result["steps"] == [1, 5]
         assert result["cannot say"] == ("LookupError" if rank == 0 else "PeerFailedError")
@@ -60,8 +43,8 @@ def test_process_0_decides_for_all(job: Job) -> None:
         assert (result["differs"], result["left"], result["then"]) == ("['own']", [], True)
 
 
-def test_v1_saves_in_all_processes(job: Job) -> None:
-    for rank, result in enumerate(job.results("orbaxs_v1_saves")):
+def test_v1_saves_in_all_processes(orbax_job: Job) -> None:
+    for rank, result in enumerate(orbax_job.results("orbaxs_v1_saves")):
         assert (result["tree"], result["items"]) == ([], [{"step": 7}])
         assert (result["steps"], result["saved"], result["latest"]) == ([True, True], True, 3)
         assert (result["loaded"], result["by Orbax"]) == ([], [])
@@ -70,9 +53,9 @@ def test_v1_saves_in_all_processes(job: Job) -> None:
         assert result["there"] == ["items", "run", "tree"]
 
 
-def test_all_processes_save_to_a_bucket(job: Job) -> None:
+def test_all_processes_save_to_a_bucket(orbax_job: Job) -> None:
     pytest.importorskip("obstore", reason="needs obstore")
-    for rank, result in enumerate(job.results("orbaxs_names_save_to_a_bucket")):
+    for rank, result in enumerate(orbax_job.results("orbaxs_names_save_to_a_bucket")):
         assert (result["sync"], result["standard"], result["all"], result["left"]) == ([], [], [], [])
         assert (result["custom"], result["own"]) == ({"a": 1}, rank)
         assert result["differs"][0] == "PlansDifferError"
@@ -81,15 +64,15 @@ def test_all_processes_save_to_a_bucket(job: Job) -> None:
             assert kind == ("ValueError" if rank == 0 else "PeerFailedError")
             assert "Unsupported type: <class 'object'> for key: ('x',)." in words
 
-        if job.count > 2:
+        if orbax_job.count > 2:
             kind, words = result["some"]
             assert kind == ("ConfigError" if rank < 2 else "InactiveProcessError")
             assert "active_processes" in words
 
 
-def test_managers_keep_steps_in_a_bucket(job: Job) -> None:
+def test_managers_keep_steps_in_a_bucket(orbax_job: Job) -> None:
     pytest.importorskip("obstore", reason="needs obstore")
-    for result in job.results("orbaxs_managers_save_to_a_bucket"):
+    for result in orbax_job.results("orbaxs_managers_save_to_a_bucket"):
         assert (result["steps"], result["best"], result["again"]) == ([1, 3], 1, [1])
         assert (result["state"], result["extra"], result["root"]) == ([], {"a": 1}, {"run": 1})
         assert (result["newer"], result["loaded"], result["left"]) == ([2], [{"a": 2}], [])
@@ -97,8 +80,8 @@ def test_managers_keep_steps_in_a_bucket(job: Job) -> None:
         assert "['rank']: process 0 has " in result["items"][1]
 
 
-def test_v1_saves_a_tree_in_parts(job: Job) -> None:
-    for result in job.results("orbaxs_parts_are_put_together"):
+def test_v1_saves_a_tree_in_parts(orbax_job: Job) -> None:
+    for result in orbax_job.results("orbaxs_parts_are_put_together"):
         assert result["refused"] == [
             "PartialSaveReplacementError",
             "PlansDifferError",
@@ -111,8 +94,8 @@ def test_v1_saves_a_tree_in_parts(job: Job) -> None:
         assert result["there"] == ["tree"]
 
 
-def test_a_part_that_one_process_cannot_read_is_told_to_all(job: Job) -> None:
-    told = f"process {job.count - 1}: ['rows']"
-    expected = [*[told] * (job.count - 1), "['rows'] is damaged"]
-    results = job.results("a_part_is_damaged_for_one_process")
+def test_a_part_that_one_process_cannot_read_is_told_to_all(orbax_job: Job) -> None:
+    told = f"process {orbax_job.count - 1}: ['rows']"
+    expected = [*[told] * (orbax_job.count - 1), "['rows'] is damaged"]
+    results = orbax_job.results("a_part_is_damaged_for_one_process")
     assert results == [[said, ["tree.partial_save"]] for said in expected]

@@ -43,6 +43,7 @@ def sharded(spec: PartitionSpec, dtype: str = "float32", shape: tuple[int, ...] 
     return array
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.many_cases
 @HANDLERS
 @pytest.mark.parametrize("piece_bytes", [1, 48, 1 << 20])
@@ -75,6 +76,7 @@ def test_64_bits_come_back_bit_for_bit_even_while_x64_is_off(handler: ArrayHandl
         assert isinstance(restore(handler, saved), jax.Array)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.many_cases
 @HANDLERS
 @pytest.mark.parametrize("spec", SPECS, ids=str)

@@ -286,6 +286,7 @@ def damaged(path: Path, change: Callable[[bytes, int], bytes]) -> Iterator[int]:
     path.write_bytes(whole)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.many_cases
 @pytest.mark.parametrize("bits", [0x01, 0x80, 0xFF])
 def test_a_flipped_bit_is_an_error_or_makes_no_difference(database: Path, bits: int) -> None:

@@ -77,6 +77,7 @@ def said_of(array: jax.Array) -> tuple[object, ...]:
     )
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.many_cases
 @pytest.mark.parametrize("device", [None, 0, 3])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

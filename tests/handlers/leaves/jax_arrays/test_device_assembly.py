@@ -104,6 +104,7 @@ def test_64_bits_that_were_asked_for_by_name_stay(dtype: Any, sharding: Sharding
     assert same_bits(found, array)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.many_cases
 @pytest.mark.parametrize("sharding", SHARDINGS, ids=str)
 @pytest.mark.parametrize("part_bytes", [1, 64, 100, 250])

@@ -30,6 +30,7 @@ def mesh() -> Mesh:
     return Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("most_bytes", [1 << 20, 200, 12])
 @pytest.mark.parametrize("primary", [0, 1])
 def test_every_bit_arrives_at_every_replica(primary: int, most_bytes: int) -> None:
