@@ -97,7 +97,7 @@ def test_a_save_that_takes_too_long_fails_on_time_and_is_removed_later(tmp_path:
     with pytest.raises(TimeoutError):
         checkpointer.wait_until_finished()
 
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 20
     go_on.set()
     checkpointer.close()
     assert list(tmp_path.iterdir()) == []

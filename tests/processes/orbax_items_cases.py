@@ -135,6 +135,7 @@ async def orbaxs_items_that_differ_are_refused(here: Here) -> Any:
             for items in each:
                 try:
                     opened.save(here.folder / "x", args=items)
+                    opened.wait_until_finished()  # a process may be staged before it hears of it
                 except PlansDifferError as error:
                     told.append("; ".join(error.differences))
 

@@ -166,9 +166,9 @@ async def test_a_failure_on_one_disk_ends_the_save_for_all(
         stores[who].fail_on(operation, n_before + 1)
 
         async def fail(manager: CheckpointManager) -> None:
-            save = await manager.save(2, state(2))
-            assert save is not None
             try:
+                save = await manager.save(2, state(2))  # where a process that is not yet staged may hear of it
+                assert save is not None
                 await save
             except (StorageError, PeerFailedError) as error:
                 told[managers.index(manager)] = error
