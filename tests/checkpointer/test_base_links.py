@@ -48,7 +48,7 @@ def data_files(path: Path) -> set[int]:
 
 
 @pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
-async def test_the_same_arrays_are_linked_and_each_checkpoint_is_whole_by_itself(
+async def test_unchanged_arrays_are_linked_and_each_checkpoint_is_whole_by_itself(
     tmp_path: Path, assert_same: AssertSame
 ) -> None:
     first = state()

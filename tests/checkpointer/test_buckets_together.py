@@ -140,7 +140,7 @@ async def test_a_failure_publishes_nothing_and_the_next_save_goes_on(
     assert "run/7.penstock-saving" not in bucket.objects_there()
 
 
-async def test_that_the_outcome_is_unknown_is_raised_by_all(bucket: Bucket) -> None:
+async def test_an_unknown_outcome_is_raised_by_all_processes(bucket: Bucket) -> None:
     async with job(bucket) as made:
         made.stores[0].fail_on("publish", error=OutcomeUnknownError(PATH, "its mark could not be put"))
         for error in await made.save(PATH):

@@ -86,7 +86,9 @@ async def mapped(path: Path) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("read", [whole, sharded, cut_off, mapped, streamed, converted, as_safetensors])
-async def test_it_is_found(read: Callable[[Path], Any], form: str, tmp_path: Path) -> None:
+async def test_a_flipped_bit_is_found_by_every_way_to_read(
+    read: Callable[[Path], Any], form: str, tmp_path: Path
+) -> None:
     path = await save(tmp_path / "c", FORMS[form])
     await read(path)
 

@@ -83,7 +83,7 @@ async def test_a_long_json_item_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["saved", "exported"])
 @pytest.mark.parametrize("fits", [True, False])
-async def test_they_are_leased_while_they_are_decoded(
+async def test_documents_are_leased_while_they_are_decoded(
     what: str, fits: bool, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
     path: Path = request.getfixturevalue(what)

@@ -46,7 +46,9 @@ async def number_at(path: Path | str) -> int:
     return int((await penstock.restore(path))["a"][0])
 
 
-async def test_it_is_said_that_the_new_one_is_there_and_what_it_replaced_is_kept(folder: Path) -> None:
+async def test_a_failed_sync_says_that_the_new_checkpoint_is_there_and_keeps_the_replaced_one(
+    folder: Path,
+) -> None:
     folder.mkdir()
     path, disk = folder / "latest", Disk(folder)
     async with penstock.Checkpointer(store=disk.store) as checkpointer:

@@ -50,7 +50,7 @@ async def test_a_save_that_does_not_fit_is_refused_before_it_begins(tmp_path: Pa
 
 
 @pytest.mark.parametrize("free", [3 * ITEM, None])
-async def test_one_that_just_fits_or_whose_store_does_not_know_goes_on(tmp_path: Path, free: Any) -> None:
+async def test_a_save_that_just_fits_or_whose_store_does_not_know_goes_on(tmp_path: Path, free: Any) -> None:
     store = with_room(free)
     async with penstock.Checkpointer(store=store) as checkpointer:
         await (await checkpointer.save(tmp_path / "one", state()))

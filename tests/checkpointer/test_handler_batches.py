@@ -110,7 +110,7 @@ async def test_a_save_calls_each_method_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", ["b.c", "*"])
-async def test_it_stays_one_batch_where_leaves_are_prioritised(tmp_path: Path, first: str) -> None:
+async def test_prioritised_leaves_stay_one_batch(tmp_path: Path, first: str) -> None:
     def goes_first(keys: tuple[str, ...]) -> bool:
         return fnmatch(".".join(keys), first)
 
@@ -123,7 +123,7 @@ async def test_it_stays_one_batch_where_leaves_are_prioritised(tmp_path: Path, f
     assert (calls.count("serialize"), calls.count("deserialize")) == (1, 1)
 
 
-async def test_it_stays_one_batch_in_a_stream_that_has_an_order(tmp_path: Path) -> None:
+async def test_leaves_of_a_stream_with_an_order_stay_one_batch(tmp_path: Path) -> None:
     handler = NotesHandler()
     async with Checkpointer(registry=registry(handler)) as checkpointer:
         await (await checkpointer.save(tmp_path / "a", TREE))

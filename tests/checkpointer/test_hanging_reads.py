@@ -84,7 +84,7 @@ OTHERS: dict[str, tuple[str, Callable[[penstock.Checkpointer, str], Awaitable[ob
 
 
 @pytest.mark.parametrize(("name", "call"), OTHERS.values(), ids=OTHERS)
-async def test_so_does_whatever_else_reads(saved: str, name: str, call: Any) -> None:
+async def test_every_reading_call_of_a_checkpointer_returns_in_time(saved: str, name: str, call: Any) -> None:
     store = FaultyStore(LocalStore())
     hang = store.hang_on(name, 1, StorageError(name, "", "gave up"))
     async with penstock.Checkpointer(store=store, config=SOON) as checkpointer:
@@ -105,7 +105,7 @@ OF_MANAGERS: dict[str, tuple[str, Callable[[CheckpointManager], Awaitable[object
 
 
 @pytest.mark.parametrize(("name", "call"), OF_MANAGERS.values(), ids=OF_MANAGERS)
-async def test_so_does_what_a_manager_reads(tmp_path: Path, name: str, call: Any) -> None:
+async def test_every_reading_call_of_a_manager_returns_in_time(tmp_path: Path, name: str, call: Any) -> None:
     async with CheckpointManager(tmp_path) as manager:
         await (await manager.save(1, state(), metrics={"loss": 1.0}) or _none())
 

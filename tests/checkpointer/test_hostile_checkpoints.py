@@ -115,7 +115,7 @@ async def test_a_result_is_compared_with_the_memory_there_is(tmp_path: Path) -> 
     assert 2**20 < caught.value.available < 2**47
 
 
-async def test_so_is_a_chunk_that_has_to_be_decoded(tmp_path: Path) -> None:
+async def test_a_decoded_chunk_is_compared_with_the_memory_there_is(tmp_path: Path) -> None:
     path = write_array(tmp_path / "c", {"chunks": [2**45], "compressor": {"id": "zstd", "level": 1}})
     (path / "a" / "0").write_bytes(b"x" * 100)
 
@@ -146,7 +146,7 @@ async def test_an_array_of_holes_is_restored_only_if_that_is_allowed(tmp_path: P
     assert not (await restore(path, config=config))["a"].any()
 
 
-async def test_so_is_one_that_a_codec_made_small(tmp_path: Path) -> None:
+async def test_a_sound_array_that_a_codec_made_very_small_is_refused_unless_allowed(tmp_path: Path) -> None:
     tree = {"a": np.zeros(2**24 + 1, np.float32), "b": np.arange(5)}
     async with penstock.Checkpointer(save_format=SaveFormat(codec="zstd")) as checkpointer:
         await (await checkpointer.save(tmp_path / "c", tree))
@@ -255,7 +255,7 @@ async def test_a_key_that_is_half_a_character(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tree", [{"\ud800": 1}, {"a": [{"b\udfff": np.zeros(3)}]}], ids=["root", "below"])
-async def test_such_a_key_is_not_saved(tree: Any, tmp_path: Path) -> None:
+async def test_a_key_that_is_no_valid_unicode_is_not_saved(tree: Any, tmp_path: Path) -> None:
     async with penstock.Checkpointer() as checkpointer:
         with pytest.raises(SpecError, match="no valid Unicode text"):
             await checkpointer.save(tmp_path / "c", tree)

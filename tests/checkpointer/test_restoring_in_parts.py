@@ -191,7 +191,9 @@ async def test_chunks_with_a_codec_are_each_decoded_once(rig: Rig, assert_same: 
     assert_same(await restored(rig, tree), tree)
 
 
-async def test_what_its_handler_cannot_cut_is_admitted_alone(rig: Rig, assert_same: AssertSame) -> None:
+async def test_a_piece_that_its_handler_cannot_cut_is_admitted_alone(
+    rig: Rig, assert_same: AssertSame
+) -> None:
     rig.registry = copying()
     tree = {"a": jnp.asarray(numbers())}
     await saved(rig.final, tree, save_format=SaveFormat(codec="zstd"))  # one chunk

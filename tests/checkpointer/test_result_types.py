@@ -56,7 +56,7 @@ def test_what_nothing_can_be_checked_against_is_refused_before_anything_is_read(
         penstock.sync.restore("/nothing/there", as_type=as_type)
 
 
-def test_it_goes_with_a_target_of_structs(tmp_path: Path) -> None:
+def test_as_type_goes_with_a_target_of_structs(tmp_path: Path) -> None:
     penstock.sync.save(tmp_path / "x", {"a": jnp.arange(3), "b": jnp.ones(())})
     shapes = jax.eval_shape(lambda: {"a": jnp.arange(3), "b": jnp.ones(())})
 

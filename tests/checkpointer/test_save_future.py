@@ -74,7 +74,7 @@ async def test_a_new_save_has_reached_nothing() -> None:
     assert repr(future) == "<SaveFuture '/c' starting>"
 
 
-async def test_it_is_awaited_any_number_of_times_before_and_after_the_end() -> None:
+async def test_a_future_is_awaited_any_number_of_times_before_and_after_the_end() -> None:
     promise, reports = promised(), list[SaveReport]()
 
     async def wait() -> None:
@@ -371,7 +371,7 @@ def test_a_thread_gets_the_failure(backend: str) -> None:
 
 @pytest.mark.parametrize("saver", ["asyncio", "trio"])
 @pytest.mark.parametrize("waiter", ["asyncio", "trio"])
-def test_it_is_awaited_from_another_loop_in_another_thread(saver: str, waiter: str) -> None:
+def test_a_future_is_awaited_from_another_loop_in_another_thread(saver: str, waiter: str) -> None:
     with saving_elsewhere(saver) as (promise, call):
         staged = threading.Event()
 

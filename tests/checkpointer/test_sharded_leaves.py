@@ -119,7 +119,7 @@ async def test_without_a_target_and_into_numpy(source: str, tmp_path: Path) -> N
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("source", SHARDINGS)
-async def test_they_travel_in_packs(source: str, tmp_path: Path) -> None:
+async def test_small_sharded_leaves_travel_in_packs(source: str, tmp_path: Path) -> None:
     tree, target = tree_on(SHARDINGS[source]), SHARDINGS["2 x 4"]
     packed: list[int] = []
     alone: list[str] = []

@@ -37,7 +37,7 @@ async def test_one_process_reads_each_shard_once_anyway(tmp_path: Path) -> None:
         ({"like": {"x": jnp.arange(3)}, "transforms": {"x": penstock.Transform()}}, "functions"),
     ],
 )
-async def test_what_it_cannot_do_is_refused_before_anything_is_read(
+async def test_options_that_replica_axis_excludes_are_refused_before_anything_is_read(
     options: dict[str, Any], problem: str, tmp_path: Path
 ) -> None:
     with pytest.raises(SpecError, match=problem):

@@ -87,7 +87,7 @@ async def test_the_library_of_safetensors_reads_it(bucket: Bucket) -> None:
     assert np.array_equal(found["columns"], state()["columns"])
 
 
-async def test_it_is_converted_into_a_bucket_and_back(
+async def test_a_checkpoint_is_converted_into_a_bucket_and_back(
     monkeypatch: pytest.MonkeyPatch, assert_same: AssertSame, tmp_path: Any
 ) -> None:
     bucket = bucket_of_every_url(monkeypatch)

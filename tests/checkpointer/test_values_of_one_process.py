@@ -73,7 +73,7 @@ async def test_what_another_number_of_processes_saved_is_refused_unless_it_is_di
     assert (change.kind, change.key_path) == ("computed", "['it']")
 
 
-async def test_it_is_divided_beside_other_options(tmp_path: Path) -> None:
+async def test_a_value_of_each_process_is_divided_with_other_options_given(tmp_path: Path) -> None:
     like = {"it": PerProcess(None, positions), "new": 5}
     async with penstock.Checkpointer() as opened:
         await (await opened.save(tmp_path / "a", {"it": SAVED_BY_TWO, "w": 1}))

@@ -68,7 +68,7 @@ WAYS: list[Way] = [by_awaiting, by_a_milestone, by_a_thread, by_asking, by_the_n
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_it_is_told_once_and_not_again_on_leaving(tmp_path: Path, way: Way) -> None:
+async def test_a_failure_is_raised_once_and_not_again_on_leaving(tmp_path: Path, way: Way) -> None:
     async with Checkpointer(store=failing()) as checkpointer:
         save = await failed(checkpointer, tmp_path / "a")
         with pytest.raises(StorageError, match=ERROR):
@@ -77,7 +77,7 @@ async def test_it_is_told_once_and_not_again_on_leaving(tmp_path: Path, way: Way
         await (await checkpointer.save(tmp_path / "b", {"step": 2}))
 
 
-async def test_else_it_is_raised_on_leaving(tmp_path: Path) -> None:
+async def test_a_failure_that_was_not_seen_is_raised_on_leaving(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=ERROR):
         async with Checkpointer(store=failing()) as checkpointer:
             await checkpointer.save(tmp_path / "a", {"step": 1})
@@ -121,7 +121,7 @@ async def test_two_failures_are_both_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("leaving", [False, True], ids=["result", "leaving"])
-def test_it_is_the_same_without_an_event_loop(tmp_path: Path, leaving: bool) -> None:
+def test_a_failure_is_raised_once_without_an_event_loop(tmp_path: Path, leaving: bool) -> None:
     def save() -> None:
         with penstock.sync.Checkpointer(store=failing()) as checkpointer:
             future: Any = checkpointer.save(tmp_path / "a", {"step": 1})

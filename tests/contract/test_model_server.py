@@ -21,7 +21,7 @@ WEIGHTS = {"w": np.ones((4, 2), np.float32), "b": np.zeros(2, np.float32)}
 
 
 @pytest.mark.timeout(120)
-async def test_it_swaps_checkpoints_in_and_no_request_fails(
+async def test_a_server_swaps_checkpoints_in_and_no_request_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # So large that a restore takes long enough to meet requests.

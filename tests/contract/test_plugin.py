@@ -44,7 +44,7 @@ def run(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.process
-def test_its_entry_points_are_found(installed: Path, tmp_path: Path) -> None:
+def test_entry_points_of_a_plugin_are_found(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(CONFIG)
     done = run(installed, "-c", PROGRAM, str(tmp_path / "a"), str(tmp_path / "config.toml"))
 
@@ -56,7 +56,7 @@ def test_its_entry_points_are_found(installed: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.timeout(115)
-def test_its_twenty_lines_prove_it(installed: Path, tmp_path: Path) -> None:
+def test_the_conformance_tests_of_a_plugin_pass(installed: Path, tmp_path: Path) -> None:
     shutil.copy(PLUGIN / "test_plugin.py", tmp_path)
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={tmp_path}"]
     done = run(installed, "-m", "pytest", *options, str(tmp_path / "test_plugin.py"))

@@ -85,7 +85,9 @@ def target(saved: Any) -> Any:
 
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize(("version", "case"), CASES)
-def test_it_comes_back(version: str, case: str, earlier: Path, ours: Any) -> None:
+def test_a_checkpoint_of_an_earlier_version_comes_back(
+    version: str, case: str, earlier: Path, ours: Any
+) -> None:
     path, saved = earlier / version / case, decoded(EARLIER[version][case])
 
     assert_is(ours.restore(path), saved)
@@ -102,7 +104,9 @@ def test_an_array_alone_is_of_the_type_that_was_saved(version: str, earlier: Pat
 
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize(("version", "case"), CASES)
-def test_it_comes_back_with_a_target(version: str, case: str, earlier: Path, ours: Any) -> None:
+def test_a_checkpoint_of_an_earlier_version_comes_back_with_a_target(
+    version: str, case: str, earlier: Path, ours: Any
+) -> None:
     path, saved = earlier / version / case, decoded(EARLIER[version][case])
 
     assert_is(ours.restore(path, like=target(saved)), saved)

@@ -38,7 +38,7 @@ def ours() -> Iterator[Any]:
 
 @pytest.mark.thinned(3)
 @case
-def test_it_comes_back_as_the_code_that_wrote_it_restored_it(
+def test_a_checkpoint_comes_back_as_the_code_that_wrote_it_restored_it(
     case: str, folder: Path, ours: Any, assert_same: AssertSame
 ) -> None:
     about = PENSTOCK_0_1[case]
@@ -50,7 +50,7 @@ def test_it_comes_back_as_the_code_that_wrote_it_restored_it(
 
 @pytest.mark.thinned(3)
 @case
-def test_it_comes_back_as_the_tree_that_was_saved(
+def test_a_checkpoint_comes_back_as_the_tree_that_was_saved(
     case: str, folder: Path, ours: Any, assert_same: AssertSame
 ) -> None:
     about = PENSTOCK_0_1[case]
@@ -64,7 +64,7 @@ def test_it_comes_back_as_the_tree_that_was_saved(
 
 @pytest.mark.thinned(3)
 @case
-def test_it_can_be_mapped(case: str, folder: Path, ours: Any) -> None:
+def test_a_checkpoint_can_be_mapped(case: str, folder: Path, ours: Any) -> None:
     about = PENSTOCK_0_1[case]
 
     found = ours.restore(folder / about["path"], mmap=True, **about["options"])
@@ -86,7 +86,7 @@ def bits(leaf: Any) -> object:
 
 
 @case
-def test_its_metadata_says_the_same(case: str, folder: Path, ours: Any) -> None:
+def test_metadata_says_the_same_as_then(case: str, folder: Path, ours: Any) -> None:
     about = PENSTOCK_0_1[case]
 
     found = ours.metadata(folder / about["path"], item=about["options"].get("item"))
@@ -108,7 +108,7 @@ def test_all_items_come_back_together(folder: Path, ours: Any, assert_same: Asse
 
 
 @pytest.mark.parametrize("case", [name for name, about in PENSTOCK_0_1.items() if about["n_ranges"]])
-def test_its_checksums_are_right(case: str, folder: Path, ours: Any) -> None:
+def test_checksums_of_then_are_right(case: str, folder: Path, ours: Any) -> None:
     about = PENSTOCK_0_1[case]
 
     report = ours.verify(folder / about["path"], item=about["options"].get("item"))

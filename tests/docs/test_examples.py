@@ -23,7 +23,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_runs(name: str, tmp_path: Path) -> None:
+def test_an_example_runs(name: str, tmp_path: Path) -> None:
     before = set(EXAMPLES.iterdir())
     with jax.numpy_dtype_promotion("standard"):  # as their readers have it
         main = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]

@@ -19,7 +19,7 @@ def raise_it(failure: BaseException | None) -> None:
         raise failure
 
 
-async def test_it_is_entered_and_left_one_time() -> None:
+async def test_a_shared_context_is_entered_and_left_one_time() -> None:
     seen: list[str] = []
 
     @asynccontextmanager

@@ -39,7 +39,7 @@ def changed() -> tuple[bool, bool]:
     return gc.get_threshold()[0] == NET_ALLOCATIONS, sys.getswitchinterval() <= SWITCH_INTERVAL_S * 1.01
 
 
-async def test_both_are_changed_for_the_block_and_the_last_of_several_puts_them_back() -> None:
+async def test_settings_are_changed_for_the_block_and_the_last_of_several_puts_them_back() -> None:
     with fail_after(5):
         async with create_task_group() as tasks:
             with calm_interpreter(tasks, BOTH):

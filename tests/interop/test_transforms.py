@@ -268,12 +268,16 @@ def by_penstock(ours: Any, path: Path, case: Case) -> Any:
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_the_same(saved: Path, orbax: Any, ours: Any, compare: Compare, name: str) -> None:
+def test_transforms_that_orbax_and_penstock_do_alike(
+    saved: Path, orbax: Any, ours: Any, compare: Compare, name: str
+) -> None:
     compare(by_penstock(ours, saved, SAME[name]), by_orbax(orbax, saved, SAME[name]))
 
 
 @pytest.mark.parametrize("name", BOTH_REFUSE)
-def test_both_refuse(saved: Path, orbax: Any, ours: Any, name: str) -> None:
+def test_transforms_that_orbax_and_penstock_both_refuse(
+    saved: Path, orbax: Any, ours: Any, name: str
+) -> None:
     with pytest.raises(Exception):  # noqa: B017, PT011 - asserts, lookups, whatever it happens to run into
         by_orbax(orbax, saved, BOTH_REFUSE[name])
     with pytest.raises(PenstockError):
@@ -287,7 +291,7 @@ def test_refused_by_us_alone(saved: Path, orbax: Any, ours: Any, name: str) -> N
         by_penstock(ours, saved, REFUSED_BY_US_ALONE[name])
 
 
-def test_both_need_a_target(saved: Path, orbax: Any, ours: Any) -> None:
+def test_transforms_need_a_target_in_orbax_and_penstock(saved: Path, orbax: Any, ours: Any) -> None:
     with pytest.raises(ValueError, match="item"):
         orbax.restore(saved, transforms={})
     with pytest.raises(PenstockError, match="like"):

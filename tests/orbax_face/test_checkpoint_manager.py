@@ -87,7 +87,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_same_steps_are_saved_and_kept(options: dict[str, Any], tmp_path: Path) -> None:
+def test_managers_of_both_libraries_save_and_keep_the_same_steps(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
     found = []
     for ocp, name in zip(LIBRARIES, NAMES, strict=True):
         results = run(ocp, tmp_path / name, dict(options))

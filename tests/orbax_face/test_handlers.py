@@ -95,7 +95,7 @@ def test_each_library_reads_what_the_other_writes(
         same(restoring.restore(tmp_path / "one", args=reader.args.PyTreeRestore(tree())), tree())
 
 
-def test_both_record_the_same_of_the_tree_and_of_the_checkpoint(tmp_path: Path) -> None:
+def test_both_libraries_record_the_same_of_the_tree_and_of_the_checkpoint(tmp_path: Path) -> None:
     documents: list[Any] = []
     for number, ocp in enumerate(LIBRARIES):
         path = tmp_path / str(number)

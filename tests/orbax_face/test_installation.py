@@ -89,7 +89,7 @@ def test_without_a_script_the_usage_is_shown(tmp_path: Path) -> None:
     assert done.stderr.startswith("usage: ")
 
 
-def test_it_is_refused_while_orbax_is_in_use() -> None:
+def test_installing_is_refused_while_orbax_is_in_use() -> None:
     with pytest.raises(OrbaxInUseError) as refused:
         install()
 
@@ -98,7 +98,7 @@ def test_it_is_refused_while_orbax_is_in_use() -> None:
     assert sys.modules["orbax.checkpoint"] is orbax.checkpoint
 
 
-def test_it_is_told_and_taken_back(tmp_path: Path) -> None:
+def test_installing_is_logged_and_taken_back(tmp_path: Path) -> None:
     said = run("-c", TAKEN_BACK, cwd=tmp_path)
 
     assert said.splitlines() == [
@@ -139,7 +139,7 @@ print(orbax.checkpoint.__name__, id(orbax.checkpoint) == hidden)
 """
 
 
-def test_it_works_where_orbax_is_not_installed(tmp_path: Path) -> None:
+def test_installing_works_where_orbax_is_not_installed(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from importlib.machinery import PathFinder\n"

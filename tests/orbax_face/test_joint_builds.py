@@ -52,7 +52,7 @@ async def test_a_save_within_one_that_ends_is_cancelled_and_its_failure_is_nobod
     assert tree.promise.error_unseen is None
 
 
-async def test_it_is_cancelled_also_if_who_began_it_was_cancelled_just_then() -> None:
+async def test_a_tree_is_cancelled_also_if_its_beginning_was_cancelled_just_then() -> None:
     build, scope = JointBuild(), CancelScope()
     tree = Within(scope)
     with scope:
@@ -63,7 +63,7 @@ async def test_it_is_cancelled_also_if_who_began_it_was_cancelled_just_then() ->
     assert tree.n_cancelled == 1
 
 
-async def test_one_that_fails_by_itself_is_told() -> None:
+async def test_the_failure_of_a_tree_by_itself_is_known() -> None:
     build, tree = JointBuild(), Within()
     await build.begin_within(tree.begin)
     tree.promise.fail(PeerFailedError(1, "write", "x", "no space"))

@@ -86,7 +86,7 @@ def args_of(ocp: Any) -> Any:
 
 @pytest.mark.parametrize("use_ocdbt", [True, False], ids=["database", "directories"])
 @pytest.mark.parametrize("options", [NAMED, OTHERS], ids=["named", "others"])
-def test_the_same_handlers_restore_and_describe_what_they_saved(
+def test_handlers_restore_and_describe_what_they_saved(
     options: Options, use_ocdbt: bool, tmp_path: Path
 ) -> None:
     ocp = penstock.orbax

@@ -138,7 +138,7 @@ def test_an_empty_directory_takes_no_place_among_the_steps_to_keep(tmp_path: Pat
 
 
 @pytest.mark.parametrize("content", UNFINISHED.values(), ids=UNFINISHED)
-def test_one_that_is_known_to_be_unfinished_does_not(content: dict[str, str], tmp_path: Path) -> None:
+def test_a_step_known_to_be_unfinished_does_not_count(content: dict[str, str], tmp_path: Path) -> None:
     make(tmp_path / "3", content)
     make(tmp_path / "2", CONTENTS["a tree without arrays"])
 

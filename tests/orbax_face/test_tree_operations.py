@@ -100,5 +100,5 @@ def test_the_signature_is_orbaxs() -> None:
     assert signature_difference(OURS.tree.merge_trees, THEIRS.tree.merge_trees) is None
 
 
-def test_both_apis_merge_alike() -> None:
+def test_the_older_and_the_newer_api_merge_alike() -> None:
     assert penstock.orbax.v1.tree.merge is OURS.tree.merge_trees

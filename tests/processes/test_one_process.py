@@ -37,7 +37,7 @@ OPTIONS = "penstock.handlers.coordinators.job_options"
 
 
 @pytest.mark.process
-def test_it_loads_nothing_of_what_several_processes_need(tmp_path: Path) -> None:
+def test_one_process_loads_nothing_of_what_several_need(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "x")], check=True, capture_output=True, text=True
     )

@@ -95,7 +95,7 @@ def test_calls_and_keys_stay_few_in_a_hundred_saves(job: Job) -> None:
 
 
 @pytest.mark.slow
-def test_they_are_no_more_from_eight_processes(tmp_path: Path) -> None:
+def test_calls_and_keys_are_no_more_from_eight_processes(tmp_path: Path) -> None:
     check_calls_and_keys(run_job(tmp_path, 8, ["calls_and_keys_stay_few"]))
 
 

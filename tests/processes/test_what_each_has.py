@@ -62,7 +62,7 @@ def test_orbax_reads_the_values_of_all(job: Job) -> None:
         np.testing.assert_array_equal(buffer, own(rank)["buffer"])
 
 
-def test_it_can_be_converted(job: Job, tmp_path: Path) -> None:
+def test_what_each_process_has_can_be_converted(job: Job, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "penstock.cli", "convert", str(saved(job)), str(tmp_path / "x")]
     subprocess.run([*command, "--codec", "zstd"], check=True, capture_output=True)
     with penstock.sync.Checkpointer() as opened:

@@ -43,7 +43,9 @@ def test_a_power_loss_leaves_the_previous_state_or_the_new(folder: Path, course:
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(shutil.which("strace") is None, reason="there is no strace")
 @pytest.mark.parametrize("course", ["overwrite", "link to a copy", *ORBAX_COURSES])
-def test_so_do_the_system_calls_of_a_course(folder: Path, course: str) -> None:
+def test_a_power_loss_between_system_calls_leaves_the_previous_state_or_the_new(
+    folder: Path, course: str
+) -> None:
     found = look(folder, course, "ocdbt", limit=8, every=40, traced=True)
 
     assert found.problems == []

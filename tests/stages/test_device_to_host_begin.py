@@ -141,7 +141,7 @@ async def test_the_lease_of_a_group_ahead_is_given_back_when_nobody_takes_the_on
     rig.check_idle()
 
 
-async def test_one_that_cannot_begin_fails_the_stage(rig: Rig, handler: Beginning) -> None:
+async def test_a_copy_that_cannot_begin_fails_the_stage(rig: Rig, handler: Beginning) -> None:
     error = handler.fail("begin", "b")
 
     with pytest.raises(type(error)) as caught:

@@ -33,7 +33,7 @@ def content(directory: Path) -> str | None:
     return (directory / "content").read_text() if directory.exists() else None
 
 
-async def test_it_publishes_syncs_the_parent_and_reports(rig: Rig) -> None:
+async def test_finalising_publishes_syncs_the_parent_and_reports(rig: Rig) -> None:
     run = await built(rig)
     before = len(rig.operations)
     assert content(rig.final) is None

@@ -167,7 +167,9 @@ async def test_a_failure_on_one_disk_ends_the_save_for_all(
 
         async def fail(manager: CheckpointManager) -> None:
             try:
-                save = await manager.save(2, state(2))  # where a process that is not yet staged may hear of it
+                save = await manager.save(
+                    2, state(2)
+                )  # where a process that is not yet staged may hear of it
                 assert save is not None
                 await save
             except (StorageError, PeerFailedError) as error:

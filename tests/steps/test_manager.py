@@ -620,7 +620,7 @@ async def test_damaged_metrics_count_as_none(tmp_path: Path) -> None:
         assert list(manager.all_steps()) == [1, 2]
 
 
-async def test_one_that_is_not_open_does_nothing(tmp_path: Path) -> None:
+async def test_a_manager_that_is_not_open_does_nothing(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     with pytest.raises(ClosedError):
         await manager.save(1, state())

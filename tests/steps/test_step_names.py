@@ -33,7 +33,7 @@ def test_names_are_those_of_orbax(names: StepNames, step: int) -> None:
     assert names.name(step) == orbax.build_name(step)
 
 
-def test_the_same_names_are_steps_as_for_orbax(tmp_path: Path) -> None:
+def test_names_that_are_steps_for_orbax_are_steps(tmp_path: Path) -> None:
     candidates = [
         *("0", "00", "7", "07", "007", "0007", "00007", "12345", "012345", "-1", "+1", "1 ", "x", "1e3"),
         *("step_7", "step_07", "step_0007", "step_", "_7", "step7", "a_step_7", "step_12345", "\u0661"),

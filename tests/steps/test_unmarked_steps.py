@@ -117,7 +117,7 @@ async def test_lists_show_it_apart(bucket: Bucket) -> None:
     assert (await penstock.gc(f"{ROOT}/3", store=store)).unmarked == ()
 
 
-async def test_it_is_removed_when_that_is_asked_for_and_nothing_else_is(bucket: Bucket) -> None:
+async def test_an_unmarked_step_is_removed_when_asked_for_and_nothing_else_is(bucket: Bucket) -> None:
     await filled(bucket)
     before = [key for key in bucket.objects_there() if key.split("/")[1] not in UNMARKED]
     report = await penstock.gc(ROOT, unmarked=True, store=bucket.store())

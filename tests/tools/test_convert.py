@@ -640,7 +640,7 @@ def test_the_format_of_what_is_written_can_be_chosen(
         assert (tmp_path / name / "a" / "zarr.json").exists()
 
 
-def test_it_is_no_choice_for_safetensors(tmp_path: Path) -> None:
+def test_a_save_format_is_refused_for_safetensors(tmp_path: Path) -> None:
     penstock.sync.save(tmp_path / "c", {"a": np.zeros(3)})
     with pytest.raises(SpecError, match="save_format is for Orbax's layout"):
         penstock.sync.convert(

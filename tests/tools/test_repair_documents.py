@@ -123,7 +123,7 @@ def test_a_lost_manifest_is_found_again_by_its_nodes(
     assert penstock.sync.verify(tmp_path / "new").intact
 
 
-def test_both_are_made_again(tmp_path: Path, assert_same: AssertSame) -> None:
+def test_a_missing_manifest_and_metadata_are_made_again(tmp_path: Path, assert_same: AssertSame) -> None:
     source = save(tmp_path / "c")
     (source / "manifest.ocdbt").unlink()
     (source / "_METADATA").unlink()
@@ -212,7 +212,7 @@ def test_a_leaf_that_cannot_be_decoded_is_gone_and_the_others_are_saved(tmp_path
     assert sorted(penstock.sync.restore(tmp_path / "new")) == ["a", "c"]
 
 
-def test_so_is_one_whose_file_ends_early(tmp_path: Path) -> None:
+def test_an_array_whose_file_ends_early_is_gone(tmp_path: Path) -> None:
     source = without_record(save(tmp_path / "c", form=FORMS["directories"]))
     (source / "a" / "0").write_bytes(b"short")
 

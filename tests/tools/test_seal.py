@@ -83,7 +83,9 @@ def test_every_byte_is_compared_from_then_on(write: Callable[[Path], None], tmp_
 
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")  # Orbax reads what is recorded
 @pytest.mark.parametrize("write", WRITERS)
-def test_both_read_it_as_before(write: Callable[[Path], None], tmp_path: Path) -> None:
+def test_orbax_and_penstock_read_a_sealed_checkpoint_as_before(
+    write: Callable[[Path], None], tmp_path: Path
+) -> None:
     write(tmp_path / "c")
     penstock.sync.seal(tmp_path / "c")
 

@@ -215,7 +215,7 @@ def assert_printable(value: Any) -> None:
             assert_printable(inner)
 
 
-def test_it_listens_on_this_machine_alone() -> None:
+def test_the_page_server_listens_on_this_machine_alone() -> None:
     with open_socket() as listening:
         assert listening.getsockname()[0] == "127.0.0.1"
 

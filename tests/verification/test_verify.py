@@ -253,7 +253,7 @@ def test_a_tree_without_arrays(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_it_holds_little_memory_and_gives_it_back(saved: Path) -> None:
+async def test_verifying_holds_little_memory_and_gives_it_back(saved: Path) -> None:
     async with penstock.Checkpointer(memory_limit=1 << 20) as checkpointer:
         assert (await checkpointer.verify(saved)).intact
         statistics = checkpointer.statistics()

@@ -305,7 +305,7 @@ async def test_operations_begun_in_opposite_order_do_not_cross() -> None:
 
 
 @pytest.mark.slow  # silence takes its time
-async def test_one_that_never_comes_is_named() -> None:
+async def test_a_process_that_never_comes_is_named() -> None:
     job = Processes(4, SHORT)
     async with create_task_group() as tasks:
         for index in (0, 1, 3):
@@ -318,7 +318,7 @@ async def test_one_that_never_comes_is_named() -> None:
 
 
 @pytest.mark.slow  # silence takes its time
-async def test_one_that_comes_late_hears_what_became_of_it() -> None:
+async def test_a_process_that_comes_late_hears_what_became_of_the_operation() -> None:
     job = Processes(3, SHORT)
     async with create_task_group() as tasks:
         for index in (0, 1):
@@ -335,7 +335,7 @@ async def test_one_that_comes_late_hears_what_became_of_it() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("who", [1, 2])
-async def test_one_that_falls_silent_is_named_with_its_stage(who: int) -> None:
+async def test_a_process_that_falls_silent_is_named_with_its_stage(who: int) -> None:
     job = Processes(3, SHORT)
 
     async def stop(operation: JointOperation) -> None:

@@ -71,7 +71,7 @@ async def fail(operation: JointOperation) -> None:
     raise StorageError("rename", "/disk/run/1", "Read-only file system")
 
 
-async def test_it_is_over_once_all_have_published() -> None:
+async def test_an_operation_on_local_disks_is_over_once_all_have_published() -> None:
     disks, late = Disks(), Event()
 
     async def publish_late(operation: JointOperation) -> None:

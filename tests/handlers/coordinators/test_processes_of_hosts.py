@@ -11,7 +11,7 @@ from penstock.testing.memory_key_values import MemoryKeyValues
 pytestmark = pytest.mark.anyio
 
 
-async def test_those_in_one_place_are_counted_and_it_is_known_when_all_have_come() -> None:
+async def test_processes_in_one_place_are_counted_until_all_have_come() -> None:
     service = MemoryKeyValues()
     job = [JobCoordinator(service, index, 4) for index in range(4)]
     assert await job[0].count_neighbours("host a") == (1, False)

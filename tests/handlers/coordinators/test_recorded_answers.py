@@ -76,7 +76,7 @@ def test_parts_of_files_are_told_and_others_are_read(tmp_path: Path) -> None:
     file.close()
 
 
-def test_it_offers_what_the_store_offers_and_no_more() -> None:
+def test_a_recording_store_offers_what_its_store_offers_and_no_more() -> None:
     class Bare:
         def read_file(self, path: str) -> bytes:
             return b""

@@ -54,7 +54,7 @@ def views(*parts: bytes) -> list[memoryview]:
     return [memoryview(part) for part in parts]
 
 
-def test_it_is_a_store(store: LocalStore) -> None:
+def test_the_local_store_is_a_store(store: LocalStore) -> None:
     checked: Store = store
     assert checked is store
 
@@ -439,7 +439,7 @@ def test_an_exchange_that_fails_leaves_both_names_as_they_were(
     assert found == ["a", "a/in", "a/x"]
 
 
-def test_neither_name_is_ever_absent_during_an_exchange(store: LocalStore, tmp_path: Path) -> None:
+def test_no_name_is_ever_absent_during_an_exchange(store: LocalStore, tmp_path: Path) -> None:
     first, second = str(tmp_path / "a"), str(tmp_path / "b")
     os.mkdir(first)
     os.mkdir(second)

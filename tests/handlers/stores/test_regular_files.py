@@ -58,7 +58,7 @@ def test_what_is_no_file_is_not_waited_for(
         read(str(tmp_path / "x"))
 
 
-def test_it_has_no_size_among_those_of_chunks(tmp_path: Path) -> None:
+def test_a_pipe_has_no_size_among_those_of_chunks(tmp_path: Path) -> None:
     pipe(tmp_path / "x")
 
     assert LocalStore().file_sizes([str(tmp_path / "x"), str(tmp_path / "y")]) == [-1, None]

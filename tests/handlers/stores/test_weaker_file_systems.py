@@ -49,7 +49,7 @@ def negative(_: str) -> os.statvfs_result:
         (SystemCalls(flock=refuse(errno.ENOLCK)), "flock"),
     ],
 )
-async def test_it_is_saved_to_overwritten_and_deleted_from_and_logged_once(
+async def test_a_weaker_file_system_is_saved_to_overwritten_and_deleted_from_and_logged_once(
     tmp_path: Path, calls: SystemCalls, lacks: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = LocalStore(calls=calls)

@@ -24,7 +24,7 @@ def test_this_process_is_at_work() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing says which machine it is")
-def test_one_that_ended_has_also_while_its_parent_did_not_ask_for_its_status() -> None:
+def test_a_process_has_ended_also_while_its_parent_did_not_ask_for_its_status() -> None:
     program = (
         "from penstock.kernel.concurrency.process_identity import ProcessIdentity\n"
         "print(ProcessIdentity.mine().encode().decode(), flush=True); input()"

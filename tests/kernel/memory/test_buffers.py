@@ -16,7 +16,7 @@ def resident() -> int:
 
 
 @pytest.mark.parametrize("huge", [False, True])
-def test_it_is_zeroed_writable_and_begins_on_a_page(huge: bool) -> None:
+def test_a_buffer_is_zeroed_writable_and_begins_on_a_page(huge: bool) -> None:
     memory = anonymous_memory(3 * MIB + 5, huge_pages=huge)
     array = np.frombuffer(memory, np.uint8)
 
@@ -27,7 +27,7 @@ def test_it_is_zeroed_writable_and_begins_on_a_page(huge: bool) -> None:
     assert array[:3].tobytes() == b"abc"
 
 
-def test_it_goes_back_to_the_system_with_its_last_view() -> None:
+def test_a_buffer_goes_back_to_the_system_with_its_last_view() -> None:
     gc.collect()
     before = resident()
     memory = anonymous_memory(64 * MIB)

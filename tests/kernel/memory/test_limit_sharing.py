@@ -60,7 +60,7 @@ async def test_each_takes_its_part_of_what_the_host_has() -> None:
 
 
 @pytest.mark.anyio
-async def test_it_is_counted_until_all_have_come() -> None:
+async def test_sharers_are_counted_until_all_have_come() -> None:
     memory = MemoryRegulator(source=Machine())
     others = Others((1, False), CoordinationError("gone"), (2, False), (4, True))
     shared, capture = sharing(memory, others)
@@ -79,7 +79,7 @@ async def test_it_is_counted_until_all_have_come() -> None:
 
 
 @pytest.mark.anyio
-async def test_it_ends_with_what_it_is_for() -> None:
+async def test_counting_ends_with_the_block_that_it_is_for() -> None:
     others = Others(*[(1, False)] * 3)
     shared, _ = sharing(MemoryRegulator(source=Machine()), others)
     async with create_task_group() as tasks:

@@ -118,7 +118,7 @@ def test_the_higher_pressure_counts_of_the_machine_and_of_the_own_group(tmp_path
     assert source.read().pressure == 3.5
 
 
-def test_this_machine_can_be_read() -> None:
+def test_the_memory_of_this_machine_can_be_read() -> None:
     found = SystemMemory().read()
     assert found.limit > 0
     assert found.free >= 0

@@ -85,5 +85,5 @@ def test_where_nothing_can_be_read_the_physical_memory_counts(tmp_path: Path, te
     assert limit == min(max(physical // 4, 64 * MIB), 16 * GIB)
 
 
-def test_this_machine_has_a_limit() -> None:
+def test_a_limit_is_found_on_this_machine() -> None:
     assert 64 * MIB <= auto_memory_limit() <= 16 * GIB

@@ -69,7 +69,7 @@ async def test_a_damaged_document_leaves_nothing_leased(rig: Rig) -> None:
         await open_leased(run_of(rig, 300, damaged), "p", None, lambda _: None)
 
 
-async def test_it_waits_for_others_and_can_be_cancelled_meanwhile(rig: Rig) -> None:
+async def test_opening_waits_for_others_and_can_be_cancelled_meanwhile(rig: Rig) -> None:
     rig.limit(500)
     run = run_of(rig, 300, lambda: "opened")
     found: list[str] = []

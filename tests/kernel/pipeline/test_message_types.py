@@ -105,7 +105,7 @@ def test_a_pipeline_that_can_work_passes(pipeline: Pipeline[Any]) -> None:
     ],
     ids=lambda case: case[:40] if isinstance(case, str) else "",
 )
-def test_one_that_cannot_is_refused_by_name(pipeline: Pipeline[Any], problem: str) -> None:
+def test_a_pipeline_whose_stages_do_not_fit_is_refused_by_name(pipeline: Pipeline[Any], problem: str) -> None:
     with pytest.raises(PipelineError) as raised:
         pipeline.check()
 

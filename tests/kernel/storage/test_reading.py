@@ -44,7 +44,7 @@ def source(tmp_path: Path) -> Source:
     return Source(tmp_path)
 
 
-async def test_it_is_read_again_until_it_stays(source: Source) -> None:
+async def test_a_checkpoint_is_read_again_until_it_stays(source: Source) -> None:
     seen: list[int] = []
 
     async def read(_: Reading) -> int:
@@ -59,7 +59,7 @@ async def test_it_is_read_again_until_it_stays(source: Source) -> None:
     assert seen == [0, 1, 2]
 
 
-async def test_it_is_given_up_in_the_end(source: Source) -> None:
+async def test_reading_is_given_up_in_the_end(source: Source) -> None:
     async def read(_: Reading) -> None:
         source.replace()
 
@@ -125,7 +125,7 @@ async def test_who_reads_another_path_inside_is_not_overtaken_by_it(source: Sour
     assert len(attempts) == 1
 
 
-async def test_it_is_held_as_asked_and_let_go(source: Source) -> None:
+async def test_a_checkpoint_is_held_as_asked_and_let_go(source: Source) -> None:
     store, path = LocalStore(), str(source.path)
     async with reading(store, Threads(), path):
         store.hold_reading(path).release()

@@ -239,7 +239,7 @@ def test_abstract_leaves_are_leaves() -> None:
     check_same(cache, tree)
 
 
-def test_it_holds_no_value_of_the_tree() -> None:
+def test_the_cache_holds_no_value_of_the_tree() -> None:
     class Leaf:
         alive = 0
 

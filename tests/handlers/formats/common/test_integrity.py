@@ -31,7 +31,7 @@ def document(version: int, file: Any) -> bytes:
 
 
 @pytest.mark.parametrize("data", [document(1, PIECES[::-1]), document(2, columns())], ids=["1", "2"])
-def test_both_versions_are_read(data: bytes) -> None:
+def test_both_versions_of_checksum_columns_are_read(data: bytes) -> None:
     found = integrity.decode("p", data).files
 
     assert list(found) == ["d/a"]

@@ -70,7 +70,7 @@ def test_the_text_keeps_its_length(count: int) -> None:
     assert found_in(full).block_bytes == BLOCK_BYTES
 
 
-def test_it_stays_small() -> None:
+def test_the_record_of_digests_stays_small() -> None:
     assert len(blank(10_000)) < 60_000
 
 

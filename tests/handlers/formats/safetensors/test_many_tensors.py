@@ -48,7 +48,7 @@ def never(_: int) -> ReadLeaf:
 
 
 @pytest.mark.parametrize("shape", [[0], [1], [0, 3], [2, 2], []], ids=str)
-async def test_they_travel_together(tmp_path: Path, shape: list[int]) -> None:
+async def test_small_tensors_travel_together(tmp_path: Path, shape: list[int]) -> None:
     path = by_a_stranger(tmp_path / "a.safetensors", shape)
     checkpoint = open_checkpoint(LocalStore(), str(path))
     packs, others = make_packs(checkpoint, wanted_of(checkpoint), (), LIMITS, never)

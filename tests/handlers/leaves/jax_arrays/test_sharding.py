@@ -59,7 +59,7 @@ def test_the_text_is_what_the_format_says() -> None:
 
 
 @pytest.mark.parametrize("name", ["cpu:3", "TFRT_CPU_3"])
-def test_both_names_of_a_cpu_device_are_understood(name: str) -> None:
+def test_old_and_new_names_of_a_cpu_device_are_understood(name: str) -> None:
     saved = decode(json.dumps({"sharding_type": "SingleDeviceSharding", "device_str": name}))
     assert saved.sharding == SingleDeviceSharding(jax.devices()[3])
 

@@ -45,7 +45,7 @@ class TestBucketStore(StoreConformance, SharingConformance, LongFileConformance)
         return URL
 
 
-def test_it_says_what_it_can_do(bucket: Bucket) -> None:
+def test_a_bucket_store_says_what_it_can_do(bucket: Bucket) -> None:
     store = bucket.store()
     assert isinstance(store, SharedFiles)
     assert isinstance(store, FolderListing)

@@ -63,7 +63,7 @@ class TestOnDisk(StoreConformance, SharingConformance, LongFileConformance):
         return ""  # of a prefix, nobody knows that it is empty
 
 
-def test_it_says_what_it_can_do() -> None:
+def test_a_store_of_fsspec_says_what_it_can_do() -> None:
     store = fsspec_store(new_memory(), "bucket")
     assert isinstance(store, SharedFiles)
     assert isinstance(store, FolderListing)

@@ -49,7 +49,7 @@ def settled(store: BucketStore) -> BucketSnapshot:
     return found
 
 
-def test_it_answers_as_the_store_does_and_asks_nothing(bucket: Bucket) -> None:
+def test_a_snapshot_answers_as_the_store_does_and_asks_nothing(bucket: Bucket) -> None:
     store, asked = counting(bucket)
     found = settled(store)
     n_asked = len(asked.calls)

@@ -57,7 +57,7 @@ def both(folder: Path, names: list[str]) -> dict[bytes, Value]:
     return quick
 
 
-def test_both_versions(tmp_path: Path) -> None:
+def test_arrays_of_zarr_2_and_3_are_indexed(tmp_path: Path) -> None:
     put(tmp_path, {"a/.zarray": V2, "a/0.0": b"1234", "a/1.0": b"12"})
     put(tmp_path, {"b/zarr.json": V3, "b/c/0/0": b"1234", "b/c/1/0": b"1234"})
 

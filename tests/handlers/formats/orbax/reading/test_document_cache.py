@@ -31,7 +31,7 @@ class Decoder:
         return [data.decode()]
 
 
-def test_the_same_bytes_are_decoded_once() -> None:
+def test_equal_documents_are_decoded_once() -> None:
     remembered, decoder = RememberedDocuments(), Decoder()
     first = remembered.decode("a", decoder, "p", b"one")
     assert remembered.decode("a", decoder, "q", bytes(bytearray(b"one"))) is first
