@@ -26,7 +26,7 @@ def blocks(language: str) -> list[str]:
 def metrics() -> set[str]:
     """The names of what a registry has."""
     prometheus = pytest.importorskip("prometheus_client")
-    from penstock.telemetry.prometheus_metrics import PrometheusMetrics
+    from penstock.telemetry import PrometheusMetrics
 
     registry = prometheus.CollectorRegistry()
     PrometheusMetrics(registry)

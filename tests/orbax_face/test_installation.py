@@ -10,7 +10,8 @@ from pathlib import Path
 import orbax.checkpoint  # and so it is in use here, and in every test that shares the process
 import pytest
 
-from penstock.orbax.installation import OrbaxInUseError, install
+from penstock.orbax import install
+from penstock.orbax.installation import OrbaxInUseError
 
 PROGRAM = """\
 import json, logging, sys

@@ -14,8 +14,8 @@ import orbax.checkpoint as ocp
 import pytest
 from etils import epath
 
-from penstock.orbax import type_handlers
-from penstock.orbax.leaf_args import ParamInfo, RestoreArgs, SaveArgs
+from penstock.orbax import RestoreArgs, SaveArgs, type_handlers
+from penstock.orbax.leaf_args import ParamInfo
 
 theirs = ocp.type_handlers
 CONTEXT = type_handlers.get_ts_context()

@@ -20,7 +20,7 @@ export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_expo
 from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
 
-from penstock.telemetry.opentelemetry_spans import OpenTelemetrySpans  # noqa: E402
+from penstock.telemetry import OpenTelemetrySpans  # noqa: E402
 
 pytestmark = pytest.mark.anyio
 TREE = {"w": np.ones(1000, np.float32)}

@@ -14,7 +14,7 @@ from penstock.errors import DestinationExistsError
 from penstock.pipelines import save_pipeline
 
 prometheus = pytest.importorskip("prometheus_client")
-from penstock.telemetry.prometheus_metrics import PrometheusMetrics  # noqa: E402
+from penstock.telemetry import PrometheusMetrics  # noqa: E402
 
 pytestmark = pytest.mark.anyio
 TREE = {"w": np.ones(1000, np.float32), "b": np.ones(10)}
