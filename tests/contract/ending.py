@@ -1,4 +1,8 @@
-"""Programs that end with a save in flight, each in a process of its own: `ending.py WHICH FOLDER`."""
+"""Programs that end with a save in flight, each in a process of its own: `ending.py WHICH FOLDER`.
+
+Without arguments it waits for lines of WHICH, FOLDER and where to write, and runs each in a fork: imports
+take longer than such a program does. To each line it answers with the process, and then with its exit status.
+"""
 
 from __future__ import annotations
 
@@ -393,6 +397,25 @@ def forked_hold(folder: Path) -> None:
         os.waitpid(each, 0)
 
 
+def asked() -> tuple[str, str]:
+    """Fork for each line of stdin. Return in each fork, with what it is to run."""
+    anyio.run(penstock.warm_up)
+    for line in sys.stdin:
+        which, folder, out, err = line.split()
+        process = os.fork()
+        if not process:
+            for name, descriptor in ((out, 1), (err, 2)):
+                os.dup2(os.open(name, os.O_WRONLY), descriptor)
+
+            return which, folder
+
+        say(str(process))
+        say(str(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])))
+
+    sys.exit()
+
+
 if __name__ == "__main__":
-    globals()[sys.argv[1]](Path(sys.argv[2]))
+    name, place = sys.argv[1:] or asked()
+    globals()[name](Path(place))
     say("main ends")
