@@ -9,6 +9,8 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+from tests.memory_folder import MEMORY
+
 
 def open_paths() -> Counter[str]:
     """The files and folders that are open, wherever they are, and how often; no pipes, no sockets.
@@ -34,4 +36,7 @@ def open_below(folder: Path) -> list[str]:
 
 
 def _is_stored(target: str) -> bool:
+    if target.startswith(f"{MEMORY}/"):
+        return True
+
     return target.startswith("/") and not target.startswith(("/proc/", "/sys/", "/dev/"))

@@ -101,8 +101,8 @@ async def test_documents_are_leased_while_they_are_decoded(
     assert all(f"nbytes={needed}" in text for text in events)
 
 
-async def test_a_manifest_that_is_damaged_is_said_to_be(saved: Path, tmp_path: Path) -> None:
-    path = saved.rename(tmp_path / "c")
+async def test_a_manifest_that_is_damaged_is_said_to_be(saved: Path) -> None:
+    path = saved.rename(saved.with_name("damaged"))
     manifest = path / "manifest.ocdbt"
     whole = manifest.read_bytes()
     manifest.write_bytes(whole[: len(whole) // 2])

@@ -30,12 +30,13 @@ def test_a_document_found_by_fuzzing_is_an_error_of_penstock_or_none(kept: Path,
 
 @pytest.mark.parametrize("kept", CHECKPOINTS, ids=lambda path: path.name)
 def test_a_checkpoint_found_by_fuzzing_is_an_error_of_penstock_or_none(
-    kept: Path, checkpoints: dict[str, Path], tmp_path: Path
+    kept: Path, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     one = Input.unpacked(kept.read_bytes())
+    work = tmp_path_factory.mktemp("work") / "work"  # where files of the checkpoint can be linked to
 
     async def read() -> None:
         async with penstock.Checkpointer(memory_limit="64MiB") as checkpointer:
-            await run_whole(checkpointer, checkpoints[one.seed], one.file, one.data, tmp_path / "work")
+            await run_whole(checkpointer, checkpoints[one.seed], one.file, one.data, work)
 
     anyio.run(read)
