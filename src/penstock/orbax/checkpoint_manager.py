@@ -218,8 +218,16 @@ class CheckpointManager:
             self._steps.undo(change)
             raise
 
-        self._begin_finishing(change, failure)
         synchronous = not isinstance(self._checkpointer, AsyncCheckpointer)
+        if synchronous:
+            self._finish(change)
+        else:
+            # Not a daemon: old steps are deleted even if the program ends without waiting.
+            self._finishing = start_thread(self._finish, change, name="penstock.orbax.manager")
+            self._saving = change
+        if failure is not None:
+            raise failure
+
         log_save(self._logger, number, self.directory, times, synchronous=synchronous)
         return True
 
@@ -396,17 +404,6 @@ class CheckpointManager:
 
         return found[DEFAULT_ITEM]
 
-    def _begin_finishing(self, change: StepChange, failure: Exception | None) -> None:
-        """Have a step be completed, and others deleted, here or in the background; then raise a failure."""
-        if isinstance(self._checkpointer, AsyncCheckpointer):
-            # Not a daemon: old steps are deleted even if the program ends without waiting.
-            self._finishing = start_thread(self._finish, change, name="penstock.orbax.manager")
-            self._saving = change
-        else:
-            self._finish(change)
-        if failure is not None:
-            raise failure
-
     def _finish(self, change: StepChange) -> None:
         if isinstance(self._checkpointer, AsyncCheckpointer):
             self._checkpointer.wait_until_finished()
@@ -519,13 +516,10 @@ def args_to_save(
     else:
         found = {DEFAULT_ITEM: args} if single else dict(args)
     if metrics is not None:
-        found[step_directory.METRICS] = JsonSaveArgs(_as_json(metrics))
+        as_json = as_json_metrics(cast("Any", metrics)) if isinstance(metrics, Mapping) else metrics
+        found[step_directory.METRICS] = JsonSaveArgs(as_json)
 
     return CompositeArgs(**found)
-
-
-def _as_json(metrics: Any) -> Any:
-    return as_json_metrics(cast("Mapping[str, Any]", metrics)) if isinstance(metrics, Mapping) else metrics
 
 
 def _check_exclusive(checkpointers: Any, item_names: Any, item_handlers: Any, handler_registry: Any) -> None:

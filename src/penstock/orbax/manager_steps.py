@@ -14,7 +14,7 @@ import datetime
 import math
 import operator
 import os
-from collections.abc import AsyncGenerator, Callable, Container, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -301,7 +301,9 @@ class ManagerSteps:
 
         self.directory: Any = place_of(directory)
         self._path = path_text(self.directory)
-        _check_place(self._path, options)
+        if bucket_url(self._path) is not None and options.file_options.path_permission_mode is not None:
+            raise ConfigError("file_options", "a bucket has no directories, and so no permissions of them")
+
         self._deciding, self.preserving = _save_policy(options), _preservation_policy(options)
         self._options = options
         self._store = store_at(self._path)
@@ -421,7 +423,7 @@ class ManagerSteps:
         if self.is_alone:
             return decide()
         if not self._job.is_primary:
-            return cast("T", self._loop.call(_hear, name))
+            return cast("T", self._loop.call(_call, self._job.hear, name))
 
         try:
             own = decide()
@@ -429,12 +431,12 @@ class ManagerSteps:
             self._tell_failure(name, error)
             raise
 
-        self._loop.call(_tell, name, own)
+        self._loop.call(_call, self._job.tell, name, own)
         return own
 
     def _tell_failure(self, name: str, error: Exception) -> None:
         if not self.is_alone:
-            self._loop.call(_tell_failure, name, error)
+            self._loop.call(_call, self._job.tell_failure, name, error)
 
     def check_metrics(self, metrics: Any) -> None:
         """Compare the metrics of a step to be saved with those that a policy of penstock's ranks by.
@@ -516,7 +518,8 @@ class ManagerSteps:
             StorageError: If that failed, for instance because it is read on this machine.
             RootInUseError: If another manager saves there. Two of them may save, and only one deletes.
         """
-        self._loop.call(_delete_now, step, os.path.relpath(path_text(self.path(step)), self._path))
+        name = os.path.relpath(path_text(self.path(step)), self._path)
+        self._loop.call(_call, self._steps.retention.deleter.delete, step, name)
 
     def forget(self, step: int) -> None:
         """Count a step no more that was deleted."""
@@ -634,7 +637,16 @@ class _Files(StepFiles):
         self._reader = reader
         self._is_light = options.lightweight_initialize
         self._is_given = options.step_name_format is not None
-        self.names = as_name_format(options.step_name_format) if self._is_given else _standard(options)
+        self.names = (
+            as_name_format(options.step_name_format)
+            if self._is_given
+            else standard_name_format(
+                step_prefix=options.step_prefix,
+                step_format_fixed_length=options.step_format_fixed_length,
+                single_host_load_and_broadcast=options.single_host_load_and_broadcast,
+                atomicity_options=options.atomicity_options,
+            )
+        )
         self._found: dict[str, Any] = {}  # what the format found, by name
         self.gone: set[int] = set()
 
@@ -716,16 +728,9 @@ async def _itself(steps: OpenSteps) -> OpenSteps:
     return steps
 
 
-async def _tell(steps: OpenSteps, name: str, value: Any) -> None:
-    await steps.job.tell(name, value)
-
-
-async def _tell_failure(steps: OpenSteps, name: str, error: Exception) -> None:
-    await steps.job.tell_failure(name, error)
-
-
-async def _hear(steps: OpenSteps, name: str) -> Any:
-    return await steps.job.hear(name)
+async def _call(steps: OpenSteps, method: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """Call a method of the steps, or of a part of them, in the loop."""
+    return await method(*args)
 
 
 async def _hold(steps: OpenSteps, step: int) -> None:
@@ -737,28 +742,3 @@ async def _delete(steps: OpenSteps, names: Mapping[int, str], waits: bool) -> No
     steps.retention.deleter.ask(names)
     if waits:
         await steps.retention.deleter.attempt()
-
-
-async def _delete_now(steps: OpenSteps, step: int, name: str) -> None:
-    await steps.retention.deleter.delete(step, name)
-
-
-def _check_place(path: str, options: CheckpointManagerOptions) -> None:
-    """Refuse options that a bucket cannot follow.
-
-    Raises:
-        ConfigError: If there is one. It is a ValueError.
-    """
-    if bucket_url(path) is None:
-        return
-    if options.file_options.path_permission_mode is not None:
-        raise ConfigError("file_options", "a bucket has no directories, and so no permissions of them")
-
-
-def _standard(options: CheckpointManagerOptions) -> Any:
-    return standard_name_format(
-        step_prefix=options.step_prefix,
-        step_format_fixed_length=options.step_format_fixed_length,
-        single_host_load_and_broadcast=options.single_host_load_and_broadcast,
-        atomicity_options=options.atomicity_options,
-    )
