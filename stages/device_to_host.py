@@ -144,7 +144,8 @@ class _Stager:
             kind = id(spec), id(handler)
             chosen = known.get(kind)
             if chosen is None:
-                is_odd = self._packed(spec, handler)
+                # Of an array of several processes only their plan says whether all of it is written here.
+                is_odd = None if spec.is_global and not room.divides else self._packed(spec, handler)
                 chosen = known[kind] = rest if is_odd is None else odd if is_odd else even
 
             chosen.append(number)

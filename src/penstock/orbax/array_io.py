@@ -34,13 +34,14 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Generator,
     Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, cast, final
@@ -64,7 +65,7 @@ from penstock.embedding import (
     start_loop,
 )
 from penstock.errors import DuplicateNameError
-from penstock.orbax.background_work import all_results, blaming, in_thread, reserved
+from penstock.orbax.background_work import in_thread
 from penstock.orbax.item_files import check_document
 from penstock.orbax.leaf_args import ParamInfo, RestoreArgs
 from penstock.orbax.tensorstore_specs import get_ts_context, json_spec
@@ -318,7 +319,7 @@ class _Writer:
             )
             for info, spec, transaction in zip(infos, specs, within, strict=True)
         ]
-        opened = await all_results(opening, infos)
+        opened = await _all_results(opening, infos)
         return [
             store if transaction.atomic else store.with_transaction(transaction)
             for store, transaction in zip(opened, within, strict=True)
@@ -345,7 +346,7 @@ class _Writer:
 
     async def finish(self) -> AsyncIterator[kernel.Committed]:
         infos = [info for info, _ in self._writing]
-        await all_results([written for _, written in self._writing], infos)
+        await _all_results([written for _, written in self._writing], infos)
         for transaction in self._transactions.values():
             await await_future(transaction.commit_async())
 
@@ -397,7 +398,7 @@ async def open_arrays(
         _ts.open(_ts.Spec(spec), open=True, context=context(info))
         for info, spec in zip(infos, specs, strict=True)
     ]
-    return await all_results(futures, infos)
+    return await _all_results(futures, infos)
 
 
 def _check_files(infos: Sequence[ParamInfo], specs: Sequence[dict[str, Any]]) -> None:
@@ -617,11 +618,54 @@ class OpenArrays:
 
 async def _fill(array: ArrayToRead, region: Any) -> None:
     dtype, bounds = np.dtype(array.store.dtype.numpy_dtype), region.bounds
-    async with reserved(array.info.byte_limiter, region.nbytes):
-        with blaming(array.info):
+    async with _reserved(array.info.byte_limiter, region.nbytes):
+        with _blaming(array.info):
             elements = np.frombuffer(region.view(), dtype).reshape([hi - lo for lo, hi in bounds])
             place = tuple([slice(lo, hi) for lo, hi in bounds]) or ...
             await await_future(_ts.array(elements, copy=False).write(array.store[place]).commit)
+
+
+async def _all_results(futures: Sequence[Any], infos: Sequence[ParamInfo]) -> list[Any]:
+    """Wait for one TensorStore future per leaf.
+
+    Raises:
+        Exception: The first error. The other futures are cancelled.
+    """
+    try:
+        results: list[Any] = []
+        for future, info in zip(futures, infos, strict=True):
+            with _blaming(info):
+                results.append(future.result() if future.done() else await await_future(future))
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        raise
+
+    return results
+
+
+@contextmanager
+def _blaming(info: ParamInfo) -> Generator[None]:
+    """Add the name of the leaf to errors."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in the leaf {info.name!r}")
+        raise
+
+
+@asynccontextmanager
+async def _reserved(limiter: Any, nbytes: int) -> AsyncGenerator[None]:
+    """Hold bytes of a limiter, if there is one: an object with `wait_for_bytes` and `release_bytes`."""
+    if limiter is None:
+        yield
+        return
+
+    await limiter.wait_for_bytes(nbytes)
+    try:
+        yield
+    finally:
+        await limiter.release_bytes(nbytes)
 
 
 def sharding_pointer(name: str) -> str:
@@ -666,5 +710,5 @@ async def read_values(file: str, infos: Sequence[ParamInfo], pointers: Sequence[
         _ts.open(json_spec(str(info.parent_dir), file, pointer), open=True, read=True, context=context)
         for info, pointer in zip(infos, pointers, strict=True)
     ]
-    opened = await all_results(opening, infos)
-    return [value.item() for value in await all_results([store.read() for store in opened], infos)]
+    opened = await _all_results(opening, infos)
+    return [value.item() for value in await _all_results([store.read() for store in opened], infos)]

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 __all__ = (
-    "all_results",
     "as_raised",
     "awaited_as_raised",
-    "blaming",
     "called_as_raised",
     "in_thread",
-    "reserved",
     "together",
 )
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from anyio import create_task_group
 
-from penstock.embedding import await_future, kernel
 from penstock.embedding import failures as kept_failures
+from penstock.embedding import kernel
 from penstock.errors import HandlerFailedError, StageFailedError
-from penstock.orbax.leaf_args import ParamInfo
 
 T = TypeVar("T")
 
@@ -71,49 +66,6 @@ async def together(functions: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
             failures.clear()  # the traceback refers to this frame
 
     return [results[at] for at in range(len(functions))]
-
-
-async def all_results(futures: Sequence[Any], infos: Sequence[ParamInfo]) -> list[Any]:
-    """Wait for one TensorStore future per leaf.
-
-    Raises:
-        Exception: The first error. The other futures are cancelled.
-    """
-    try:
-        results: list[Any] = []
-        for future, info in zip(futures, infos, strict=True):
-            with blaming(info):
-                results.append(future.result() if future.done() else await await_future(future))
-    except BaseException:
-        for future in futures:
-            future.cancel()
-        raise
-
-    return results
-
-
-@contextmanager
-def blaming(info: ParamInfo) -> Generator[None]:
-    """Add the name of the leaf to errors."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"in the leaf {info.name!r}")
-        raise
-
-
-@asynccontextmanager
-async def reserved(limiter: Any, nbytes: int) -> AsyncGenerator[None]:
-    """Hold bytes of a limiter, if there is one: an object with `wait_for_bytes` and `release_bytes`."""
-    if limiter is None:
-        yield
-        return
-
-    await limiter.wait_for_bytes(nbytes)
-    try:
-        yield
-    finally:
-        await limiter.release_bytes(nbytes)
 
 
 def as_raised(error: BaseException) -> BaseException:
