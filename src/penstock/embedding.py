@@ -52,7 +52,7 @@ Stores and paths:
 
 Steps:
     OpenSteps: The steps of a directory: listed, held, agreed on by all processes, and deleted.
-    RootOpening: The way in which a directory of steps is opened.
+    RootOptions: The options of a directory of steps, as one value.
     StepFiles: Names steps, finds them, and reads what policies look at.
     step_directory: The steps of a directory, listed and read.
     step_number: Returns the number of a step, or refuses it.
@@ -93,7 +93,7 @@ __all__ = (
     "LoopThread",
     "OpenSteps",
     "ReplicaAxis",
-    "RootOpening",
+    "RootOptions",
     "SharedDirectory",
     "StepFiles",
     "TreeDirectory",
@@ -176,7 +176,7 @@ if TYPE_CHECKING:
     from penstock.steps.catalogue import StepFiles
     from penstock.steps.keep_policies import steps_to_delete
     from penstock.steps.open_steps import OpenSteps
-    from penstock.steps.opened_root import RootOpening
+    from penstock.steps.opened_root import RootOptions
     from penstock.steps.save_policies import follows_from_step
     from penstock.steps.step_deletion import delete_step
     from penstock.steps.step_metrics import as_json_metrics, missing_metrics
@@ -247,7 +247,7 @@ else:
             "penstock.steps.catalogue": ("StepFiles",),
             "penstock.steps.keep_policies": ("steps_to_delete",),
             "penstock.steps.open_steps": ("OpenSteps",),
-            "penstock.steps.opened_root": ("RootOpening",),
+            "penstock.steps.opened_root": ("RootOptions",),
             "penstock.steps.save_policies": ("follows_from_step",),
             "penstock.steps.step_deletion": ("delete_step",),
             "penstock.steps.step_metrics": (

@@ -24,7 +24,7 @@ from penstock import Checkpointer
 from penstock.embedding import (
     LoopThread,
     OpenSteps,
-    RootOpening,
+    RootOptions,
     StepFiles,
     file_names,
     kernel,
@@ -317,13 +317,16 @@ class ManagerSteps:
 
         self._unwritten = self._prepare(metadata)
         kept = metadata if options.save_root_metadata else None
-        opening = RootOpening(
+        root = RootOptions(
             kept,
+            trash=trash,
             writes=not options.read_only,
             clean=options.cleanup_tmp_directories,
             creates=options.create,
+            is_shared=True,
+            by_number=False,
         )
-        make = partial(_open, self._path, self._files, opening, trash, options.multiprocessing_options)
+        make = partial(_open, self._path, self._files, root, options.multiprocessing_options)
         self._loop = LoopThread(make, name="penstock.orbax")
         self._steps = self._loop.call(_itself)
         self._job, self._catalogue = self._steps.job, self._steps.catalogue
@@ -705,22 +708,19 @@ class _Files(StepFiles):
 async def _open(
     path: str,
     files: StepFiles,
-    opening: RootOpening,
-    trash: str | None,
+    options: RootOptions,
     processes: MultiprocessingOptions,
 ) -> AsyncGenerator[OpenSteps]:
     """Open the steps, for this process alone or for all that save together."""
-    alone = not (is_joint(processes) and opening.writes)
+    alone = not (is_joint(processes) and options.writes)
     by = Checkpointer(
         coordinator=kernel.SingleProcessCoordinator() if alone else None,
         job=None if alone else job_options(processes),
     )
     async with by as checkpointer:
         engine = checkpointer.engine.at(paths.path_or_url(path))
-        steps = OpenSteps(
-            engine, path, files, trash=trash, writes=opening.writes, is_shared=True, by_number=False
-        )
-        async with steps.live(opening):
+        steps = OpenSteps(engine, path, files, options)
+        async with steps.live():
             yield steps
 
 

@@ -180,10 +180,7 @@ class CheckpointManager:
 
     async def __aenter__(self) -> CheckpointManager:
         await load({**NEEDED_TO_OPERATE, **NEEDED_TO_MANAGE}, self._checkpointer.config.loop)
-        from penstock.steps.opened_root import RootOpening  # it is loaded by now
-
-        opening = RootOpening(self._metadata, writes=not self._read_only, clean=self._clean)
-        await self._entered.enter(partial(self._saves.live, opening, self._owned, sigterm=self._sigterm))
+        await self._entered.enter(partial(self._saves.live, self._owned, sigterm=self._sigterm))
         return self
 
     async def __aexit__(
@@ -524,18 +521,20 @@ class CheckpointManager:
     @property
     def _saves(self) -> StepSaves:
         if self._made is None:
+            from penstock.steps.opened_root import RootOptions
             from penstock.steps.save_queue import StepSaves
 
             save_when, keep = self._policies
+            options = RootOptions(
+                self._metadata, keep, self._trash, writes=not self._read_only, clean=self._clean
+            )
             self._made = StepSaves(
                 self._checkpointer,
                 self._root,
                 self._names,
                 save_when,
-                keep,
-                trash=self._trash,
+                options,
                 link=self._link,
-                writes=not self._read_only,
             )
 
         return self._made

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ("OpenedRoot", "RootOpening")
+__all__ = ("OpenedRoot", "RootOptions")
 
 import os
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, final
 
@@ -24,6 +24,7 @@ from penstock.kernel.storage.writer_hold import WriterHold
 from penstock.steps import step_directory as on_disk
 from penstock.steps.agreed_steps import OwnStep, agreed_steps, common_steps
 from penstock.steps.catalogue import StepFiles
+from penstock.steps.keep_policies import KeepAll, KeepPolicy
 from penstock.steps.step_deletion import delete_step
 
 CLOSING_S: Final = 5.0
@@ -31,13 +32,19 @@ CLOSING_S: Final = 5.0
 
 @final
 @dataclass(frozen=True, slots=True)
-class RootOpening:
-    """The way in which a root is opened."""
+class RootOptions:
+    """The options of a directory of steps, as one value."""
 
-    metadata: Mapping[str, Any] | None  #: the caller's own, for a new root
-    writes: bool = True  #: whether to create the root
-    clean: bool = True  #: whether to remove what crashed saves left there
+    metadata: Mapping[str, Any] | None = None  #: the caller's own, for a new root
+    keep: KeepPolicy = field(default_factory=KeepAll)  #: which steps stay
+    trash: str | None = None  #: a folder for steps that do not stay
+    writes: bool = True  #: whether anything is saved; a reader of a shared disk agrees with no other process
+    clean: bool = True  #: whether what crashed saves left there is removed on opening
     creates: bool = True  #: whether the root is made if it does not exist
+    is_shared: bool = False
+    """Whether other managers may save there at the same time. Then it is held from the first save on, another
+    holder is logged once, and a checkpoint is opened as a root without steps."""
+    by_number: bool = True  #: whether steps are ordered by number; else in the order in which they came
 
 
 @final
@@ -53,9 +60,7 @@ class OpenedRoot:
         files: Names the steps, and finds them.
         threads: For blocking calls.
         reading: For those that only read.
-        writes: Whether anything is saved. Who only reads a shared disk agrees with no other process.
-        is_shared: Whether other managers may save there at the same time. Then it is held from the first save
-            on, another holder is logged once, and a checkpoint is opened as a root without steps.
+        options: The way in which it is used.
     """
 
     __slots__ = (
@@ -63,8 +68,8 @@ class OpenedRoot:
         "_events",
         "_files",
         "_hold",
-        "_is_shared",
         "_name",
+        "_options",
         "_reading",
         "_root",
         "_store",
@@ -85,22 +90,20 @@ class OpenedRoot:
         files: StepFiles,
         threads: Threads,
         reading: Threads,
-        *,
-        writes: bool,
-        is_shared: bool = False,
+        options: RootOptions,
     ) -> None:
         self._store = engine.store
         self._events = engine.events
         self._root = root
         self._files = files
-        self._is_shared = is_shared
+        self._options = options
         self._was_refused = False
         self._threads = threads
         self._reading = reading
         self._hold = WriterHold(engine.store, root)
         self.is_local = engine.is_local(root)  #: whether each process has it on a disk of its own
         self._name = engine.agreed_name(root)
-        agrees = writes or self.is_local
+        agrees = options.writes or self.is_local
         self._coordinator = engine.coordinator if agrees else SingleProcessCoordinator()
         self.primary = self._coordinator.processes[0]  #: which process decides for all
         self.is_primary = self._coordinator.is_primary  #: whether this one does
@@ -109,15 +112,15 @@ class OpenedRoot:
         self.announcements: Announcements | None = self._coordinator.announcements(self._name)
         """How the primary tells the others what it decided; None if there are none."""
 
-    async def steps(self, opening: RootOpening | None, leaving: Container[int]) -> Mapping[int, str]:
+    async def steps(self, leaving: Container[int], *, opens: bool) -> Mapping[int, str]:
         """Return the steps in it, the same in all processes, which all call this: number to name, ascending.
 
         On a shared disk those that the primary finds; on local ones those that all processes have. Their
         parts of other steps are removed when they open it.
 
         Args:
-            opening: How to open it first; None if it is open.
             leaving: Steps that are about to be deleted.
+            opens: Whether it is opened first.
 
         Raises:
             PathError: If it is a checkpoint.
@@ -125,7 +128,7 @@ class OpenedRoot:
             StorageError: If the medium refuses.
             PeerError: If another process could not do its part.
         """
-        find = partial(self._find, opening, leaving)
+        find = partial(self._find, leaving, opens=opens)
         operation = self._coordinator.operation(f"steps in {self._name}")
         if not self.is_local:
             return await agreed_steps(operation, find, self._files.name)
@@ -134,7 +137,7 @@ class OpenedRoot:
             return await self._reading.run(self._own, await find())
 
         found, parts = await common_steps(operation, find_own)
-        if opening is not None and opening.writes and opening.clean:
+        if opens and self._options.writes and self._options.clean:
             await self._threads.run(self._remove_parts, parts)
 
         return found
@@ -148,7 +151,7 @@ class OpenedRoot:
             StorageError: If the medium refuses, as a full disk may.
         """
         was_held = self._hold.is_held
-        await self._threads.run(self._hold_shared if self._is_shared else self.hold_now)
+        await self._threads.run(self._hold_shared if self._options.is_shared else self.hold_now)
         if not was_held:
             self.pins.tell_again()
 
@@ -182,48 +185,48 @@ class OpenedRoot:
             except StorageError as error:
                 self._events.warning("step.left_behind", path=error.path, error=repr(error))
 
-    async def _find(self, opening: RootOpening | None, leaving: Container[int]) -> Mapping[int, str]:
+    async def _find(self, leaving: Container[int], *, opens: bool) -> Mapping[int, str]:
         """Open it, if asked to; list it, where that counts."""
-        listed = None if opening is None else await self._threads.run(self._prepare, opening)
+        listed = await self._threads.run(self._prepare) if opens else None
         if not self.holds:
             return {}
 
         found = await self._reading.run(self._files.find, listed)
         return {step: name for step, name in found.items() if step not in leaving}
 
-    def _prepare(self, opening: RootOpening) -> Sequence[str] | None:
+    def _prepare(self) -> Sequence[str] | None:
         """Make it ready: write its metadata, and remove what crashed saves left there.
 
         Returns:
             What was listed in it, if it was. With 20,000 steps, listing is most of the work.
         """
-        store, root = self._store, self._root
+        store, root, options = self._store, self._root, self._options
         try:
             on_disk.check_root(store, root)
         except PathError:
-            if not self._is_shared:
+            if not self._options.is_shared:
                 raise
 
             # As Orbax opens it. It is logged, since a run that resumes from it starts over.
             self._events.warning("step.root_is_checkpoint", root=root)
 
-        if not opening.writes:
+        if not options.writes:
             return None
 
-        if opening.creates:
+        if options.creates:
             store.make_directory(root)
         if not self.holds:
             return None
 
-        problem = None if self._is_shared else self._hold.take_if_writable()
-        if opening.metadata is not None:
-            on_disk.write_root_metadata(store, root, opening.metadata)
+        problem = None if self._options.is_shared else self._hold.take_if_writable()
+        if options.metadata is not None:
+            on_disk.write_root_metadata(store, root, options.metadata)
 
-        if opening.clean and isinstance(store, Leftovers):
+        if options.clean and isinstance(store, Leftovers):
             self._collect(store)
 
         listed = on_disk.list_root(store, root)
-        if opening.clean:
+        if options.clean:
             for name in self._files.leftovers(listed):
                 self._clean_up(name, remove_abandoned)
 

@@ -11,12 +11,12 @@ from typing import final
 
 from anyio import Event
 
+from penstock.checkpointer.engine import Engine
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ClosedError, PenstockError
-from penstock.kernel.protocols.coordinator import Announcements
-from penstock.kernel.storage.pinned_steps import PinnedSteps
 from penstock.steps.catalogue import Catalogue
-from penstock.steps.keep_policies import KeepAll, KeepPolicy, StepInfo, steps_to_delete
+from penstock.steps.keep_policies import KeepAll, StepInfo, steps_to_delete
+from penstock.steps.opened_root import OpenedRoot, RootOptions
 from penstock.steps.step_deletion import Deleter
 
 
@@ -26,11 +26,11 @@ class Retention:
 
     Args:
         catalogue: The steps that exist.
-        policy: Which of them stay.
-        threads: Run the policy, and read what it looks at.
-        announcements: How the primary of a job tells the others what it decided; None if there are none.
-        is_primary: Whether this process decides.
-        pins: Steps that stay whatever the policy says.
+        opened: The root, held by this process or another one of the job, and the steps that are pinned.
+        engine: Of the Checkpointer that saves.
+        root: The directory of steps.
+        threads: Run the policy, and read what it looks at; a cancellation may leave them.
+        options: Which steps stay, and what becomes of the others.
     """
 
     __slots__ = (
@@ -47,21 +47,30 @@ class Retention:
     def __init__(
         self,
         catalogue: Catalogue,
-        policy: KeepPolicy,
+        opened: OpenedRoot,
+        engine: Engine,
+        root: str,
         threads: Threads,
-        announcements: Announcements | None,
-        *,
-        is_primary: bool,
-        pins: PinnedSteps,
+        options: RootOptions,
     ) -> None:
-        self._announcements = None if isinstance(policy, KeepAll) else announcements
-        self._is_primary = is_primary
+        self._announcements = None if isinstance(options.keep, KeepAll) else opened.announcements
+        self._is_primary = opened.is_primary
         self._catalogue = catalogue
-        self._policy = policy
+        self._policy = options.keep
         self._threads = threads
         self._outcomes: dict[int, tuple[Event, list[PenstockError]]] = {}
-        self.pins = pins
-        self.deleter: Deleter  #: set before any method is called
+        self.pins = opened.pins  #: steps that stay whatever the policy says
+        self.deleter = Deleter(
+            engine.store,
+            threads,
+            root,
+            trash=options.trash,
+            events=engine.events,
+            on_outcome=self._note_outcome,
+            hold=opened.hold_now,
+            deletes=opened.holds,
+            is_patient=options.is_shared,
+        )
 
     async def apply(self, saved: int, *, is_overtaken: bool = False) -> None:
         """Decide which steps to delete, now that one is durable; that step and the last one stay.
@@ -132,7 +141,7 @@ class Retention:
             )
             event.set()
 
-    def note_outcome(self, step: int, name: str, problem: PenstockError | None) -> None:
+    def _note_outcome(self, step: int, name: str, problem: PenstockError | None) -> None:
         """Take the outcome of a deletion from the deleter."""
         event, problems = self._outcomes.pop(step, (Event(), []))
         if problem is not None:

@@ -29,9 +29,9 @@ from penstock.kernel.errors import (
 from penstock.kernel.pipeline.run_context import BaseIfWhole, SaveRequest
 from penstock.kernel.storage.workspace import how_to_replace
 from penstock.steps.catalogue import NamedSteps
-from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, StepInfo, best_of
+from penstock.steps.keep_policies import Metric, Mode, StepInfo, best_of
 from penstock.steps.open_steps import OpenSteps
-from penstock.steps.opened_root import RootOpening
+from penstock.steps.opened_root import RootOptions
 from penstock.steps.save_decisions import SaveDecisions, hear_sigterm
 from penstock.steps.save_policies import SavePolicy
 from penstock.steps.step_contents import step_items
@@ -60,10 +60,8 @@ class StepSaves:
         root: The directory of steps.
         names: Names of step directories.
         save_when: Which steps are saved.
-        keep: Which steps stay.
-        trash: A folder for steps that do not stay.
+        options: The way in which the directory is used.
         link: Whether arrays are linked to an earlier step that holds them.
-        writes: Whether anything is saved. Who only reads agrees with no other process.
     """
 
     def __init__(
@@ -72,11 +70,9 @@ class StepSaves:
         root: str,
         names: NameFormat,
         save_when: SavePolicy,
-        keep: KeepPolicy,
+        options: RootOptions,
         *,
-        trash: str | None,
         link: bool,
-        writes: bool,
     ) -> None:
         engine = checkpointer.engine.at(root)
         self._checkpointer = checkpointer
@@ -91,12 +87,12 @@ class StepSaves:
         self._tasks: TaskGroup | None = None
         self._failure: BaseException | None = None
         files = NamedSteps(self._store, root, names)
-        self._steps = OpenSteps(engine, root, files, keep=keep, trash=trash, writes=writes)
+        self._steps = OpenSteps(engine, root, files, options)
         self.reading = self._steps.reading  #: threads for what only reads
         self.catalogue, self.retention = self._steps.catalogue, self._steps.retention
         self.load = self._steps.load
         self.decisions = SaveDecisions(save_when, self._there, self._steps.job)  #: which steps are saved
-        self._ranked = RankedMetrics(keep, self._infos_with_metrics, self._events)
+        self._ranked = RankedMetrics(options.keep, self._infos_with_metrics, self._events)
 
     @property
     def saving(self) -> Sequence[int]:
@@ -104,19 +100,16 @@ class StepSaves:
         return tuple(self._pending)
 
     @asynccontextmanager
-    async def live(
-        self, opening: RootOpening, owned: Checkpointer | None, *, sigterm: bool
-    ) -> AsyncGenerator[None]:
+    async def live(self, owned: Checkpointer | None, *, sigterm: bool) -> AsyncGenerator[None]:
         """Open it. Leaving waits for saves and deletions; leaving on an error cancels the saves.
 
         Args:
-            opening: The way in which the root is opened.
             owned: The Checkpointer, if it is entered and left with this.
             sigterm: Whether a SIGTERM counts as a preemption.
         """
         async with (
             nullcontext() if owned is None else owned,
-            self._steps.live(opening, self._raise_on_leaving) as tasks,
+            self._steps.live(self._raise_on_leaving) as tasks,
         ):
             if sigterm:
                 await tasks.start(hear_sigterm, self.decisions.preempt)
