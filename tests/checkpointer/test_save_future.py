@@ -241,7 +241,7 @@ async def test_cancelling_a_wait_does_not_cancel_the_save_and_leaves_no_waiter()
             await promise.future
 
     assert cancelled == []
-    assert promise.future._wakers == []
+    assert promise._state.wakers == []
     promise.finish(REPORT)
     assert await promise.future is REPORT
 
@@ -349,7 +349,7 @@ def test_a_thread_waits_for_the_result(backend: str) -> None:
         call(promise.reach, Milestone.STAGED)
         with pytest.raises(TimeoutError, match=r"is staged after 0\.01 s"):
             promise.future.result(timeout=0.01)
-        assert promise.future._wakers == []
+        assert promise._state.wakers == []
 
         waiting = Background(promise.future.result)
         call(promise.finish, REPORT)

@@ -26,6 +26,41 @@ from penstock.reports.report import SaveReport
 
 
 @final
+class _State:
+    """State shared by a future and its promise. Every field is accessed under the lock."""
+
+    __slots__ = (
+        "callbacks",
+        "cancel",
+        "failure",
+        "home",
+        "lock",
+        "loop_thread",
+        "progress",
+        "reached",
+        "report",
+        "retrieved",
+        "wakers",
+    )
+
+    def __init__(self, cancel: Callable[[], object], progress: Callable[[], Progress]) -> None:
+        self.home = HomeProcess()
+        self.lock = threading.Lock()
+        self.loop_thread = threading.get_ident()
+        self.reached = 0
+        self.report: SaveReport | None = None
+        self.failure: Failure | None = None
+        self.retrieved = False
+        self.cancel = cancel
+        self.progress = progress
+        self.wakers: list[tuple[int, Callable[[], object]]] = []
+        self.callbacks: list[tuple[int, Callable[[], object]]] = []
+
+    def is_over(self, milestone: int) -> bool:
+        return self.reached >= milestone or self.failure is not None
+
+
+@final
 class SaveFuture:
     """A save in progress: await it, poll it, wait for it in a thread, or cancel it.
 
@@ -38,35 +73,11 @@ class SaveFuture:
     ```
     """
 
-    # What both sides use, from any thread, is accessed under the lock.
-    __slots__ = (
-        "_callbacks",
-        "_cancel",
-        "_failure",
-        "_home",
-        "_lock",
-        "_loop_thread",
-        "_path",
-        "_progress",
-        "_reached",
-        "_report",
-        "_retrieved",
-        "_wakers",
-    )
+    __slots__ = ("_path", "_state")
 
-    def __init__(self, path: str, cancel: Callable[[], object], progress: Callable[[], Progress]) -> None:
+    def __init__(self, path: str, state: _State) -> None:
         self._path = path
-        self._home = HomeProcess()
-        self._lock = threading.Lock()
-        self._loop_thread = threading.get_ident()
-        self._reached = 0
-        self._report: SaveReport | None = None
-        self._failure: Failure | None = None
-        self._retrieved = False
-        self._cancel = cancel
-        self._progress = progress
-        self._wakers: list[tuple[int, Callable[[], object]]] = []
-        self._callbacks: list[tuple[int, Callable[[], object]]] = []
+        self._state = state
 
     def __repr__(self) -> str:
         return f"<SaveFuture {self._path!r} {self.status}>"
@@ -82,13 +93,13 @@ class SaveFuture:
     @property
     def milestone(self) -> Milestone | None:
         """The last milestone passed; None before the first."""
-        reached = self._reached
+        reached = self._state.reached
         return Milestone(reached) if reached else None
 
     @property
     def status(self) -> str:
         """One word: `starting`, the name of the last milestone, or `failed`."""
-        if self._failure is not None:
+        if self._state.failure is not None:
             return "failed"
 
         return self.milestone.name.lower() if self.milestone is not None else "starting"
@@ -96,18 +107,19 @@ class SaveFuture:
     @property
     def published(self) -> bool:
         """True if the checkpoint is at its path: durable, or the save failed with a `NotDurableError`."""
-        failed_last = self._failure is not None and isinstance(self._failure.error, NotDurableError)
-        return self._report is not None or failed_last
+        state = self._state
+        failed_last = state.failure is not None and isinstance(state.failure.error, NotDurableError)
+        return state.report is not None or failed_last
 
     @property
     def done(self) -> bool:
         """True if the save has ended, successfully or not."""
-        return self._is_over(Milestone.FINALIZED)
+        return self._state.is_over(Milestone.FINALIZED)
 
     @property
     def progress(self) -> Progress:
         """Leaves and bytes written so far, of how many."""
-        return self._progress()
+        return self._state.progress()
 
     async def planned(self) -> None:
         """Wait until every leaf is checked. Errors in the input are raised here."""
@@ -128,8 +140,8 @@ class SaveFuture:
     async def finalized(self) -> SaveReport:
         """Wait until the checkpoint is durable and visible; the same as awaiting the future."""
         await self.wait(Milestone.FINALIZED)
-        assert self._report is not None
-        return self._report
+        assert self._state.report is not None
+        return self._state.report
 
     async def wait(self, milestone: Milestone) -> None:
         """Wait until the save has passed `milestone`.
@@ -141,10 +153,10 @@ class SaveFuture:
         Cancellation:
             Always a checkpoint. Cancelling the wait does not cancel the save.
         """
-        if self._is_over(milestone):
+        if self._state.is_over(milestone):
             await checkpoint()
         else:
-            self._home.check(f"the save of {self._path!r}")
+            self._state.home.check(f"the save of {self._path!r}")
             event = Event()
             loop = LoopHandle()
             with self._waking(milestone, lambda: loop.post(event.set)):
@@ -169,8 +181,8 @@ class SaveFuture:
             ForkedError: In a fork of the process that saves.
         """
         if not self.done:
-            self._home.check(f"the save of {self._path!r}")
-            if threading.get_ident() == self._loop_thread:
+            self._state.home.check(f"the save of {self._path!r}")
+            if threading.get_ident() == self._state.loop_thread:
                 raise RunningLoopError("result() would block the event loop that saves; await the future")
 
             event = threading.Event()
@@ -185,8 +197,8 @@ class SaveFuture:
             finally:
                 del self, failure  # the traceback refers to this frame
 
-        assert self._report is not None
-        return self._report
+        assert self._state.report is not None
+        return self._state.report
 
     def exception(self) -> BaseException | None:
         """Return what the save failed with, or None. Does not wait."""
@@ -208,9 +220,9 @@ class SaveFuture:
             except Exception:
                 get_logger().exception("save.callback_failed", path=self._path)
 
-        with self._lock:
-            if not self._is_over(milestone):
-                self._callbacks.append((milestone, call))
+        with self._state.lock:
+            if not self._state.is_over(milestone):
+                self._state.callbacks.append((milestone, call))
                 return
 
         call()
@@ -224,36 +236,33 @@ class SaveFuture:
             ForkedError: In a fork of the process that saves.
         """
         if not self.done:
-            self._home.check(f"the save of {self._path!r}")
-            self._cancel()
-
-    def _is_over(self, milestone: int) -> bool:
-        return self._reached >= milestone or self._failure is not None
+            self._state.home.check(f"the save of {self._path!r}")
+            self._state.cancel()
 
     def _failure_before(self, milestone: Milestone) -> Failure | None:
         """Return the failure, if there was one before `milestone`. Somebody was told of it then."""
-        if self._reached >= milestone or self._failure is None:
+        if self._state.reached >= milestone or self._state.failure is None:
             return None
 
-        self._retrieved = True
-        return self._failure
+        self._state.retrieved = True
+        return self._state.failure
 
     @contextmanager
     def _waking(self, milestone: Milestone, wake: Callable[[], object]) -> Generator[None]:
         """Call `wake` when `milestone` is passed or the save fails, as long as the context is open."""
         entry = (milestone, wake)
-        with self._lock:
-            over = self._is_over(milestone)
+        with self._state.lock:
+            over = self._state.is_over(milestone)
             if not over:
-                self._wakers.append(entry)
+                self._state.wakers.append(entry)
         if over:
             wake()
         try:
             yield
         finally:
-            with self._lock:
-                if entry in self._wakers:
-                    self._wakers.remove(entry)
+            with self._state.lock:
+                if entry in self._state.wakers:
+                    self._state.wakers.remove(entry)
 
 
 @final
@@ -266,70 +275,71 @@ class SavePromise:
         progress: Called by `SaveFuture.progress`, from any thread.
     """
 
-    __slots__ = ("future",)
+    __slots__ = ("_state", "future")
 
     def __init__(self, path: str, cancel: Callable[[], object], progress: Callable[[], Progress]) -> None:
-        self.future = SaveFuture(path, cancel, progress)
+        self._state = _State(cancel, progress)
+        self.future = SaveFuture(path, self._state)
 
     @property
     def error_unseen(self) -> BaseException | None:
         """The failure, if there is one that no caller has seen yet; to be looked at."""
-        failure = self.future._failure
-        return None if self.future._retrieved or failure is None else failure.error
+        failure = self._state.failure
+        return None if self._state.retrieved or failure is None else failure.error
 
     def take_unseen(self) -> BaseException | None:
         """Return the failure, if there is one that no caller has seen yet, to a caller that will raise it."""
-        failure = self.future._failure
-        if self.future._retrieved or failure is None:
+        failure = self._state.failure
+        if self._state.retrieved or failure is None:
             return None
 
-        self.future._retrieved = True
+        self._state.retrieved = True
         return failure.take_to_raise()
 
     def mark_seen(self) -> None:
         """Note that a caller has seen the failure."""
-        self.future._retrieved = True
+        self._state.retrieved = True
 
     def reach(self, milestone: Milestone) -> None:
         """Pass a milestone, and every earlier one. The last is passed by `finish`, which has the report."""
-        future = self.future
-        with future._lock:
-            if future._failure is None:
-                future._reached = max(future._reached, min(milestone, Milestone.COMMITTED))
+        state = self._state
+        with state.lock:
+            if state.failure is None:
+                state.reached = max(state.reached, min(milestone, Milestone.COMMITTED))
 
         self._announce()
 
     def finish(self, report: SaveReport) -> None:
         """Pass the last milestone."""
-        future = self.future
-        with future._lock:
-            future._report = report
-            if future._failure is None:
-                future._reached = Milestone.FINALIZED
+        state = self._state
+        with state.lock:
+            state.report = report
+            if state.failure is None:
+                state.reached = Milestone.FINALIZED
 
         self._announce()
         self._let_go()
 
     def fail(self, error: BaseException) -> None:
         """End the save: every milestone not yet reached fails with `error`. Later calls change nothing."""
-        with self.future._lock:
-            if not self.future._is_over(Milestone.FINALIZED):
-                self.future._failure = Failure(error)
+        with self._state.lock:
+            if not self._state.is_over(Milestone.FINALIZED):
+                self._state.failure = Failure(error)
 
         self._announce()
         self._let_go()
 
     def _let_go(self) -> None:
         """Refer no more to what saved: the future may be kept for long."""
-        future, last = self.future, self.future._progress()
-        future._cancel, future._progress = _do_nothing, lambda: last
+        state, last = self._state, self._state.progress()
+        state.cancel, state.progress = _do_nothing, lambda: last
 
     def _announce(self) -> None:
-        future = self.future
-        with future._lock:
-            due = [call for at, call in (*future._wakers, *future._callbacks) if future._is_over(at)]
-            future._wakers = [entry for entry in future._wakers if not future._is_over(entry[0])]
-            future._callbacks = [entry for entry in future._callbacks if not future._is_over(entry[0])]
+        state = self._state
+        with state.lock:
+            due = [call for at, call in (*state.wakers, *state.callbacks) if state.is_over(at)]
+            state.wakers = [entry for entry in state.wakers if not state.is_over(entry[0])]
+            state.callbacks = [entry for entry in state.callbacks if not state.is_over(entry[0])]
 
         for call in due:
             call()
