@@ -17,9 +17,7 @@ from jax.sharding import Sharding
 
 from penstock.handlers.dtypes import dtype_name, storable
 from penstock.handlers.leaves.device_assembly import canvas_parts, join_parts, place_part
-from penstock.handlers.leaves.devices import on_host
-from penstock.handlers.leaves.mismatches import type_name
-from penstock.handlers.leaves.prng_keys import is_key, key_data_of, key_impl_of
+from penstock.handlers.leaves.devices import is_key, key_data_of, key_impl_of, on_host
 from penstock.handlers.leaves.restore_target import array_target, make_arrays
 from penstock.handlers.leaves.sharding import encode
 from penstock.handlers.leaves.shards import (
@@ -31,6 +29,7 @@ from penstock.handlers.leaves.shards import (
     shard_pieces,
 )
 from penstock.handlers.leaves.small_arrays import make_small, pack_placements
+from penstock.handlers.leaves.stored_value import type_name
 from penstock.kernel.errors import DeletedLeafError, InvalidLeafError, TreeDifference
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaf, ReadLeaves

@@ -13,8 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.handlers.dtypes import dtype_name, numpy_dtype, storable
-from penstock.handlers.leaves.blocks import Box, HostRegion, cast_to, chunk_boxes, shared_views, stored_as
-from penstock.handlers.leaves.mismatches import different, different_array, stored_dtype, type_name
+from penstock.handlers.leaves.blocks import (
+    Box,
+    HostRegion,
+    cast_to,
+    chunk_boxes,
+    shared_views,
+    stored_as,
+)
+from penstock.handlers.leaves.stored_value import different, different_array, stored_dtype, type_name
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaves

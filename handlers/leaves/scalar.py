@@ -16,7 +16,7 @@ import numpy as np
 from penstock.handlers.dtypes import dtype_name, storable
 from penstock.handlers.leaves.blocks import HostRegion, cast_to
 from penstock.handlers.leaves.devices import is_subtype
-from penstock.handlers.leaves.mismatches import different, stored_dtype, type_name, type_of
+from penstock.handlers.leaves.stored_value import different, stored_dtype, type_name, type_of
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaf, ReadLeaves

@@ -248,9 +248,9 @@ async def warm_up() -> None:
 
 
 def _import_everything() -> None:
-    for home in (*NEEDED_TO_OPERATE, *NEEDED_TO_MANAGE):
-        import_module(home)
+    for needed in (*NEEDED_TO_OPERATE, *NEEDED_TO_MANAGE):
+        import_module(needed)
     for face in ("penstock", "penstock.orbax", "penstock.orbax.v1"):
         module = sys.modules.get(face)
         for name in () if module is None else module.__all__:
-            getattr(module, name)  # imports its home
+            getattr(module, name)  # imports its module

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, Unpac
 from penstock.checkpointer.parts import CheckpointerParts, MemoryKeywords, config_and_regulator
 from penstock.config.config import Config
 from penstock.event_loop.entered_once import EnteredOnce
-from penstock.event_loop.imports import Homes, load
+from penstock.event_loop.imports import NeededModules, load
 from penstock.handlers.coordinators.job_options import JobOptions
 from penstock.kernel.errors import SpecError
 from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 Path: TypeAlias = str | os.PathLike[str]
 T = TypeVar("T")
-NEEDED_TO_OPERATE: Final[Homes] = {"penstock.checkpointer.operations": "Operations"}
+NEEDED_TO_OPERATE: Final[NeededModules] = {"penstock.checkpointer.operations": "Operations"}
 
 
 @final

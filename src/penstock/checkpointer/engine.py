@@ -20,7 +20,7 @@ from structlog.stdlib import BoundLogger
 from penstock.checkpointer.parts import CheckpointerParts
 from penstock.checkpointer.progress import shown_progress
 from penstock.config.config import Config, FlowOptions
-from penstock.event_loop.imports import Homes
+from penstock.event_loop.imports import NeededModules
 from penstock.event_loop.interpreter_settings import calm_part
 from penstock.handlers.coordinators.job_options import JobLimits, JobOptions
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
@@ -62,8 +62,7 @@ from penstock.kernel.storage.snapshots import Views
 from penstock.kernel.storage.workspace import Workspace
 from penstock.reports.kept_reports import ReportKeeper
 from penstock.stores.store_finder import StoreFinder
-from penstock.telemetry.find_observers import homes_of_observers, observers_of
-from penstock.telemetry.observers import Observer
+from penstock.telemetry.observers import Observer, modules_of_observers, observers_of
 
 if TYPE_CHECKING:
     from penstock.kernel.storage.joined_workspace import JoinedWorkspace
@@ -74,7 +73,7 @@ MOST_PIECES: Final = 256
 """Pieces per message: planning this many takes the event loop about a millisecond."""
 
 
-NEEDED_TOGETHER: Final[Homes] = {
+NEEDED_TOGETHER: Final[NeededModules] = {
     "penstock.handlers.coordinators.jax_key_values": "JaxKeyValues",
     "penstock.handlers.leaves.shards": "parts_here",
     "penstock.handlers.leaves.single_replica": "broadcast_together",
@@ -329,10 +328,10 @@ def make_engine(parts: CheckpointerParts) -> Engine:
     )
 
 
-def needed_besides(options: Config) -> Homes:
+def needed_besides(options: Config) -> NeededModules:
     """Return the modules that not everybody needs: a job of several processes, and who is told of saves."""
     together = NEEDED_TOGETHER if _processes_of_jax()[1] > 1 else {}
-    return {**together, **homes_of_observers(options.telemetry)}
+    return {**together, **modules_of_observers(options.telemetry)}
 
 
 def _coordinator_of_jax(limits: JobLimits, chosen: JobOptions) -> Coordinator:

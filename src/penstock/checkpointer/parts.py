@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = (
+    "CheckpointerKeywords",
     "CheckpointerParts",
     "MemoryKeywords",
     "RestoreKeywords",
@@ -20,6 +21,7 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.memory.regulator import MemoryRegulator
 
 if TYPE_CHECKING:
+    from penstock.handlers.coordinators.job_options import JobOptions
     from penstock.handlers.layouts.auto_layout import AutoLayout
     from penstock.kernel.messages.restore import Only, Rename, Transform
     from penstock.kernel.pipeline.pipeline import Pipeline
@@ -147,6 +149,22 @@ class MemoryKeywords(TypedDict, total=False):
     save_concurrent_bytes: int | str | None
     restore_concurrent_bytes: int | str | None
     memory: MemoryRegulator | None
+
+
+class CheckpointerKeywords(MemoryKeywords, total=False):
+    """Keyword arguments of `Checkpointer`, for a manager that makes one of its own."""
+
+    config: Config | str | os.PathLike[str] | None
+    profile: str | None
+    registry: HandlerLookup | None
+    save_pipeline: Pipeline[SaveRun] | None
+    restore_pipeline: Pipeline[RestoreRun] | None
+    store: Store | None
+    save_format: SaveFormat | None
+    layout: Layout | AutoLayout | None
+    coordinator: Coordinator | None
+    observers: Iterable[Observer]
+    job: JobOptions | None
 
 
 def config_and_regulator(

@@ -140,7 +140,7 @@ class SaveTask:
         await self._ended.wait()
 
     def let_go(self) -> None:
-        """Have nobody told of its failure, as the caller was cancelled. What a handler did is told."""
+        """Report its failure no more, as the caller was cancelled; that of a handler is reported."""
         of_handler = isinstance(self.promise.error_unseen, HandlerFailedError)
         if self._hung is None and not of_handler:
             self.promise.mark_seen()
@@ -149,7 +149,8 @@ class SaveTask:
         """Save."""
         try:
             await self._run_to_its_end()
-            await self._keep_report()
+            if self._engine.config.telemetry.keep_reports > 0:
+                await self._keep_report()
         finally:
             self._ended.set()
             if self._hung is None:  # or else what hangs needs them until it is over
@@ -227,9 +228,9 @@ class SaveTask:
         self.promise.finish(report)
 
     async def _keep_report(self) -> None:
-        """Keep the report of a save that succeeded, if that is wanted. The caller has it already."""
+        """Keep the report of a save that succeeded. The caller has it already."""
         run, report, most = self._run, self._report, self._engine.config.telemetry.keep_reports
-        if report is None or most < 1 or not run.operation.is_primary:
+        if report is None or not run.operation.is_primary:
             return
         try:
             await self._engine.report_keeper.keep(run.store, run.threads, report, most)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Homes", "import_beside_the_loop", "load")
+__all__ = ("NeededModules", "import_beside_the_loop", "load")
 
 import sys
 from collections.abc import Callable, Mapping
@@ -15,25 +15,25 @@ from penstock.kernel.concurrency.threads import Threads
 if TYPE_CHECKING:
     from penstock.event_loop.interpreter_settings import LoopOptions
 
-Homes: TypeAlias = Mapping[str, str]
+NeededModules: TypeAlias = Mapping[str, str]
 """Modules, each with a name that it defines after its own imports."""
 
 # AnyIO imports it at its first use, which is in the event loop. Its module for trio is loaded in no time.
 import_module("anyio._backends._asyncio")
 
 
-async def load(homes: Homes, options: LoopOptions) -> None:
+async def load(modules: NeededModules, options: LoopOptions) -> None:
     """Import modules as `import_beside_the_loop` does; if all are there, do nothing, not even a checkpoint.
 
     Args:
-        homes: The modules.
+        modules: The modules.
         options: Which settings may be changed.
     """
     # A module is in `sys.modules` from the beginning of its import, which may be under way in a thread; its
     # names are not.
-    missing = [home for home, name in homes.items() if not hasattr(sys.modules.get(home), name)]
+    missing = [module for module, name in modules.items() if not hasattr(sys.modules.get(module), name)]
     if missing:
-        await import_beside_the_loop(lambda: [import_module(home) for home in missing], options)
+        await import_beside_the_loop(lambda: [import_module(module) for module in missing], options)
 
 
 async def import_beside_the_loop(imports: Callable[[], object], options: LoopOptions) -> None:

@@ -21,8 +21,9 @@ from typing import (
 )
 
 from penstock.checkpointer.checkpointer import NEEDED_TO_OPERATE, Checkpointer
+from penstock.checkpointer.parts import CheckpointerKeywords
 from penstock.event_loop.entered_once import EnteredOnce
-from penstock.event_loop.imports import Homes, load
+from penstock.event_loop.imports import NeededModules, load
 from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.pipeline.failures import forget_on_error
 from penstock.kernel.storage.paths import path_or_url
@@ -62,7 +63,7 @@ T = TypeVar("T")
 Step: TypeAlias = SupportsIndex | None
 """Its number; None for the latest."""
 
-NEEDED_TO_MANAGE: Final[Homes] = {
+NEEDED_TO_MANAGE: Final[NeededModules] = {
     "penstock.stores.store_finder": "StoreFinder",
     "penstock.steps.save_queue": "StepSaves",
     "penstock.steps.step_watch": "Watch",
@@ -146,24 +147,24 @@ class CheckpointManager:
         restore_concurrent_bytes: int | str | None = None,
         memory: MemoryRegulator | None = None,
     ) -> None:
-        options = {
-            "config": config,
-            "profile": profile,
-            "registry": registry,
-            "save_pipeline": save_pipeline,
-            "restore_pipeline": restore_pipeline,
-            "store": store,
-            "save_format": save_format,
-            "layout": layout,
-            "coordinator": coordinator,
-            "observers": tuple(observers),
-            "job": job,
-            "memory_limit": memory_limit,
-            "save_device_host_concurrent_bytes": save_device_host_concurrent_bytes,
-            "save_concurrent_bytes": save_concurrent_bytes,
-            "restore_concurrent_bytes": restore_concurrent_bytes,
-            "memory": memory,
-        }
+        options = CheckpointerKeywords(
+            config=config,
+            profile=profile,
+            registry=registry,
+            save_pipeline=save_pipeline,
+            restore_pipeline=restore_pipeline,
+            store=store,
+            save_format=save_format,
+            layout=layout,
+            coordinator=coordinator,
+            observers=tuple(observers),
+            job=job,
+            memory_limit=memory_limit,
+            save_device_host_concurrent_bytes=save_device_host_concurrent_bytes,
+            save_concurrent_bytes=save_concurrent_bytes,
+            restore_concurrent_bytes=restore_concurrent_bytes,
+            memory=memory,
+        )
         save_when, keep = Always() if save_when is None else save_when, KeepAll() if keep is None else keep
         self._root, self._read_only = path_or_url(root), read_only
         self._names: NameFormat = StepNames() if names is None else names
@@ -552,7 +553,7 @@ class CheckpointManager:
 
 
 def _own_or_given(
-    given: Checkpointer | None, options: Mapping[str, Any]
+    given: Checkpointer | None, options: CheckpointerKeywords
 ) -> tuple[Checkpointer, Checkpointer | None]:
     """Return the Checkpointer that was given, or a new one with the options; and that one if it is new.
 

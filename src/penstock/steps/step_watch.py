@@ -20,7 +20,7 @@ from anyio import Event, create_task_group, move_on_after, sleep_forever
 from anyio.lowlevel import checkpoint
 
 from penstock.config.config import READ_S
-from penstock.event_loop.imports import Homes, load
+from penstock.event_loop.imports import NeededModules, load
 from penstock.event_loop.interpreter_settings import LoopOptions
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import SpecError
@@ -79,7 +79,7 @@ async def _set_when_cancelled(event: Event) -> None:
         event.set()
 
 
-NEEDED_TO_WATCH: Final[Homes] = {
+NEEDED_TO_WATCH: Final[NeededModules] = {
     "penstock.stores.store_finder": "StoreFinder",
     "penstock.steps.step_directory": "check_root",
 }
