@@ -15,7 +15,7 @@ from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
 from penstock.stages.joint.codec_votes import with_codecs
-from penstock.stages.messages.planned_leaves import plan_of
+from penstock.stages.messages.batching import plan_of
 
 
 @final

@@ -15,7 +15,7 @@ from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
 from penstock.stages.files import finalize_handlers, write_documents
-from penstock.stages.messages.planned_leaves import arrived_leaves, plan_of
+from penstock.stages.messages.batching import arrived_leaves, plan_of
 
 
 @final

@@ -37,8 +37,7 @@ from penstock.kernel.protocols.leaf_handlers import (
 from penstock.kernel.protocols.store_capabilities import placement_of
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.stages.files import by_folder, save_by_handler
-from penstock.stages.messages.batching import cuts
-from penstock.stages.messages.planned_leaves import described, encoding_room
+from penstock.stages.messages.batching import cuts, described, encoding_room
 
 PACKED_BELOW = 64 * 1024  # for a larger chunk the cost of its own piece is negligible
 PACKED_TOGETHER_BELOW = 16 * PACKED_BELOW  # for a leaf in several chunks: they are copied

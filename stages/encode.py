@@ -18,7 +18,7 @@ from penstock.kernel.messages.save import Leaf, Piece, SavePlan, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
-from penstock.stages.messages.planned_leaves import encoding_room
+from penstock.stages.messages.batching import encoding_room
 
 SAMPLES: Final = 8
 SAMPLE_BYTES: Final = 32 * 1024

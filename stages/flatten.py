@@ -28,10 +28,15 @@ from penstock.kernel.protocols.leaf import KeyPath, LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import ChunkingHandler, LeafHandler, SigningHandler
 from penstock.kernel.protocols.save_format import SaveArgs
 from penstock.kernel.protocols.store_capabilities import FreeSpace
-from penstock.stages.messages.batching import batched_columns
-from penstock.stages.messages.planned_leaves import refuse_global
-from penstock.stages.pytree.flattening import ALONE, flatten_tree, is_empty
-from penstock.stages.pytree.structure_cache import NodeTypes, StructureCache, check_levels
+from penstock.stages.messages.batching import batched_columns, refuse_global
+from penstock.stages.pytree.flattening import (
+    ALONE,
+    NodeTypes,
+    StructureCache,
+    check_levels,
+    flatten_tree,
+    is_empty,
+)
 from penstock.stages.reuse.base_comparison import take_digests
 from penstock.stages.reuse.incremental import set_aside
 from penstock.stages.reuse.value_cache import references_to

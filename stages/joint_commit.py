@@ -24,7 +24,7 @@ from penstock.stages.files import by_folder, finalize_handlers, write_documents
 from penstock.stages.joint.arranged_files import complete_files
 from penstock.stages.joint.own_leaves import JoinedTrees, encoded_own, numbers_told
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, reading_part, written_by
-from penstock.stages.messages.planned_leaves import arrived_leaves, check_all_there, plan_of
+from penstock.stages.messages.batching import arrived_leaves, check_all_there, plan_of
 from penstock.stages.reuse.base_comparison import digest_name
 
 MOST_INLINE: Final = 16 * 1024

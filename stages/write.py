@@ -38,8 +38,8 @@ from penstock.kernel.protocols.store_capabilities import LongFiles, WritableToge
 from penstock.kernel.protocols.stores import DataFile, WholeWrites
 from penstock.kernel.protocols.written import COLUMNS, ByIndex, RunningSums, Written, WrittenTable
 from penstock.stages.files import closing, log_transfers
-from penstock.stages.messages.batching import adjacent
-from penstock.stages.messages.planned_leaves import (
+from penstock.stages.messages.batching import (
+    adjacent,
     check_encoded,
     check_planned,
     check_planned_together,

@@ -1,18 +1,47 @@
-"""Groups leaves into messages, and pieces and reads into units in flight."""
+"""Groups leaves into messages, and compares what arrives with the plan: nothing else is ever published.
+
+A batch carries the plan (`plan_of`). A leaf must be stored as planned (`check_planned`), an encoded chunk
+must be encoded (`check_encoded`), and all bytes must be there at the end (`arrived_leaves`).
+"""
 
 from __future__ import annotations
 
-__all__ = ("adjacent", "batched", "batched_columns", "cuts", "grouped", "infos_of", "part_of", "require_plan")
+__all__ = (
+    "adjacent",
+    "arrived_leaves",
+    "batched",
+    "batched_columns",
+    "check_all_there",
+    "check_encoded",
+    "check_planned",
+    "check_planned_together",
+    "cuts",
+    "described",
+    "encoding_room",
+    "grouped",
+    "infos_of",
+    "part_of",
+    "plan_of",
+    "refuse_global",
+    "require_plan",
+    "saved_by_encoding",
+)
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from operator import is_
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from penstock.kernel.errors import PipelineError
-from penstock.kernel.messages.leaves import Leaf, Leaves
+import numpy as np
+import numpy.typing as npt
+
+from penstock.kernel.codecs import AUTO
+from penstock.kernel.errors import ChangedLeafError, IncompletePipelineError, InvalidLeafError, PipelineError
+from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
 from penstock.kernel.messages.restore import RestorePlan
-from penstock.kernel.messages.save import Batchable, LeafBatch
+from penstock.kernel.messages.save import Batchable, LeafBatch, Piece, SavePlan, StagedBatch, WrittenBatch
 from penstock.kernel.protocols.files_handler import FilesHandler
-from penstock.kernel.protocols.leaf import ParamInfo
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import ReadLeaf, ReadLeaves
 
 if TYPE_CHECKING:
@@ -182,3 +211,170 @@ def require_plan(plan: RestorePlan | None) -> RestorePlan:
         )
 
     return plan
+
+
+class _Planned(Protocol):
+    @property
+    def plan(self) -> SavePlan | None: ...
+
+
+def plan_of(batches: Iterable[_Planned]) -> SavePlan:
+    """Return the plan of a save, which every batch carries.
+
+    Raises:
+        PipelineError: If no batch has it: a stage made new batches without it.
+    """
+    for batch in batches:
+        if batch.plan is not None:
+            return batch.plan
+
+    raise PipelineError("no batch has the plan of the save; make new batches from old ones with `replace`")
+
+
+def check_planned(leaf: Leaf, plan: SavePlan) -> None:
+    """Refuse a leaf that differs from its plan, which decides its metadata and its place.
+
+    Raises:
+        ChangedLeafError: If a stage changed it without declaring that.
+    """
+    planned = plan.specs[leaf.index]
+    if leaf.spec is not planned and not same_spec(leaf.spec, planned):
+        raise ChangedLeafError(leaf.info.key_path, described(planned), described(leaf.spec))
+
+
+def check_planned_together(leaves: Leaves, plan: SavePlan) -> None:
+    """Do what `check_planned` does for many leaves."""
+    for number, (index, spec) in enumerate(zip(leaves.indices, leaves.specs, strict=True)):
+        if spec is not plan.specs[index]:
+            check_planned(leaves[number], plan)
+
+
+def same_spec(spec: LeafSpec, planned: LeafSpec) -> bool:
+    """Return whether a leaf is stored as planned; a codec that was `auto` is decided on the way."""
+    if planned.codec == AUTO and spec.codec != AUTO:
+        spec = replace(spec, codec=AUTO)
+
+    return spec == planned
+
+
+def described(spec: LeafSpec) -> str:
+    """Describe briefly how a leaf is stored."""
+    shape = "" if spec.shape is None else f"{spec.dtype}{list(spec.shape)}, {spec.nbytes} bytes"
+    chunks = "" if spec.chunk_shape == spec.shape else f" in chunks of {list(spec.chunk_shape)}"
+    return f"{shape or spec.typestr}{chunks}" + (f", {spec.codec}" if spec.codec else "")
+
+
+def refuse_global(leaves: Leaves) -> None:
+    """Refuse arrays of which other processes hold parts, in a save that is this process's alone.
+
+    Raises:
+        InvalidLeafError: For the first of them.
+    """
+    spread = {number for number, spec in {id(spec): spec for spec in leaves.specs}.items() if spec.is_global}
+    if not spread:
+        return
+
+    first = next(at for at, spec in enumerate(leaves.specs) if id(spec) in spread)
+    raise InvalidLeafError(
+        leaves.infos[leaves.indices[first]].key_path,
+        "the array has shards on other processes, and this save is of one process: save it with a "
+        "penstock.Checkpointer in all of them, once jax.distributed is initialised",
+    )
+
+
+def encoding_room(nbytes: int) -> int:
+    """Upper bound for the encoded length of a chunk of `nbytes`: above what any codec here makes of noise."""
+    return nbytes + nbytes // 128 + 1024
+
+
+def saved_by_encoding(batch: StagedBatch) -> int:
+    """Bytes saved by encoding, over the chunks whose last piece is in the batch; negative for noise."""
+    return sum(
+        [
+            piece.leaf.spec.chunk_nbytes - piece.coded
+            for piece in batch.pieces
+            if piece.coded is not None and piece.start + piece.nbytes == piece.coded
+        ]
+    )
+
+
+def check_encoded(piece: Piece) -> None:
+    """Refuse to write an unencoded chunk whose metadata will say that it is encoded.
+
+    Raises:
+        PipelineError: If it is such a chunk.
+    """
+    leaf = piece.leaf
+    if piece.coded is None and leaf.spec.codec is not None:
+        problem = f"has the codec {leaf.spec.codec}, but the pipeline has no stage `encode`"
+        error = PipelineError(f"{leaf.info.key_path} {problem}")
+        error.key_path = leaf.info.key_path
+        raise error
+
+
+def arrived_leaves(plan: SavePlan, batches: Sequence[WrittenBatch]) -> Leaves:
+    """Compare the plan with what arrived, specs included, and return all leaves in order.
+
+    If several processes save together, that is what this one writes of them.
+
+    Raises:
+        ChangedLeafError: If a leaf differs from its plan.
+        IncompletePipelineError: If a leaf or part of one is missing or came twice.
+    """
+    n_leaves = len(plan.infos)
+    arrived = [in_columns(batch.leaves) for batch in batches]
+    counts = np.zeros(n_leaves, np.int64)
+    specs = list(plan.specs)
+    for part in arrived:
+        check_planned_together(part, plan)
+        np.add.at(counts, np.array(part.indices, np.int64), 1)
+        for index, spec in zip(part.indices, part.specs, strict=True):
+            specs[index] = spec
+
+    here = np.ones(n_leaves, np.int64)
+    wanted = np.array([spec.nbytes for spec in specs], np.int64)
+    if plan.joint is not None:
+        wanted = np.array(plan.joint.shares, np.int64)
+        here = (wanted > 0).astype(np.int64)
+        here[list(plan.joint.handled)] = 1
+
+    _check_complete(plan, (counts == here) & (_arrived_bytes(specs, batches) == wanted))
+
+    # The very list of the plan, if it can be, because documents are recognised by it.
+    same = all(map(is_, specs, plan.specs))
+    return Leaves(range(n_leaves), plan.specs if same else specs, None, plan.infos, plan.handlers)
+
+
+def check_all_there(plan: SavePlan, specs: Sequence[LeafSpec], batches: Sequence[WrittenBatch]) -> None:
+    """Check that all processes together wrote every leaf whole.
+
+    Raises:
+        IncompletePipelineError: If a leaf or part of one is missing or came twice.
+    """
+    wanted = np.array([spec.nbytes for spec in specs], np.int64)
+    _check_complete(plan, _arrived_bytes(specs, batches) == wanted)
+
+
+def _check_complete(plan: SavePlan, complete: npt.NDArray[np.bool_]) -> None:
+    if not complete.all():
+        absent = plan.infos[int(np.argmin(complete))]
+        raise IncompletePipelineError(len(complete), int(complete.sum()), absent.key_path)
+
+
+def _arrived_bytes(specs: Sequence[LeafSpec], batches: Sequence[WrittenBatch]) -> npt.NDArray[np.int64]:
+    """Sum up the bytes of each leaf that were written."""
+    arrived = np.zeros(len(specs), np.int64)
+    coded: dict[tuple[int, tuple[int, ...]], int] = {}
+    for table in [batch.written for batch in batches]:
+        leaf, nbytes, is_plain = np.asarray(table.leaf), np.asarray(table.nbytes), np.asarray(table.coded) < 0
+        np.add.at(arrived, leaf[is_plain], nbytes[is_plain])
+        for part in table.rows(np.flatnonzero(~is_plain)):
+            chunk = (part.leaf, part.chunk)
+            coded[chunk] = coded.get(chunk, part.coded or 0) - part.nbytes
+
+    # An encoded chunk counts with its original length, once all of its encoded bytes have arrived.
+    for (index, _), absent_bytes in coded.items():
+        if absent_bytes == 0:
+            arrived[index] += specs[index].chunk_nbytes
+
+    return arrived

@@ -48,8 +48,7 @@ from penstock.stages.planning.leaf_sources import (
 )
 from penstock.stages.planning.matching import match_leaves
 from penstock.stages.planning.own_values import NOTHING_OWN, OwnValues, find_own
-from penstock.stages.pytree.flattening import flatten_tree, nest, nest_columns
-from penstock.stages.pytree.structure_cache import StructureCache
+from penstock.stages.pytree.flattening import StructureCache, flatten_tree, nest, nest_columns
 
 SHOWN_IN_EVENT: Final = 20
 

@@ -22,7 +22,7 @@ from penstock.kernel import Leaf, Piece, Pipeline, Slot, StagedBatch, TreeToSave
 from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.stages import DeviceToHost, Encode, Flatten, LimitBytes
 from penstock.stages.encode import SAMPLE_BYTES, SAMPLES
-from penstock.stages.messages.planned_leaves import encoding_room
+from penstock.stages.messages.batching import encoding_room
 from penstock.testing import Hang, Operation
 
 pytestmark = pytest.mark.anyio

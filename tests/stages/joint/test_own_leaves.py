@@ -17,7 +17,7 @@ from penstock.kernel.messages.changed_specs import LeafChange
 from penstock.kernel.protocols.written import WrittenTable
 from penstock.stages.joint.own_leaves import JoinedTrees, encoded_own, joined, numbers_told
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, reading_part, written_by
-from penstock.stages.pytree.structure_cache import StructureCache
+from penstock.stages.pytree.flattening import StructureCache
 
 SHARED = LeafSpec("np.ndarray", (4,), "float32", 4, (4,))
 

@@ -21,7 +21,7 @@ from penstock.kernel import KeyKind, LeafSpec, ParamInfo, SavePlan, Written, Wri
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.protocols.written import RunningSums, WrittenTable
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, written_by
-from penstock.stages.messages.planned_leaves import check_all_there
+from penstock.stages.messages.batching import check_all_there
 
 FOLDER = "item/"
 Tree = tuple[list[LeafSpec], list[Written]]

@@ -18,8 +18,7 @@ from penstock import PerProcess
 from penstock.errors import DuplicateNameError, InvalidLeafError, SpecError
 from penstock.kernel.memory.bounded_cache import BoundedCache
 from penstock.kernel.protocols.leaf import keys_of, names_of, runs_of
-from penstock.stages.pytree.flattening import flatten_tree
-from penstock.stages.pytree.structure_cache import StructureCache
+from penstock.stages.pytree.flattening import StructureCache, flatten_tree
 
 _jax: Any = tree_util
 
