@@ -26,7 +26,7 @@ from penstock.handlers.layouts.item_types import (
     PyTree,
     RandomKey,
 )
-from penstock.handlers.leaves.devices import is_key, key_data_of, key_impl_of
+from penstock.handlers.leaves.prng_keys import is_key, key_data_of, key_impl_of
 from penstock.kernel.errors import CorruptCheckpointError, InvalidLeafError, SpecError
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
 from penstock.kernel.protocols.written import Document

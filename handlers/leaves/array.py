@@ -17,7 +17,8 @@ from jax.sharding import Sharding
 
 from penstock.handlers.dtypes import dtype_name, storable
 from penstock.handlers.leaves.device_assembly import canvas_parts, join_parts, place_part
-from penstock.handlers.leaves.devices import is_key, key_data_of, key_impl_of, on_host
+from penstock.handlers.leaves.devices import on_host
+from penstock.handlers.leaves.prng_keys import is_key, key_data_of, key_impl_of
 from penstock.handlers.leaves.restore_target import array_target, make_arrays
 from penstock.handlers.leaves.sharding import encode
 from penstock.handlers.leaves.shards import (

@@ -20,17 +20,8 @@ from jax.sharding import AbstractMesh, NamedSharding, Sharding, SingleDeviceShar
 
 from penstock.handlers.dtypes import dtype_name
 from penstock.handlers.leaves.blocks import HostRegion
-from penstock.handlers.leaves.devices import (
-    Slices,
-    default_device,
-    device_indices,
-    devices_of,
-    is_key,
-    key_data_shape,
-    key_dtype,
-    known_impl,
-    on_host,
-)
+from penstock.handlers.leaves.devices import Slices, default_device, device_indices, devices_of, on_host
+from penstock.handlers.leaves.prng_keys import is_key, key_data_shape, key_dtype, known_impl
 from penstock.handlers.leaves.sharding import decode
 from penstock.handlers.leaves.shards import PACKED
 from penstock.handlers.leaves.stored_value import different, different_array, stored_dtype, type_name, type_of

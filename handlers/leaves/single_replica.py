@@ -37,7 +37,8 @@ from penstock.handlers.coordinators.job_options import JobLimits
 from penstock.handlers.coordinators.silence import LATER
 from penstock.handlers.leaves.blocks import Box, boxes
 from penstock.handlers.leaves.device_assembly import as_bits, blank_shard, paste
-from penstock.handlers.leaves.devices import Device, is_key, on_host
+from penstock.handlers.leaves.devices import Device, on_host
+from penstock.handlers.leaves.prng_keys import is_key
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import CoordinationError, OutcomeUnknownError, PeerSilentError, SpecError
 from penstock.kernel.memory.regulator import MemoryRegulator

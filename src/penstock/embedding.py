@@ -201,7 +201,7 @@ else:
         "holds": "penstock.kernel.storage.holds",
         "kernel": "penstock.kernel",
         "paths": "penstock.kernel.storage.paths",
-        "prng_keys": "penstock.handlers.leaves.devices",
+        "prng_keys": "penstock.handlers.leaves.prng_keys",
         "step_directory": "penstock.steps.step_directory",
     }
     _get, __dir__ = _lazy_names(

@@ -1,9 +1,9 @@
 """Flattens a tree by key path, with the values that each process has; nests leaves back into a tree.
 
 `StructureCache` names the leaves once for each structure: training saves and restores the same tree again
-`StructureCache` names the leaves once for each structure: training saves and restores the same tree again and
-again. Flattening costs jax a fraction of a microsecond for each leaf, computing key paths ten. Only key paths
-are kept, never a value or anything else that a node holds.
+and again. Flattening costs jax a fraction of a microsecond for each leaf, and computing key paths ten. Only
+key paths are kept, never a value or anything else that a node holds.
+"""
 
 from __future__ import annotations
 
