@@ -120,7 +120,7 @@ class Checksums(Sequence[Checksum]):
         return map(Checksum._make, zip(*columns, strict=True))
 
     def running_of(self, at: int) -> RunningChecksums | None:
-        """Return what is known of the blocks of piece `at`."""
+        """Return the checksums of the blocks of piece `at`; None if it has none."""
         found = self._running_of(at)
         return None if found is None else RunningChecksums(found[0], cast("Sequence[int]", found[1]))
 
@@ -173,7 +173,7 @@ def n_running(nbytes: Column, block_bytes: Column) -> npt.NDArray[np.int64]:
 
 
 def running_of(running: Column, nbytes: Column, block_bytes: Column, rows: npt.NDArray[np.int64]) -> Column:
-    """Choose from the checksums of the blocks of all pieces those of some, in the order of `rows`."""
+    """Return the checksums of the blocks of the pieces in `rows`, in that order, of those of all pieces."""
     if not len(running):
         return running
 
@@ -573,7 +573,7 @@ _BLOCK_BYTES: Final = 4 * 2**20
 
 
 def problem_of_holes(store: Store, path: str, nbytes: int) -> str:
-    """Say why so many bytes are not read of the file at `path`; empty if they may be. Blocking."""
+    """Return why `nbytes` of a file full of holes are not read; empty if they may be. Blocking."""
     if nbytes <= FREE_BYTES or store.kind(path) != "file":
         return ""
 
@@ -585,7 +585,7 @@ def problem_of_holes(store: Store, path: str, nbytes: int) -> str:
 
 
 def bytes_on_medium(store: Store, paths: Iterable[str]) -> int:
-    """Return the bytes of files, all of each, but without their holes where the store can tell. Blocking."""
+    """Return the bytes of all files together, without holes where the store knows these. Blocking."""
     if isinstance(store, UntrustedFiles):
         return sum(store.data_sizes(paths))
 

@@ -303,7 +303,7 @@ class FoundCheckpoints:
 def find_checkpoints(store: Store, path: str) -> FoundCheckpoints:
     """Find every checkpoint at and below `path`. Blocking; reads names, and one document of each.
 
-    Nothing is raised for what is found: it is among the findings. Files beside checkpoints, such as logs,
+    Nothing is raised for what is found: it is among the findings. Files next to checkpoints, such as logs,
     are left out; a directory named like a step in which nothing is known is not.
     """
     walk = _Walk(store, FoundCheckpoints(), EnteredDirectories(store))

@@ -52,7 +52,7 @@ _LONGEST_NAME: Final = 255  # bytes
 @final
 @dataclass(frozen=True, slots=True)
 class TreePart:
-    """The leaves below some keys of the one tree, which lie in a directory of their own."""
+    """The leaves below some keys of the one tree, which have their own directory."""
 
     keys: KeyPath
     directory: str  #: relative to the checkpoint

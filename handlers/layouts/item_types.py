@@ -1,7 +1,7 @@
 """Several named items saved as one checkpoint, and the kinds of items.
 
 Source:
-    ORBAX_FORMAT.md §5 for what lies in the directory of each kind.
+    ORBAX_FORMAT.md §5 for what is in the directory of each kind.
 """
 
 from __future__ import annotations

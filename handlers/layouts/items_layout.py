@@ -369,7 +369,7 @@ class JoinedCheckpoint:
         return self.items[0].checkpoint.committed_at_ns if self.items else None
 
     def parts(self, numbers: Sequence[int], leaves: Sequence[int]) -> Sequence[Sequence[Written]]:
-        """Say where the bytes of some leaves lie; see `StoredCheckpoint.parts`."""
+        """Say where the bytes of some leaves are; see `StoredCheckpoint.parts`."""
         found: list[Sequence[Written]] = [()] * len(numbers)
         first = 0
         for item in self.items:

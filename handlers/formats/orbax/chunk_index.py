@@ -197,7 +197,7 @@ class ChunkIndex:
 @final
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The keys of an array behind its name, ascending where that is cheap, and their values."""
+    """What follows the name of an array in its keys, ascending where that is cheap, and the values."""
 
     suffixes: Sequence[bytes]
     inline: Sequence[bytes | None]  #: None for what lies in a data file
@@ -276,7 +276,7 @@ class _Located:
         self.offsets: npt.NDArray[np.int64] = np.zeros(n_slots, np.int64)
 
     def put(self, slots: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], file: str) -> None:
-        """Note that these values lie at these offsets of a file."""
+        """Record that values are stored at these offsets of one file."""
         if len(slots):
             self.file_ids[slots] = self._files.setdefault(file, len(self._files))
             self.offsets[slots] = offsets
@@ -288,7 +288,7 @@ class _Located:
         numbers: npt.NDArray[np.int64],
         files: Sequence[str],
     ) -> None:
-        """Do the same for values in many files, by the number of each one's."""
+        """Record that values are stored at these offsets, each in the file of its number in `files`."""
         used: list[int] = np.unique(numbers).tolist()
         ids = np.full(len(files), -1, np.int64)
         ids[used] = [self._files.setdefault(files[number], len(self._files)) for number in used]

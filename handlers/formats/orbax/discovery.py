@@ -103,7 +103,7 @@ _BESIDE_TREES: Final = frozenset(
 class ItemKind(Enum):
     """The form that an item is stored in."""
 
-    TREE = auto()  #: with `_METADATA`, or with files that occur only beside it
+    TREE = auto()  #: with `_METADATA`, or with files that occur only next to it
     PACKED = auto()  #: the structure, perhaps all of it, is in a msgpack file
     NAMED = auto()  #: only the names of arrays tell the structure
     JSON = auto()
@@ -113,7 +113,7 @@ class ItemKind(Enum):
 
 
 RANDOM_KEYS: Final = {ItemKind.JAX_KEY: "jax_random_key", ItemKind.NUMPY_KEY: "np_random_key"}
-"""What holds the array or tree; the directory beside it has `_metadata` appended."""
+"""Names of the folder with the array or tree. A folder next to it has `_metadata` appended."""
 
 KINDS_OF_TREES: Final = frozenset({ItemKind.TREE, ItemKind.PACKED})
 
@@ -307,7 +307,7 @@ def _enter(
 
 
 def _sealed(store: Store, path: str, names: frozenset[str]) -> SealedDocuments:
-    """Find the digests of the documents in `path`; those of an item may lie in the checkpoint around it."""
+    """Find the digests of the documents in `path`; those of an item may be recorded in its checkpoint."""
     parent, name = os.path.split(path)
     has_own = is_whole_bucket(path) or not names.isdisjoint({INTEGRITY, CHECKPOINT_METADATA})
     if has_own or store.kind(os.path.join(parent, INTEGRITY)) is None:
@@ -374,7 +374,7 @@ def _check_items_there(store: Store, path: str, listed: Iterable[str]) -> None:
 def _nothing_to_open(
     store: Store, path: str, names: frozenset[str], items: Mapping[str, ItemKind]
 ) -> NotACheckpointError | UnsupportedFormatError | IncompleteCheckpointError:
-    """Return the error that says what lies at `path` instead of a tree."""
+    """Return the error that says what is at `path` instead of a tree."""
     unfinished = sorted(name for name in names if TEMPORARY_SUFFIX in name)
     if unfinished:
         return unfinished_at(store, path, os.path.join(path, unfinished[0]))
@@ -407,7 +407,7 @@ class Contents:
 def contents_of(store: Store, path: str, names: frozenset[str] | None = None) -> Contents:
     """Find the items of the checkpoint at `path`. Blocking.
 
-    A checkpoint with items may have a document beside them; it is not one item for that.
+    A checkpoint with items may have a document next to them. That does not make it one item.
 
     Args:
         store: Where it is.
@@ -598,11 +598,11 @@ def is_checkpoint(store: Store, path: str) -> bool:
 def is_marked(store: Store, path: str, names: Collection[str] | None = None) -> bool:
     """True if `path`, or what it is an item of, was published, in a store where a mark says so.
 
-    In a bucket nothing is renamed. A save that was killed, or a copy that was interrupted, lies there under
-    its final name, and only its mark tells that it is whole. Orbax looks for the same one on `gs://`.
+    In a bucket nothing is renamed. A save that was killed, or a copy that was interrupted, is there under
+    its final name, and only a mark says that one is whole. Orbax looks for the same one on `gs://`.
 
     Args:
-        store: Where it lies. In one that renames, what has its final name is whole.
+        store: Where it is. In one that renames, what has its final name is whole.
         path: A directory.
         names: Of what is in it, if that is known.
     """
@@ -635,7 +635,7 @@ def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
     steps = _steps_in(names)
     if not steps or _has_documents(names):
         return None
-    # The folder of metadata beside the steps looks like JSON if it is damaged.
+    # The folder of metadata next to the steps looks like JSON if it is damaged.
     if kind_of_item(store, path, names) not in (None, ItemKind.JSON):
         return None
     if any(name in names and _kind_of_item_at(store, os.path.join(path, name)) for name in USUAL_ITEMS):

@@ -100,7 +100,7 @@ class _Record:
     name: str  #: of the document, relative to the directory
 
     def leave_out(self) -> None:
-        """Let the record say nothing of the document, and the commit mark nothing of the record."""
+        """Remove the document from the record, and the digest of the record from the commit mark."""
         mark = self._path(COMMIT_MARK)
         if self.store.kind(mark) == "file":
             text = self.store.read_file(mark)

@@ -210,7 +210,7 @@ def _extents(
 
 
 def _extents_in(extents: Sequence[_Extent], checksum: Checksum, most: int) -> list[_Extent]:
-    """Return what lies in a range, and at most one more than `most`; `extents` by ascending offset."""
+    """Return the extents in a range, but no more than `most` and one; they ascend by offset."""
     end = checksum.offset + checksum.nbytes
     at = bisect_left(extents, (checksum.offset,))
     if at and extents[at - 1][1] > checksum.offset:

@@ -239,7 +239,12 @@ class SealedDocuments:
 
 
 def check_record(path: str, data: bytes | None, expected: Digest | None) -> None:
-    """Compare the record of digests at `path`, None if there is none, with its own digest, if that is known.
+    """Compare the record of digests with its own digest.
+
+    Args:
+        path: Of the record, for the error.
+        data: Its content; None if it is not there.
+        expected: Its digest as the commit mark has it; None if none was recorded, and nothing is compared.
 
     Raises:
         MissingFileError: If it is lost.

@@ -358,7 +358,7 @@ class OrbaxCheckpoint:
 
     @cached_property
     def _mark(self) -> DiskMark | None:
-        """Whose part it is, if each process saved to a disk of its own."""
+        """The mark of the process that saved this part; None if not every process saved to its local disk."""
         return disk_mark(self.store, self.directory)
 
     @cached_property

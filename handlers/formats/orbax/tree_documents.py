@@ -491,7 +491,7 @@ def _with_tuples(
 
 
 def _packed(leaves: Sequence[PackedLeaf]) -> Structure:
-    """Make the structure of the msgpack file alone, which has no types for arrays that lie beside it."""
+    """Make the structure from the msgpack file alone. It has no types for arrays in other files."""
     columns = Columns(
         keys=[leaf.keys for leaf in leaves],
         kinds=[leaf.kinds for leaf in leaves],
@@ -512,7 +512,7 @@ def _is_single_array(store: Store, place: ItemPlace) -> bool:
 
 
 def _sharded(place: ItemPlace, sealed: SealedDocuments) -> Collection[str]:
-    """Name the arrays of which a sharding is recorded: those of jax."""
+    """Name the arrays that have a recorded sharding: those that were jax.Arrays."""
     if SHARDING not in place.names:
         return ()
 

@@ -1,4 +1,4 @@
-"""Tells paths of safetensors from others. Light, because a list of a run asks it of every step."""
+"""Recognises paths of safetensors. Imports little, because a list of a run asks it of every step."""
 
 from __future__ import annotations
 

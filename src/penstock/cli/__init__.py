@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _without_collections() -> Generator[None]:
-    """Let nobody look for garbage meanwhile: modules make objects to stay, and each look takes longer."""
+    """Collect no garbage meanwhile: modules make objects that stay, and each collection takes longer."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

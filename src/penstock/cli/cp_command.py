@@ -58,7 +58,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
     Raises:
         CommandError: If the source has no finished step.
-        PenstockError: If the source is no checkpoint, something lies at the destination, or the medium
+        PenstockError: If the source is no checkpoint, something is at the destination, or the medium
             refuses.
     """
     store, source = store_of(options.source)

@@ -16,7 +16,7 @@ import anyio
 from penstock.cli.chosen_items import Chosen, add_choice
 from penstock.cli.terminal import Output, Table, format_bytes
 from penstock.inspection.file_sizes import sizes_below
-from penstock.inspection.layer_sizes import Layer, layers_of
+from penstock.inspection.layers import Layer, layers_of
 from penstock.inspection.stored_leaves import ItemFacts
 from penstock.kernel.concurrency.threads import Threads
 
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     most_depth = None if options.picture is not None else options.depth  # a picture shows each leaf
     layers = [(item, layers_of(item.leaves, most_depth)) for item in items]
     if options.picture is not None:
-        from penstock.inspection.treemap import treemap_svg
+        from penstock.inspection.layers import treemap_svg
 
         Path(options.picture).write_text(treemap_svg(_all_of(layers)), encoding="utf-8")
     if options.json:

@@ -22,7 +22,7 @@ _COUNTS: Final = Path("/proc/self/io")
 
 
 def run_with_bar(output: Output, path: str, function: Callable[[], Awaitable[T]]) -> T:
-    """Run `function` in an event loop, and show meanwhile how much of what lies at `path` was read.
+    """Run `function` in an event loop, and show meanwhile how much of what is at `path` was read.
 
     It is what the system counts for this process, so the last percent may be off; where it counts
     nothing, only the time is shown.

@@ -1,4 +1,4 @@
-"""`penstock seal`: records the digests of what lies in a checkpoint that has none."""
+"""`penstock seal`: records the digests of a checkpoint that has none."""
 
 from __future__ import annotations
 

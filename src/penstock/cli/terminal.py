@@ -83,7 +83,7 @@ def open_output(*, for_people: bool = False) -> Output:
 
 
 def has_colours(stream: TextIO) -> bool:
-    """True if to write colours to `stream`: to a terminal, unless `NO_COLOR` is set or it is a dumb one."""
+    """Return whether `stream` gets colours: a terminal does, unless `NO_COLOR` is set or it is a dumb one."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

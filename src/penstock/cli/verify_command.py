@@ -1,4 +1,4 @@
-"""`penstock verify`: compares all that lies under a path with the checksums of what was written."""
+"""`penstock verify`: compares everything under a path with the checksums of what was written."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
-    """Check all that lies under a path, and print what is not as it was written, or cannot be checked.
+    """Check everything under a path, and print what is not as it was written, or cannot be checked.
 
     Returns:
         The exit status, by what is worst: see `STATUSES`.

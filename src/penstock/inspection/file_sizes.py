@@ -17,7 +17,7 @@ from penstock.kernel.storage.paths import bucket_of
 @final
 @dataclass(frozen=True, slots=True)
 class FileSizes:
-    """Bytes in files, whoever wrote these."""
+    """Bytes in files, those of other programs included."""
 
     own_bytes: int = 0  #: in files that only this directory has
     shared_bytes: int = 0  #: in files with another name, too, as those of a step that the next one links

@@ -1,4 +1,4 @@
-"""The steps of a run as a list tells them: size, age, metrics, and what state each is in."""
+"""The steps of a run for a list: size, age, metrics, and the state of each."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class StepFacts:
 def list_checkpoints(store: Store, place: Place) -> list[StepFacts]:
     """List the steps of a root, also unfinished ones, ascending; of a folder all checkpoints below it.
 
-    A checkpoint that is no root is a list of one. What is damaged is told, and nothing is raised for it.
+    A checkpoint that is no root is a list of one. Nothing is raised for what is damaged.
     """
     paths = paths_by_name(store, place).items()
     facts = [_facts(store, path, name, step_number_in(path)) for name, path in paths]
@@ -155,7 +155,7 @@ def _facts(store: Store, path: str, name: str, step: int | None) -> StepFacts | 
 
 
 def _sizes_of_tensors(store: Store, path: str) -> FileSizes:
-    """Count the files of the one checkpoint, and not the directories beside them."""
+    """Count the files of the one checkpoint, and not the directories next to them."""
     if store.kind(path) == "file":
         return sizes_below(store, path)
 
@@ -164,7 +164,7 @@ def _sizes_of_tensors(store: Store, path: str) -> FileSizes:
 
 
 def is_held(store: Store, path: str) -> bool:
-    """True if somebody builds or deletes there now, as far as the medium tells."""
+    """True if a process builds or deletes there now, as far as the medium tells."""
     try:
         hold_with_readers(store, path).release()
     except StorageError as error:

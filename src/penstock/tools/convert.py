@@ -90,7 +90,7 @@ async def convert(
         save_format: How arrays are stored in Orbax's layout, whatever the format of the source was; by
             default in one OCDBT database, without a codec.
         config: As for `Checkpointer`, and so are all that follow.
-        store: Where both lie; by default each where its path says, on a disk or in a bucket.
+        store: Where both are; by default each where its path says, on a disk or in a bucket.
         coordinator: How the processes of a job agree; one alone writes npz.
         memory_limit: Host bytes that may be held.
         save_device_host_concurrent_bytes: Of these, how many may be staged.

@@ -186,7 +186,7 @@ class DamagedTree:
     Args:
         store: Shows the checkpoint; what is decided is patched into it.
         path: Of the checkpoint.
-        place: Where the tree lies in it; empty if it is the whole.
+        place: Of the tree in it; empty if it is the whole.
         lost: What is lost, or rebuilt, is added.
     """
 
@@ -286,7 +286,7 @@ class DamagedTree:
 
 
 def open_tree_at(store: Store, path: str, place: str) -> OrbaxCheckpoint:
-    """Open the tree that lies at `place` in the checkpoint at `path`, whole or not; see `open_checkpoint`."""
+    """Open the tree at `place` in the checkpoint at `path`, whole or not; see `open_checkpoint`."""
     directory, item = split_place(path, place)
     return open_checkpoint(store, directory, item or None, whole=False)
 

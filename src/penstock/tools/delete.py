@@ -1,4 +1,4 @@
-"""Deletion of one checkpoint, wherever it lies."""
+"""Deletes one checkpoint, on a disk or in a bucket."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ async def delete(path: Path, *, config: Config | Path | None = None, store: Stor
     """Delete the checkpoint at `path`; return when it is gone.
 
     The first step makes it invisible: on a disk a rename, in a bucket the deletion of its mark. So whatever
-    interrupts it, nobody finds a part of a checkpoint.
+    interrupts it, no reader finds a part of a checkpoint.
 
     Args:
         path: A checkpoint or a step. Of a link, the link is deleted.
         config: As for `Checkpointer`.
-        store: Where it lies; by default where its path says, on a disk or in a bucket.
+        store: Where it is; by default where its path says, on a disk or in a bucket.
 
     Raises:
         NotACheckpointError: If there is nothing, or no checkpoint; nothing else is ever deleted.

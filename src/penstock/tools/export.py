@@ -51,7 +51,7 @@ async def export_safetensors(
         custom_metadata: JSON values for `__metadata__`; texts are written as they are.
         config: As for `Checkpointer`, and so are all that follow.
         registry: Handlers for leaf types.
-        store: Where `destination` lies.
+        store: Where `destination` is.
         save_pipeline: The stages of the save.
         coordinator: How the processes of a job agree.
         memory_limit: Host bytes that may be held.

@@ -63,7 +63,7 @@ async def gc(
         unmarked: Whether `GcReport.unmarked` is removed, too. Nothing tells whether another program is about
             to complete it.
         config: As for `Checkpointer`.
-        store: Where it lies; by default where its path says, on a disk or in a bucket.
+        store: Where it is; by default where its path says, on a disk or in a bucket.
 
     Raises:
         NotACheckpointError: If neither the path nor anything that was left there exists.

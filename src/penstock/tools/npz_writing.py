@@ -168,7 +168,7 @@ class NpzWriting:
     """Writes archives into a store.
 
     Args:
-        store: Where they lie.
+        store: Where they are.
         threads: For all that blocks.
         memory: The budget.
         piece_bytes: Of a large array, how much is held at once; a chunk with a codec cannot be cut.
@@ -194,7 +194,7 @@ class NpzWriting:
             PenstockError: If a leaf cannot be read, or the medium refuses.
 
         Cancellation:
-            Nothing is left at `final` nor beside it.
+            Nothing is left at `final` nor next to it.
         """
         started = time.perf_counter()
         recognises = partial(is_npz, self.store)

@@ -62,7 +62,7 @@ class PatchedStore:
         self._replaced[path] = data
 
     def hide(self, path: str, problem: str) -> bool:
-        """Let nothing lie at `path`, because of a problem. Return False if that is so already."""
+        """Let there be nothing at `path`, because of a problem. Return False if that is so already."""
         known = path in self._hidden
         self._hidden.setdefault(path, problem)
         self._replaced.pop(path, None)

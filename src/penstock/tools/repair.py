@@ -72,14 +72,14 @@ async def repair(
         save_format: How arrays are stored in the new one, in whatever format of Orbax's layout `source`
             was; by default in one OCDBT database, without a codec.
         config: As for `Checkpointer`, and so are all that follow.
-        store: Where all of them lie; by default each where its path says, on a disk or in a bucket.
+        store: Where all of them are; by default each where its path says, on a disk or in a bucket.
         memory_limit: Host bytes that may be held.
         memory: The budget of a Checkpointer, to share it.
 
     Raises:
         CorruptCheckpointError: If nothing of it can be saved.
         SpecError: If `source` is a directory of steps, or `target` cannot be written.
-        PathError: If one of `others` lies elsewhere than `source`: on a disk, or in another bucket.
+        PathError: If one of `others` is elsewhere than `source`: on a disk, or in another bucket.
         UnsupportedFormatError: If it holds tensors of a type that penstock does not read.
         ReplacedError: If `source` was replaced again and again while it was read.
         StorageError: If the medium refuses the new checkpoint.

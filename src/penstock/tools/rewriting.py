@@ -57,7 +57,7 @@ def check_apart(source: str, destination: str) -> None:
     """Refuse to write into the source, or over a folder that contains it.
 
     Raises:
-        PathError: If one of the paths lies in the other.
+        PathError: If one of the paths is in the other.
     """
     for outer, inner in ((source, destination), (destination, source)):
         if inner.startswith(os.path.join(outer, "")):
@@ -70,14 +70,14 @@ class Rewriting:
     """Saves what was taken apart, from file to file.
 
     Args:
-        store: Where the destination lies.
+        store: Where the destination is.
         config: Options of the save.
         memory: The budget.
         coordinator: How the processes of a job agree.
         overwrite: Replace what is at the destination.
         save_format: How arrays are stored in Orbax's layout; by default in one OCDBT database, without a
             codec.
-        source: Where the source lies; None if in the same store.
+        source: Where the source is; None if in the same store.
     """
 
     store: Store

@@ -51,11 +51,11 @@ class Damage:
     path: str
     about: CheckpointMetadata
     kinds: Mapping[str, ItemKind]  #: by item
-    surveys: dict[str, Survey] = field(default_factory=dict[str, Survey])  #: of trees, by where they lie
+    surveys: dict[str, Survey] = field(default_factory=dict[str, Survey])  #: of trees, by their place
     leaves: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
-    """What is wrong with each damaged leaf, by where its item lies and by key path."""
+    """What is wrong with each damaged leaf, by the place of its item and by key path."""
     unchecked: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-    """Leaves without a checksum, by where their item lies; all of them if the set is empty."""
+    """Leaves without a checksum, by the place of their item; all of them if the set is empty."""
     lost: list[RepairedLeaf] = field(default_factory=list[RepairedLeaf])  #: documents and items
 
     def add(self, place: str, findings: Iterable[Finding]) -> None:
@@ -69,7 +69,7 @@ class Damage:
                 leaves.setdefault(key_path, finding.problem)
 
     def doubtful(self, max_expansion: int) -> list[tuple[str, OrbaxCheckpoint, list[StoredLeaf]]]:
-        """Return each tree with its leaves that may turn out not to be readable, and where it lies. Blocking.
+        """Return the place of each tree, the tree, and its leaves that may not be readable. Blocking.
 
         Raw bytes that agree with their checksum can be read. Encoded ones may have been wrong before the
         checksum was taken. A tree that claims too much is passed over: it will not be saved.

@@ -65,9 +65,9 @@ async def seal(path: Path, *, store: Store | None = None, config: Config | Path 
     ignores both. Of a directory of steps, each finished step is sealed, and the metadata of all.
 
     Args:
-        path: A checkpoint, a step, or a directory of steps. It is held meanwhile, so that nobody replaces
-            or deletes it; where nothing can be locked, nobody may write into it.
-        store: Where it lies; by default where its path says, on a disk or in a bucket.
+        path: A checkpoint, a step, or a directory of steps. It is held, so that no other program replaces or
+            deletes it; where nothing can be locked, none may write into it.
+        store: Where it is; by default where its path says, on a disk or in a bucket.
         config: As for `Checkpointer`; of it, where buckets are and how they are used.
 
     Raises:

@@ -62,7 +62,7 @@ GONE: Final = _Gone.GONE
 """Stands for a leaf, or for an item, that is left out."""
 
 TakeLeaf: TypeAlias = Callable[[str, StoredCheckpoint, StoredLeaf], object]
-"""From where an item lies in the checkpoint, the opened item and a leaf of it, to what is saved in place of
+"""From the place of an item in the checkpoint, the opened item and a leaf of it, to what is saved in place of
 the leaf, or `GONE`. The first is empty if the checkpoint is one tree."""
 
 
@@ -90,7 +90,7 @@ class ItemsReader:
     No array is read, but those of an npz file, which are compared with their checksums.
 
     Args:
-        store: Where they lie.
+        store: Where they are.
         take: Says what becomes of each leaf.
         split: Of safetensors and npz: what separates the keys in names; None: one flat dict.
         whole: Whether every data file must be there in its whole length.

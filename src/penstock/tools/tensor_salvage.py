@@ -35,7 +35,7 @@ class TensorSalvage:
     Tensors are known by their names, as `verify` knows them.
 
     Args:
-        store: Where all of them lie.
+        store: Where all of them are.
         path: Of the damaged checkpoint.
         others: Paths of other checkpoints; those that are no safetensors are passed over.
     """
@@ -122,7 +122,7 @@ class TensorSalvage:
 def _as_tree(opened: SafetensorsCheckpoint) -> StoredCheckpoint:
     """Return the leaves, in the same order, at the places from which their names are made again.
 
-    Names that are no tree, as `a` beside `a.b`, stay one flat dict.
+    Names that are no tree, as `a` next to `a.b`, stay one flat dict.
     """
     try:
         return opened.split(".")

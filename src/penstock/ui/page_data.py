@@ -16,13 +16,12 @@ import anyio
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.layouts.discovery import find_place
-from penstock.inspection.layer_sizes import layers_of
+from penstock.inspection.layers import Rectangle, layers_of, treemap
 from penstock.inspection.leaf_values import compare_values, read_values
 from penstock.inspection.step_listing import StepFacts, list_checkpoints, paths_by_name
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts, read_items
 from penstock.inspection.texts import iso_time, one_line, shape_text, sharding_text
 from penstock.inspection.tree_comparison import Pair, TreeComparison, compare_trees
-from penstock.inspection.treemap import Rectangle, treemap
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.protocols.stores import Store
@@ -39,7 +38,7 @@ Compared: TypeAlias = tuple[ItemFacts, ItemFacts, TreeComparison]
 
 
 def run_data(store: Store, path: str) -> dict[str, Any]:
-    """Return the steps of a run, or what else lies at a path."""
+    """Return the steps of a run, or what else is at a path."""
     place = find_place(store, path)
     listed = list_checkpoints(store, place)
     reports = read_reports(store, path) if place.kind == "root" else ()

@@ -1,4 +1,4 @@
-"""Verification: whether all that lies under a path is still what was written."""
+"""Verification: compares everything under a path with the checksums of what was written."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _WORST_FIRST: Final[tuple[Status, ...]] = ("damaged", "unreadable", "absent", "u
 @final
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The result of comparing all that lies under a path with the checksums that were recorded of it."""
+    """The result of comparing everything under a path with the checksums that were recorded of it."""
 
     path: str
     checkpoints: tuple[str, ...]  #: paths of all finished checkpoints there, steps among them
@@ -106,7 +106,7 @@ class Verification:
     """Compares checkpoints at rest with their checksums.
 
     Args:
-        store: Where they lie.
+        store: Where they are.
         threads: For blocking calls.
         memory: Leases the buffers.
         views: Snapshots of checkpoints, of a store that makes some.
