@@ -202,7 +202,7 @@ class CheckpointManager:
         if self._options.read_only or not wanted:
             return False
 
-        times.timed("wait_for_prev", self.wait_until_finished)
+        times.measure("wait_for_prev", self.wait_until_finished)
         if number in self.all_steps():
             raise StepAlreadyExistsError(number)
         self._steps.check_metrics(metrics)
@@ -210,7 +210,7 @@ class CheckpointManager:
         ckpt_args = args_to_save(self._checkpointer, items, save_kwargs, args, written, single=single)
         latest = self.latest_step()
         choose = self._get_old_steps_to_remove
-        change, failure = times.timed("get_old_steps", self._steps.begin, number, metrics, choose)
+        change, failure = times.measure("get_old_steps", self._steps.begin, number, metrics, choose)
         try:
             with self._steps.saving(number, latest) as path, times.part("checkpointer_blocking"):
                 self._checkpointer.save(path, args=ckpt_args, custom_metadata=custom_metadata, force=True)
@@ -269,7 +269,7 @@ class CheckpointManager:
         check_args(items, args, single)
         if args is None:
             found = make_args(
-                self._checkpointer, named(items, single), named(restore_kwargs, single), for_save=False
+                self._checkpointer, by_item(items, single), by_item(restore_kwargs, single), for_save=False
             )
             args = CompositeArgs(**found)
         elif single:
@@ -428,7 +428,7 @@ def make_checkpointer(
         step_directory.METRICS, multiprocessing_options=options.multiprocessing_options
     )
     if checkpointers is not None:
-        handlers, asynchronous, timeout = _taken_apart(checkpointers)
+        handlers, asynchronous, timeout = _parts_of(checkpointers)
         if timeout is not None and options.async_options is None:
             options.async_options = AsyncOptions(timeout_secs=timeout)
 
@@ -472,7 +472,7 @@ def check_args(items: Any, args: Any, single: bool) -> None:
         raise SpecError("args must be a Composite: a step of this manager has several items")
 
 
-def named(given: Any, single: bool) -> Mapping[str, Any]:
+def by_item(given: Any, single: bool) -> Mapping[str, Any]:
     """Return by item what was given for one object or for several."""
     if given is None:
         return {}
@@ -512,7 +512,7 @@ def args_to_save(
 ) -> CompositeArgs:
     """Return the arguments that a step is saved with, its metrics as one more item."""
     if args is None:
-        found = make_args(checkpointer, named(items, single), named(kwargs, single), for_save=True)
+        found = make_args(checkpointer, by_item(items, single), by_item(kwargs, single), for_save=True)
     else:
         found = {DEFAULT_ITEM: args} if single else dict(args)
     if metrics is not None:
@@ -538,7 +538,7 @@ def _check_exclusive(checkpointers: Any, item_names: Any, item_handlers: Any, ha
             raise ConfigError(name, "excludes handler_registry")
 
 
-def _taken_apart(checkpointers: Any) -> tuple[dict[str, Any], bool, int | None]:
+def _parts_of(checkpointers: Any) -> tuple[dict[str, Any], bool, int | None]:
     """Return the handlers of checkpointers, whether any saves in the background, and the longest timeout."""
     if not isinstance(checkpointers, (dict, Checkpointer)):
         raise SpecError(f"checkpointers must be a Checkpointer or a dict of such, not {checkpointers!r}")

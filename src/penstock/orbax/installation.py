@@ -124,7 +124,7 @@ class _Finder(MetaPathFinder, Loader):
 
     def put_in_place(self) -> None:
         """Hide what is loaded of Orbax and not in use, and answer for it."""
-        self._hidden = _taken_out()
+        self._hidden = _take_out()
         import_module(_ALSO_IMPORTED)
         sys.meta_path.insert(0, self)
 
@@ -134,7 +134,7 @@ class _Finder(MetaPathFinder, Loader):
             return
 
         sys.meta_path.remove(self)
-        _taken_out()
+        _take_out()
         sys.modules.update(self._hidden)
         namespace = sys.modules.get(_NAMESPACE)
         if ORBAX in self._hidden:
@@ -187,7 +187,7 @@ def _is_orbax(name: str) -> bool:
     return name == ORBAX or name.startswith(f"{ORBAX}.")
 
 
-def _taken_out() -> dict[str, ModuleType]:
+def _take_out() -> dict[str, ModuleType]:
     """Take what stands for Orbax out of what is imported; return it."""
     namespace = sys.modules.get(_NAMESPACE)
     if namespace is not None:

@@ -346,7 +346,7 @@ class ManagerSteps:
     @property
     def infos(self) -> list[CheckpointInfo]:
         """Every step that is known: those found by number, then those saved, with the one being saved."""
-        return list(map(self._described, self._known()))
+        return list(map(self._describe, self._known()))
 
     @property
     def steps(self) -> Sequence[int]:
@@ -478,7 +478,7 @@ class ManagerSteps:
 
     def to_delete(self) -> list[int]:
         """Return the steps that the policy does not keep."""
-        return to_delete(self.preserving, self._known(), self._described)
+        return to_delete(self.preserving, self._known(), self._describe)
 
     def _known(self) -> list[StepInfo]:
         return self._catalogue.infos(self._catalogue.snapshot(), _EVERYTHING)
@@ -608,7 +608,7 @@ class ManagerSteps:
             self._said.add(event)
             self._events.warning(event, **about)
 
-    def _described(self, info: StepInfo) -> CheckpointInfo:
+    def _describe(self, info: StepInfo) -> CheckpointInfo:
         is_known = info.is_readable and not math.isnan(info.time_s)
         moment = _EPOCH + datetime.timedelta(seconds=info.time_s) if is_known else _LONG_AGO
         path = self._files.known_path(info.step, self._catalogue.name(info.step))

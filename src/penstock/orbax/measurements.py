@@ -106,7 +106,7 @@ class SaveTimes:
         self._began = time.time()
         self._parts: dict[str, float] = {}
 
-    def timed(self, part: str, function: Callable[..., T], *args: Any) -> T:
+    def measure(self, part: str, function: Callable[..., T], *args: Any) -> T:
         """Call a function, as a part of this name in `SaveStepStatistics`."""
         with self.part(part):
             return function(*args)

@@ -15,7 +15,7 @@ import penstock.orbax.v1 as ocp
 from penstock import PenstockError
 from penstock.errors import RunningLoopError
 from penstock.kernel.memory.memory_limit import auto_memory_limit
-from penstock.orbax.v1.operation import Operation, begin, budget, finished, hosting
+from penstock.orbax.v1.operation import Operation, begin, budget, share_loop, wait_for
 
 
 async def test_synchronous_names_work_inside_a_running_loop(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ async def test_what_is_begun_inside_an_operation_shares_its_loop() -> None:
         return 5
 
     async def outer(operation: Operation[int]) -> int:
-        async with hosting():
+        async with share_loop():
             nested = begin("inner", inner)
             with pytest.raises(RunningLoopError):
                 await _later(nested)
@@ -135,7 +135,7 @@ async def test_a_failure_stops_what_it_hosts() -> None:
             ended.append("endless")
 
     async def outer(operation: Operation[None]) -> None:
-        async with hosting():
+        async with share_loop():
             await begin("endless", endless).begun()
             raise LookupError("outer")
 
@@ -150,7 +150,7 @@ def test_without_a_loop_and_in_a_thread_of_the_caller(tmp_path: Path) -> None:
         raise LookupError("at once")
 
     with pytest.raises(LookupError, match="at once"):
-        finished(begin("failing", failing))
+        wait_for(begin("failing", failing))
 
     seen: list[Any] = []
     saving = ocp.save_async(tmp_path / "a", {"a": 1})
@@ -181,7 +181,7 @@ async def test_the_parts_of_an_operation_divide_its_memory() -> None:
         return budget(100), budget(None)
 
     async def whole(operation: Operation[Any]) -> Any:
-        async with hosting(4):
+        async with share_loop(4):
             return await begin("part", part)
 
     limit, unsaid = await begin("whole", whole)

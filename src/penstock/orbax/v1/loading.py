@@ -48,7 +48,7 @@ from penstock.orbax.v1.locating import (
     item_names,
     tree_name,
 )
-from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, finished, give_up, hosting
+from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, give_up, share_loop, wait_for
 from penstock.orbax.v1.options import Context, SafetensorsOptions, get_context
 from penstock.orbax.v1.path import Path, PathLike
 from penstock.orbax.v1.step_formats import CheckpointMetadata
@@ -83,7 +83,7 @@ def load(
         ValueError: If `abstract_state` does not fit what is stored.
         PenstockError: What `penstock.restore` raises.
     """
-    return finished(_begin_load(path, abstract_state, checkpointable_name))
+    return wait_for(_begin_load(path, abstract_state, checkpointable_name))
 
 
 def load_async(
@@ -114,7 +114,7 @@ def load_checkpointables(
         KeyError: If an item does not exist, or its handler fails; then that error is the cause.
         PenstockError: What `penstock.restore` raises.
     """
-    return finished(_begin_load_items(path, abstract_checkpointables))
+    return wait_for(_begin_load_items(path, abstract_checkpointables))
 
 
 def load_checkpointables_async(
@@ -148,7 +148,7 @@ def metadata(path: PathLike, checkpointable_name: str | None = AUTO) -> Checkpoi
         handler = handler_for_load(_registry(), None, name=name or "", recorded=found.recorded(name))
         return _about(found, await handler.metadata(_path(found, name)))
 
-    return finished(begin("metadata", describe))
+    return wait_for(begin("metadata", describe))
 
 
 def checkpointables_metadata(path: PathLike) -> CheckpointMetadata[dict[str, AbstractCheckpointable]]:
@@ -171,7 +171,7 @@ def checkpointables_metadata(path: PathLike) -> CheckpointMetadata[dict[str, Abs
 
         return _about(found, described)
 
-    return finished(begin("metadata", describe))
+    return wait_for(begin("metadata", describe))
 
 
 def load_pytree(*args: Any, **kwargs: Any) -> PyTreeOf:
@@ -193,7 +193,7 @@ def pytree_metadata(*args: Any, **kwargs: Any) -> CheckpointMetadata[PyTreeMetad
 
 
 def _begin_load(path: PathLike, abstract_state: Any, checkpointable_name: str | None) -> Operation[Any]:
-    abstract = _standardized(abstract_state)
+    abstract = _plain_abstract(abstract_state)
     check_one_name(checkpointable_name)
     _check_abstract(abstract)
     paths.path_or_url(path)
@@ -206,14 +206,14 @@ def _begin_load(path: PathLike, abstract_state: Any, checkpointable_name: str | 
         name = await to_thread.run_sync(tree_name, found, checkpointable_name)
         known_as = name or os.path.basename(found.path)
         handler = handler_for_load(_registry(), abstract, name=known_as, recorded=found.recorded(name))
-        async with hosting():
+        async with share_loop():
             return await (await handler.load(_path(found, name), abstract))
 
     return begin("load", load_tree)
 
 
 def _begin_load_items(path: PathLike, abstract_checkpointables: Any) -> Operation[dict[str, Any]]:
-    abstract = _standardized(abstract_checkpointables)
+    abstract = _plain_abstract(abstract_checkpointables)
     if abstract is not None:
         check_item_names(abstract, "abstract_checkpointables")
 
@@ -226,7 +226,7 @@ def _begin_load_items(path: PathLike, abstract_checkpointables: Any) -> Operatio
                 f"Available checkpointables: {names}"
             )
 
-        async with hosting(len(asked)):
+        async with share_loop(len(asked)):
             return await _load_each(found, asked)
 
     return begin("load", load_items)
@@ -296,7 +296,7 @@ def _registry() -> Any:
     return get_context().checkpointables.registry
 
 
-def _standardized(abstract: Any) -> Any:
+def _plain_abstract(abstract: Any) -> Any:
     """Unwrap metadata, or replace abstract meshes by the mesh in force."""
     if isinstance(abstract, CheckpointMetadata):
         return abstract.metadata  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
@@ -333,7 +333,7 @@ async def load_safetensors(found: Survey, abstract: Any) -> Any:
     context = get_context()
     options: dict[str, Any] = {}
     if abstract is not None:
-        options = {"like": _jax.tree.map(_placed, abstract), "dtype": "like"}
+        options = {"like": _jax.tree.map(_with_placement, abstract), "dtype": "like"}
         if context.pytree.loading.partial_load:
             options["on_unexpected"] = "skip"
 
@@ -345,7 +345,7 @@ async def load_safetensors(found: Survey, abstract: Any) -> Any:
             raise mismatch([str(difference) for difference in error.differences]) from error
 
 
-def _placed(leaf: Any) -> Any:
+def _with_placement(leaf: Any) -> Any:
     if not isinstance(leaf, _jax.ShapeDtypeStruct) or leaf.sharding is not None:
         return leaf
 

@@ -36,7 +36,7 @@ from penstock.errors import ChecksumError, MissingFileError, PathError, StorageE
 from penstock.orbax.item_files import store_at
 from penstock.orbax.v1.errors import InvalidLayoutError
 from penstock.orbax.v1.handler_registration import AUTO, RESERVED, STATE, check_names
-from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, finished
+from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, wait_for
 from penstock.orbax.v1.options import CheckpointLayout
 from penstock.orbax.v1.path import PathLike
 
@@ -213,7 +213,7 @@ def delete(path: PathLike, *, checkpointable_name: str | None = None, missing_ok
         ValueError: If the item is the only one, or its name is not allowed.
         StorageError: If penstock reads it or saves there elsewhere on this machine, or the medium refuses.
     """
-    return finished(_begin(path, checkpointable_name, missing_ok=missing_ok))
+    return wait_for(_begin(path, checkpointable_name, missing_ok=missing_ok))
 
 
 def delete_async(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("AsyncResponse", "Operation", "begin", "budget", "finished", "give_up", "hosting")
+__all__ = ("AsyncResponse", "Operation", "begin", "budget", "give_up", "share_loop", "wait_for")
 
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable
@@ -187,7 +187,7 @@ def begin(name: str, main: Main[T]) -> Operation[T]:
     return operation
 
 
-def finished(operation: Operation[T]) -> T:
+def wait_for(operation: Operation[T]) -> T:
     """Wait in a thread for the end. If the wait is interrupted, stop the operation first."""
     try:
         return operation.result()
@@ -201,7 +201,7 @@ def finished(operation: Operation[T]) -> T:
 
 
 @asynccontextmanager
-async def hosting(parts: int = 1) -> AsyncGenerator[None, None]:
+async def share_loop(parts: int = 1) -> AsyncGenerator[None, None]:
     """Let operations that are started inside share this loop. Waits for them; an error cancels them.
 
     Args:

@@ -20,6 +20,7 @@ from anyio import fail_after, to_thread
 
 from penstock import Checkpointer
 from penstock.embedding import (
+    act_on_answer,
     built_in,
     checkpoint_metadata,
     document_files,
@@ -36,11 +37,11 @@ from penstock.orbax.tree import merge_trees
 from penstock.orbax.v1.abstract_tree import read_tree
 from penstock.orbax.v1.errors import PartialSaveReplacementError
 from penstock.orbax.v1.handler_registration import STATE
-from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, finished
+from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, wait_for
 from penstock.orbax.v1.options import Context, get_context
 from penstock.orbax.v1.path import PathLike
 from penstock.orbax.v1.pytree_handler import PyTreeHandler
-from penstock.orbax.v1.saving import ItemsSave, check_state, prepare_save, saves_jointly, staged
+from penstock.orbax.v1.saving import ItemsSave, check_state, prepare_save, saves_jointly, wait_until_staged
 from penstock.orbax.v1.tree import JsonType, PyTreeOf
 
 _PENDING: Final = ".pending_"
@@ -58,7 +59,7 @@ _REFUSALS: Final[Mapping[str, type[Exception]]] = {
 
 def save(path: PathLike, state: PyTreeOf, *, custom_metadata: JsonType | None = None) -> None:
     """Save a part of a tree, next to `path`; return when it is durable. See `save_async`."""
-    finished(_begin(path, state, custom_metadata))
+    wait_for(_begin(path, state, custom_metadata))
 
 
 def save_async(
@@ -77,7 +78,7 @@ def save_async(
         ValueError: If the part cannot be saved.
         PeerError: If another process of the job saves another part, fails, or does not come.
     """
-    return staged(_begin(path, state, custom_metadata))
+    return wait_until_staged(_begin(path, state, custom_metadata))
 
 
 def finalize(path: PathLike) -> None:
@@ -96,7 +97,7 @@ def finalize(path: PathLike) -> None:
 
     context = get_context()
     main = JointFinalization(place, context) if saves_jointly(context) else _Finalization(place, context)
-    finished(begin(f"finalize {place!r}", main))
+    wait_for(begin(f"finalize {place!r}", main))
 
 
 def _begin(path: PathLike, state: PyTreeOf, custom_metadata: JsonType | None) -> Operation[None]:
@@ -106,7 +107,7 @@ def _begin(path: PathLike, state: PyTreeOf, custom_metadata: JsonType | None) ->
         raise FileExistsError(f"Finalized checkpoint already exists at {place}.")
 
     check_state(state)
-    gathered, leaves = gathered_at(place), filled_leaves(state)
+    gathered, leaves = directory_of_parts(place), filled_leaves(state)
     if not jointly:
         check_new(gathered, leaves)
 
@@ -145,7 +146,7 @@ class _Finalization:
     context: Context
 
     async def __call__(self, operation: Operation[None]) -> None:
-        store, gathered = built_in.LocalStore(), gathered_at(self.path)
+        store, gathered = built_in.LocalStore(), directory_of_parts(self.path)
         if await to_thread.run_sync(os.path.exists, self.path):
             raise FileExistsError(f"Finalized checkpoint already exists at {self.path}.")
         if not await to_thread.run_sync(os.path.isdir, gathered):
@@ -164,7 +165,7 @@ class _Finalization:
             await to_thread.run_sync(make_name_durable, store, self.path)
             return
 
-        saving = await saving_of_parts(self.path, parts, self.context)
+        saving = await save_of_parts(self.path, parts, self.context)
         await saving(operation)
         await to_thread.run_sync(store.remove_tree, gathered)
 
@@ -191,13 +192,13 @@ class JointPart:
 
     def _begin(self) -> tuple[Sequence[str], kernel.Hold]:
         _check_absent(self.path)
-        gathered, store = gathered_at(self.path), built_in.LocalStore()
+        gathered, store = directory_of_parts(self.path), built_in.LocalStore()
         check_new(gathered, self.leaves)
         store.make_directory(gathered)
         return [new_part_name(self.path)], holds.hold_with_readers(store, gathered)
 
     async def _named(self, names: Sequence[str]) -> None:
-        self.saving.path = os.path.join(gathered_at(self.path), names[0])
+        self.saving.path = os.path.join(directory_of_parts(self.path), names[0])
 
 
 @final
@@ -220,11 +221,11 @@ class JointFinalization:
 
                 await saving(operation)
                 if is_publisher(self.context.multiprocessing):
-                    await to_thread.run_sync(built_in.LocalStore().remove_tree, gathered_at(self.path))
+                    await to_thread.run_sync(built_in.LocalStore().remove_tree, directory_of_parts(self.path))
 
     def _begin(self) -> tuple[Sequence[str], kernel.Hold]:
         _check_absent(self.path)
-        gathered, store = gathered_at(self.path), built_in.LocalStore()
+        gathered, store = directory_of_parts(self.path), built_in.LocalStore()
         if not os.path.isdir(gathered):
             raise FileNotFoundError(f"Partial save path {gathered} does not exist.")
 
@@ -241,8 +242,8 @@ class JointFinalization:
         return names, held
 
     async def _read(self, names: Sequence[str]) -> ItemsSave | None:
-        parts = [os.path.join(gathered_at(self.path), name) for name in names]
-        return await saving_of_parts(self.path, parts, self.context) if parts else None
+        parts = [os.path.join(directory_of_parts(self.path), name) for name in names]
+        return await save_of_parts(self.path, parts, self.context) if parts else None
 
 
 @final
@@ -299,7 +300,16 @@ async def _answered(
         return None
 
     try:
-        refused = await _together(question, context, answer, act_unless_refused)
+        async with Checkpointer(job=job_options(context.multiprocessing)) as checkpointer:
+            engine = checkpointer.engine
+            if engine.is_local(question.path):
+                raise ConfigError(
+                    "job.local_root", "parts are gathered in a directory that all processes see"
+                )
+
+            operation = engine.coordinator.operation(question.about)
+            refused = await act_on_answer(operation, question.asked, answer, act_unless_refused)
+
         if refused is not None:
             raise refused
 
@@ -309,29 +319,12 @@ async def _answered(
             hold.release()
 
 
-async def _together(
-    question: _Question,
-    context: Context,
-    answer: Callable[[], Awaitable[str]],
-    act: Callable[[str], Awaitable[T]],
-) -> T:
-    from penstock.embedding import act_on_answer
-
-    async with Checkpointer(job=job_options(context.multiprocessing)) as checkpointer:
-        engine = checkpointer.engine
-        if engine.is_local(question.path):
-            raise ConfigError("job.local_root", "parts are gathered in a directory that all processes see")
-
-        operation = engine.coordinator.operation(question.about)
-        return await act_on_answer(operation, question.asked, answer, act)
-
-
 def _check_absent(path: str) -> None:
     if os.path.exists(path):
         raise FileExistsError(f"Finalized checkpoint already exists at {path}.")
 
 
-def gathered_at(path: str) -> str:
+def directory_of_parts(path: str) -> str:
     """Return the directory of the parts of the checkpoint at `path`."""
     return path + file_names.PARTIAL_SUFFIX
 
@@ -388,7 +381,7 @@ def check_new(gathered: str, leaves: Sequence[kernel.ParamInfo]) -> None:
             )
 
 
-async def saving_of_parts(path: str, parts: Sequence[str], context: Context) -> ItemsSave:
+async def save_of_parts(path: str, parts: Sequence[str], context: Context) -> ItemsSave:
     """Return the save of all parts as one tree, mapped into memory and compared with their checksums.
 
     Raises:

@@ -18,7 +18,7 @@ __all__ = (
     "save_pytree",
     "save_pytree_async",
     "saves_jointly",
-    "staged",
+    "wait_until_staged",
 )
 
 import os
@@ -66,7 +66,7 @@ from penstock.orbax.v1.handler_registration import (
     typestr,
 )
 from penstock.orbax.v1.handlers import JsonHandler, MetricsHandler
-from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, finished, give_up, hosting
+from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, give_up, share_loop, wait_for
 from penstock.orbax.v1.options import Context, get_context
 from penstock.orbax.v1.path import PathLike, PendingPath
 from penstock.orbax.v1.pytree_handler import CustomLeaves, PyTreeHandler
@@ -101,7 +101,7 @@ def save(
     """
     check_state(state)
     items = {checkpointable_name: state}
-    finished(begin_save(path, items, overwrite=overwrite, custom_metadata=custom_metadata))
+    wait_for(begin_save(path, items, overwrite=overwrite, custom_metadata=custom_metadata))
 
 
 def save_checkpointables(
@@ -124,7 +124,7 @@ def save_checkpointables(
         NoEntryError: If an object has no handler. It is a KeyError.
         PenstockError: What `penstock.save` raises.
     """
-    finished(begin_save(path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata))
+    wait_for(begin_save(path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata))
 
 
 def save_async(
@@ -141,7 +141,7 @@ def save_async(
     """
     check_state(state)
     items = {checkpointable_name: state}
-    return staged(begin_save(path, items, overwrite=overwrite, custom_metadata=custom_metadata))
+    return wait_until_staged(begin_save(path, items, overwrite=overwrite, custom_metadata=custom_metadata))
 
 
 def save_checkpointables_async(
@@ -152,7 +152,9 @@ def save_checkpointables_async(
     custom_metadata: JsonType | None = None,
 ) -> AsyncResponse[None]:
     """Start to save named objects; return when they may be changed. See `save_checkpointables`."""
-    return staged(begin_save(path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata))
+    return wait_until_staged(
+        begin_save(path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata)
+    )
 
 
 def save_pytree(*args: Any, **kwargs: Any) -> None:
@@ -360,7 +362,7 @@ class ItemsSave:
         self, operation: Operation[None], place: str, make: Callable[[], Awaitable[None]]
     ) -> None:
         directory = PendingPath(self._context.file.path_class(place), make)
-        async with hosting(len(self._items)):
+        async with share_loop(len(self._items)):
             writing: dict[str, Awaitable[None]] = {}
 
             async def begin_item(name: str, item: Checkpointable) -> None:
@@ -394,7 +396,7 @@ class ItemsSave:
         building.publish(synced=False)
 
 
-def staged(operation: Operation[None]) -> Operation[None]:
+def wait_until_staged(operation: Operation[None]) -> Operation[None]:
     """Wait in this thread until the objects may be changed."""
     try:
         operation.wait_begun()

@@ -181,10 +181,10 @@ class _Format(NameFormat[StepCheckpointMetadata[None]]):
         return self.names.build_name(step)
 
     def find_all(self, base_path: Any) -> Iterator[StepCheckpointMetadata[None]]:
-        return map(_described, self.names.find_all(base_path))
+        return map(_describe, self.names.find_all(base_path))
 
     def find_step(self, base_path: Any, step: int) -> StepCheckpointMetadata[None]:
-        return _described(self.names.find_step(base_path, step))
+        return _describe(self.names.find_step(base_path, step))
 
 
 def standard_name_format(
@@ -223,7 +223,7 @@ def composite_name_format(
     return established.composite_name_format(write_name_format, read_name_formats)
 
 
-def _described(found: Any) -> StepCheckpointMetadata[None]:
+def _describe(found: Any) -> StepCheckpointMetadata[None]:
     """Describe a step; one whose times are damaged is a step, too, of which no time is known."""
     try:
         times: dict[str, Any] = {

@@ -39,10 +39,10 @@ from penstock.orbax.v1.errors import StepAlreadyExistsError, StepNotFoundError
 from penstock.orbax.v1.handler_registration import STATE
 from penstock.orbax.v1.loading import load_checkpointables_async
 from penstock.orbax.v1.locating import delete
-from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, finished
+from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, wait_for
 from penstock.orbax.v1.options import Context, get_context
 from penstock.orbax.v1.path import Path, PathLike
-from penstock.orbax.v1.saving import begin_save, check_state, staged
+from penstock.orbax.v1.saving import begin_save, check_state, wait_until_staged
 from penstock.orbax.v1.step_formats import CheckpointMetadata as OneCheckpoint
 from penstock.orbax.v1.step_formats import NameFormat, RootMetadata, standard_name_format
 from penstock.orbax.v1.step_formats import StepCheckpointMetadata as CheckpointMetadata
@@ -259,7 +259,7 @@ class Checkpointer:
         self, step: Step | None = None, abstract_checkpointables: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """Load named objects of a step: those that are asked for, or all. See `load`."""
-        return finished(self._begin_load(step, abstract_checkpointables))
+        return wait_for(self._begin_load(step, abstract_checkpointables))
 
     def load_async(
         self, step: Step | None = None, abstract_state: PyTreeOf | None = None
@@ -415,10 +415,10 @@ class Checkpointer:
         if not new.force and not self._steps.is_wanted(number, says):
             return None
 
-        times.timed("wait_for_prev", self._wait_for_save)
+        times.measure("wait_for_prev", self._wait_for_save)
         self._steps.check_metrics(new.metrics)
         choose = self._steps.to_delete
-        change, failure = times.timed("get_old_steps", self._steps.begin, number, new.metrics, choose)
+        change, failure = times.measure("get_old_steps", self._steps.begin, number, new.metrics, choose)
         if failure is not None:
             self._steps.undo(change)
             try:
@@ -436,7 +436,7 @@ class Checkpointer:
                     custom_metadata=new.custom_metadata,
                     metrics=new.metrics,
                 )
-                saving = staged(operation)
+                saving = wait_until_staged(operation)
         except BaseException:
             self._steps.undo(change)
             raise
