@@ -2,7 +2,7 @@
 
 A `PluginKind` says which values those are: stages, codecs, handlers, observers, stores. It finds penstock's
 own and those of other distributions. A `StageRegistry` also has stages that were registered by hand, and
-`penstock.kernel.plugins.handler_registry` has handlers by type.
+`penstock.handlers.leaves.handler_registry` has handlers by type.
 """
 
 from __future__ import annotations

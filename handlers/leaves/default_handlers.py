@@ -10,9 +10,9 @@ from jax.core import Tracer
 
 from penstock.handlers.leaves.array import ArrayHandler
 from penstock.handlers.leaves.empty import EmptyHandler, EmptyNamedTuple
+from penstock.handlers.leaves.handler_registry import HandlerRegistry
 from penstock.handlers.leaves.numpy_array import NumpyHandler
 from penstock.handlers.leaves.scalar import ScalarHandler, StringHandler
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
 
 
 def default_handlers(*, entry_points: bool = True) -> HandlerRegistry:

@@ -78,12 +78,12 @@ if TYPE_CHECKING:
     from penstock.config.config import Config
     from penstock.handlers.coordinators.job_options import JobOptions
     from penstock.handlers.layouts.item_types import Composite
+    from penstock.handlers.leaves.handler_registry import HandlerRegistry
     from penstock.kernel.errors import PenstockError
     from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
     from penstock.kernel.messages.restore import Transform
     from penstock.kernel.pipeline.pipeline import Milestone, Pipeline
     from penstock.kernel.pipeline.run_context import Progress
-    from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
     from penstock.reports.report import RestoreReport, SaveReport
     from penstock.stages.pytree.flattening import PerProcess
@@ -128,7 +128,7 @@ else:
             "penstock.kernel.pipeline.pipeline": ("Milestone", "Pipeline"),
             "penstock.kernel.pipeline.run_context": ("Progress",),
             "penstock.reports.report": ("RestoreReport", "SaveReport"),
-            "penstock.kernel.plugins.handler_registry": ("HandlerRegistry",),
+            "penstock.handlers.leaves.handler_registry": ("HandlerRegistry",),
             "penstock.stages.pytree.flattening": ("PerProcess",),
             "penstock.steps.manager": ("CheckpointManager",),
             "penstock.steps.step_watch": ("watch",),

@@ -156,6 +156,7 @@ if TYPE_CHECKING:
     from penstock.handlers.formats.orbax.recorded_arrays import check_arrays
     from penstock.handlers.layouts.discovery import find_place
     from penstock.handlers.leaves import prng_keys
+    from penstock.handlers.leaves.adapted_handler import AdaptedHandler
     from penstock.handlers.leaves.empty import EmptyNamedTuple
     from penstock.handlers.leaves.single_replica import ReplicaAxis
     from penstock.kernel.concurrency.threads import LoopHandle, await_future
@@ -163,7 +164,6 @@ if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteAccount
     from penstock.kernel.pipeline import failures
     from penstock.kernel.pipeline.run_context import BaseIfWhole
-    from penstock.kernel.plugins.adapted_handler import AdaptedHandler
     from penstock.kernel.protocols.leaf import EMPTY_MARKERS
     from penstock.kernel.storage import deletion, holds, paths
     from penstock.kernel.storage.snapshots import snapshot_of
@@ -236,7 +236,7 @@ else:
                 "await_future",
             ),
             "penstock.kernel.memory.byte_account": ("ByteAccount",),
-            "penstock.kernel.plugins.adapted_handler": ("AdaptedHandler",),
+            "penstock.handlers.leaves.adapted_handler": ("AdaptedHandler",),
             "penstock.kernel.protocols.leaf": ("EMPTY_MARKERS",),
             "penstock.kernel.pipeline.run_context": ("BaseIfWhole",),
             "penstock.kernel.storage.snapshots": ("snapshot_of",),

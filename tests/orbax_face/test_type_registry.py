@@ -17,7 +17,7 @@ import penstock
 from penstock.checkpointer import pipelines
 from penstock.handlers.leaves import array, numpy_array, scalar
 from penstock.handlers.leaves import scalar as string
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
+from penstock.handlers.leaves.adapted_handler import AdaptedHandler
 from penstock.orbax import type_handlers as ours
 from penstock.orbax.database_merging import MergeProcessFiles
 from penstock.orbax.stage_workers import StageRegistry, StageWorkers, UnknownTypeError

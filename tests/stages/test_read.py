@@ -16,6 +16,7 @@ from tests.stages.stage_rig import ParcelHandler, Rig, cancel_in, run_one, run_s
 
 from penstock.errors import ChecksumError, HandlerFailedError, PipelineError, StorageError, TruncatedDataError
 from penstock.handlers import LocalStore
+from penstock.handlers.leaves.adapted_handler import AdaptedHandler
 from penstock.kernel import (
     DirectRead,
     DriverRead,
@@ -31,7 +32,6 @@ from penstock.kernel import (
     Target,
 )
 from penstock.kernel.pipeline.stage import FunctionStage
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.stages import LimitBytes
 from penstock.stages import read as module
 

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from penstock.config.config import Config
     from penstock.handlers.coordinators.job_options import JobOptions
     from penstock.handlers.layouts.auto_layout import AutoLayout
+    from penstock.handlers.leaves.handler_registry import HandlerRegistry
     from penstock.kernel.memory.regulator import MemoryRegulator
     from penstock.kernel.messages.restore import Only, Rename, Transform
     from penstock.kernel.pipeline.pipeline import Pipeline
     from penstock.kernel.pipeline.run_context import Compare, RestoreRun, SaveRun, ShowProgress, Staging
-    from penstock.kernel.plugins.handler_registry import HandlerRegistry
     from penstock.kernel.protocols.coordinator import Coordinator
     from penstock.kernel.protocols.layouts import Layout
     from penstock.kernel.protocols.leaf import KeyPath, LeafPredicate

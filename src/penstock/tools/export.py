@@ -10,10 +10,10 @@ from typing import Any
 from penstock.checkpointer.checkpointer import Checkpointer, Path
 from penstock.config.config import Config
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
+from penstock.handlers.leaves.handler_registry import HandlerRegistry
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.stores import Store
 from penstock.reports.report import SaveReport

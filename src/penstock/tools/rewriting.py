@@ -17,6 +17,7 @@ from penstock.config.config import Config
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.layouts.items_layout import CompositeLayout
 from penstock.handlers.leaves.default_handlers import default_handlers
+from penstock.handlers.leaves.handler_registry import HandlerRegistry
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PathError
@@ -24,7 +25,6 @@ from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.messages.save import Committed
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.plugins.handler_registry import HandlerRegistry
 from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.save_format import SaveFormat

@@ -13,6 +13,7 @@ import pytest
 from anyio import CancelScope, Event, create_task_group
 
 from penstock.errors import HandlerError, HandlerFailedError, InvalidLeafError, PipelineError
+from penstock.handlers.leaves.adapted_handler import AdaptedHandler
 from penstock.kernel import (
     KeyKind,
     Leaf,
@@ -26,7 +27,6 @@ from penstock.kernel import (
     TypeHandler,
 )
 from penstock.kernel.concurrency.threads import LoopHandle
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 
 pytestmark = pytest.mark.anyio
 

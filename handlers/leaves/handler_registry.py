@@ -11,8 +11,8 @@ from threading import RLock
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Final, Protocol, cast, final, runtime_checkable
 
+from penstock.handlers.leaves.adapted_handler import AdaptedHandler
 from penstock.kernel.errors import AmbiguousHandlerError, HandlerError, NoHandlerError
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, TypeHandler
 from penstock.kernel.registry import PluginKind

@@ -12,8 +12,8 @@ import pytest
 
 from penstock import HandlerRegistry
 from penstock.errors import AmbiguousHandlerError, ConfigError, HandlerError, NoHandlerError, PipelineError
+from penstock.handlers.leaves.adapted_handler import AdaptedHandler
 from penstock.kernel import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target, TypeHandler
-from penstock.kernel.plugins.adapted_handler import AdaptedHandler
 from penstock.kernel.registry import StageRegistry, find_plugins
 
 

@@ -1,1 +1,0 @@
-"""Registries of handlers and of stages, to which other distributions add."""
