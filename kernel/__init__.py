@@ -82,6 +82,7 @@ __all__ = (
     "ReadLeaves",
     "ReadableFile",
     "Renames",
+    "Replicas",
     "RestorePlan",
     "RestoreRequest",
     "RestoreRun",
@@ -181,7 +182,7 @@ if TYPE_CHECKING:
         Opening,
         Place,
     )
-    from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
+    from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, Replicas, StoredLeaf
     from penstock.kernel.protocols.leaf_handlers import (
         BufferHandler,
         ChunkBuffersHandler,
@@ -271,7 +272,9 @@ else:
                 "ArrangedLayout", "Arrangement", "FormattedLayout", "ItemsLayout", "Layout", "Opening",
                 "Place",
             ),
-            "penstock.kernel.protocols.leaf": ("KeyKind", "KeyPath", "LeafSpec", "ParamInfo", "StoredLeaf"),
+            "penstock.kernel.protocols.leaf": (
+                "KeyKind", "KeyPath", "LeafSpec", "ParamInfo", "Replicas", "StoredLeaf",
+            ),
             "penstock.kernel.protocols.leaf_handlers": (
                 "BufferHandler", "ChunkBuffersHandler", "ChunkingHandler", "GlobalHandler", "HandlerLookup",
                 "Leaf", "LeafHandler", "PackingHandler", "PartsHandler", "ReadLeaf", "ReadLeaves",

@@ -32,7 +32,7 @@ from penstock.handlers.leaves.shards import (
 from penstock.handlers.leaves.small_arrays import make_small, pack_placements
 from penstock.handlers.leaves.stored_value import type_name
 from penstock.kernel.errors import DeletedLeafError, InvalidLeafError, TreeDifference
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, Replicas, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.written import PiecePlan
@@ -111,8 +111,10 @@ class ArrayHandler:
             shard_shape,
             sharding=encode(sharding),
             random_key_impl=key_impl,
-            n_replicas=_n_replicas(sharding.num_devices, value.shape, shard_shape),
-            is_global=not value.is_fully_addressable,
+            replicas=Replicas(
+                _n_replicas(sharding.num_devices, value.shape, shard_shape),
+                is_global=not value.is_fully_addressable,
+            ),
         )
         return spec if self.described is None else self.described(spec, info.key_path)
 
@@ -121,7 +123,9 @@ class ArrayHandler:
         array = cast("jax.Array", value if spec.random_key_impl is None else key_data_of(value))
         part = spec.write_shape or spec.chunk_shape
         return (
-            len(parts_here(array.sharding, array.shape, part, spec.writer)) * math.prod(part) * spec.itemsize
+            len(parts_here(array.sharding, array.shape, part, spec.replicas.writer))
+            * math.prod(part)
+            * spec.itemsize
         )
 
     def processes_of(self, value: Any) -> AbstractSet[int]:

@@ -60,7 +60,7 @@ def shard_pieces(
         return
 
     whole = math.prod(shape) * itemsize
-    for source in _sources(value, shape, shape, spec.writer):
+    for source in _sources(value, shape, shape, spec.replicas.writer):
         if alias:
             view = _HostView(value, source.data, key_path)
             yield PiecePlan(source.shard, 0, whole, 0, partial(view.take, 0, whole))
@@ -77,7 +77,7 @@ def _recut_pieces(
 ) -> Iterator[PiecePlan]:
     """Plan the pieces of an array whose chunks are smaller than its shards, or whose dtype changes."""
     written = shape if spec.write_shape is None else spec.write_shape
-    sources = list(_sources(value, shape, written, spec.writer))
+    sources = list(_sources(value, shape, written, spec.replicas.writer))
     if not sources:
         return
     if written == shape:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = (
     "EMPTY_MARKERS",
+    "ONE_REPLICA",
     "Children",
     "InfoRun",
     "KeyKind",
@@ -16,6 +17,7 @@ __all__ = (
     "LeafPredicate",
     "LeafSpec",
     "ParamInfo",
+    "Replicas",
     "StoredLeaf",
     "TreeNode",
     "keys_of",
@@ -84,6 +86,22 @@ class ParamInfo:
         object.__setattr__(self, "name", ".".join(self.keys))
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The copies of each shard of a leaf that is saved, and those of them that are written."""
+
+    n: int = 1  #: devices that hold the same shard, over all processes
+    n_writers: int = 1  #: replicas that each write a part of a shard
+    is_global: bool = False  #: whether other processes hold shards of the leaf
+    writer: int | None = field(default=0, compare=False)
+    """The replica that writes a shard, or its first part. None if each process writes all that it holds, on a
+    disk of its own; then chunks of other processes are not there."""
+
+
+ONE_REPLICA: Final = Replicas()
+
+
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
     """The description of a leaf as it is stored: everything but its bytes and its place in the tree."""
@@ -93,21 +111,14 @@ class LeafSpec:
     dtype: str = ""  #: by name, as zarr v3 spells it: `float32`, `bfloat16`, `int4`
     itemsize: int = 0  #: bytes of one stored element
     chunk_shape: tuple[int, ...] = ()  #: divides `shape`; every axis at least 1
-    write_shape: tuple[int, ...] | None = None  #: of a jax.Array: the part that one replica writes
+    write_shape: tuple[int, ...] | None = None  #: the part that one replica writes, of what devices hold
     text: str | None = None  #: the value of a string leaf
-    sharding: str | None = None  #: of a jax.Array: its sharding as a JSON text
-    random_key_impl: str | None = None  #: of a typed PRNG key: the name of its implementation
+    sharding: str | None = None  #: which devices held which part, as its handler says it: a JSON text
+    random_key_impl: str | None = None  #: of random keys: the generator that they are for
     codec: str | None = None
     """How a save encodes each chunk: `zstd:3`, `auto` while that is undecided, or None for not at all."""
-    n_replicas: int = 1  #: of a jax.Array to be saved: devices that hold the same shard, over all processes
-    n_writers: int = 1  #: of a jax.Array to be saved: replicas that write a part of each shard
-    is_global: bool = False  #: of a jax.Array to be saved: whether other processes hold parts of it
-    writer: int | None = field(default=0, compare=False)
-    """Of a jax.Array to be saved: which replica of a shard writes it, or its first part. None if each process
-    writes all that it holds, on a disk of its own; then chunks of other processes are not there."""
-    shapes_recorded: bool = (
-        True  #: of a jax.Array to be saved: whether its `write_shape` and key are recorded
-    )
+    replicas: Replicas = ONE_REPLICA  #: at a save
+    shapes_recorded: bool = True  #: at a save: whether `write_shape` and `random_key_impl` are recorded
 
     nbytes: int = field(init=False, compare=False, repr=False)
     """Array bytes stored in total, uncompressed."""

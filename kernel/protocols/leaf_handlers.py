@@ -278,7 +278,7 @@ class GlobalHandler(Capability, Protocol):
         """Return how many bytes of the leaf this process writes. Touches no array bytes.
 
         Args:
-            value: The leaf; `spec.is_global`.
+            value: The leaf; `spec.replicas.is_global`.
             spec: How it is stored.
         """
         ...

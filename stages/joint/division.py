@@ -69,7 +69,7 @@ async def divided(
     shares = await run.threads.run(_shares, leaves, own, writes_whole)
     handled = _handled(leaves, own, writes_whole)
     held_whole = leaves.part(
-        [at for at, spec in enumerate(leaves.specs) if not spec.is_global and at not in own]
+        [at for at, spec in enumerate(leaves.specs) if not spec.replicas.is_global and at not in own]
     )
     found = await take_digests(run, held_whole)
     options = {**options_of(run), "auto_codec": choice.auto_codec if places and choice else None}
@@ -140,12 +140,12 @@ def _shares(leaves: Leaves, own: Container[int], writes_whole: bool) -> list[int
     shares: list[int] = []
     assert leaves.values is not None
     for number, (spec, handler) in enumerate(zip(leaves.specs, leaves.handlers, strict=True)):
-        if number in own and spec.is_global:
+        if number in own and spec.replicas.is_global:
             raise InvalidLeafError(
                 leaves.infos[leaves.indices[number]].key_path,
                 "the array has shards on other processes, and a PerProcess is what one process holds whole",
             )
-        if spec.is_global and isinstance(handler, GlobalHandler):
+        if spec.replicas.is_global and isinstance(handler, GlobalHandler):
             shares.append(handler.nbytes_here(leaves.values[number], spec))
         else:
             shares.append(spec.nbytes if writes_whole or number in own else 0)
@@ -221,8 +221,8 @@ def _described(spec: LeafSpec) -> str:
         parts.append(f"written in {list(spec.write_shape or ())}")
 
     parts += [what for what in (spec.codec, spec.random_key_impl) if what]
-    if spec.is_global:
-        parts.append(f"over {spec.n_replicas} replicas of {spec.sharding}")
+    if spec.replicas.is_global:
+        parts.append(f"over {spec.replicas.n} replicas of {spec.sharding}")
 
     return " ".join(parts)
 
@@ -239,7 +239,7 @@ def check_active(leaves: Leaves, active: Sequence[int]) -> None:
     """
     assert leaves.values is not None
     for number, (spec, handler) in enumerate(zip(leaves.specs, leaves.handlers, strict=True)):
-        if not spec.is_global or not isinstance(handler, GlobalHandler):
+        if not spec.replicas.is_global or not isinstance(handler, GlobalHandler):
             continue
 
         others = [index for index in handler.processes_of(leaves.values[number]) if index not in active]
@@ -264,19 +264,19 @@ def balanced(specs: Sequence[LeafSpec]) -> Sequence[LeafSpec]:
     shared = [
         at
         for at, spec in enumerate(specs)
-        if spec.is_global and spec.n_replicas > 1 and spec.n_writers == 1 and spec.nbytes
+        if spec.replicas.is_global and spec.replicas.n > 1 and spec.replicas.n_writers == 1 and spec.nbytes
     ]
     for at in sorted(shared, key=lambda at: (-_shard_bytes(specs[at]), at)):
         spec = specs[at]
-        heap = least.setdefault(spec.n_replicas, [])
+        heap = least.setdefault(spec.replicas.n, [])
         if not heap:
-            heap.extend((0, rank, writer) for rank, writer in enumerate(_far_apart(spec.n_replicas)))
+            heap.extend((0, rank, writer) for rank, writer in enumerate(_far_apart(spec.replicas.n)))
 
         nbytes, rank, writer = heap[0]
         heapq.heapreplace(heap, (nbytes + _shard_bytes(spec), rank, writer))
         key = id(spec), writer
         if key not in alike:
-            alike[key] = replace(spec, writer=writer)
+            alike[key] = replace(spec, replicas=replace(spec.replicas, writer=writer))
 
         chosen[at] = alike[key]
 
@@ -286,8 +286,10 @@ def balanced(specs: Sequence[LeafSpec]) -> Sequence[LeafSpec]:
 def each_its_own(specs: Sequence[LeafSpec]) -> Sequence[LeafSpec]:
     """Return the specs for local disks: each process writes all that it holds, whoever else holds it, too."""
     known = {id(spec): spec for spec in specs}
-    alike = {number: replace(spec, writer=None) for number, spec in known.items()}
-    return [alike[id(spec)] if spec.is_global else spec for spec in specs]
+    alike = {
+        number: replace(spec, replicas=replace(spec.replicas, writer=None)) for number, spec in known.items()
+    }
+    return [alike[id(spec)] if spec.replicas.is_global else spec for spec in specs]
 
 
 def _shard_bytes(spec: LeafSpec) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ("Joined", "JoinedTrees", "encoded_own", "joined", "keys_of_node", "numbers_told", "places_of_own")
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any, Final, cast, final
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 from penstock.kernel.messages.changed_specs import LeafChange
 from penstock.kernel.messages.save import SavePlan
-from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafInfos, LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafInfos, LeafSpec, ParamInfo, Replicas
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup, LeafHandler
 
 _BYTES_OF_A_LEAF: Final = 100  # references, and what is told of a leaf that one process has
@@ -172,7 +172,7 @@ def _info(row: Mapping[str, Any]) -> ParamInfo:
 
 
 def _encoded(spec: LeafSpec) -> dict[str, Any]:
-    return {name: getattr(spec, name) for name in _FIELDS}
+    return {name: getattr(spec, name) for name in _FIELDS} | {"replicas": astuple(spec.replicas)}
 
 
 def _decoded(found: Mapping[str, Any]) -> LeafSpec:
@@ -181,4 +181,5 @@ def _decoded(found: Mapping[str, Any]) -> LeafSpec:
         shape = cast("Sequence[int] | None", values[name])
         values[name] = None if shape is None else tuple(shape)
 
+    values["replicas"] = Replicas(*values["replicas"])
     return LeafSpec(**values)

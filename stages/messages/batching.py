@@ -270,7 +270,11 @@ def refuse_global(leaves: Leaves) -> None:
     Raises:
         InvalidLeafError: For the first of them.
     """
-    spread = {number for number, spec in {id(spec): spec for spec in leaves.specs}.items() if spec.is_global}
+    spread = {
+        number
+        for number, spec in {id(spec): spec for spec in leaves.specs}.items()
+        if spec.replicas.is_global
+    }
     if not spread:
         return
 

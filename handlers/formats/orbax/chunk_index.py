@@ -68,7 +68,7 @@ class ChunkIndex:
         self._starts = np.cumsum(self._counts) - self._counts  #: first slot of each array
         self._chunk_nbytes = _column([spec.chunk_nbytes for spec in specs])
         self._coded = np.array([spec.codec is not None for spec in specs], np.bool_)
-        self._elsewhere = np.array([spec.writer is None for spec in specs], np.bool_)
+        self._elsewhere = np.array([spec.replicas.writer is None for spec in specs], np.bool_)
 
         entries = _Entries()
         kinds = {number: _Kind.of(spec, version) for number, spec in known.items()}
@@ -84,7 +84,7 @@ class ChunkIndex:
         self._spilled = entries.spill(chosen, METADATA_KEYS[version - 2].encode())
         del names  # as many bytes as a third of all keys
         # The encoded length of a chunk differs from save to save, and which are elsewhere is known by then.
-        unknown = any(spec.codec is not None or spec.writer is None for spec in known.values())
+        unknown = any(spec.codec is not None or spec.replicas.writer is None for spec in known.values())
         self._unplanned = entries if unknown else None
         self._plan = None
         if not unknown:

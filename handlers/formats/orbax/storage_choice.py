@@ -78,16 +78,18 @@ def fitted(
 
 def _divided(spec: LeafSpec, form: SaveFormat) -> LeafSpec:
     """Give each replica of a shard its part to write, if that is asked for and worth it."""
-    if not form.replica_parallel or spec.n_replicas == 1 or spec.write_shape is None:
+    if not form.replica_parallel or spec.replicas.n == 1 or spec.write_shape is None:
         return spec
 
     most = form.replica_parallel_max_replicas
-    part = replica_shape(spec.write_shape, min(spec.n_replicas, most or spec.n_replicas))
+    part = replica_shape(spec.write_shape, min(spec.replicas.n, most or spec.replicas.n))
     if part is None or math.prod(part) * spec.itemsize < form.replica_parallel_min_bytes:
         return spec
 
     n_writers = math.prod(spec.write_shape) // math.prod(part)
-    return replace(spec, write_shape=part, chunk_shape=part, n_writers=n_writers)
+    return replace(
+        spec, write_shape=part, chunk_shape=part, replicas=replace(spec.replicas, n_writers=n_writers)
+    )
 
 
 def _cast(spec: LeafSpec, key_path: str, wanted: object) -> LeafSpec:
@@ -221,8 +223,8 @@ def split_among_replicas(spec: LeafSpec) -> LeafSpec:
     Without such an axis, without replicas, and for anything but a jax.Array, it is returned as it is.
     """
     shard = spec.write_shape
-    if spec.n_replicas == 1 or shard is None or spec.nbytes == 0 or spec.chunk_shape != shard:
+    if spec.replicas.n == 1 or shard is None or spec.nbytes == 0 or spec.chunk_shape != shard:
         return spec
 
-    part = replica_shape(shard, spec.n_replicas)
+    part = replica_shape(shard, spec.replicas.n)
     return spec if part is None else replace(spec, chunk_shape=part, write_shape=part)

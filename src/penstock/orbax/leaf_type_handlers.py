@@ -447,26 +447,27 @@ class SpecOptions:
 
         shard, part = spec.write_shape, None
         if shard is not None:
-            part = self.replicas.part_of(shard, spec.n_replicas, spec.itemsize)
+            part = self.replicas.part_of(shard, spec.replicas.n, spec.itemsize)
 
         n_parts = 1 if shard is None or part is None else math.prod(shard) // math.prod(part)
-        if n_parts == 1 and (self.replica_id or 0) >= spec.n_replicas:
-            problem = f"replica_id is {self.replica_id}, but its shards have {spec.n_replicas} replicas"
+        if n_parts == 1 and (self.replica_id or 0) >= spec.replicas.n:
+            problem = f"replica_id is {self.replica_id}, but its shards have {spec.replicas.n} replicas"
             raise InvalidLeafError(key_path, problem)
 
         spec = replace(
             spec,
-            n_replicas=n_parts,
+            replicas=replace(spec.replicas, n=n_parts),
             sharding=spec.sharding if self.shardings else None,
             shapes_recorded=self.shapes,
         )
-        if not spec.is_global:
+        if not spec.replicas.is_global:
             return spec
         # Of several processes it is said here which replicas write what: nothing else divides it then.
         if part is None:
-            return replace(spec, n_replicas=1, writer=self.replica_id or 0)
+            return replace(spec, replicas=replace(spec.replicas, n=1, writer=self.replica_id or 0))
 
-        return replace(spec, n_replicas=1, n_writers=n_parts, write_shape=part, chunk_shape=part)
+        replicas = replace(spec.replicas, n=1, n_writers=n_parts)
+        return replace(spec, replicas=replicas, write_shape=part, chunk_shape=part)
 
 
 def replicas_share_by_default() -> bool:

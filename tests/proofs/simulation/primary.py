@@ -28,6 +28,7 @@ from penstock.kernel import (
     LeafSpec,
     MemoryRegulator,
     ParamInfo,
+    Replicas,
     SavePlan,
     SaveRun,
     Threads,
@@ -63,7 +64,9 @@ class Tree:
         """Make it as a model has it: layers with eight arrays each, sharded over all processes."""
         shape = (n_processes, ROW[1])
         text = _sharding_text(n_processes)
-        spec = LeafSpec("jax.Array", shape, "float32", 4, ROW, ROW, sharding=text, is_global=True)
+        spec = LeafSpec(
+            "jax.Array", shape, "float32", 4, ROW, ROW, sharding=text, replicas=Replicas(is_global=True)
+        )
         keys = [("params", f"layer_{at // 8:05}", f"w{at % 8}") for at in range(n_leaves)]
         kinds = (KeyKind.MAPPING,) * 3
         infos = [ParamInfo(each, kinds, "".join(f"[{key!r}]" for key in each)) for each in keys]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel import LeafSpec
+from penstock.kernel import LeafSpec, Replicas
 from penstock.stages.joint.division import balanced
 
 
@@ -21,17 +21,15 @@ def spec(n: int, n_replicas: int = 4, *, is_global: bool = True, n_writers: int 
         4,
         (n,),
         (n,),
-        n_replicas=n_replicas,
-        is_global=is_global,
-        n_writers=n_writers,
+        replicas=Replicas(n_replicas, n_writers, is_global),
     )
 
 
 def written(specs: Sequence[LeafSpec], replicas_of_a_process: int) -> Counter[int]:
     nbytes: Counter[int] = Counter()
     for found in balanced(specs):
-        assert found.writer is not None
-        nbytes[found.writer // replicas_of_a_process] += found.nbytes
+        assert found.replicas.writer is not None
+        nbytes[found.replicas.writer // replicas_of_a_process] += found.nbytes
 
     return nbytes
 
@@ -63,7 +61,7 @@ def test_arrays_that_are_cut_or_are_one_process_s_own_stay_as_they_are() -> None
     found = balanced(specs)
 
     assert [one is other for one, other in zip(specs, found, strict=True)][1:5] == [True] * 4
-    assert {found[0].writer, found[5].writer} == {0, 2}
+    assert {found[0].replicas.writer, found[5].replicas.writer} == {0, 2}
 
 
 def test_arrays_that_were_alike_and_go_to_one_replica_share_a_spec() -> None:

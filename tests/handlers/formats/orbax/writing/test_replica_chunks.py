@@ -103,7 +103,7 @@ def test_each_part_comes_from_a_device_of_its_own() -> None:
     value = jax.make_array_from_single_device_arrays((16, 2), sharding, shards)
 
     leaf, plans = plans_of(value, PARALLEL)
-    assert (leaf.spec.n_replicas, leaf.spec.write_shape, leaf.spec.chunk_shape) == (8, (2, 2), (2, 2))
+    assert (leaf.spec.replicas.n, leaf.spec.write_shape, leaf.spec.chunk_shape) == (8, (2, 2), (2, 2))
     found = put_together(leaf, plans)
     assert sorted(found[:, 0].tolist()) == sorted([*range(8), *range(8)])
     assert (found[:, 0] == found[:, 1]).all()
@@ -147,7 +147,7 @@ def test_replicas_are_counted() -> None:
     counts = {
         spread: handler.describe(
             place(VALUE, *SPREAD[spread][:1], *SPREAD[spread][1]), ParamInfo((), (), "")
-        ).n_replicas
+        ).replicas.n
         for spread in SPREAD
     }
     assert counts == {
@@ -159,7 +159,7 @@ def test_replicas_are_counted() -> None:
         "both": 1,
         "not divisible": 7,
     }
-    assert handler.describe(place(np.zeros((0, 8)), (8,)), ParamInfo((), (), "")).n_replicas == 1
+    assert handler.describe(place(np.zeros((0, 8)), (8,)), ParamInfo((), (), "")).replicas.n == 1
 
 
 def test_a_key_is_divided_as_its_data_are() -> None:

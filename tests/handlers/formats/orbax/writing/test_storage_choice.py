@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock import SaveArgs, SaveFormat
 from penstock.handlers.formats.codecs.tensorstore_codecs import TOGETHER_BELOW
 from penstock.handlers.formats.orbax.storage_choice import CODED_FROM, fitted, replica_shape
-from penstock.kernel import LeafSpec
+from penstock.kernel import LeafSpec, Replicas
 from penstock.kernel.codecs import codec_of
 
 
@@ -22,7 +22,7 @@ def spec_of(
 ) -> LeafSpec:
     part = shape if shard is None else shard
     itemsize = np.dtype(dtype).itemsize
-    return LeafSpec("jax.Array", shape, dtype, itemsize, part, part, n_replicas=n_replicas)
+    return LeafSpec("jax.Array", shape, dtype, itemsize, part, part, replicas=Replicas(n_replicas))
 
 
 def fit(spec: LeafSpec, args: SaveArgs | None = None, coded_chunk: int = 1 << 20, **form: Any) -> LeafSpec:
