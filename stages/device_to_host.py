@@ -144,7 +144,7 @@ class _Stager:
             chosen = known.get(kind)
             if chosen is None:
                 # Of an array of several processes only their plan says whether all of it is written here.
-                is_odd = None if spec.is_global and not room.divides else self._packed(spec, handler)
+                is_odd = None if spec.replicas.is_global and not room.divides else self._packed(spec, handler)
                 chosen = known[kind] = rest if is_odd is None else odd if is_odd else even
 
             chosen.append(number)
