@@ -13,7 +13,7 @@ import pytest
 import tensorstore as ts
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tests.byte_counting import CountingStore
-from tests.corpus.corpora import DOCUMENTS, unpack
+from tests.corpus.corpora import DOCUMENTS, unpacked_orbax
 
 import penstock
 from penstock import SaveFormat
@@ -207,9 +207,7 @@ class TestCutOff:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    unpack(folder)
-    return folder / "corpus"
+    return unpacked_orbax(tmp_path_factory) / "corpus"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tests.corpus.corpora import unpack
+from tests.corpus.corpora import unpacked_orbax
 
 import penstock
 from penstock import SaveFormat
@@ -199,9 +199,7 @@ OTHER_VALUES: Final = (
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    unpack(folder)
-    return folder
+    return unpacked_orbax(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

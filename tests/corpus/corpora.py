@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ("DOCUMENTS", "EARLIER", "PENSTOCK_0_1", "unpack", "unpack_earlier", "unpack_penstock_0_1")
+__all__ = (
+    "DOCUMENTS",
+    "EARLIER",
+    "PENSTOCK_0_1",
+    "unpack",
+    "unpack_earlier",
+    "unpacked_earlier",
+    "unpacked_orbax",
+    "unpacked_penstock_0_1",
+)
 
 import io
 import json
@@ -10,6 +19,9 @@ import lzma
 import tarfile
 from pathlib import Path
 from typing import Any, Final
+
+import pytest
+from tests.shared_folders import shared_folder
 
 _FOLDER: Final = Path(__file__).parent
 
@@ -54,6 +66,18 @@ def unpack_earlier(folder: Path) -> None:
     _unpack("earlier.tar.xz", folder)
 
 
-def unpack_penstock_0_1(folder: Path) -> None:
-    """Put what penstock 0.1 wrote into `folder`, below `penstock_0_1`."""
-    _unpack("penstock_0_1.tar.xz", folder)
+def unpacked_orbax(factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what `unpack` puts there."""
+    return shared_folder(factory, "orbax archive", unpack)
+
+
+def unpacked_earlier(factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what `unpack_earlier` puts there."""
+    return shared_folder(factory, "earlier archive", unpack_earlier)
+
+
+def unpacked_penstock_0_1(factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what penstock 0.1 wrote, below `penstock_0_1`."""
+    return shared_folder(
+        factory, "penstock 0.1 archive", lambda folder: _unpack("penstock_0_1.tar.xz", folder)
+    )

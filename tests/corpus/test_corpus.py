@@ -11,7 +11,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.corpus.corpora import DOCUMENTS, unpack
+from tests.corpus.corpora import DOCUMENTS, unpacked_orbax
 
 import penstock
 from penstock.errors import CorruptCheckpointError, NotACheckpointError, UnsupportedFormatError
@@ -32,9 +32,7 @@ def items(type_: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    unpack(folder)
-    return folder
+    return unpacked_orbax(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.corpus.corpora import EARLIER, unpack_earlier
+from tests.corpus.corpora import EARLIER, unpacked_earlier
 
 import penstock
 
@@ -21,9 +21,7 @@ CASES = [(version, case) for version, cases in EARLIER.items() for case in cases
 
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("earlier")
-    unpack_earlier(folder)
-    return folder / "earlier"
+    return unpacked_earlier(tmp_path_factory) / "earlier"
 
 
 @pytest.fixture(scope="module")

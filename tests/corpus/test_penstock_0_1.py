@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.corpus.corpora import PENSTOCK_0_1, unpack_penstock_0_1
+from tests.corpus.corpora import PENSTOCK_0_1, unpacked_penstock_0_1
 from tests.corpus.described_trees import Vocabulary, VocabularyHandler, rebuild
 
 import penstock
@@ -23,9 +23,7 @@ case = pytest.mark.parametrize("case", PENSTOCK_0_1)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("penstock_0_1")
-    unpack_penstock_0_1(folder)
-    return folder / "penstock_0_1"
+    return unpacked_penstock_0_1(tmp_path_factory) / "penstock_0_1"
 
 
 @pytest.fixture(scope="module")

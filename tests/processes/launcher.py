@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.shared_folders import shared_folder
 from tests.xla_settings import xla_flags
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +27,7 @@ LIMITS = {"JOIN_S": 40, "WRITE_S": 40, "SILENCE_S": 20, "CALL_S": 10}
 """How long processes wait for each other in a case that has no limits of its own: every wait ends in an error
 that says what was awaited, before the whole job is ended."""
 
+EXIT_CODES = "exit codes"  # a file of the folder of a job
 LAST_WORDS_S = 10.0
 """So much earlier a process says where its tasks wait."""
 
@@ -84,17 +85,13 @@ def run_once(
 
     There is one such job of each size, and of what it is about.
     """
-    base = factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"job of {count}{about}"
-    folder.mkdir(exist_ok=True)
-    codes = folder / "exit codes"
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not codes.exists():
-            job = run_job(folder, count, cases, backend=backend)
-            codes.write_text(json.dumps(job.exit_codes))
 
-    return Job(folder, count, json.loads(codes.read_text()))
+    def run(folder: Path) -> None:
+        job = run_job(folder, count, cases, backend=backend)
+        (folder / EXIT_CODES).write_text(json.dumps(job.exit_codes))
+
+    folder = shared_folder(factory, f"job of {count}{about}", run)
+    return Job(folder, count, json.loads((folder / EXIT_CODES).read_text()))
 
 
 def run_job(
