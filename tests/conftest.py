@@ -36,7 +36,6 @@ ASYNC_TIMEOUT_S = 60.0
 
 BOTH_LOOPS = (
     "tests/kernel/",
-    "tests/stages/",
     "tests/contract/",
     "tests/steps/test_manager",
     "tests/steps/test_step_watch.py",
@@ -46,7 +45,8 @@ BOTH_LOOPS = (
     "tests/checkpointer/test_staging.py",
     "tests/checkpointer/test_streaming.py",
 )
-"""Here it matters which event loop runs. Elsewhere its second run shows the same again, and is slow."""
+"""Here it matters which event loop runs. Elsewhere its second run shows the same again, and is slow. That a
+stage is cancelled is shown on both, too: in that they differ."""
 
 DISK = (
     "tests/handlers/stores/test_",
@@ -130,7 +130,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cases: Counter[tuple[object, object]] = Counter()
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
-        if parameters.get("anyio_backend") == TRIO and not item.nodeid.startswith(BOTH_LOOPS):
+        if parameters.get("anyio_backend") == TRIO and not _runs_on_both(item):
             item.add_marker(pytest.mark.slow)
 
         if item.get_closest_marker("sweep") and "plain" not in item.name:
@@ -142,6 +142,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if sum_of_digits(cases[test], thinned.args[0]) % thinned.args[0]:
                 item.add_marker(pytest.mark.slow)
             cases[test] += 1
+
+
+def _runs_on_both(item: pytest.Item) -> bool:
+    is_cancelled_stage = item.nodeid.startswith("tests/stages/") and "cancel" in item.name
+    return is_cancelled_stage or item.nodeid.startswith(BOTH_LOOPS)
 
 
 def sum_of_digits(number: int, base: int) -> int:

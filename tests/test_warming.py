@@ -20,7 +20,7 @@ def imports_of(*arguments: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("backend", ["asyncio", pytest.param("trio", marks=pytest.mark.slow)])
 def test_first_calls_import_nothing_in_the_event_loop(backend: str, tmp_path: Path) -> None:
     found = imports_of(backend, str(tmp_path))
 

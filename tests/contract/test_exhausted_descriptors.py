@@ -69,7 +69,7 @@ EXHAUSTED = 24  # EMFILE
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("each", [0, 3])
+@pytest.mark.parametrize("each", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_no_directory_is_left_that_the_next_save_does_not_remove(folder: Path, each: int) -> None:
     folder.mkdir()
     command = [sys.executable, "-c", SAVES, str(folder), str(each)]
