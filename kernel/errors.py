@@ -188,13 +188,16 @@ class DestinationExistsError(SpecError, FileExistsError):
 class UnsupportedByStoreError(SpecError):
     """The store cannot carry out `operation` at `path`, and nothing was written.
 
-    `store` is the name of its type, and `capability` that of the protocol it lacks. `advice`, which may be
-    empty, says what would do instead.
+    `store` is the name of its type, and `capability` what it lacks: a kind of store, or a method. `advice`,
+    which may be empty, says what would do instead.
     """
 
-    def __init__(self, operation: str, path: str, store: object, capability: type, advice: str = "") -> None:
+    def __init__(
+        self, operation: str, path: str, store: object, capability: type | str, advice: str = ""
+    ) -> None:
         self.operation, self.path, self.advice = operation, path, advice
-        self.store, self.capability = type(store).__name__, capability.__name__
+        self.store = type(store).__name__
+        self.capability = capability.__name__ if isinstance(capability, type) else capability
         said = f"{self.store} cannot {operation} {path!r}: it lacks {self.capability}"
         super().__init__(f"{said}; {advice}" if advice else said)
 

@@ -27,7 +27,7 @@ class Scheme:
     """Returns the `Store` of a root, `scheme://name`, given the options of the scheme. Connects to nothing.
 
     The store gets whole URLs as paths. It is made once for each root and Checkpointer. The options of other
-    distributions are the `Scheme` itself. A store of `Leases` has leases that are no shorter than a minute.
+    distributions are the `Scheme` itself. An `ObjectStore` has leases that are no shorter than a minute.
     """
     file_bytes: int = 16 * 2**20  #: of a data file, which the writer fills before it begins another
     concurrency: int = 8  #: so many threads write at once, and so many read

@@ -34,7 +34,6 @@ from penstock.kernel.protocols.leaf_handlers import (
     ChunkingHandler,
     LeafHandler,
 )
-from penstock.kernel.protocols.store_capabilities import placement_of
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.stages.files import by_folder, save_by_handler
 from penstock.stages.messages.batching import cuts, described, encoding_room
@@ -158,7 +157,7 @@ class _Stager:
 
     def _packed(self, spec: LeafSpec, handler: LeafHandler) -> bool | None:
         """True if a leaf is packed, and then not of whole cache lines; None if it goes alone."""
-        at, nbytes = placement_of(self._run.store), spec.nbytes
+        at, nbytes = self._run.store.placement, spec.nbytes
         is_odd = bool(nbytes % at.line_bytes)
         if not nbytes or spec.codec is not None or spec.chunk_nbytes > PACKED_BELOW:
             return None

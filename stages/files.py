@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 from anyio import Event, create_task_group, get_cancelled_exc_class, move_on_after, sleep_forever
 
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import StorageError
+from penstock.kernel.errors import StorageError, UnsupportedByStoreError
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.messages.save import Leaf, Pending, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.files_handler import Background, FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.kernel.protocols.store_capabilities import foreign_files
-from penstock.kernel.protocols.stores import Transfers
+from penstock.kernel.protocols.stores import SystemFiles, Transfers
 from penstock.kernel.protocols.written import STAGE_RECORD, Document
 
 if TYPE_CHECKING:
@@ -146,7 +145,9 @@ async def save_by_handler(
         A handler's coroutine that resists it is waited for, because it cannot be ended. After a while
         the hang is reported.
     """
-    foreign_files(run.store, run.path)
+    if run.store.system_files is None:
+        raise UnsupportedByStoreError("let a leaf handler write files at", run.path, run.store, SystemFiles)
+
     await run.workspace.open(folder)
     directory = run.workspace.path(folder)
     items = run.layout.folders
@@ -208,7 +209,8 @@ async def finalize_handlers(run: SaveRun, handled: Iterable[Pending]) -> None:
 
     # Handlers need not sync what they wrote.
     place = run.workspace.temporary
-    await run.threads.run(foreign_files(run.store, place).sync_tree, place)
+    assert run.store.system_files is not None, "asked before a handler wrote"
+    await run.threads.run(run.store.system_files.sync_tree, place)
 
 
 class _File(Protocol):

@@ -14,7 +14,6 @@ from penstock.kernel.messages.save import Committed, Published
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
-from penstock.kernel.protocols.store_capabilities import SingleWriter
 from penstock.stages.reuse.value_cache import KnownValues
 
 
@@ -55,7 +54,7 @@ class Finalize:
                 committed.n_leaves,
                 committed.nbytes,
                 committed.nbytes_kept,
-                single_writer=isinstance(run.store, SingleWriter) and run.store.relies_on_single_writer(),
+                single_writer=run.store.relies_on_single_writer(),
             )
 
         yield finalize

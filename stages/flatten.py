@@ -27,7 +27,6 @@ from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.leaf import KeyPath, LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import ChunkingHandler, LeafHandler, SigningHandler
 from penstock.kernel.protocols.save_format import SaveArgs
-from penstock.kernel.protocols.store_capabilities import FreeSpace
 from penstock.stages.messages.batching import batched_columns, refuse_global
 from penstock.stages.pytree.flattening import (
     ALONE,
@@ -480,7 +479,7 @@ def _check_room(run: SaveRun, leaves: Leaves, plan: SavePlan) -> None:
 
     Leaves that are linked to a base are not among `leaves` and do not count. What a codec leaves of a chunk
     is not known beforehand: such a save is not refused, and the event `save.may_not_fit` says that it may
-    fail later. A store that is no `FreeSpace` is not asked.
+    fail later.
 
     Raises:
         NoSpaceError: If it does not fit; names the first leaf that does not.
@@ -490,7 +489,7 @@ def _check_room(run: SaveRun, leaves: Leaves, plan: SavePlan) -> None:
     each = [spec.nbytes for spec in plan.specs] if plan.joint is None else plan.joint.shares
     sizes = [each[index] for index in leaves.indices]
     needed = sum(sizes)
-    if not needed or not isinstance(store, FreeSpace):
+    if not needed:
         return
 
     free = store.free_bytes(run.path)

@@ -33,7 +33,6 @@ from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, ScatterRead, SharedRead
-from penstock.kernel.protocols.store_capabilities import OverNetwork
 from penstock.kernel.protocols.stores import ReadableFile, Store, SummedReads
 from penstock.stages.files import closing, log_transfers
 from penstock.stages.messages.batching import adjacent
@@ -198,7 +197,7 @@ class _Reader:
         for read in reads:
             if isinstance(read, SharedRead):
                 with self._files.lent(read.file) as file:
-                    read_twice(file, partial(fill_shared, file, read, infos, verify=self._verify))
+                    read_twice(self._run.store, partial(fill_shared, file, read, infos, verify=self._verify))
             elif not isinstance(read, CheckedRead):
                 by_file[read.file].append(read)
             elif not self._verify:
@@ -212,11 +211,11 @@ class _Reader:
             wanted.sort(key=lambda read: read.offset)
             with self._files.lent(path) as file:
                 for run in adjacent(wanted, _one_read):
-                    read_twice(file, partial(self._read_run, file, run, infos))
+                    read_twice(self._run.store, partial(self._read_run, file, run, infos))
 
     def _read_checked(self, read: CheckedRead, infos: _Infos) -> None:
         with self._files.lent(read.file) as file:
-            read_twice(file, partial(self._fill_checked, file, read, infos))
+            read_twice(self._run.store, partial(self._fill_checked, file, read, infos))
 
     def _fill_checked(self, file: ReadableFile, read: CheckedRead, infos: _Infos) -> None:
         try:
@@ -434,11 +433,11 @@ def _verify(read: SharedRead, infos: _Infos, data: memoryview, starts: Sequence[
 T = TypeVar("T")
 
 
-def read_twice(file: object, read: Callable[[], T]) -> T:
-    """Return `read()`; if what it read of `file` does not fit its checksum, call it once more. Blocking.
+def read_twice(store: Store, read: Callable[[], T]) -> T:
+    """Return `read()`; if what it read does not fit its checksum, call it once more. Blocking.
 
     Args:
-        file: The file. Of one that did not come over a network, the first answer counts.
+        store: Where it was read from. If that did not take a network, the first answer counts.
         read: Reads and compares. It may be called twice.
 
     Raises:
@@ -447,7 +446,7 @@ def read_twice(file: object, read: Callable[[], T]) -> T:
     try:
         return read()
     except ChecksumError:
-        if not isinstance(file, OverNetwork):
+        if not store.over_network:
             raise
 
     return read()

@@ -34,7 +34,6 @@ from penstock.kernel.protocols.layouts import (
     chunk_file_of,
 )
 from penstock.kernel.protocols.leaf import LeafSpec
-from penstock.kernel.protocols.store_capabilities import LongFiles, WritableTogether, placement_of
 from penstock.kernel.protocols.stores import DataFile, WholeWrites
 from penstock.kernel.protocols.written import COLUMNS, ByIndex, RunningSums, Written, WrittenTable
 from penstock.stages.files import closing, log_transfers
@@ -192,7 +191,7 @@ class _DataFiles:
 
     def __init__(self, run: SaveRun, file_bytes: int | None) -> None:
         self._run = run
-        self._placement = placement_of(run.store)
+        self._placement = run.store.placement
         self._file_bytes = self._placement.file_bytes if file_bytes is None else file_bytes
         self._files: list[_DataFile] = []
         self._unsynced: list[_DataFile] = []
@@ -516,7 +515,7 @@ class _ChunkFiles:
 
     def __init__(self, run: SaveRun) -> None:
         self._run = run
-        self._document_bytes = placement_of(run.store).document_bytes
+        self._document_bytes = run.store.placement.document_bytes
         self._open: dict[_Chunk, _ChunkFile] = {}
         self._all: list[DataFile] = []
         self._folders: set[str] = set()
@@ -690,13 +689,10 @@ class _ArrangedFiles:
     def _opened(self, path: str, nbytes: int) -> DataFile:
         store = self._run.store
         if self._run.operation.is_alone:
-            if isinstance(store, LongFiles):
-                return store.create_long_file(path, nbytes)
+            return store.create_long_file(path, nbytes)
 
-            return store.create_data_file(path)
-
-        assert isinstance(store, WritableTogether), "the plan says that it is"
-        return store.open_for_writing(path)
+        assert store.system_files is not None, "the plan says so"
+        return store.system_files.open_for_writing(path)
 
     def _end_part(self, begun: _Begun) -> None:
         """Make durable what this process wrote into files of all."""

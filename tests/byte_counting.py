@@ -8,7 +8,7 @@ from pathlib import Path
 import msgpack
 
 from penstock.handlers import LocalStore
-from penstock.kernel import ReadableFile, Transfers
+from penstock.kernel import ReadableFile, StoreWrapper, Transfers
 
 
 def files_of_arrays(checkpoint: Path) -> set[str]:
@@ -20,23 +20,19 @@ def files_of_arrays(checkpoint: Path) -> set[str]:
 OCDBT_NODE = b"\x0c\xdb"  #: what a node of the index begins with, which is read from data files, too
 
 
-class CountingStore:
+class CountingStore(StoreWrapper):
     """The local store, with book kept of what is read of data files: (offset, length), in order."""
 
     def __init__(self) -> None:
+        super().__init__(LocalStore())
         self.ranges: list[tuple[int, int]] = []
-        self._inner = LocalStore()
-        # As attributes, for `isinstance` does not ask `__getattr__` for capabilities from Python 3.12 on.
-        for name in dir(LocalStore):
-            if not name.startswith("_") and name not in dir(type(self)):
-                setattr(self, name, getattr(self._inner, name))
 
     @property
     def nbytes(self) -> int:
         return sum(nbytes for _, nbytes in self.ranges)
 
     def open_data_file(self, path: str) -> ReadableFile:
-        return _CountingFile(self._inner.open_data_file(path), self.ranges)
+        return _CountingFile(self.inner.open_data_file(path), self.ranges)
 
 
 class _CountingFile:

@@ -17,7 +17,7 @@ from typing import Any, Final, final
 import msgpack
 
 from penstock.kernel.errors import CoordinationError, StorageError
-from penstock.kernel.protocols.stores import ReadableFile, Transfers
+from penstock.kernel.protocols.stores import ReadableFile, Store, StoreWrapper, Transfers
 
 _ONE: Final = frozenset({"kind", "size", "list_directory", "list_folders", "read_file", "check_links"})
 """Calls about one path."""
@@ -29,27 +29,24 @@ _OPEN: Final = "open_data_file"
 
 
 @final
-class RecordingStore:
+class RecordingStore(StoreWrapper):
     """A store that is read, with book kept of what it answers. All else it does as the store itself.
 
     Args:
         store: Of this process.
     """
 
-    __slots__ = ("_answers", "_store")
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
         self._answers: dict[tuple[Any, ...], Any] | None = {}
 
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(self._store, name)  # so that it has what the store has, and no more
-        if name in _ONE:
-            return partial(self._one, name, call)
-        if name in _MANY:
-            return partial(self._many, name, call)
+    def call(self, operation: str, *given: Any, **options: Any) -> Any:
+        if operation in _ONE:
+            return self._one(operation, *given)
+        if operation in _MANY:
+            return self._many(operation, *given)
 
-        return self._open if name == _OPEN else call
+        return super().call(operation, *given, **options)
 
     def told(self) -> bytes:
         """Return all answers, compressed, and keep no more of them."""
@@ -61,9 +58,9 @@ class RecordingStore:
         if self._answers is not None:
             self._answers[key] = value
 
-    def _one(self, name: str, call: Callable[..., Any], *asked: str) -> Any:
+    def _one(self, name: str, *asked: str) -> Any:
         try:
-            found = call(*asked)
+            found = super().call(name, *asked)
         except StorageError as error:
             told = [error.operation, error.path, error.problem, error.errno]
             self._keep((name, *asked), [False, told])
@@ -72,23 +69,23 @@ class RecordingStore:
         self._keep((name, *asked), [True, list(found) if name.startswith("list") else found])
         return found
 
-    def _many(self, name: str, call: Callable[[list[str]], Sequence[Any]], paths: Iterable[str]) -> Any:
+    def _many(self, name: str, paths: Iterable[str]) -> Any:
         asked = list(paths)
-        found = call(asked)
+        found = super().call(name, asked)
         for path, each in zip(asked, found, strict=True):
             self._keep((name, path), each)
 
         return found
 
-    def _open(self, path: str) -> ReadableFile:
-        return _RecordedFile(self._store.open_data_file(path), partial(self._read, path))
+    def open_data_file(self, path: str) -> ReadableFile:
+        return _RecordedFile(self.inner.open_data_file(path), partial(self._read, path))
 
     def _read(self, path: str, offset: int, data: bytes) -> None:
         self._keep((_OPEN, path, offset, len(data)), data)
 
 
 @final
-class AnsweredStore:
+class AnsweredStore(StoreWrapper):
     """A store that asks another one only for what it was not told. All else it does as that one.
 
     Args:
@@ -99,10 +96,8 @@ class AnsweredStore:
         CoordinationError: If that cannot be read.
     """
 
-    __slots__ = ("_answers", "_store")
-
-    def __init__(self, store: Any, told: bytes) -> None:
-        self._store = store
+    def __init__(self, store: Store, told: bytes) -> None:
+        super().__init__(store)
         try:
             rows: list[list[Any]] = msgpack.unpackb(zlib.decompress(told), unicode_errors="surrogatepass")
             self._answers = {tuple(key): value for *key, value in rows}
@@ -110,23 +105,22 @@ class AnsweredStore:
             problem = f"what process 0 opened cannot be read ({error}): do all processes run one penstock?"
             raise CoordinationError(problem) from error
 
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(self._store, name)
-        if name in _ONE:
-            return partial(self._one, name, call)
-        if name in _MANY:
-            return partial(self._many, name, call)
+    def call(self, operation: str, *given: Any, **options: Any) -> Any:
+        if operation in _ONE:
+            return self._one(operation, *given)
+        if operation in _MANY:
+            return self._many(operation, *given)
 
-        return self._open if name == _OPEN else call
+        return super().call(operation, *given, **options)
 
     def forget(self) -> None:
         """Ask the store itself from here on."""
         self._answers = {}
 
-    def _one(self, name: str, call: Callable[..., Any], *asked: str) -> Any:
+    def _one(self, name: str, *asked: str) -> Any:
         told = self._answers.get((name, *asked))
         if told is None:
-            return call(*asked)
+            return super().call(name, *asked)
 
         is_answer, found = told
         if not is_answer:
@@ -134,15 +128,15 @@ class AnsweredStore:
 
         return found
 
-    def _many(self, name: str, call: Callable[[list[str]], Sequence[Any]], paths: Iterable[str]) -> Any:
+    def _many(self, name: str, paths: Iterable[str]) -> Any:
         asked = list(paths)
         if all((name, path) in self._answers for path in asked):
             return [self._answers[name, path] for path in asked]
 
-        return call(asked)
+        return super().call(name, asked)
 
-    def _open(self, path: str) -> ReadableFile:
-        return _AnsweredFile(partial(self._store.open_data_file, path), partial(self._data, path))
+    def open_data_file(self, path: str) -> ReadableFile:
+        return _AnsweredFile(partial(self.inner.open_data_file, path), partial(self._data, path))
 
     def _data(self, path: str, offset: int, nbytes: int) -> bytes | None:
         found: bytes | None = self._answers.get((_OPEN, path, offset, nbytes))

@@ -50,7 +50,6 @@ from penstock.kernel.concurrency.brief_steps import STEP_BYTES, joined
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.memory.memory_limit import FREE_BYTES, MOST_EXPANSION
 from penstock.kernel.protocols.reads import RunningChecksums
-from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document, RunningSums, WrittenLeaves, WrittenTable
 
@@ -586,10 +585,7 @@ def problem_of_holes(store: Store, path: str, nbytes: int) -> str:
 
 def bytes_on_medium(store: Store, paths: Iterable[str]) -> int:
     """Return the bytes of all files together, without holes where the store knows these. Blocking."""
-    if isinstance(store, UntrustedFiles):
-        return sum(store.data_sizes(paths))
-
-    return sum([store.size(path) for path in paths])
+    return sum(store.data_sizes(paths))
 
 
 def digest_of_file(store: Store, path: str) -> Digest:

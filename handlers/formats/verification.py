@@ -29,7 +29,6 @@ from penstock.kernel.errors import (
     TruncatedDataError,
     UnsupportedFormatError,
 )
-from penstock.kernel.protocols.store_capabilities import OverNetwork
 from penstock.kernel.protocols.stores import ReadableFile, Store
 
 BLOCK_BYTES: Final = 4 * 2**20
@@ -91,7 +90,7 @@ def finding_of(error: PenstockError, path: str) -> Finding:
 
 def block_bytes(store: Store) -> int:
     """Return how many bytes are read at a time: more where each read is a request."""
-    return NETWORK_BLOCK_BYTES if isinstance(store, OverNetwork) else BLOCK_BYTES
+    return NETWORK_BLOCK_BYTES if store.over_network else BLOCK_BYTES
 
 
 def check_ranges(store: Store, ranges: Sequence[RecordedRange]) -> list[Finding]:
@@ -107,7 +106,7 @@ def check_ranges(store: Store, ranges: Sequence[RecordedRange]) -> list[Finding]
 
         return [_found("unreadable", found, _refused(error)) for found in ranges]
 
-    runs = list(_runs(ranges, block_bytes(store) if isinstance(store, OverNetwork) else 0))
+    runs = list(_runs(ranges, block_bytes(store) if store.over_network else 0))
     longest = max(run[-1].checksum.offset + run[-1].checksum.nbytes - run[0].checksum.offset for run in runs)
     block = memoryview(bytearray(min(block_bytes(store), longest)))
     try:

@@ -55,7 +55,6 @@ from penstock.handlers.ocdbt.wire_format import (
 )
 from penstock.kernel.errors import UnsupportedByStoreError
 from penstock.kernel.memory.bounded_cache import ByIdentity
-from penstock.kernel.protocols.store_capabilities import KvStoreSpecs
 from penstock.kernel.protocols.stores import Store
 
 _MANIFEST_KINDS = (0, 1)  # single, numbered
@@ -392,10 +391,11 @@ class DumpedDatabase:
     """
 
     def __init__(self, store: Store, directory: str) -> None:
-        if not isinstance(store, KvStoreSpecs):
-            raise UnsupportedByStoreError("read with TensorStore", directory, store, KvStoreSpecs)
+        spec = store.kvstore_spec(directory)
+        if spec is None:
+            raise UnsupportedByStoreError("read with TensorStore", directory, store, "a kvstore_spec")
 
-        self._spec = store.kvstore_spec(directory)
+        self._spec = spec
 
     def manifest(self, origin: Origin) -> Manifest:
         """Read the newest manifest. TensorStore itself finds the newest of numbered ones."""

@@ -25,7 +25,7 @@ from penstock.handlers.stores.system_calls.file_system import FileSystem, rename
 from penstock.handlers.stores.system_calls.tree_removal import remove_tree
 from penstock.kernel.concurrency.process_identity import HomeProcess
 from penstock.kernel.errors import BuildChangedError, InUseError, StorageError
-from penstock.kernel.protocols.stores import BuildToken
+from penstock.kernel.protocols.stores import BuildToken, Hold
 from penstock.kernel.storage.claims import Claim, check_unclaimed
 from penstock.kernel.storage.paths import TEMPORARY_SUFFIX
 
@@ -40,7 +40,7 @@ _NOT_HELD: Final = "-new"
 
 
 @final
-class DirectoryHold:
+class DirectoryHold(Hold):
     """An flock on a directory. The system releases it when the process ends, even after a crash.
 
     The hold belongs to the directory, not to its name: it stays with it through a rename. Where the file

@@ -42,8 +42,7 @@ from penstock.kernel.errors import (
     NotAFileError,
     StorageError,
 )
-from penstock.kernel.protocols.store_capabilities import Placement
-from penstock.kernel.protocols.stores import BuildToken
+from penstock.kernel.protocols.stores import BuildToken, Directories, Placement, SystemFiles
 
 Links: TypeAlias = Literal["inside", "any"]
 """Which links a checkpoint may have in it."""
@@ -99,8 +98,8 @@ class Build:
 
 
 @final
-class LocalStore:
-    """Files and directories of a POSIX file system: a `Store` with every capability. Every method blocks.
+class LocalStore(Directories, SystemFiles):
+    """Files and directories of a POSIX file system. Every method blocks.
 
     Failures are `StorageError`s with the operating system's error number: `errno.ENOENT` for a missing
     file. Symbolic links are followed. Child processes inherit no descriptors.
@@ -298,7 +297,7 @@ class LocalStore:
         return file
 
     def open_for_writing(self, path: str) -> LocalDataFile:
-        """Open a data file that another process has created; see `WritableTogether`."""
+        """Open a data file that another process has created; see `SystemFiles`."""
         return LocalDataFile(path, self._io, self._arena, self._synced, create=False)
 
     def open_data_file(self, path: str) -> LocalReadableFile:

@@ -19,7 +19,7 @@ from penstock.kernel.concurrency.process_identity import (
     this_process,
 )
 from penstock.kernel.errors import CorruptCheckpointError, InUseError, StorageError
-from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.stores import Hold, Store
 
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
 _OWNER: Final = "owner"
@@ -42,7 +42,7 @@ class ClaimFiles(Protocol):
 
 
 @final
-class Claim:
+class Claim(Hold):
     """The sole right to what lies at a path: a file beside it, which says whose it is. Blocking.
 
     A claim whose process has ended is broken. One that cannot be judged, since its process is of another

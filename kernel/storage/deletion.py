@@ -12,9 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.kernel.errors import InUseError, StorageError, UnsupportedByStoreError
-from penstock.kernel.protocols.store_capabilities import BuildHolds, Hold, Renames
-from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.holds import hold_alone
+from penstock.kernel.protocols.stores import Directories, Hold, Store
 
 _LOOK_S: Final = 0.002
 """How long a reader may hold a directory that looks whether somebody is at work there."""
@@ -43,16 +41,16 @@ def delete_checkpoint(
         InUseError: If it is being read or built.
         StorageError: If the medium refuses. The checkpoint is still there.
     """
-    if not isinstance(store, Renames):
+    if (directories := store.directories) is None:  # the first step of its removal makes it invisible
         return _remove_in_place(store, path, is_wanted)
 
     clear_place(store, hidden)
-    held = hold_alone(store, path)
+    held = store.hold(path)
     try:
         if not is_wanted():
             return None
 
-        store.rename(path, hidden)
+        directories.rename(path, hidden)
         try:
             store.sync_directory(os.path.dirname(path))
             store.remove_tree(hidden)
@@ -80,19 +78,16 @@ def delete_file(store: Store, path: str, hidden: str) -> None:
         InUseError: If a save to `path` goes on.
         StorageError: If the medium refuses. If the file is gone nevertheless, that may not be durable, and
             the next save removes the rest.
-        UnsupportedByStoreError: If the store can rename, and not hold.
     """
-    if not isinstance(store, Renames):
+    if (directories := store.directories) is None:
         store.remove_tree(path)
         return
-    if not isinstance(store, BuildHolds):
-        raise UnsupportedByStoreError("delete", path, store, BuildHolds)
 
     clear_place(store, hidden)
-    held = store.make_held(hidden)
+    held = directories.make_held(hidden)
     try:
         try:
-            store.rename(path, os.path.join(hidden, os.path.basename(path)))
+            directories.rename(path, os.path.join(hidden, os.path.basename(path)))
         except StorageError:
             store.remove_tree(hidden)
             raise
@@ -122,19 +117,19 @@ def move_checkpoint(
         InUseError: If it is being read or built, or what lies at `destination` is.
         StorageError: If the medium refuses. The checkpoint is still there.
     """
-    if not isinstance(store, Renames):
-        raise UnsupportedByStoreError("move", path, store, Renames)
+    if (directories := store.directories) is None:
+        raise UnsupportedByStoreError("move", path, store, Directories)
 
     store.make_directory(os.path.dirname(destination))
     if store.kind(destination) is not None:  # an earlier one, which a crash must not leave there in part
         delete_checkpoint(store, destination, f"{destination}.penstock-replaced")
 
-    held = hold_alone(store, path)
+    held = store.hold(path)
     try:
         if not is_wanted():
             return None
 
-        store.rename(path, destination)
+        directories.rename(path, destination)
     finally:
         held.release()
 
@@ -176,11 +171,12 @@ def clear_place(store: Store, path: str) -> StorageError | None:
     left: list[StorageError] = []
 
     def set_aside(error: StorageError) -> bool:
-        if error.errno not in _NOT_OURS or not isinstance(store, Renames):
+        directories = store.directories
+        if error.errno not in _NOT_OURS or directories is None:
             return False
 
         aside = f"{path}-{uuid.uuid4().hex}"
-        store.rename(path, aside)
+        directories.rename(path, aside)
         left.append(StorageError("remove", aside, error.problem, error.errno))
         return True
 
@@ -213,14 +209,14 @@ def _remove_abandoned(store: Store, path: str, otherwise: Callable[[StorageError
 
 def _hold_abandoned(store: Store, path: str) -> Hold:
     try:
-        return hold_alone(store, path)
+        return store.hold(path)
     except InUseError:
         time.sleep(_LOOK_S)  # a reader may only be looking whether it is abandoned
-        return hold_alone(store, path)
+        return store.hold(path)
 
 
 def _remove_in_place(store: Store, path: str, is_wanted: Callable[[], bool]) -> StorageError | None:
-    held = hold_alone(store, path)
+    held = store.hold(path)
     try:
         if not is_wanted():
             return None

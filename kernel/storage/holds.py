@@ -1,16 +1,13 @@
-"""Holds on directories: exclusive while something is built or deleted there, shared while it is read.
+"""Holds of readers on directories: how long they wait for one, and where they do without.
 
-Every hold in the library is taken here. On a store without holds each is a `NoHold`.
+A store that has no holds gives a `NoHold`.
 """
 
 from __future__ import annotations
 
 __all__ = (
     "BRIEF_WAITS_S",
-    "NoHold",
-    "hold_alone",
     "hold_for_reading",
-    "hold_with_readers",
     "is_at_work",
     "take_hold",
 )
@@ -18,13 +15,12 @@ __all__ = (
 import errno
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final
 
 from anyio import sleep
 
 from penstock.kernel.errors import StorageError
-from penstock.kernel.protocols.store_capabilities import BuildHolds, Hold, ReadHolds
-from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.stores import Hold, NoHold, Store
 
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
@@ -33,43 +29,11 @@ BRIEF_WAITS_S: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 """Publishing and deleting hold a checkpoint exclusively, but only briefly: how long to wait for them."""
 
 
-@final
-class NoHold:
-    """The hold on a directory of a store without holds."""
-
-    __slots__ = ()
-
-    def release(self) -> None:
-        """Do nothing."""
-
-
-def hold_alone(store: Store, path: str) -> Hold:
-    """Hold the directory at `path` exclusively, if the store has such holds. Blocking.
-
-    Raises:
-        InUseError: If it is already held.
-    """
-    return store.hold(path) if isinstance(store, BuildHolds) else NoHold()
-
-
-def hold_with_readers(store: Store, path: str) -> Hold:
-    """Hold the directory at `path` against deletion, as a reader does, if the store has such holds. Blocking.
-
-    Raises:
-        InUseError: If it is held exclusively.
-        StorageError: With `errno.ENOENT` if there is nothing.
-    """
-    return store.hold_reading(path) if isinstance(store, ReadHolds) else hold_alone(store, path)
-
-
 def is_at_work(store: Store, path: str) -> bool:
     """True if somebody builds or writes in the directory at `path`, and has not crashed. Blocking.
 
     False if that is not known. Looking holds the directory for a moment, as a reader does.
     """
-    if not isinstance(store, ReadHolds):
-        return False
-
     try:
         store.hold_reading(path).release()
     except StorageError as error:
@@ -80,7 +44,7 @@ def is_at_work(store: Store, path: str) -> bool:
 
 @asynccontextmanager
 async def hold_for_reading(store: Store, threads: Threads, path: str) -> AsyncGenerator[None]:
-    """Hold the directory at `path` against deletion, if the store has such holds.
+    """Hold the directory at `path` against deletion, in a store that can.
 
     Never fails because of `path`: if nothing lies there, the following read reports it.
     """
@@ -92,7 +56,7 @@ async def hold_for_reading(store: Store, threads: Threads, path: str) -> AsyncGe
 
 
 async def take_hold(
-    store: Store, threads: Threads, path: str, hold: Callable[[Store, str], Hold] | None = None
+    store: Store, threads: Threads, path: str, hold: Callable[[str], Hold] | None = None
 ) -> Hold:
     """Hold the directory at `path` until the result is released, by default as `hold_for_reading` does.
 
@@ -102,12 +66,12 @@ async def take_hold(
         path: The directory.
         hold: What takes another hold; what it raises in the end is raised.
     """
-    if hold is None and not isinstance(store, ReadHolds):
+    if hold is None and store.directories is None:  # nothing is held there: a hop to a thread is saved
         return NoHold()
 
     for wait_s in (*BRIEF_WAITS_S, None):
         try:
-            return await _take(hold or hold_with_readers, store, threads, path)
+            return await _take(hold or store.hold_reading, threads, path)
         except StorageError as error:
             if error.errno != errno.EBUSY or wait_s is None:
                 if hold is not None:
@@ -120,10 +84,10 @@ async def take_hold(
     return NoHold()
 
 
-async def _take(hold: Callable[[Store, str], Hold], store: Store, threads: Threads, path: str) -> Hold:
+async def _take(hold: Callable[[str], Hold], threads: Threads, path: str) -> Hold:
     taken: list[Hold] = []  # filled by the thread: if the task is cancelled meanwhile, it is released here
     try:
-        await threads.run(lambda: taken.append(hold(store, path)))
+        await threads.run(lambda: taken.append(hold(path)))
     except BaseException:
         for one in taken:
             one.release()

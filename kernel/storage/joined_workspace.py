@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, final
 from anyio import Lock, sleep
 
 from penstock.kernel.errors import NotSharedError, PipelineError, StorageError
-from penstock.kernel.protocols.store_capabilities import BuildHolds, Renames, SharedBuilds
+from penstock.kernel.protocols.stores import Directories
 from penstock.kernel.storage.workspace import check_place
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class JoinedWorkspace:
             StorageError: If the store cannot be asked.
         """
         store = self._store
-        if isinstance(store, SharedBuilds):
-            self._token = await self._threads.run(store.join_build, self.final, place)
+        if (objects := store.objects) is not None:
+            self._token = await self._threads.run(objects.join_build, self.final, place)
         else:
             waits = iter(waits_s)
             while await self._threads.run(store.kind, place) is None:
@@ -143,8 +143,8 @@ class JoinedWorkspace:
 
         It publishes by a rename of what lies in the place. So whoever renames first decides, without a word
         to anybody: this, or the primary when it wakes. What was taken lies where the next save removes it,
-        and the hold of the primary is on that, so it is in nobody's way. A store of `SharedBuilds` has a
-        way of its own.
+        and the hold of the primary is on that, so it is in nobody's way. An `ObjectStore` has another
+        way.
 
         Returns:
             False also where the store can do neither, or does not answer.
@@ -159,37 +159,36 @@ class JoinedWorkspace:
 
     def _take_back(self, built: str) -> bool:
         store = self._store
-        if isinstance(store, SharedBuilds) and self._token is not None:
+        if (objects := store.objects) is not None and self._token is not None:
             try:
-                return store.take_back(self._token)
+                return objects.take_back(self._token)
             except StorageError:
                 return False
 
-        if not isinstance(store, Renames) or not isinstance(store, BuildHolds):
+        if (directories := store.directories) is None:
             return False
 
         place, identity = os.path.split(built)
         aside = f"{place}-{identity}"
         try:
             if store.kind(built) is not None:
-                store.rename(place, aside)
+                directories.rename(place, aside)
         except StorageError:  # another process was faster, or the primary is awake
             pass
         else:
             if store.kind(os.path.join(aside, identity)) is not None:
-                self._put_down(store, aside, place)
+                self._put_down(directories, aside, place)
                 return True
 
             with suppress(StorageError):  # the primary has left it just now, and somebody else has come
-                store.rename(aside, place)
+                directories.rename(aside, place)
 
         taken = (aside, os.path.join(place, GIVEN_UP))
         return any(store.kind(os.path.join(folder, identity)) is not None for folder in taken)
 
     @staticmethod
-    def _put_down(store: Renames, aside: str, place: str) -> None:
+    def _put_down(store: Directories, aside: str, place: str) -> None:
         """Put what was taken where the next save finds it, unless there is one already."""
-        assert isinstance(store, BuildHolds)
         try:
             hold = store.make_held(place)
         except StorageError:

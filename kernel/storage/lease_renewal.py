@@ -15,7 +15,7 @@ from penstock.kernel.concurrency.threads import Threads
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
-    from penstock.kernel.protocols.store_capabilities import Leases
+    from penstock.kernel.protocols.stores import ObjectStore
 
 _PER_LEASE: Final = 3
 """Renewals. Two of them may fail before a lease is over."""
@@ -23,7 +23,7 @@ _PER_LEASE: Final = 3
 
 @contextmanager
 def renewing_leases(
-    tasks: TaskGroup, stores: Callable[[], Iterable[Leases]], lease_s: float
+    tasks: TaskGroup, stores: Callable[[], Iterable[ObjectStore]], lease_s: float
 ) -> Generator[None]:
     """Renew leases in a task of `tasks` while the body runs; see `renew_leases`."""
     scope = CancelScope()
@@ -39,7 +39,7 @@ def renewing_leases(
         scope.cancel()
 
 
-async def renew_leases(stores: Callable[[], Iterable[Leases]], lease_s: float) -> None:
+async def renew_leases(stores: Callable[[], Iterable[ObjectStore]], lease_s: float) -> None:
     """Renew what stores build and hold, three times in each lease, until cancelled.
 
     While the event loop stands still nothing is renewed. That is safe: of who was taken over, the next swap

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, cast, final
 from anyio import Event
 
 from penstock.kernel.errors import StorageError
-from penstock.kernel.protocols.store_capabilities import BuildHolds
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.holds import is_at_work
 from penstock.kernel.storage.writer_hold import WRITER
@@ -69,7 +68,7 @@ class PinnedSteps:
 
     async def tell(self, threads: Threads) -> None:
         """Write the steps whenever they change, until it is cancelled."""
-        while isinstance(self._store, BuildHolds):
+        while self._store.directories is not None:
             self._changed = Event()
             try:
                 await threads.run(self._write, sorted(self._steps))

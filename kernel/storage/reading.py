@@ -13,8 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
 from penstock.kernel.errors import CorruptCheckpointError, PenstockError, ReplacedError
-from penstock.kernel.protocols.store_capabilities import Hold, OverNetwork
-from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.stores import Hold, Store
 from penstock.kernel.storage.holds import take_hold
 from penstock.kernel.storage.snapshots import Views, identity_now
 
@@ -74,7 +73,7 @@ async def reading(
     store: Store,
     threads: Threads,
     path: str,
-    hold: Callable[[Store, str], Hold] | None = None,
+    hold: Callable[[str], Hold] | None = None,
     views: Views | None = None,
     shared: SharedReads | None = None,
 ) -> AsyncGenerator[Reading]:
@@ -119,7 +118,7 @@ async def read_unchanged(
     threads: Threads,
     path: str,
     read: Callable[[Reading], Awaitable[T]],
-    hold: Callable[[Store, str], Hold] | None = None,
+    hold: Callable[[str], Hold] | None = None,
     views: Views | None = None,
     shared: SharedReads | None = None,
 ) -> T:
@@ -139,7 +138,7 @@ async def read_unchanged(
     Raises:
         ReplacedError: If it was replaced at every attempt.
     """
-    may_repeat = isinstance(store, OverNetwork)
+    may_repeat = store.over_network
     for _ in range(MOST_READS):
         source: Reading | None = None
         try:

@@ -8,12 +8,12 @@ import errno
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, cast, final
+from typing import TYPE_CHECKING, Final, final
 
 from anyio import create_task_group
 
 from penstock.kernel.errors import StorageError, ThrottledError, UnreachableError
-from penstock.kernel.protocols.store_capabilities import Snapshot, Snapshots
+from penstock.kernel.protocols.stores import ObjectStore, Snapshot
 
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
@@ -61,7 +61,8 @@ class Views:
         Raises:
             StorageError: If the medium refuses.
         """
-        if isinstance(store, Snapshot) or not isinstance(store, Snapshots):
+        objects = store.objects
+        if isinstance(store, Snapshot) or objects is None:
             yield store
             return
 
@@ -70,7 +71,7 @@ class Views:
         if view is None:
             left = self._left.pop(key, None)
             is_current = isinstance(left, Snapshot) and await threads.run(left.is_current)
-            found = left if left is not None and is_current else await _shared(store, threads, path, shared)
+            found = left if left is not None and is_current else await _shared(objects, threads, path, shared)
             view = _View(found)
             if isinstance(found, Snapshot):
                 self._views[key] = view
@@ -103,7 +104,7 @@ def snapshot_of(store: Store, path: str) -> Store:
     Raises:
         StorageError: If the medium refuses.
     """
-    snapshot = store.snapshot(path) if isinstance(store, Snapshots) else None
+    snapshot: Snapshot | None = None if store.objects is None else store.objects.snapshot(path)
     for _ in range(_TRIES):
         if snapshot is None:
             break
@@ -120,14 +121,14 @@ def snapshot_of(store: Store, path: str) -> Store:
             break  # it is gone
 
         if following is None:
-            return cast("Store", snapshot)
+            return snapshot
 
         snapshot = following
 
     return store
 
 
-async def _shared(store: Snapshots, threads: Threads, path: str, shared: SharedReads | None) -> Store:
+async def _shared(store: ObjectStore, threads: Threads, path: str, shared: SharedReads | None) -> Store:
     """Return the snapshot that another process of the job told, or a new one, and tell that."""
     if shared is None:
         return await _snapshot(store, threads, path)
@@ -136,7 +137,7 @@ async def _shared(store: Snapshots, threads: Threads, path: str, shared: SharedR
     if told is not None:
         found = await threads.run(store.told_snapshot, path, told)
         if found is not None and await threads.run(found.is_current):
-            return cast("Store", found)
+            return found
 
     data = b""
     try:
@@ -149,7 +150,7 @@ async def _shared(store: Snapshots, threads: Threads, path: str, shared: SharedR
     return view
 
 
-async def _snapshot(store: Snapshots, threads: Threads, path: str) -> Store:
+async def _snapshot(store: ObjectStore, threads: Threads, path: str) -> Store:
     """Return a snapshot of the checkpoint at `path`; the store itself if it makes none of that."""
     try:
         snapshot = await threads.run(store.snapshot, path)
@@ -160,7 +161,7 @@ async def _snapshot(store: Snapshots, threads: Threads, path: str) -> Store:
             await _side_by_side(threads, snapshot.reads())
             following = await threads.run(snapshot.settle)
             if following is None:
-                return cast("Store", snapshot)
+                return snapshot
 
             snapshot = following
     except (ThrottledError, UnreachableError):
@@ -168,7 +169,7 @@ async def _snapshot(store: Snapshots, threads: Threads, path: str) -> Store:
     except StorageError:
         pass  # it went meanwhile, or may not be listed: whoever reads it will be told what is wrong
 
-    return cast("Store", store)
+    return store
 
 
 async def _side_by_side(threads: Threads, reads: Sequence[Callable[[], None]]) -> None:

@@ -23,18 +23,12 @@ from penstock.kernel.errors import (
     StorageError,
     UnsupportedByStoreError,
 )
-from penstock.kernel.protocols.store_capabilities import (
-    BuildHolds,
-    Exchanges,
-    MarkedCheckpoints,
-    SharedBuilds,
-)
+from penstock.kernel.protocols.stores import Directories, Hold
 from penstock.kernel.storage.deletion import clear_place, delete_checkpoint
-from penstock.kernel.storage.holds import BRIEF_WAITS_S, hold_with_readers
+from penstock.kernel.storage.holds import BRIEF_WAITS_S
 
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
-    from penstock.kernel.protocols.store_capabilities import Hold
     from penstock.kernel.protocols.stores import BuildToken, Store
 
 
@@ -52,7 +46,7 @@ _UNMARKED: Final = (
 
 def how_to_replace(store: Store) -> str:
     """Say what makes a save replace what lies in a store."""
-    return REPLACED_AT_ONCE if isinstance(store, Exchanges) else _ADVICE
+    return _ADVICE if store.directories is None else REPLACED_AT_ONCE
 
 
 def make_name_durable(store: Store, path: str, older: str | None = None) -> None:
@@ -177,13 +171,13 @@ class Workspace:
         """Build in `folder` below the place, which it leaves when it is published. Before `open`.
 
         Under a name of its own nothing is taken for what a later save builds in the same place. A store of
-        `SharedBuilds` gives each build a place that no other one has, and no folder is needed.
+        objects gives each build a place that no other one has, and no folder is needed.
         """
         self._folder = folder
 
     @property
     def _deletes_first(self) -> bool:
-        return self._overwrite == "delete-first" and not isinstance(self._store, Exchanges)
+        return self._overwrite == "delete-first" and self._store.directories is None
 
     @property
     def _in_place(self) -> bool:
@@ -304,15 +298,15 @@ class Workspace:
     def _check_replaceable(self, kind: str) -> None:
         if not self._overwrite:
             store = self._store
-            is_unmarked = isinstance(store, MarkedCheckpoints) and store.is_unmarked(self.final)
+            is_unmarked = store.objects is not None and store.objects.is_unmarked(self.final)
             advice = _UNMARKED.format(self.final) if is_unmarked else how_to_replace(store)
             raise DestinationExistsError(self.final, advice)
         if kind != ("directory" if self._file is None else "file"):
             raise PathError(self.final, f"is a {kind}, not a checkpoint; it is not overwritten")
         if not self._recognises(self.final):
             raise PathError(self.final, f"is a {kind} but not a checkpoint; only checkpoints are overwritten")
-        if not (self._deletes_first or isinstance(self._store, Exchanges)):
-            raise UnsupportedByStoreError("replace", self.final, self._store, Exchanges, _ADVICE)
+        if not self._deletes_first and self._store.directories is None:
+            raise UnsupportedByStoreError("replace", self.final, self._store, Directories, _ADVICE)
 
     def open_now(self) -> None:
         """Blocking form of `open`."""
@@ -326,9 +320,9 @@ class Workspace:
             self._token = self._begin()
 
         place = self._token.place
-        if isinstance(store, BuildHolds):
+        if (directories := store.directories) is not None:
             self.left_behind = clear_place(store, place)
-            self._hold = store.make_held(place)
+            self._hold = directories.make_held(place)
             self._is_ours = True
         else:
             self._is_ours = True  # the store gave the place to this save alone
@@ -336,7 +330,7 @@ class Workspace:
             store.make_directory(place)
 
         self.temporary = place
-        if self._folder is not None and not isinstance(store, SharedBuilds):
+        if self._folder is not None and store.objects is None:
             self.temporary = os.path.join(place, self._folder)
             store.make_directory(self.temporary)
 
@@ -351,8 +345,8 @@ class Workspace:
 
         within = "/".join([name for name in (self._folder, self._file) if name])
         try:
-            if self._folder is not None and isinstance(self._store, SharedBuilds):
-                return self._store.begin_shared_build(self.final, self._beside)
+            if self._folder is not None and (objects := self._store.objects) is not None:
+                return objects.begin_shared_build(self.final, self._beside)
 
             return self._store.begin_build(self.final, self._beside, within or None)
         except StorageError as error:
@@ -393,15 +387,16 @@ class Workspace:
         Returns:
             Where what was replaced lies; None if nothing was.
         """
+        directories = self._store.directories
         for wait_s in (*BRIEF_WAITS_S, None):
-            # Any other store looks by itself, and refuses what lies there.
-            replacing = isinstance(self._store, Exchanges) and self._store.kind(self.final) is not None
+            # Any other store looks by itself, and refuses what is there.
+            replacing = directories is not None and directories.kind(self.final) is not None
             if replacing and not self._overwrite:
                 raise DestinationExistsError(self.final, how_to_replace(self._store))
 
             try:
-                if replacing:
-                    return self._exchange(token)
+                if directories is not None and replacing:
+                    return self._exchange(directories, token)
 
                 self._store.publish(token)
             except StorageError as error:
@@ -422,17 +417,15 @@ class Workspace:
 
         raise AssertionError("the last attempt returns or raises")
 
-    def _exchange(self, token: BuildToken) -> str:
-        if not isinstance(self._store, Exchanges):
-            raise UnsupportedByStoreError("replace", self.final, self._store, Exchanges)
+    def _exchange(self, directories: Directories, token: BuildToken) -> str:
         if self._file is not None:  # the old one comes to lie in the place, which is held
-            return self._store.exchange(token) or token.built
+            return directories.exchange(token) or token.built
 
         # Held as by a reader, so that readers do not matter: they notice that they were overtaken. Those who
         # delete do, and those who would take what was replaced for what an interrupted save left.
-        self._replaced = hold_with_readers(self._store, self.final)
+        self._replaced = directories.hold_reading(self.final)
         try:
-            return self._store.exchange(token) or token.built
+            return directories.exchange(token) or token.built
         except BaseException:
             self._replaced.release()
             raise

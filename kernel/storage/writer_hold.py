@@ -10,12 +10,10 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, final
 
 from penstock.kernel.errors import InUseError, RootInUseError, StorageError
-from penstock.kernel.protocols.store_capabilities import BuildHolds, LeasedHold, Leases, PlacedHold
 from penstock.kernel.storage.claims import Claim, StoreClaimFiles
 
 if TYPE_CHECKING:
-    from penstock.kernel.protocols.store_capabilities import Hold
-    from penstock.kernel.protocols.stores import Store
+    from penstock.kernel.protocols.stores import Hold, Store
 
 WRITER: Final = ".penstock-writer"
 """A directory that is there while somebody writes. It is held: the root itself is held by readers."""
@@ -81,7 +79,7 @@ class WriterHold:
         """
         with self._lock:
             if self._hold is not None:
-                if not isinstance(self._hold, PlacedHold) or self._hold.lies_at(self._place):
+                if self._hold.lies_at(self._place):
                     return
 
                 lost, self._hold = self._hold, None  # its directory is gone, and another one may be held
@@ -109,7 +107,7 @@ class WriterHold:
             ClaimLostError: If it is a lease, and another process holds it now.
             StorageError: If the medium does not say.
         """
-        if isinstance(self._hold, LeasedHold):
+        if self._hold is not None:
             self._hold.confirm()
 
     def release(self) -> None:
@@ -123,15 +121,15 @@ class WriterHold:
             return
 
         try:
-            if isinstance(self._store, BuildHolds):
+            if self._store.directories is not None:
                 self._store.remove_tree(self._place)
         finally:
             hold.release()
 
     def _taken(self) -> Hold:
-        if isinstance(self._store, Leases):
-            return self._store.hold_root(self._place)
-        if not isinstance(self._store, BuildHolds):
+        if (objects := self._store.objects) is not None:
+            return objects.hold_root(self._place)
+        if self._store.directories is None:
             return Claim(StoreClaimFiles(self._store), self._place, self._root)
 
         self._store.make_directory(self._place)

@@ -49,7 +49,7 @@ from penstock.kernel.pipeline.pipeline import Milestone, Pipeline, Slot
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.coordinator import Operation
-from penstock.kernel.protocols.store_capabilities import ForeignFiles, Hold, PlacedHold
+from penstock.kernel.protocols.stores import Hold, SystemFiles
 from penstock.kernel.storage.deletion import remove_abandoned
 from penstock.kernel.storage.workspace import Workspace
 from penstock.stages.finalize import Finalize
@@ -169,7 +169,7 @@ class DirectoryBuild:
             self._before_publishing()
 
         if self._in_place:
-            if isinstance(self._hold, PlacedHold) and not self._hold.lies_at(self.path):
+            if self._hold is not None and not self._hold.lies_at(self.path):
                 raise BuildChangedError("publish", self.path, "another program has put something else there")
 
             self._store.sync_directory(os.path.dirname(self.path))
@@ -523,8 +523,8 @@ class _Agree:
         """Yield the actor of one save."""
 
         async def agree(message: TreeToSave, /) -> _Begun:
-            if not isinstance(run.store, ForeignFiles):  # a bucket
-                raise UnsupportedByStoreError("let handlers write to", run.path, run.store, ForeignFiles)
+            if run.store.system_files is None:  # a bucket
+                raise UnsupportedByStoreError("let handlers write to", run.path, run.store, SystemFiles)
 
             lines = cast("list[str]", message.take())
             await run.threads.run(run.workspace.check_now)

@@ -44,7 +44,6 @@ Documents of a checkpoint:
 Stores and paths:
     paths: Paths and URLs as callers give them, and what they stand for.
     store_at: Returns the store of a path or a URL.
-    holds: Holds on a directory, alone or with readers.
     deletion: Deletes files and what interrupted saves left.
     make_name_durable: Makes the name of a published checkpoint durable, or says that it may not be.
     find_place: Says what is at a path: a checkpoint, steps, safetensors, or a folder of such.
@@ -115,7 +114,6 @@ __all__ = (
     "find_place",
     "flattening",
     "follows_from_step",
-    "holds",
     "kernel",
     "lazy_names",
     "make_name_durable",
@@ -165,7 +163,7 @@ if TYPE_CHECKING:
     from penstock.kernel.pipeline import failures
     from penstock.kernel.pipeline.run_context import BaseIfWhole
     from penstock.kernel.protocols.leaf import EMPTY_MARKERS
-    from penstock.kernel.storage import deletion, holds, paths
+    from penstock.kernel.storage import deletion, paths
     from penstock.kernel.storage.snapshots import snapshot_of
     from penstock.kernel.storage.workspace import make_name_durable
     from penstock.stages.planning.leaf_sources import describe_target
@@ -198,7 +196,6 @@ else:
         "failures": "penstock.kernel.pipeline.failures",
         "file_names": "penstock.handlers.formats.orbax.file_names",
         "flattening": "penstock.stages.pytree.flattening",
-        "holds": "penstock.kernel.storage.holds",
         "kernel": "penstock.kernel",
         "paths": "penstock.kernel.storage.paths",
         "prng_keys": "penstock.handlers.leaves.prng_keys",

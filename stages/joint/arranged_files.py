@@ -15,7 +15,7 @@ from penstock.kernel.errors import InvalidLeafError, SpecError, UnsupportedBySto
 from penstock.kernel.messages.joint_plan import ArrangedPart
 from penstock.kernel.messages.save import SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.store_capabilities import WritableTogether
+from penstock.kernel.protocols.stores import SystemFiles
 from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 
 
@@ -27,8 +27,8 @@ def check_arranged(run: SaveRun, plan: SavePlan, own: Container[int]) -> None:
         SpecError: If there is a base.
         UnsupportedByStoreError: If a file of the store is written by one process alone.
     """
-    if not isinstance(run.store, WritableTogether):
-        raise UnsupportedByStoreError("write together", run.path, run.store, WritableTogether)
+    if run.store.system_files is None:
+        raise UnsupportedByStoreError("write together", run.path, run.store, SystemFiles)
     if run.base is not None:
         raise SpecError(f"a {type(run.layout).__name__} has no files that could be linked: leave out `base`")
 
@@ -66,9 +66,10 @@ def complete_files(run: SaveRun, part: ArrangedPart) -> None:
         run: Of the save.
         part: With the checksums of what all processes wrote.
     """
-    assert isinstance(run.store, WritableTogether), "the plan says that it is"
+    files = run.store.system_files
+    assert files is not None, "the plan says so"
     for head in part.arrangement.heads:
-        with closing(run.store.open_for_writing(run.workspace.path(head.path))) as file:
+        with closing(files.open_for_writing(run.workspace.path(head.path))) as file:
             file.write_at(0, [memoryview(part.digests.head(head.path))])
             file.sync()
 

@@ -22,7 +22,6 @@ from penstock.kernel.messages.joint_plan import BaseLinks
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.messages.save import SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.store_capabilities import SharedFiles
 from penstock.kernel.storage.holds import hold_for_reading
 from penstock.stages.reuse.base_comparison import Candidates
 from penstock.stages.reuse.incremental import (
@@ -83,9 +82,6 @@ def _divided(
 def _can_link(run: SaveRun, file: str) -> bool:
     """Try to link a file of the base into a temporary directory beside the new checkpoint."""
     store = run.store
-    if not isinstance(store, SharedFiles):
-        return False
-
     parent = os.path.dirname(run.path)
     while store.kind(parent) is None and parent != os.path.dirname(parent):
         parent = os.path.dirname(parent)

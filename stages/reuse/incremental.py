@@ -39,7 +39,6 @@ from penstock.kernel.errors import PenstockError, StorageError
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.messages.save import SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.store_capabilities import SharedFiles, SyncsFiles
 from penstock.kernel.protocols.stores import ReadableFile, Store
 from penstock.kernel.protocols.written import Written, WrittenTable
 from penstock.kernel.storage.reading import Reading, reading
@@ -115,7 +114,7 @@ async def linkable(
     """
     directory, found, sizes = await run.threads.run(compare, run, base, identity, leaves, plan)
     files = files_worth_linking(found.parts, sizes)
-    if not files or not isinstance(run.store, SharedFiles):
+    if not files:
         return directory, found, set()
 
     found = found.only(
@@ -183,9 +182,6 @@ async def link_files(run: SaveRun, directory: str, files: Iterable[str]) -> set[
 
 def _link(run: SaveRun, directory: str, files: Sequence[str]) -> set[str]:
     shared: set[str] = set()
-    if not isinstance(run.store, SharedFiles):
-        return shared
-
     for file in files:
         path = run.workspace.path(file)
         try:
@@ -194,9 +190,7 @@ def _link(run: SaveRun, directory: str, files: Sequence[str]) -> set[str]:
             run.events.warning("save.not_linked", path=run.path, file=file, error=repr(error))
             continue
 
-        if isinstance(run.store, SyncsFiles):
-            run.store.sync_file(path)
-
+        run.store.sync_file(path)
         shared.add(file)
 
     return shared

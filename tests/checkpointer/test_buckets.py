@@ -60,7 +60,7 @@ async def test_a_tree_is_saved_described_verified_and_restored(
         assert digest_in_mark(mark) is not None, "the digest of the record is still in it"
         with pytest.raises(DestinationExistsError, match='exists; overwrite="delete-first" deletes'):
             await (await checkpointer.save(PATH, state(2)))
-        with pytest.raises(UnsupportedByStoreError, match='Exchanges; overwrite="delete-first" deletes'):
+        with pytest.raises(UnsupportedByStoreError, match='Directories; overwrite="delete-first" deletes'):
             await (await checkpointer.save(PATH, state(2), overwrite=True))
 
         assert checkpointer.statistics().leased == 0

@@ -27,7 +27,7 @@ from penstock.errors import (
     StorageError,
 )
 from penstock.handlers import LocalStore
-from penstock.kernel import Hold, Milestone, Pipeline, SaveRun
+from penstock.kernel import Hold, Milestone, Pipeline, SaveRun, StoreWrapper
 from penstock.stages.device_to_host import PACKED_BELOW
 from penstock.testing import FaultyStore
 
@@ -834,7 +834,7 @@ async def test_wait_is_for_every_save(tmp_path: Path) -> None:
         assert second.done
 
 
-class UnclosableHold:
+class UnclosableHold(Hold):
     """A hold that ends with an error, as one whose descriptor cannot be closed."""
 
     def __init__(self, held: Hold) -> None:
@@ -845,13 +845,15 @@ class UnclosableHold:
         raise StorageError("release", "somewhere", "injected", errno.EIO)
 
 
+class UnclosableHolds(StoreWrapper):
+    def make_held(self, path: str) -> Hold:
+        return UnclosableHold(super().make_held(path))
+
+
 async def test_a_lock_that_cannot_be_closed_does_not_fail_a_save_that_is_durable(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = FaultyStore(LocalStore())
-    make_held = store.make_held
-    store.make_held = lambda path: UnclosableHold(make_held(path))
-
+    store = UnclosableHolds(LocalStore())
     async with Checkpointer(store=store) as checkpointer:
         await (await checkpointer.save(tmp_path / "c", {"a": np.ones(3)}))
         assert (await checkpointer.restore(tmp_path / "c"))["a"].tolist() == [1, 1, 1]

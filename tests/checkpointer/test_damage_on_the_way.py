@@ -12,7 +12,6 @@ from tests.object_server import Asked, ObjectServer, object_server
 from penstock import Checkpointer, Config
 from penstock.errors import ChecksumError, CorruptCheckpointError
 from penstock.handlers import LocalStore
-from penstock.kernel.protocols.store_capabilities import OverNetwork
 from penstock.stages.read import read_twice
 
 pytestmark = pytest.mark.anyio
@@ -84,7 +83,7 @@ def test_a_disk_is_not_asked_twice() -> None:
         calls.append(1)
         raise ChecksumError("file", "differs")
 
-    assert not isinstance(LocalStore(), OverNetwork)
+    assert not LocalStore().over_network
     with pytest.raises(ChecksumError):
         read_twice(LocalStore(), read)
 

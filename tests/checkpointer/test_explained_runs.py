@@ -27,6 +27,7 @@ from penstock.kernel import (
     Milestone,
     Pipeline,
     RestoreRequest,
+    StoreWrapper,
     TreeToSave,
     run_pipeline,
 )
@@ -122,23 +123,19 @@ class SlowFile:
         self.inner.write_at(offset, buffers)
 
 
-class SlowStore:
+class SlowStore(StoreWrapper):
     """A store that takes a second for each write."""
 
     def __init__(self, clock: Clock) -> None:
-        self.inner = LocalStore()
+        super().__init__(LocalStore())
         self.clock = clock
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def create_data_file(self, path: str) -> Any:
         return SlowFile(self.inner.create_data_file(path), self.clock)
 
 
 def slow_store(clock: Clock) -> FaultyStore:
-    store: Any = SlowStore(clock)
-    return FaultyStore(store)
+    return FaultyStore(SlowStore(clock))
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from penstock.errors import NoSpaceError, NotDurableError, StepExistsError, Stor
 from penstock.handlers import LocalStore
 from penstock.handlers.stores.system_calls.file_system import SystemCalls
 from penstock.kernel.storage.deletion import delete_file, remove_abandoned
-from penstock.kernel.storage.holds import hold_alone
 from penstock.steps import KeepLast
 from penstock.testing import CrashStore
 
@@ -164,7 +163,7 @@ async def test_what_a_save_left_is_removed_only_once_the_name_of_the_new_one_is_
         token = store.begin_build(str(path), str(built))
         store.rename(str(folder / "made"), str(built))
         store.sync_directory(str(folder))
-        held = hold_alone(store, str(built))
+        held = store.hold(str(built))
         store.exchange(token)
         held.release()  # it is killed here
         remove_abandoned(store, str(built))

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import penstock
 from penstock import SaveFormat
 from penstock.errors import NoSpaceError, StorageError
 from penstock.handlers import LocalStore
+from penstock.kernel import StoreWrapper
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.testing import FaultyStore, MemoryStore
 
@@ -28,11 +29,20 @@ def state(fill: float = 1.0) -> dict[str, Any]:
     return {name: np.full(ITEM // 4, fill, np.float32) for name in ("a", "b", "c")}
 
 
+class Room(StoreWrapper):
+    """The local store, with as much room as a test says."""
+
+    def __init__(self, free: Callable[[], int | None]) -> None:
+        super().__init__(LocalStore())
+        self.free = free
+
+    def free_bytes(self, path: str) -> int | None:
+        super().free_bytes(path)  # which must not fail
+        return self.free()
+
+
 def with_room(free: int | None) -> FaultyStore:
-    store = FaultyStore(LocalStore())
-    counted = store.free_bytes
-    store.free_bytes = lambda path: (counted(path), free)[1]
-    return store
+    return FaultyStore(Room(lambda: free))
 
 
 async def test_a_save_that_does_not_fit_is_refused_before_it_begins(tmp_path: Path) -> None:
@@ -58,13 +68,13 @@ async def test_a_save_that_just_fits_or_whose_store_does_not_know_goes_on(tmp_pa
 
 async def test_what_is_linked_does_not_count(tmp_path: Path) -> None:
     tree = state()
-    store = FaultyStore(LocalStore())
-    async with penstock.Checkpointer(store=store) as checkpointer:
+    room = Room(lambda: None)
+    async with penstock.Checkpointer(store=FaultyStore(room)) as checkpointer:
         await (await checkpointer.save(tmp_path / "one", tree, compare="digest"))
-        store.free_bytes = lambda _: ITEM
+        room.free = lambda: ITEM
         tree["b"] = tree["b"] + 1
         await (await checkpointer.save(tmp_path / "two", tree, base=tmp_path / "one", compare="digest"))
-        store.free_bytes = lambda _: ITEM - 1
+        room.free = lambda: ITEM - 1
         with pytest.raises(NoSpaceError) as caught:
             await checkpointer.save(tmp_path / "three", tree, base=tmp_path / "one", compare="digest")
 
@@ -111,7 +121,8 @@ async def test_a_store_of_limited_capacity(tmp_path: Path) -> None:
 
 
 async def test_a_manager_waits_for_the_room_that_deletions_give(tmp_path: Path) -> None:
-    store = FaultyStore(LocalStore())
+    room = Room(lambda: None)
+    store = FaultyStore(room)
     async with CheckpointManager(tmp_path, store=store, keep=KeepLast(1), link=False) as manager:
         first = await manager.save(1, state())
         assert first is not None
@@ -122,7 +133,7 @@ async def test_a_manager_waits_for_the_room_that_deletions_give(tmp_path: Path) 
         await second
         await manager.wait()  # the first one is due for deletion, and being read
         reading.release()
-        store.free_bytes = lambda _: 0 if (tmp_path / "1").exists() else 10 * ITEM
+        room.free = lambda: 0 if (tmp_path / "1").exists() else 10 * ITEM
         third = await manager.save(3, state())
         assert third is not None
         await third

@@ -17,10 +17,10 @@ from penstock.errors import ClaimLostError
 from penstock.handlers.stores.buckets import bucket_options
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.object_client import ObjectClient
-from penstock.kernel.protocols.store_capabilities import LeasedHold, Leases
+from penstock.kernel.protocols.stores import StoreWrapper
 from penstock.kernel.storage.lease_renewal import renewing_leases
 from penstock.steps import CheckpointManager
-from penstock.testing import FaultyStore
+from penstock.testing import FaultyStore, MemoryStore
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +28,7 @@ LEASE_S = 0.03
 BEATS = 4
 
 
-class Beating(Leases):
+class Beating(StoreWrapper):
     """A store that counts its renewals."""
 
     @property
@@ -36,10 +36,8 @@ class Beating(Leases):
         return LEASE_S
 
     def __init__(self) -> None:
+        super().__init__(MemoryStore())
         self.n_beats, self.enough = 0, Event()
-
-    def hold_root(self, path: str) -> LeasedHold:
-        raise NotImplementedError
 
     def renew_leases(self) -> None:
         self.n_beats += 1

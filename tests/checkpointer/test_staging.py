@@ -21,7 +21,7 @@ from penstock import Checkpointer, RestoreReport
 from penstock.checkpointer import pipelines
 from penstock.errors import DeletedLeafError
 from penstock.handlers import LocalStore
-from penstock.kernel import Milestone, Store
+from penstock.kernel import DataFile, Milestone, Store, StoreWrapper
 from penstock.kernel.pipeline.run_context import Staging
 from penstock.reports.report import stage_table
 from penstock.testing import FaultyStore
@@ -203,10 +203,24 @@ class TestStates:
 
 
 @final
-class Watched:
+class Watched(StoreWrapper):
     """Wraps a store, and calls `look` after each of its operations."""
 
     def __init__(self, inner: Store, look: Callable[[str], None]) -> None:
+        super().__init__(inner)
+        self._look = look
+
+    def call(self, operation: str, *given: Any, **options: Any) -> Any:
+        answer = super().call(operation, *given, **options)
+        self._look(operation)
+        return WatchedFile(answer, self._look) if operation == "create_data_file" else answer
+
+
+@final
+class WatchedFile:
+    """Wraps a file, and calls `look` after each of its operations."""
+
+    def __init__(self, inner: DataFile, look: Callable[[str], None]) -> None:
         self._inner = inner
         self._look = look
 
@@ -218,7 +232,7 @@ class Watched:
         def call(*arguments: Any) -> Any:
             answer = found(*arguments)
             self._look(name)
-            return Watched(cast("Store", answer), self._look) if name == "create_data_file" else answer
+            return answer
 
         return call
 
@@ -237,7 +251,7 @@ class TestTwoSaves:
                     assert set(found["x"].tolist()) == {found["n"]}
                     seen.append((operation, found["n"]))
 
-            store = cast("Store", Watched(LocalStore(), look))
+            store = Watched(LocalStore(), look)
             async with Checkpointer(store=store) as checkpointer:
                 await (await checkpointer.save(path, {"x": np.full(5000, 2), "n": 2}, overwrite=True))
 

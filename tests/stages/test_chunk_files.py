@@ -18,7 +18,7 @@ from penstock.errors import PipelineError, StorageError
 from penstock.handlers import OrbaxLayout
 from penstock.kernel import Leaf, Piece, StagedBatch, Written, WrittenBatch
 from penstock.kernel.pipeline.stage import FunctionStage
-from penstock.kernel.protocols.store_capabilities import DEFAULT_PLACEMENT
+from penstock.kernel.protocols.stores import DEFAULT_PLACEMENT
 from penstock.stages import DeviceToHost, Encode, Flatten, LimitBytes, Write
 
 pytestmark = pytest.mark.anyio

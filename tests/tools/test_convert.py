@@ -596,7 +596,7 @@ def test_a_piece_that_becomes_many_chunks_is_read_once(tmp_path: Path, form: str
     penstock.sync.save(tmp_path / "c", {"w": array})
     store = CountingStore()
 
-    penstock.sync.convert(tmp_path / "c", tmp_path / "copy", store=store, save_format=SMALLER[form])  # type: ignore[arg-type]  # it has what the local store has
+    penstock.sync.convert(tmp_path / "c", tmp_path / "copy", store=store, save_format=SMALLER[form])
 
     assert store.nbytes < 1.2 * array.nbytes
     assert penstock.sync.restore(tmp_path / "copy")["w"].tobytes() == array.tobytes()

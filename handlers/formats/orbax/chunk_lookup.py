@@ -30,7 +30,6 @@ from penstock.handlers.formats.zarr import METADATA_KEYS, grid_indices, prefix_o
 from penstock.handlers.ocdbt.node_decoding import Index
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline, Value
 from penstock.kernel.errors import CorruptCheckpointError, PenstockError, TruncatedDataError
-from penstock.kernel.protocols.store_capabilities import ManyFiles
 from penstock.kernel.protocols.stores import Store
 
 
@@ -138,9 +137,7 @@ def directory_index(
         check_inside(directory, name)
 
     index: dict[bytes, Value] = {}
-    if isinstance(store, ManyFiles):
-        names = _add_small(index, store, directory, names, check)
-    for name in names:
+    for name in _add_small(index, store, directory, names, check):
         for key, is_file in _entries(store, directory, name):
             path = os.path.join(directory, key)
             is_metadata = key.rpartition("/")[2] in METADATA_KEYS
@@ -157,7 +154,7 @@ def directory_index(
 
 
 def _add_small(
-    index: dict[bytes, Value], store: ManyFiles, directory: str, names: list[str], check: Check
+    index: dict[bytes, Value], store: Store, directory: str, names: list[str], check: Check
 ) -> list[str]:
     """Look for the chunks of arrays that have few, by their names; return the arrays that remain."""
     chunks_of: dict[bytes, Sequence[str] | None] = {}
@@ -241,17 +238,12 @@ def check_files(store: Store, directory: str, needed: Mapping[str, int], *, whol
         return
 
     paths = [os.path.join(directory, file) for file in needed]
-    sizes = store.file_sizes(paths) if isinstance(store, ManyFiles) else _sizes(store, paths)
+    sizes = store.file_sizes(paths)
     for path, nbytes, found in zip(paths, needed.values(), sizes, strict=True):
         if found is None or found < 0:
             raise CorruptCheckpointError(path, "is missing, and the index refers to it")
         if found < nbytes:
             raise TruncatedDataError(path, nbytes, found)
-
-
-def _sizes(store: Store, paths: Iterable[str]) -> Iterator[int | None]:
-    for path in paths:
-        yield store.size(path) if store.kind(path) == "file" else None
 
 
 def _entries(store: Store, directory: str, name: str) -> Iterator[tuple[str, bool]]:

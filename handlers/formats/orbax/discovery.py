@@ -80,7 +80,6 @@ from penstock.kernel.errors import (
     UnsupportedFormatError,
 )
 from penstock.kernel.protocols.checkpoints import FoundItems
-from penstock.kernel.protocols.store_capabilities import MarkedCheckpoints, OverNetwork, UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import DISK_MARK, STAGE_RECORD, DiskMark
 from penstock.kernel.storage.paths import is_whole_bucket, path_or_url
@@ -580,7 +579,7 @@ class _Step:
 
 def is_checkpoint(store: Store, path: str) -> bool:
     """Return whether the directory at `path` is itself a checkpoint, and so no directory of steps."""
-    if not isinstance(store, OverNetwork):  # a list of many steps takes longer
+    if not store.over_network:  # a list of many steps takes longer
         has_documents = any(store.kind(os.path.join(path, mark)) is not None for mark in _MARKS)
         return has_documents and is_marked(store, path)
 
@@ -606,7 +605,7 @@ def is_marked(store: Store, path: str, names: Collection[str] | None = None) -> 
         path: A directory.
         names: Of what is in it, if that is known.
     """
-    if not isinstance(store, MarkedCheckpoints):
+    if (objects := store.objects) is None:
         return True
     above = os.path.dirname(path)
     if names is not None and COMMIT_MARK in names:
@@ -616,7 +615,7 @@ def is_marked(store: Store, path: str, names: Collection[str] | None = None) -> 
 
     at = path if names is None else above
     while (above := os.path.dirname(at)) not in ("", at) and not above.endswith(":"):
-        if store.marked_folders(above, [os.path.basename(at)]):
+        if objects.marked_folders(above, [os.path.basename(at)]):
             return True
 
         at = above
@@ -698,8 +697,7 @@ def read_root_metadata(store: Store, root: str) -> Mapping[str, Any] | None:
         raise CorruptCheckpointError(folder, "is a file, not the directory of the metadata of all steps")
     if kind is None:
         return None
-    if isinstance(store, UntrustedFiles):
-        store.check_links(root, folder)
+    store.check_links(root, folder)
 
     names = store.list_directory(folder)
     sealed = SealedDocuments.open(store, folder, names)
@@ -758,7 +756,7 @@ def _state_of_step(store: Store, directory: str) -> StepState:
         return "absent"
 
     names = frozenset(store.list_directory(directory))
-    if isinstance(store, MarkedCheckpoints) and COMMIT_MARK not in names:
+    if store.objects is not None and COMMIT_MARK not in names:
         # A run may be named like a step, as `run_3`, and a directory of steps has no mark.
         is_root = names and all(names_a_step(name) or name == ROOT_FOLDER for name in names)
         return "absent" if is_root else "unfinished"

@@ -29,8 +29,8 @@ from penstock.handlers.formats.orbax.sealed_documents import (
     record_documents,
     renew_record,
 )
-from penstock.kernel.protocols.store_capabilities import foreign_files
-from penstock.kernel.protocols.stores import Store
+from penstock.kernel.errors import UnsupportedByStoreError
+from penstock.kernel.protocols.stores import Store, SystemFiles
 from penstock.kernel.storage.paths import path_or_url
 
 _LEVELS: Final = 3
@@ -187,5 +187,8 @@ def record_changes(store: Store, directory: str) -> None:
     Raises:
         UnsupportedByStoreError: If the store does not know files of others, as a bucket.
     """
-    foreign_files(store, directory).sync_tree(directory)
+    if (files := store.system_files) is None:
+        raise UnsupportedByStoreError("let a leaf handler write files at", directory, store, SystemFiles)
+
+    files.sync_tree(directory)
     renew_record(store, directory)

@@ -35,7 +35,6 @@ from penstock.handlers.ocdbt.node_decoding import Index
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.layouts import SMALL_DOCUMENT, Opening
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 
 
@@ -87,8 +86,7 @@ def find_checkpoint(
 
 def _place(store: Store, path: str, item: str | None) -> ItemPlace:
     place = locate(store, path, item)
-    if isinstance(store, UntrustedFiles):
-        store.check_links(place.path, place.directory)
+    store.check_links(place.path, place.directory)
 
     return place
 

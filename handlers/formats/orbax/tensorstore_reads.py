@@ -25,7 +25,6 @@ from penstock.kernel.errors import (
     UnsupportedByStoreError,
 )
 from penstock.kernel.protocols.reads import Destination
-from penstock.kernel.protocols.store_capabilities import KvStoreSpecs
 from penstock.kernel.protocols.stores import Store
 
 # Half of TensorStore's signatures are unknown to the checkers: its stubs use names they do not define.
@@ -67,8 +66,8 @@ class ArrayDriver:
     __slots__ = ("_context", "_directory", "_ocdbt", "_store")
 
     def __init__(self, store: Store, directory: str, *, ocdbt: bool) -> None:
-        if not isinstance(store, KvStoreSpecs):
-            raise UnsupportedByStoreError("read with TensorStore", directory, store, KvStoreSpecs)
+        if store.kvstore_spec(directory) is None:
+            raise UnsupportedByStoreError("read with TensorStore", directory, store, "a kvstore_spec")
 
         self._store = store
         self._directory = directory
@@ -127,9 +126,15 @@ class ArrayDriver:
             raise self._translated(error, prefix, key_path) from error
 
     def _spec(self, array: ArrayFormat, prefix: str) -> dict[str, Any]:
+        kvstore: dict[str, Any] | None
         if self._ocdbt:
             base = self._store.kvstore_spec(self._directory)
-            kvstore = {"driver": "ocdbt", "base": base, "path": prefix, "cache_pool": "cache_pool#ocdbt"}
+            kvstore = {
+                "driver": "ocdbt",
+                "base": base,
+                "path": prefix,
+                "cache_pool": "cache_pool#ocdbt",
+            }
         else:
             kvstore = self._store.kvstore_spec(os.path.join(self._directory, prefix))
 

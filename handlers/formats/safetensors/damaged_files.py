@@ -33,7 +33,6 @@ from penstock.kernel.errors import (
     UnsupportedFormatError,
 )
 from penstock.kernel.protocols.leaf import KeyKind
-from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 
 _DOUBTFUL: Final = "; its names, types and metadata are as it has them now"
@@ -67,7 +66,7 @@ def open_damaged(store: Store, path: str) -> DamagedTensors:
         CorruptCheckpointError: If a tensor lies in two files.
         UnsupportedFormatError: If undamaged headers say what this penstock does not read.
     """
-    if isinstance(store, UntrustedFiles) and store.kind(path) == "directory":
+    if store.kind(path) == "directory":
         store.check_links(path, path)
 
     reading = _Reading(store, path)

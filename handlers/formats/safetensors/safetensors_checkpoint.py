@@ -29,7 +29,6 @@ from penstock.handlers.formats.safetensors.penstock_metadata import Note, Steps,
 from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.reads import Destination, Read, WholeChunks
-from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Written
 
@@ -200,7 +199,7 @@ def open_checkpoint(store: Store, path: str, item: str | None = None) -> Safeten
     if item is not None:
         raise NotACheckpointError(path, f"is safetensors, which has no items, and so no item {item!r}")
 
-    if isinstance(store, UntrustedFiles) and store.kind(path) == "directory":
+    if store.kind(path) == "directory":
         store.check_links(path, path)
 
     return checkpoint_of(store, path, read_files(store, path))

@@ -29,6 +29,7 @@ from penstock.kernel.errors import (
     OutcomeUnknownError,
     StorageError,
 )
+from penstock.kernel.protocols.stores import Hold
 
 MARK: Final = "commit_success.txt"
 """Publishes the prefix that it lies in. Orbax looks for this name in buckets, too."""
@@ -86,7 +87,7 @@ def staging(final: str, token: str) -> str:
 
 
 @final
-class _RootHold:
+class _RootHold(Hold):
     """The hold of a manager on its directory of steps."""
 
     __slots__ = ("_builds", "_claim")

@@ -7,7 +7,7 @@ __all__ = ("BucketDataFile", "BucketReadableFile", "new_bytes")
 import errno
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Any, Literal, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,8 +106,6 @@ class BucketReadableFile:
     """
 
     __slots__ = ("_client", "_key", "_lock", "_size", "transfers")
-
-    over_network: Literal[True] = True
 
     def __init__(self, client: Objects, key: str, size: int) -> None:
         self._client, self._key, self._size = client, key, size

@@ -21,8 +21,7 @@ from penstock.handlers.stores.buckets.object_errors import NO_BUCKET
 from penstock.handlers.stores.buckets.objects import Listed, Objects
 from penstock.handlers.stores.buckets.snapshots import BucketSnapshot, begin_snapshot, decoded_snapshot
 from penstock.kernel.errors import StorageError
-from penstock.kernel.protocols.store_capabilities import LeasedHold, Placement
-from penstock.kernel.protocols.stores import BuildToken, RequestFigures
+from penstock.kernel.protocols.stores import BuildToken, Hold, ObjectStore, Placement, RequestFigures
 from penstock.kernel.schemes import Scheme
 
 FILE_BYTES: Final = 16 * 2**20
@@ -35,7 +34,7 @@ _FEW: Final = 3
 
 
 @final
-class BucketStore:
+class BucketStore(ObjectStore):
     """The objects of one bucket, as `Store` wants them. Paths are URLs: `s3://bucket/run/step_100`.
 
     A prefix is a directory once something lies below it, and a published checkpoint once its mark does. One
@@ -55,7 +54,7 @@ class BucketStore:
         objects: What makes the requests; None for obstore.
     """
 
-    __slots__ = ("_builds", "_client", "_uploading", "kvstore_spec", "placement", "url")
+    __slots__ = ("_builds", "_client", "_placement", "_tensorstore", "_uploading", "url")
 
     def __init__(
         self,
@@ -69,13 +68,10 @@ class BucketStore:
         objects: Objects | None = None,
     ) -> None:
         self.url = url
-        self.kvstore_spec: Callable[[str], dict[str, Any]] | None = None
-        if tensorstore is not None:
-            self.kvstore_spec = lambda directory: {**tensorstore, "path": f"{self._key(directory)}/"}
-
+        self._tensorstore = tensorstore
         #: Chunks lie one after another without gaps: what is read from here is copied anyway.
         #: A chunk of more than half a file is one by itself: it is put from where it lies.
-        self.placement = Placement(
+        self._placement = Placement(
             file_bytes=max(file_bytes // 2, 1),
             page_bytes=1,
             page_from_bytes=2**62,
@@ -89,9 +85,18 @@ class BucketStore:
         self._uploading = Lock()
 
     @property
-    def over_network(self) -> Literal[True]:
-        """Say that what does not fit its checksum is worth a second look."""
+    def placement(self) -> Placement:
+        return self._placement
+
+    @property
+    def over_network(self) -> bool:
         return True
+
+    def kvstore_spec(self, directory: str) -> dict[str, Any] | None:
+        if self._tensorstore is None:
+            return None
+
+        return {**self._tensorstore, "path": f"{self._key(directory)}/"}
 
     def request_figures(self) -> RequestFigures:
         """Return how many requests were sent so far, and what became of them."""
@@ -149,12 +154,12 @@ class BucketStore:
         return None if kind is None else (kind, key)  # else all folders without a mark would seem to be one
 
     def snapshot(self, path: str) -> BucketSnapshot | None:
-        """List what is published at `path`, so that most of what a restore asks is known; see `Snapshots`."""
+        """List what is published at `path`, so that most of what a restore asks is known; see `Snapshot`."""
         key, build = self._located(path)
         return None if build is not None or not key else begin_snapshot(self, self._client, path, key)
 
     def told_snapshot(self, path: str, told: bytes) -> BucketSnapshot | None:
-        """Return what another process of this job knows of what is published at `path`; see `Snapshots`."""
+        """Return what another process of this job knows of what is published at `path`; see `Snapshot`."""
         key, build = self._located(path)
         return None if build is not None else decoded_snapshot(self, self._client, path, key, told)
 
@@ -167,7 +172,7 @@ class BucketStore:
         """For how many seconds a claim lasts that is not renewed."""
         return self._builds.claims.lease_s
 
-    def hold_root(self, path: str) -> LeasedHold:
+    def hold_root(self, path: str) -> Hold:
         """Hold a directory of steps. What another process held and did not renew in time is taken over.
 
         Raises:

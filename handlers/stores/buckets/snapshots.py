@@ -23,7 +23,7 @@ from penstock.handlers.stores.buckets.bucket_claims import CLAIM
 from penstock.handlers.stores.buckets.bucket_files import BucketReadableFile
 from penstock.handlers.stores.buckets.objects import Entry, Objects
 from penstock.kernel.errors import StorageError, ThrottledError, UnreachableError
-from penstock.kernel.protocols.stores import ReadableFile, Store, Transfers
+from penstock.kernel.protocols.stores import ReadableFile, Snapshot, Store, StoreWrapper, Transfers
 
 _VERSION: Final = 1
 """Of what processes tell each other."""
@@ -37,10 +37,10 @@ _MOST_READ: Final = 16
 
 
 @final
-class BucketSnapshot:
+class BucketSnapshot(StoreWrapper, Snapshot):
     """A store to read one checkpoint from, as it was when it was listed. `begin_snapshot` makes it.
 
-    What is asked about other paths, and all else, the store itself answers. See `Snapshots`.
+    What is asked about other paths, and all else, the store itself answers. See `Snapshot`.
 
     Args:
         store: Where the checkpoint lies.
@@ -52,7 +52,7 @@ class BucketSnapshot:
     """
 
     __slots__ = (
-        "_before", "_client", "_compared", "_contents", "_entries", "_folders", "_inner", "_key", "_lock",
+        "_before", "_client", "_compared", "_contents", "_entries", "_folders", "_key", "_lock",
         "_mark", "_n_asked", "_names", "path",
     )  # fmt: skip
 
@@ -66,7 +66,7 @@ class BucketSnapshot:
         mark: bytes | None = None,
     ) -> None:
         self.path = path
-        self._inner: Any = store
+        super().__init__(store)
         self._client, self._key, self._entries, self._before = client, key, entries, mark
         self._lock = Lock()
         self._contents: dict[str, bytes] = {}
@@ -77,23 +77,13 @@ class BucketSnapshot:
         for found in entries:
             self._note(found)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    def kvstore_spec(self, directory: str) -> dict[str, Any] | None:
+        """Return the spec by which TensorStore reads there by itself: that is as a request of this."""
+        spec = self.inner.kvstore_spec(directory)
+        if spec is not None:
+            self._ask(self._key)
 
-    @property
-    def over_network(self) -> Literal[True]:
-        """Say that what does not fit its checksum is worth a second look."""
-        return True
-
-    @property
-    def kvstore_spec(self) -> Callable[[str], dict[str, Any]] | None:
-        """The way in which TensorStore reads there by itself."""
-        spec: Callable[[str], dict[str, Any]] | None = self._inner.kvstore_spec
-        return None if spec is None else partial(self._spec, spec)
-
-    def _spec(self, spec: Callable[[str], dict[str, Any]], directory: str) -> dict[str, Any]:
-        self._ask(self._key)
-        return spec(directory)
+        return spec
 
     def reads(self) -> Sequence[Callable[[], None]]:
         """Return what reads short objects, each by one request. They may be called side by side."""
@@ -133,7 +123,7 @@ class BucketSnapshot:
             self._mark = self._contents[key] = found.data
             return None
 
-        return begin_snapshot(self._inner, self._client, self.path, self._key, found.data)
+        return begin_snapshot(self.inner, self._client, self.path, self._key, found.data)
 
     def recall(self, contents: Mapping[str, bytes], mark: bytes) -> None:
         """Take what another process read, in place of `reads` and `settle`."""
@@ -169,7 +159,7 @@ class BucketSnapshot:
     def kind(self, path: str) -> Literal["file", "directory"] | None:
         key = self._within(path)
         if key is None:
-            found: Literal["file", "directory"] | None = self._inner.kind(path)
+            found: Literal["file", "directory"] | None = self.inner.kind(path)
             return found
         if f"{key}/{MARK}" in self._entries:
             return "directory"
@@ -185,14 +175,14 @@ class BucketSnapshot:
             return found.size
 
         self._ask(key)
-        nbytes: int = self._inner.size(path)
+        nbytes: int = self.inner.size(path)
         return nbytes
 
     def identity(self, path: str) -> object:
         """Return the identity as it was when the checkpoint was listed."""
         key = self._within(path)
         if key is None:
-            return self._inner.identity(path)
+            return self.inner.identity(path)
         if key == self._key:
             return self._mark
 
@@ -202,7 +192,7 @@ class BucketSnapshot:
     def list_directory(self, path: str) -> Sequence[str]:
         key = self._within(path)
         if key is None:
-            names: Sequence[str] = self._inner.list_directory(path)
+            names: Sequence[str] = self.inner.list_directory(path)
             return names
 
         folders = self._visible(key, path)
@@ -212,7 +202,7 @@ class BucketSnapshot:
     def list_folders(self, path: str) -> Sequence[str]:
         key = self._within(path)
         if key is None:
-            names: Sequence[str] = self._inner.list_folders(path)
+            names: Sequence[str] = self.inner.list_folders(path)
             return names
 
         return sorted(self._visible(key, path))
@@ -224,8 +214,7 @@ class BucketSnapshot:
             if path == above and among is not None and set(among) == {name}:
                 return [name]  # a snapshot is made of what is published alone
 
-            names: Sequence[str] = self._inner.marked_folders(path, among)
-            return names
+            return super().marked_folders(path, among)
 
         folders = self._folders.get(key, set())
         wanted = folders if among is None else folders & set(among)
@@ -237,7 +226,7 @@ class BucketSnapshot:
             return self._contents[key]
 
         self._ask(key)
-        data: bytes = self._inner.read_file(path)
+        data: bytes = self.inner.read_file(path)
         return data
 
     def read_files(self, paths: Iterable[str]) -> Sequence[bytes | None]:
@@ -262,7 +251,7 @@ class BucketSnapshot:
         found = self._entries.get(key) if key is not None else None
         if found is None:
             self._ask(key)
-            file: ReadableFile = self._inner.open_data_file(path)
+            file: ReadableFile = self.inner.open_data_file(path)
             return file
 
         remote = BucketReadableFile(self._client, found.key, found.size)

@@ -45,7 +45,6 @@ from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
 from penstock.kernel.pipeline.statistics import waited_for_memory_s
 from penstock.kernel.protocols.leaf import KeyPath
-from penstock.kernel.protocols.store_capabilities import requests_of
 from penstock.kernel.storage.reading import Reading
 from penstock.reports.report import RestoreReport
 from penstock.stages.deliver import Deliver
@@ -90,7 +89,7 @@ class RestoreTask:
         return tree, report
 
     async def _restore(self, path: str) -> tuple[Any, RestoreReport]:
-        since = requests_of(self._engine.store)
+        since = self._engine.store.request_figures()
         result, run, source = await self._engine.read_unchanged(path, self._threads, self._once)
         restored: RestoredTree = result.value
         plan, progress = restored.plan, run.progress
@@ -106,7 +105,7 @@ class RestoreTask:
             progress.bytes_done,
             changes,
             stages=result.stages,
-            requests=requests_of(self._engine.store, since),
+            requests=self._engine.store.request_figures().since(since),
         )
 
     async def _once(self, source: Reading) -> tuple[PipelineResult, RestoreRun, Reading]:

@@ -63,7 +63,6 @@ from penstock.kernel.pipeline.statistics import waited_for_memory_s
 from penstock.kernel.protocols.files_handler import Background
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.protocols.save_format import SaveArgs
-from penstock.kernel.protocols.store_capabilities import FreeSpace, requests_of
 from penstock.reports.report import SaveReport
 from penstock.telemetry.observers import TellReport, observed
 
@@ -185,7 +184,7 @@ class SaveTask:
         run = self._run
         async with self._turn:
             run.events.info("save.started", path=run.path)
-            since = requests_of(run.store)
+            since = run.store.request_figures()
             try:
                 result = await self._run_pipeline()
             except BaseException as error:
@@ -213,7 +212,7 @@ class SaveTask:
             durable_s=time.perf_counter() - self._started,
             peak_leased_bytes=run.memory.statistics().peak,
             stages=result.stages,
-            requests=requests_of(run.store, since),
+            requests=run.store.request_figures().since(since),
         )
         run.events.info(
             "save.finalized",
@@ -261,9 +260,8 @@ class SaveTask:
             return None
 
         run, free = self._run, None
-        if isinstance(run.store, FreeSpace):
-            with move_on_after(ASKING_S), suppress(StorageError):
-                free = await run.threads.leaving_calls(0.0).run(run.store.free_bytes, run.path)
+        with move_on_after(ASKING_S), suppress(StorageError):
+            free = await run.threads.leaving_calls(0.0).run(run.store.free_bytes, run.path)
 
         left = max(run.progress.bytes_total - run.progress.bytes_done, 0)
         found = NoSpaceError(error.operation, error.path, left, free, error.key_path, error.problem)

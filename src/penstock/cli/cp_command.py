@@ -29,9 +29,7 @@ from penstock.handlers.stores.local import LocalStore
 from penstock.inspection.file_sizes import sizes_below
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import DestinationExistsError, NotACheckpointError, NotAFileError, StorageError
-from penstock.kernel.protocols.store_capabilities import Hold
-from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.holds import NoHold, hold_with_readers
+from penstock.kernel.protocols.stores import Hold, NoHold, Store
 from penstock.kernel.storage.paths import bucket_of
 from penstock.kernel.storage.reading import Reading, read_unchanged
 from penstock.kernel.storage.workspace import Workspace
@@ -160,8 +158,8 @@ def _check_free(destination: str) -> None:
         raise DestinationExistsError(destination)
 
 
-def _hold(store: Store, path: str) -> Hold:
-    return hold_with_readers(store, path) if os.path.isdir(path) else NoHold()
+def _hold(path: str) -> Hold:
+    return LocalStore().hold_reading(path) if os.path.isdir(path) else NoHold()
 
 
 async def _copy_and_publish(

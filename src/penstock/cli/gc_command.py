@@ -12,11 +12,10 @@ from typing import Final
 from penstock.cli.terminal import CommandError, Output, Table, format_bytes
 from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
 from penstock.inspection.file_sizes import FileSizes, sizes_below
-from penstock.inspection.step_listing import is_held
 from penstock.kernel.errors import InUseError, NotACheckpointError
-from penstock.kernel.protocols.store_capabilities import Leftovers
-from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.stores import ObjectStore, Store
 from penstock.kernel.storage.deletion import remove_abandoned
+from penstock.kernel.storage.holds import is_at_work
 from penstock.stores.store_finder import store_of
 
 _STATES: Final = {"kept": "in use", "unmarked": "no checkpoint"}
@@ -54,8 +53,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
         StorageError: If the medium refuses.
     """
     store, path = store_of(options.path)
-    if isinstance(store, Leftovers):
-        return _collect(store, path, options, output)
+    if (objects := store.objects) is not None:
+        return _collect(objects, path, options, output)
     if store.kind(path) != "directory":
         raise NotACheckpointError(path, "is no directory")
 
@@ -79,7 +78,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _collect(store: Store, path: str, options: argparse.Namespace, output: Output) -> int:
+def _collect(store: ObjectStore, path: str, options: argparse.Namespace, output: Output) -> int:
     """In a bucket, have the store find what was left: nothing there has a name of its own."""
     if options.dry_run:
         raise CommandError("in a bucket, --dry-run cannot say what would be removed")
@@ -114,7 +113,7 @@ def _left_below(store: Store, path: str, levels: int = 3) -> list[str]:
 
 def _removed(store: Store, path: str, dry_run: bool) -> str:
     if dry_run:
-        return "in use" if is_held(store, path) else "left"
+        return "in use" if is_at_work(store, path) else "left"
     try:
         remove_abandoned(store, path)
     except InUseError:

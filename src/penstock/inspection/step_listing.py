@@ -6,7 +6,6 @@ __all__ = (
     "State",
     "StepFacts",
     "describe_step_at",
-    "is_held",
     "list_checkpoints",
     "metric_of",
     "name_best",
@@ -14,7 +13,6 @@ __all__ = (
     "step_number_in",
 )
 
-import errno
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,9 +24,9 @@ from penstock.handlers.formats.orbax.file_names import PARTIAL_SUFFIX, TEMPORARY
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.layouts.discovery import Place, find_checkpoints, look_at
 from penstock.inspection.file_sizes import FileSizes, sizes_below
-from penstock.kernel.errors import PenstockError, StorageError
+from penstock.kernel.errors import PenstockError
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.holds import hold_with_readers
+from penstock.kernel.storage.holds import is_at_work
 from penstock.kernel.storage.paths import bucket_of
 from penstock.kernel.storage.pinned_steps import read_pins
 from penstock.steps.step_directory import StepReader
@@ -116,7 +114,7 @@ def _unfinished(store: Store, root: str) -> Iterator[StepFacts]:
     for name in sorted(store.list_directory(root)):
         if any(suffix in name for suffix in _BUILT):
             path = os.path.join(root, name)
-            state: State = "saving" if is_held(store, path) else "interrupted"
+            state: State = "saving" if is_at_work(store, path) else "interrupted"
             yield StepFacts(name, path, None, state, sizes_below(store, path))
 
 
@@ -140,7 +138,7 @@ def _facts(store: Store, path: str, name: str, step: int | None) -> StepFacts | 
 
             is_finished = state != "unfinished"
         if not is_finished:
-            return StepFacts(name, path, step, "saving" if is_held(store, path) else "interrupted", sizes)
+            return StepFacts(name, path, step, "saving" if is_at_work(store, path) else "interrupted", sizes)
 
         names = store.list_directory(path)
         about = SealedDocuments.open(store, path, names).about(names)
@@ -161,16 +159,6 @@ def _sizes_of_tensors(store: Store, path: str) -> FileSizes:
 
     files = [os.path.join(path, name) for name in store.list_directory(path)]
     return sum([sizes_below(store, file) for file in files if store.kind(file) == "file"], FileSizes())
-
-
-def is_held(store: Store, path: str) -> bool:
-    """True if a process builds or deletes there now, as far as the medium tells."""
-    try:
-        hold_with_readers(store, path).release()
-    except StorageError as error:
-        return error.errno == errno.EBUSY
-
-    return False
 
 
 def _modified_ns(path: str) -> int | None:

@@ -475,9 +475,7 @@ def names_in_bucket(url: str) -> list[str] | None:
     if paths.bucket_of(url) is None:
         return None
 
-    store = store_at(url)
-    assert isinstance(store, kernel.FolderListing), "a bucket lists folders"
-    return list(store.list_folders(url))
+    return list(store_at(url).list_folders(url))
 
 
 def _tree(handler: Any, args: Any) -> _Tree:

@@ -560,10 +560,6 @@ class ManagerSteps:
     @contextmanager
     def reading(self, path: Any) -> Generator[None]:
         """Hold a step, so that no penstock on this machine deletes it meanwhile."""
-        if not isinstance(self._store, kernel.ReadHolds):  # as a bucket: a reader there gets an error
-            yield
-            return
-
         try:
             held = self._store.hold_reading(path_text(path))
         except StorageError:  # it is being deleted or does not exist: reading it says so

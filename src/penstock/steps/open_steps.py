@@ -14,7 +14,7 @@ from penstock.checkpointer.engine import Engine
 from penstock.event_loop.entered_once import own_tasks
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import UnsupportedByStoreError
-from penstock.kernel.protocols.store_capabilities import Renames
+from penstock.kernel.protocols.stores import Directories
 from penstock.steps.catalogue import Catalogue, StepFiles
 from penstock.steps.opened_root import OpenedRoot, RootOptions
 from penstock.steps.retention import Retention
@@ -49,8 +49,8 @@ class OpenSteps:
     """
 
     def __init__(self, engine: Engine, root: str, files: StepFiles, options: RootOptions) -> None:
-        if options.trash is not None and not isinstance(engine.store, Renames):
-            raise UnsupportedByStoreError("move deleted steps in", root, engine.store, Renames)
+        if options.trash is not None and engine.store.directories is None:
+            raise UnsupportedByStoreError("move deleted steps in", root, engine.store, Directories)
 
         stopping = engine.config.stopping
         self._delete_s = stopping.delete_s

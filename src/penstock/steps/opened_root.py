@@ -16,8 +16,7 @@ from penstock.checkpointer.engine import Engine
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import CorruptCheckpointError, InUseError, PathError, RootInUseError, StorageError
 from penstock.kernel.protocols.coordinator import Announcements, SingleProcessCoordinator
-from penstock.kernel.protocols.store_capabilities import Leftovers
-from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.stores import ObjectStore, Store
 from penstock.kernel.storage.deletion import remove_abandoned
 from penstock.kernel.storage.pinned_steps import PinnedSteps
 from penstock.kernel.storage.writer_hold import WriterHold
@@ -222,8 +221,8 @@ class OpenedRoot:
         if options.metadata is not None:
             on_disk.write_root_metadata(store, root, options.metadata)
 
-        if options.clean and isinstance(store, Leftovers):
-            self._collect(store)
+        if options.clean and (objects := store.objects) is not None:
+            self._collect(objects)
 
         listed = on_disk.list_root(store, root)
         if options.clean:
@@ -237,7 +236,7 @@ class OpenedRoot:
 
         return listed
 
-    def _collect(self, store: Leftovers) -> None:
+    def _collect(self, store: ObjectStore) -> None:
         try:
             found = store.collect(self._root)
         except StorageError as error:

@@ -18,7 +18,6 @@ from penstock.handlers.layouts.item_types import Composite, Json
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.pipeline.run_context import RestoreRun
-from penstock.kernel.protocols.store_capabilities import UntrustedFiles
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.storage.reading import Reading
 from penstock.reports.report import counted
@@ -95,8 +94,7 @@ async def describe_step(run: RestoreRun, path: str, step: int) -> StepMetadata:
 def _inner_items(store: Store, path: str) -> Sequence[str | None]:
     """Name the items of a step; one without a name is the step itself."""
     names = item_names(store, path)
-    if isinstance(store, UntrustedFiles):
-        store.check_links(path, path)  # metrics and metadata lie beside the items
+    store.check_links(path, path)  # metrics and metadata lie beside the items
 
     return names or [None]
 

@@ -24,7 +24,7 @@ __all__ = (
 import errno
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, final
 
 from penstock.handlers.formats import integrity
@@ -51,7 +51,6 @@ from penstock.handlers.formats.orbax.sealed_documents import (
     encode_mark,
 )
 from penstock.kernel.errors import ChecksumError, PathError, SpecError, StorageError
-from penstock.kernel.protocols.store_capabilities import FolderListing, ManyFiles, MarkedCheckpoints
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import DISK_MARK, DiskMark, Document
 from penstock.steps.keep_policies import Needs, StepInfo
@@ -80,15 +79,15 @@ def check_root(store: Store, root: str) -> None:
 
 
 def list_root(store: Store, root: str) -> Sequence[str]:
-    """Name the directories in `root`, and perhaps files; none if there is no `root`.
+    """Name the directories in `root`; none if there is no `root`.
 
     Where a mark makes a checkpoint, those with a mark alone.
     """
-    if isinstance(store, MarkedCheckpoints):
-        return store.marked_folders(root)
+    if (objects := store.objects) is not None:
+        return objects.marked_folders(root)
 
     try:
-        return store.list_folders(root) if isinstance(store, FolderListing) else store.list_directory(root)
+        return store.list_folders(root)
     except StorageError as error:
         if error.errno == errno.ENOENT:
             return ()
@@ -137,7 +136,7 @@ def find_steps(
 
 def _list_later(store: Store, root: str, names: NameFormat, after: int) -> Sequence[str]:
     """List what is later than a step. Where each mark may take a request, only theirs are asked for."""
-    if not isinstance(store, MarkedCheckpoints) or not isinstance(store, FolderListing):
+    if (objects := store.objects) is None:
         return list_root(store, root)
     try:
         steps = [(names.step(name), name) for name in store.list_folders(root)]
@@ -148,7 +147,7 @@ def _list_later(store: Store, root: str, names: NameFormat, after: int) -> Seque
         raise
 
     later = [name for step, name in steps if step is not None and step > after]
-    return store.marked_folders(root, later) if later else ()
+    return objects.marked_folders(root, later) if later else ()
 
 
 def leftovers(listed: Sequence[str], names: NameFormat) -> list[str]:
@@ -170,11 +169,10 @@ class StepReader:
         store: Where the steps lie.
     """
 
-    __slots__ = ("_read_files", "_store")
+    __slots__ = ("_store",)
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._read_files = store.read_files if isinstance(store, ManyFiles) else self._read_one_by_one
 
     def info(self, path: str, step: int, needs: Needs) -> StepInfo:
         """Read what policies look at in the step at `path`.
@@ -248,12 +246,12 @@ class StepReader:
             CorruptCheckpointError: If the record is malformed, lost, or not as it was written.
         """
         record = os.path.join(path, INTEGRITY)
-        data, recorded = self._read_files((os.path.join(path, name), record))
+        data, recorded = self._store.read_files((os.path.join(path, name), record))
         expected: Digest | None = None
         if recorded is not None:
             expected = integrity.decode_documents(record, recorded).get(name)
         if data is None or expected is None:
-            (mark,) = self._read_files((os.path.join(path, COMMIT_MARK),))
+            (mark,) = self._store.read_files((os.path.join(path, COMMIT_MARK),))
             check_record(record, recorded, None if mark is None else digest_in_mark(mark))
 
         return data, expected
@@ -264,18 +262,6 @@ class StepReader:
         sealed = SealedDocuments.open(self._store, path, names)
         if METRICS in sealed.about(names).items:
             sealed.check_absent(METRICS)
-
-    def _read_one_by_one(self, files: Iterable[str]) -> Sequence[bytes | None]:
-        return [self._read_if_there(file) for file in files]
-
-    def _read_if_there(self, file: str) -> bytes | None:
-        try:
-            return self._store.read_file(file)
-        except StorageError as error:
-            if error.errno in {errno.ENOENT, errno.ENOTDIR}:
-                return None
-
-            raise
 
 
 def write_root_metadata(store: Store, root: str, custom_metadata: Mapping[str, Any]) -> None:

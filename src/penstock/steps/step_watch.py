@@ -24,9 +24,8 @@ from penstock.event_loop.imports import NeededModules, load
 from penstock.event_loop.interpreter_settings import LoopOptions
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import SpecError
-from penstock.kernel.protocols.store_capabilities import Hold
-from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.holds import NoHold, take_hold
+from penstock.kernel.protocols.stores import Hold, NoHold, Store
+from penstock.kernel.storage.holds import take_hold
 from penstock.kernel.storage.paths import bucket_of, path_or_url
 from penstock.steps.step_names import NameFormat, StepNames
 

@@ -1,4 +1,4 @@
-"""Tests of what stores with a capability must do, one class per capability. Public in `penstock.testing`."""
+"""Tests of what some stores do better than the default, or alone. Public in `penstock.testing`."""
 
 from __future__ import annotations
 
@@ -29,24 +29,7 @@ import numpy as np
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.kernel.concurrency.threads import await_future
 from penstock.kernel.errors import LinkOutsideError, StorageError
-from penstock.kernel.protocols.store_capabilities import (
-    BuildHolds,
-    Exchanges,
-    FolderListing,
-    ForeignFiles,
-    FreeSpace,
-    Hold,
-    KvStoreSpecs,
-    LongFiles,
-    ManyFiles,
-    MappedFiles,
-    ReadHolds,
-    Renames,
-    SharedFiles,
-    SyncsFiles,
-    UntrustedFiles,
-    WritableTogether,
-)
+from penstock.kernel.protocols.stores import Hold
 from penstock.testing.operation_faults import backends, demand, refuses
 from penstock.testing.store_conformance import StoreCase
 
@@ -54,11 +37,11 @@ NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}
 
 
 class ExchangeConformance(StoreCase):
-    """Tests of `Exchanges`: replacing a checkpoint in one step."""
+    """Tests of `Directories`: replacing a checkpoint in one step."""
 
     def test_exchange_publishes_and_leaves_what_was_there_at_the_place(self, tmp_path: Path) -> None:
-        store, final = self.make_store(), f"{self.root(tmp_path)}/final"
-        assert isinstance(store, Exchanges), "the store must be an Exchanges"
+        store, final = self.make_store().directories, f"{self.root(tmp_path)}/final"
+        assert store is not None, "the store must have `directories`"
         store.publish(self.build(store, final, b"first"))
         before, token = store.identity(final), self.build(store, final, b"second")
         store.exchange(token)
@@ -73,22 +56,21 @@ class ExchangeConformance(StoreCase):
 
 
 class FreeSpaceConformance(StoreCase):
-    """Tests of `FreeSpace`: how much room is left."""
+    """Tests of `free_bytes`: how much room is left."""
 
     def test_the_room_is_told_also_where_nothing_lies_yet(self, tmp_path: Path) -> None:
         store, root = self.make_store(), self.root(tmp_path)
-        assert isinstance(store, FreeSpace), "the store must be a FreeSpace"
         for path in (root, f"{root}/absent/and/deeper"):
             free = store.free_bytes(path)
             demand(free is None or free >= 0, "free_bytes must return a number of bytes, or None")
 
 
 class RenameConformance(StoreCase):
-    """Tests of `Renames`: moving a checkpoint in one step."""
+    """Tests of `Directories`: moving a checkpoint in one step."""
 
     def test_what_is_renamed_is_at_its_new_path_alone(self, tmp_path: Path) -> None:
-        store, root = self.make_store(), self.root(tmp_path)
-        assert isinstance(store, Renames), "the store must be a Renames"
+        store, root = self.make_store().directories, self.root(tmp_path)
+        assert store is not None, "the store must have `directories`"
         for name in ("a", "b"):
             store.publish(self.build(store, f"{root}/{name}", name.encode()))
 
@@ -101,11 +83,10 @@ class RenameConformance(StoreCase):
 
 
 class SharingConformance(StoreCase):
-    """Tests of `SharedFiles`: one content in two checkpoints."""
+    """Tests of `share`: one content in two checkpoints."""
 
     def test_what_is_shared_stays_or_is_refused_with_a_number(self, tmp_path: Path) -> None:
         store, root = self.make_store(), self.root(tmp_path)
-        assert isinstance(store, SharedFiles), "the store must be a SharedFiles"
         store.make_directory(f"{root}/a")
         store.write_file(f"{root}/a/file", b"bytes")
         try:
@@ -114,9 +95,7 @@ class SharingConformance(StoreCase):
             demand(error.errno in NO_LINKS, f"a store that cannot must say so by errno, not {error.errno}")
             return
 
-        if isinstance(store, SyncsFiles):
-            store.sync_file(f"{root}/b")
-            refuses(partial(store.sync_file, f"{root}/absent"), StorageError, "syncing nothing")
+        store.sync_file(f"{root}/b")
 
         demand(way in {"link", "copy"}, f"share must return 'link' or 'copy', not {way!r}")
         refuses(partial(store.share, f"{root}/a/file", f"{root}/b"), StorageError, "sharing over a file")
@@ -128,11 +107,10 @@ class SharingConformance(StoreCase):
 
 
 class LongFileConformance(StoreCase):
-    """Tests of `LongFiles`: files of a known length, which may be longer than memory."""
+    """Tests of `create_long_file`: files of a known length, which may be longer than memory."""
 
     def test_what_was_written_in_any_order_is_there_at_once(self, tmp_path: Path) -> None:
         store, root = self.make_store(), self.root(tmp_path)
-        assert isinstance(store, LongFiles), "the store must be a LongFiles"
         store.make_directory(root)
         content = np.random.default_rng(0).integers(0, 255, 3 * 2**20 + 5, np.uint8)
         with closing(store.create_long_file(f"{root}/file", len(content))) as file:
@@ -148,7 +126,6 @@ class LongFileConformance(StoreCase):
 
     def test_what_was_not_synced_is_not_there(self, tmp_path: Path) -> None:
         store, root = self.make_store(), self.root(tmp_path)
-        assert isinstance(store, LongFiles), "the store must be a LongFiles"
         token = self.build(store, f"{root}/final", b"content")
         with closing(store.create_long_file(f"{token.place}/long", 3 * 2**20)) as file:
             file.write_at(0, [memoryview(bytes(2 * 2**20))])
@@ -159,11 +136,11 @@ class LongFileConformance(StoreCase):
 
 
 class WritingTogetherConformance(StoreCase):
-    """Tests of `WritableTogether`: files that several processes write."""
+    """Tests of `SystemFiles`: files that several processes write."""
 
     def test_what_each_writes_is_there(self, tmp_path: Path) -> None:
-        store, root = self.make_store(), self.root(tmp_path)
-        assert isinstance(store, WritableTogether), "the store must be a WritableTogether"
+        store, root = self.make_store().system_files, self.root(tmp_path)
+        assert store is not None, "the store must have `system_files`"
         store.make_directory(root)
         with closing(store.create_data_file(f"{root}/file")) as file:
             file.write_at(7, [memoryview(b"\0")])
@@ -177,11 +154,11 @@ class WritingTogetherConformance(StoreCase):
 
 
 class MappingConformance(StoreCase):
-    """Tests of `MappedFiles`: files as memory."""
+    """Tests of `SystemFiles`: files as memory."""
 
     def test_a_mapping_is_read_only_and_outlives_the_name(self, tmp_path: Path) -> None:
-        store, root = self.make_store(), self.root(tmp_path)
-        assert isinstance(store, MappedFiles), "the store must be a MappedFiles"
+        store, root = self.make_store().system_files, self.root(tmp_path)
+        assert store is not None, "the store must have `system_files`"
         store.make_directory(f"{root}/a")
         store.write_file(f"{root}/a/file", b"bytes")
         view = store.map_file(f"{root}/a/file")
@@ -192,11 +169,11 @@ class MappingConformance(StoreCase):
 
 
 class ForeignFilesConformance(StoreCase):
-    """Tests of `ForeignFiles`: files that others wrote by operating system paths."""
+    """Tests of `SystemFiles`: files that others wrote by operating system paths."""
 
     def test_what_others_wrote_is_there(self, tmp_path: Path) -> None:
-        store, root = self.make_store(), self.root(tmp_path)
-        assert isinstance(store, ForeignFiles), "the store must be a ForeignFiles"
+        store, root = self.make_store().system_files, self.root(tmp_path)
+        assert store is not None, "the store must have `system_files`"
         store.make_directory(f"{root}/a")
         Path(root, "a", "file").write_bytes(b"bytes")
         store.sync_tree(root)
@@ -207,13 +184,12 @@ class ForeignFilesConformance(StoreCase):
 
 
 class KvStoreConformance(StoreCase):
-    """Tests of `KvStoreSpecs`: the same keys through TensorStore."""
+    """Tests of `kvstore_spec`: the same keys through TensorStore."""
 
     def test_tensorstore_reads_what_was_written(self, tmp_path: Path) -> None:
         import tensorstore as ts
 
         store, root = self.make_store(), self.root(tmp_path)
-        assert isinstance(store, KvStoreSpecs), "the store must be a KvStoreSpecs"
         store.write_file(f"{root}/file", b"bytes")
         spec = store.kvstore_spec(root)
 
@@ -226,12 +202,10 @@ class KvStoreConformance(StoreCase):
 
 
 class ListingConformance(StoreCase):
-    """Tests of `FolderListing` and `ManyFiles`: many files in one call."""
+    """Tests of `list_folders`, `read_files` and `file_sizes`: many files in one call."""
 
     def test_many_files_at_once_are_as_one_by_one(self, tmp_path: Path) -> None:
         store, root = self.make_store(), self.root(tmp_path)
-        assert isinstance(store, FolderListing), "the store must be a FolderListing"
-        assert isinstance(store, ManyFiles), "the store must be a ManyFiles"
         store.make_directory(f"{root}/folder")
         store.write_file(f"{root}/file", b"bytes")
         paths = [f"{root}/{name}" for name in ("file", "folder", "absent")]
@@ -244,7 +218,7 @@ class ListingConformance(StoreCase):
 
 
 class UntrustedFilesConformance(StoreCase):
-    """Tests of `UntrustedFiles`: files with holes, and links that lead out of a checkpoint.
+    """Tests of `data_sizes` and `check_links`: files with holes, and links that lead out of a checkpoint.
 
     Of the store as it is made for checkpoints that are not trusted: links that lead out are refused.
     """
@@ -255,7 +229,6 @@ class UntrustedFilesConformance(StoreCase):
 
     def test_only_what_takes_room_counts(self, tmp_path: Path) -> None:
         store, root = self.make_store(), self.root(tmp_path)
-        assert isinstance(store, UntrustedFiles), "the store must be an UntrustedFiles"
         store.write_file(f"{root}/file", b"content")
         store.write_file(f"{root}/empty", b"")
         with closing(store.create_data_file(f"{root}/holes")) as data:
@@ -270,7 +243,6 @@ class UntrustedFilesConformance(StoreCase):
 
     def test_links_that_lead_out_are_refused_and_others_are_not(self, tmp_path: Path) -> None:
         store, root = self.make_store(), f"{self.root(tmp_path)}/checkpoint"
-        assert isinstance(store, UntrustedFiles), "the store must be an UntrustedFiles"
         for folder in (f"{root}/a", f"{root}/b/deep", f"{self.root(tmp_path)}/checkpoint-2"):
             store.make_directory(folder)
 
@@ -297,19 +269,15 @@ class UntrustedFilesConformance(StoreCase):
 
 
 class HoldConformance(StoreCase):
-    """Tests of `BuildHolds` and `ReadHolds`: one builder, or any number of readers."""
+    """Tests of the holds of `Directories`: one builder, or any number of readers."""
 
     def hold(self, path: str) -> Hold:
         """Hold a directory alone."""
-        store = self.make_store()
-        assert isinstance(store, BuildHolds), "the store must be a BuildHolds"
-        return store.hold(path)
+        return self.make_store().hold(path)
 
     def hold_reading(self, path: str) -> Hold:
         """Hold a directory as a reader."""
-        store = self.make_store()
-        assert isinstance(store, ReadHolds), "the store must be a ReadHolds"
-        return store.hold_reading(path)
+        return self.make_store().hold_reading(path)
 
     def test_one_holder_at_a_time(self, tmp_path: Path) -> None:
         path = self.root(tmp_path)

@@ -14,18 +14,7 @@ from typing import Any, Literal, TypeVar, final
 
 from penstock.handlers.stores.directory_lock import first_name
 from penstock.kernel.errors import StorageError
-from penstock.kernel.protocols.store_capabilities import (
-    BuildHolds,
-    Exchanges,
-    ForeignFiles,
-    Hold,
-    LongFiles,
-    Renames,
-    SharedFiles,
-    SyncsFiles,
-    WritableTogether,
-)
-from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store, Transfers
+from penstock.kernel.protocols.stores import BuildToken, DataFile, Hold, Store, StoreWrapper, Transfers
 from penstock.testing.faulty_store import UNCOUNTED
 from penstock.testing.volatile_disk import (
     Content,
@@ -50,12 +39,12 @@ class Crash(StorageError):
 
 
 @final
-class CrashStore:
+class CrashStore(StoreWrapper):
     """Passes operations on, and records what would survive a power loss.
 
     The bytes of a file survive once they are synced, and a name in a directory (made, renamed or
-    removed) once that directory is synced. Only operations that change something are counted, from 1. It has
-    the capabilities of the inner store and no others. Thread-safe; keeps all content in memory.
+    removed) once that directory is synced. Only operations that change something are counted, from 1. It can
+    do what the inner store can, and no more. Thread-safe; keeps all content in memory.
 
     To try every power loss in a course of saves, record it once, then write what each of them leaves:
 
@@ -78,29 +67,21 @@ class CrashStore:
     def __init__(
         self, inner: Store, root: str | os.PathLike[str], *, unsynced: Iterable[str | os.PathLike[str]] = ()
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._root = Path(root).absolute()
         self._disk = RecordedDisk(self._root, [os.path.abspath(path) for path in unsynced])
         self._lock = threading.RLock()
         self._last: int | None = None
         self._n_changes = 0
 
-    def __getattr__(self, name: str) -> Any:
-        """Return what the inner store can do beyond the required part, as `isinstance` then finds."""
-        if name.startswith("_"):
-            raise AttributeError(name)
+    def call(self, operation: str, *given: Any, **options: Any) -> Any:
+        """Do what changes nothing. What does has a method of its own below."""
+        if operation in UNCOUNTED:
+            return super().call(operation, *given, **options)
 
-        own = getattr(self._inner, name)
-        change = getattr(type(self), f"_{name}", None)
-        if change is not None:
-            return partial(change, self, self._inner)
-        if name in UNCOUNTED or not callable(own):
-            return own
-
-        def looked_at(*arguments: Any) -> Any:
-            return self._look(name, str(arguments[0]), lambda _: own(*arguments))
-
-        return looked_at
+        with self._lock:
+            self._check(operation, str(given[0]))
+            return super().call(operation, *given, **options)
 
     @property
     def n_changes(self) -> int:
@@ -126,7 +107,7 @@ class CrashStore:
         with self._lock:
             least = self._disk.least()
             for path in self._root.iterdir():
-                self._inner.remove_tree(str(path)) if path.is_dir() else path.unlink()
+                self.inner.remove_tree(str(path)) if path.is_dir() else path.unlink()
 
             least.write(self._root)
             self._disk = RecordedDisk(self._root)
@@ -143,29 +124,8 @@ class CrashStore:
         """
         return self._disk.power_losses(limit)
 
-    def kind(self, path: str) -> Literal["file", "directory"] | None:
-        return self._look("kind", path, self._inner.kind)
-
-    def size(self, path: str) -> int:
-        return self._look("size", path, self._inner.size)
-
-    def identity(self, path: str) -> object:
-        return self._look("identity", path, self._inner.identity)
-
-    def check_writable(self, path: str) -> None:
-        self._look("check_writable", path, self._inner.check_writable)
-
-    def list_directory(self, path: str) -> Sequence[str]:
-        return self._look("list_directory", path, self._inner.list_directory)
-
-    def read_file(self, path: str) -> bytes:
-        return self._look("read_file", path, self._inner.read_file)
-
-    def open_data_file(self, path: str) -> ReadableFile:
-        return self._look("open_data_file", path, self._inner.open_data_file)
-
     def make_directory(self, path: str) -> None:
-        make = partial(self._inner.make_directory, path)
+        make = partial(super().make_directory, path)
         self.change("make_directory", path, make, lambda _: self._disk.made_directories(path))
 
     def write_file(self, path: str, data: bytes, *, create: bool = False) -> bool:
@@ -175,14 +135,14 @@ class CrashStore:
 
             return self._disk.created_in_one_step(path, data) if written else ()
 
-        write = partial(self._inner.write_file, path, data, create=create)
+        write = partial(super().write_file, path, data, create=create)
         return self.change("write_file", path, write, effects)
 
     def create_data_file(self, path: str) -> DataFile:
-        return self._created("create_data_file", path, partial(self._inner.create_data_file, path))
+        return self._created("create_data_file", path, partial(super().create_data_file, path))
 
-    def _create_long_file(self, inner: LongFiles, path: str, nbytes: int) -> DataFile:
-        return self._created("create_long_file", path, partial(inner.create_long_file, path, nbytes))
+    def create_long_file(self, path: str, nbytes: int) -> DataFile:
+        return self._created("create_long_file", path, partial(super().create_long_file, path, nbytes))
 
     def _created(self, name: str, path: str, create: Callable[[], DataFile]) -> DataFile:
         file = self._disk.new_node()
@@ -190,57 +150,54 @@ class CrashStore:
         return _CrashDataFile(self, path, inner, file)
 
     def sync_directory(self, path: str) -> None:
-        sync = partial(self._inner.sync_directory, path)
+        sync = partial(super().sync_directory, path)
         self.change("sync_directory", path, sync, lambda _: self._disk.synced_names(path))
 
-    def begin_build(self, final: str, beside: str, file: str | None = None) -> BuildToken:
-        return self._look("begin_build", final, lambda _: self._inner.begin_build(final, beside, file))
-
     def publish(self, token: BuildToken) -> None:
-        publish = partial(self._inner.publish, token)
+        publish = partial(super().publish, token)
         self.change("publish", token.built, publish, lambda _: self._disk.moved(token.built, token.final))
 
     def discard(self, token: BuildToken) -> None:
-        discard = partial(self._inner.discard, token)
+        discard = partial(super().discard, token)
         self.change("discard", token.place, discard, lambda _: self._disk.removed(token.place))
 
     def remove_tree(self, path: str) -> None:
-        remove = partial(self._inner.remove_tree, path)
+        remove = partial(super().remove_tree, path)
         self.change("remove_tree", path, remove, lambda _: self._disk.removed(path))
 
-    def _exchange(self, inner: Exchanges, token: BuildToken) -> str | None:
-        exchange = partial(inner.exchange, token)
+    def exchange(self, token: BuildToken) -> str | None:
+        exchange = partial(super().exchange, token)
         return self.change(
             "exchange", token.built, exchange, lambda _: self._disk.exchanged(token.built, token.final)
         )
 
-    def _rename(self, inner: Renames, source: str, destination: str) -> None:
-        rename = partial(inner.rename, source, destination)
+    def rename(self, source: str, destination: str) -> None:
+        rename = partial(super().rename, source, destination)
         self.change("rename", source, rename, lambda _: self._disk.moved(source, destination))
 
-    def _share(self, inner: SharedFiles, source: str, destination: str) -> Literal["link", "copy"]:
+    def share(self, source: str, destination: str) -> Literal["link", "copy"]:
         def effects(way: Literal["link", "copy"]) -> Iterable[Effect]:
             if way == "copy":
                 return self._disk.copied(source, destination)
 
             return self._disk.linked(source, destination)
 
-        return self.change("share", source, partial(inner.share, source, destination), effects)
+        return self.change("share", source, partial(super().share, source, destination), effects)
 
-    def _open_for_writing(self, inner: WritableTogether, path: str) -> DataFile:
-        file = self._look("open_for_writing", path, inner.open_for_writing)
+    def open_for_writing(self, path: str) -> DataFile:
+        file = super().open_for_writing(path)
         return _CrashDataFile(self, path, file, self._disk.there(path))
 
-    def _sync_file(self, inner: SyncsFiles, path: str) -> None:
-        sync = partial(inner.sync_file, path)
+    def sync_file(self, path: str) -> None:
+        sync = partial(super().sync_file, path)
         self.change("sync_file", path, sync, lambda _: (SyncFile(self._disk.there(path)),))
 
-    def _make_held(self, inner: BuildHolds, path: str) -> Hold:
-        make = partial(inner.make_held, path)
+    def make_held(self, path: str) -> Hold:
+        make = partial(super().make_held, path)
         return self.change("make_held", path, make, lambda _: self._disk.made_held(path))
 
-    def _sync_tree(self, inner: ForeignFiles, path: str) -> None:
-        sync = partial(inner.sync_tree, path)
+    def sync_tree(self, path: str) -> None:
+        sync = partial(super().sync_tree, path)
         self.change("sync_tree", path, sync, lambda _: self._disk.synced_tree(path))
 
     def change(
@@ -253,11 +210,6 @@ class CrashStore:
             self._n_changes += 1
             self._disk.record(effects(result))
             return result
-
-    def _look(self, name: str, path: str, action: Callable[[str], T]) -> T:
-        with self._lock:
-            self._check(name, path)
-            return action(path)
 
     def _check(self, name: str, path: str) -> None:
         if self._last is not None and self._n_changes >= self._last:

@@ -10,13 +10,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, TypeVar, cast, final
+from typing import Any, Final, TypeVar, final
 
 from anyio import to_thread
 
 from penstock.kernel.errors import StorageError
-from penstock.kernel.protocols.store_capabilities import Hold, Placement
-from penstock.kernel.protocols.stores import BuildToken, DataFile, ReadableFile, Store, Transfers
+from penstock.kernel.protocols.stores import (
+    BuildToken,
+    DataFile,
+    ReadableFile,
+    Store,
+    StoreWrapper,
+    Transfers,
+)
 
 T = TypeVar("T")
 
@@ -24,8 +30,6 @@ UNCOUNTED: Final = frozenset(
     {
         "kvstore_spec",
         "relies_on_single_writer",
-        "over_network",
-        "placement",
         "request_figures",
         "collect",
         "hold_root",
@@ -36,8 +40,8 @@ UNCOUNTED: Final = frozenset(
 )
 """Of these, none is counted: they do no I/O, or tests of faults have no use for them."""
 
-_OPENING: Final = frozenset({"create_long_file", "open_for_writing"})
-"""These return a file, whose operations are counted, too."""
+_CREATING: Final = frozenset({"create_data_file", "create_long_file", "open_for_writing"})
+"""These return a file that is written, whose operations are counted, too."""
 
 
 @final
@@ -47,51 +51,40 @@ class _Tear:
 
 
 @final
-class FaultyStore:
+class FaultyStore(StoreWrapper):
     """A store that fails, hangs or tears a write where the test says, and counts operations.
 
     Operations are counted from 1, including those of the files it opens. A fault happens once and
     before the operation does anything, except for `close`, which closes the file in any case.
-    It has the capabilities of the inner store and no others. Thread-safe.
+    It can do what the inner store can, and no more. Thread-safe.
 
     Args:
         inner: The store that does the work.
     """
 
-    free_bytes: Callable[[str], int | None]
-    make_held: Callable[[str], Hold]
-    placement: Placement
-
     def __init__(self, inner: Store) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._lock = threading.Lock()
         self._operations: list[Operation] = []
         self._counts: Counter[str] = Counter()
         self._faults: dict[int | tuple[str, int], Exception | Hang | _Tear] = {}
         self._open_files = 0
 
-    def __getattr__(self, name: str) -> Any:
-        """Return what the inner store can do beyond the required part, as `isinstance` then finds."""
-        if name.startswith("_"):
-            raise AttributeError(name)  # also while it is unpickled, before there is an inner store
+    def call(self, operation: str, *given: Any, **options: Any) -> Any:
+        action = partial(super().call, operation, *given, **options)
+        if operation in UNCOUNTED:
+            return action()
 
-        own = getattr(self._inner, name)
-        if name in UNCOUNTED or not callable(own):
-            return own
+        path, torn = _path_of(operation, *given), None
+        if operation in _CREATING:
+            return self.perform(operation, path, lambda: _FaultyDataFile(self, path, action()))
+        if operation == "open_data_file":
+            return self.perform(operation, path, lambda: _FaultyReadableFile(self, path, action()))
+        if operation == "write_file" and not options.get("create"):  # else it is whole or not at all
+            data = given[1]
+            torn = partial(super().call, operation, path, data[: len(data) // 2])
 
-        def performed(*arguments: Any, **options: Any) -> Any:
-            first = arguments[0] if arguments else ""
-            path = first.built if isinstance(first, BuildToken) else first if isinstance(first, str) else ""
-            if name in _OPENING:
-
-                def open_file(_: str) -> DataFile:
-                    return cast("DataFile", own(*arguments, **options))
-
-                return self.perform(name, path, lambda: self._wrap_data(path, open_file))
-
-            return self.perform(name, path, lambda: own(*arguments, **options))
-
-        return performed
+        return self.perform(operation, path, action, torn)
 
     @property
     def operations(self) -> tuple[Operation, ...]:
@@ -135,58 +128,6 @@ class FaultyStore:
         with self._lock:
             self._faults.clear()
 
-    def kind(self, path: str) -> Literal["file", "directory"] | None:
-        return self.perform("kind", path, lambda: self._inner.kind(path))
-
-    def size(self, path: str) -> int:
-        return self.perform("size", path, lambda: self._inner.size(path))
-
-    def identity(self, path: str) -> object:
-        return self.perform("identity", path, lambda: self._inner.identity(path))
-
-    def check_writable(self, path: str) -> None:
-        self.perform("check_writable", path, lambda: self._inner.check_writable(path))
-
-    def make_directory(self, path: str) -> None:
-        self.perform("make_directory", path, lambda: self._inner.make_directory(path))
-
-    def list_directory(self, path: str) -> Sequence[str]:
-        return self.perform("list_directory", path, lambda: self._inner.list_directory(path))
-
-    def read_file(self, path: str) -> bytes:
-        return self.perform("read_file", path, lambda: self._inner.read_file(path))
-
-    def write_file(self, path: str, data: bytes, *, create: bool = False) -> bool:
-        def torn() -> None:
-            if not create:  # which is whole or not at all
-                self._inner.write_file(path, data[: len(data) // 2])
-
-        write = partial(self._inner.write_file, path, data, create=create)
-        return self.perform("write_file", path, write, torn)
-
-    def create_data_file(self, path: str) -> DataFile:
-        return self.perform(
-            "create_data_file", path, lambda: self._wrap_data(path, self._inner.create_data_file)
-        )
-
-    def open_data_file(self, path: str) -> ReadableFile:
-        return self.perform("open_data_file", path, lambda: self._wrap_readable(path))
-
-    def sync_directory(self, path: str) -> None:
-        self.perform("sync_directory", path, lambda: self._inner.sync_directory(path))
-
-    def remove_tree(self, path: str) -> None:
-        self.perform("remove_tree", path, lambda: self._inner.remove_tree(path))
-
-    def begin_build(self, final: str, beside: str, file: str | None = None) -> BuildToken:
-        return self.perform("begin_build", final, lambda: self._inner.begin_build(final, beside, file))
-
-    def publish(self, token: BuildToken) -> None:
-        self.perform("publish", token.built, lambda: self._inner.publish(token))
-
-    def discard(self, token: BuildToken) -> None:
-        self.perform("discard", token.place, lambda: self._inner.discard(token))
-
     def perform(
         self, name: str, path: str, action: Callable[[], T], torn: Callable[[], object] | None = None
     ) -> T:
@@ -210,24 +151,10 @@ class FaultyStore:
 
         return action()
 
-    def closed(self) -> None:
-        """Note that a file was closed. Called by the files."""
+    def opened(self, by: int) -> None:
+        """Note that so many files were opened, or closed if it is negative. Called by the files."""
         with self._lock:
-            self._open_files -= 1
-
-    def _wrap_data(self, path: str, open_file: Callable[[str], DataFile]) -> _FaultyDataFile:
-        file = _FaultyDataFile(self, path, open_file(path))
-        self._opened()
-        return file
-
-    def _wrap_readable(self, path: str) -> _FaultyReadableFile:
-        file = _FaultyReadableFile(self, path, self._inner.open_data_file(path))
-        self._opened()
-        return file
-
-    def _opened(self) -> None:
-        with self._lock:
-            self._open_files += 1
+            self._open_files += by
 
 
 @final
@@ -237,6 +164,7 @@ class _FaultyDataFile:
         self._path = path
         self._inner = inner
         self._is_open = True
+        store.opened(1)
 
     @property
     def transfers(self) -> Transfers:
@@ -259,7 +187,7 @@ class _FaultyDataFile:
         if self._is_open:
             self._is_open = False
             self._inner.close()
-            self._store.closed()
+            self._store.opened(-1)
             self._store.perform("data.close", self._path, lambda: None)
 
 
@@ -270,6 +198,7 @@ class _FaultyReadableFile:
         self._path = path
         self._inner = inner
         self._is_open = True
+        store.opened(1)
 
     @property
     def transfers(self) -> Transfers:
@@ -282,8 +211,16 @@ class _FaultyReadableFile:
         if self._is_open:
             self._is_open = False
             self._inner.close()
-            self._store.closed()
+            self._store.opened(-1)
             self._store.perform("file.close", self._path, lambda: None)
+
+
+def _path_of(operation: str, first: object = "", *_: object) -> str:
+    """Return the path that an operation is about; empty if it is about many."""
+    if isinstance(first, BuildToken):
+        return first.place if operation == "discard" else first.built
+
+    return first if isinstance(first, str) else ""
 
 
 def _injected() -> StorageError:

@@ -15,7 +15,7 @@ from typing import Final, Literal, final
 from penstock.handlers.stores.local import LocalStore
 from penstock.handlers.stores.system_calls.file_system import SystemCalls
 from penstock.kernel.errors import StorageError, TruncatedDataError
-from penstock.kernel.protocols.stores import BuildToken, Transfers
+from penstock.kernel.protocols.stores import BuildToken, Store, Transfers
 
 _BUILDS: Final = "/.builds"
 
@@ -27,12 +27,12 @@ class _Object:
 
 
 @final
-class MemoryStore:
+class MemoryStore(Store):
     """Objects under keys, as in a bucket: nothing is renamed, replaced, mapped or held.
 
     A save builds under a prefix of its own. Publishing puts one mark that maps the checkpoint's path to that
-    prefix. Its only capabilities are `share`, which copies, and `free_bytes`. So it shows what a minimal
-    store must do, and tests can see what is refused on one.
+    prefix. Beyond what every store must do it has `share`, which copies, and `free_bytes`. So it shows what a
+    minimal store is, and tests can see what is refused on one.
 
     Args:
         capacity_bytes: How much all objects together may hold; None for no limit.

@@ -15,7 +15,6 @@ from anyio import create_task_group
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.stores.local import LocalStore
 from penstock.kernel.errors import PenstockError, StorageError
-from penstock.kernel.protocols.store_capabilities import Exchanges
 from penstock.kernel.protocols.stores import Store
 from penstock.testing.faulty_store import FaultyStore
 
@@ -178,7 +177,7 @@ class Trial:
 
     async def _save(self, store: FaultyStore) -> None:
         plain = self.make_store()
-        if not isinstance(plain, Exchanges):
+        if plain.directories is None:
             plain.remove_tree(self.path)
 
         async with Checkpointer(store=store, **self.options()) as checkpointer:

@@ -17,8 +17,7 @@ from penstock.handlers.formats.orbax.discovery import names_a_step
 from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import InUseError, NotACheckpointError, StorageError
-from penstock.kernel.protocols.store_capabilities import FolderListing, Leftovers, MarkedCheckpoints
-from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.stores import ObjectStore, Store
 from penstock.kernel.storage.deletion import remove_abandoned
 from penstock.kernel.storage.paths import path_or_url
 from penstock.steps.step_directory import DELETED
@@ -79,8 +78,8 @@ async def gc(
 
 
 def _collect(store: Store, path: str, older_than_s: float | None, unmarked: bool) -> GcReport:
-    if isinstance(store, Leftovers):
-        found = collect_in_bucket(store, path, older_than_s, unmarked=unmarked)
+    if (objects := store.objects) is not None:
+        found = collect_in_bucket(objects, path, older_than_s, unmarked=unmarked)
     else:
         found = _collect_by_name(store, path)
     if not found and store.kind(path) is None:
@@ -90,27 +89,23 @@ def _collect(store: Store, path: str, older_than_s: float | None, unmarked: bool
 
 
 def collect_in_bucket(
-    store: Store, path: str, older_than_s: float | None, *, unmarked: bool
+    store: ObjectStore, path: str, older_than_s: float | None, *, unmarked: bool
 ) -> Mapping[str, _Left]:
     """Do what `gc` does in a store that finds by itself what was left. Blocking. Returns what became of each.
 
     Only what is named like a step is looked at for a mark, so that a folder of runs is never taken for junk;
     and what has a checkpoint anywhere below it is none.
     """
-    assert isinstance(store, Leftovers), "asked before"
     found: dict[str, _Left] = dict(store.collect(path, older_than_s))
-    if isinstance(store, MarkedCheckpoints) and isinstance(store, FolderListing):
-        for place in _unmarked(store, path):
-            found[place] = "removed" if unmarked else "unmarked"
-            if unmarked:
-                store.remove_tree(place)
+    for place in _unmarked(store, path):
+        found[place] = "removed" if unmarked else "unmarked"
+        if unmarked:
+            store.remove_tree(place)
 
     return found
 
 
-def _unmarked(store: Store, path: str) -> list[str]:
-    assert isinstance(store, MarkedCheckpoints), "asked before"
-    assert isinstance(store, FolderListing), "asked before"
+def _unmarked(store: ObjectStore, path: str) -> list[str]:
     at, name = os.path.split(path)
     if names_a_step(name):
         if store.marked_folders(at, [name]):
@@ -152,8 +147,7 @@ def _collect_by_name(store: Store, path: str) -> Mapping[str, _Left]:
 def _temporary(store: Store, directory: str, of: str | None = None) -> list[str]:
     """Return the places in a directory where something is built, or hidden; of one name alone."""
     try:
-        listed = store.list_folders if isinstance(store, FolderListing) else store.list_directory
-        names = listed(directory)
+        names = store.list_folders(directory)
     except StorageError as error:
         if error.errno in {errno.ENOENT, errno.ENOTDIR}:
             return []

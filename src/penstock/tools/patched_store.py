@@ -9,8 +9,8 @@ __all__ = (
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Literal, final
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, final
 
 from penstock.handlers.formats import integrity
 from penstock.handlers.formats.integrity import Digest, digest_of
@@ -25,36 +25,36 @@ from penstock.handlers.formats.orbax.file_names import (
 )
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.kernel.errors import CorruptCheckpointError, PenstockError, StorageError, TruncatedDataError
-from penstock.kernel.protocols.store_capabilities import KvStoreSpecs, ManyFiles, UntrustedFiles
-from penstock.kernel.protocols.stores import ReadableFile, Store, Transfers
+from penstock.kernel.protocols.stores import ReadableFile, Store, StoreWrapper, Transfers
 from penstock.tools.repair_report import RepairedLeaf
 
 
 @final
-class PatchedStore:
-    """A store to read from, with other documents. It has the capabilities of the inner store for reading.
+class PatchedStore(StoreWrapper):
+    """A store to read from, with other documents.
 
     Args:
         inner: The store.
     """
 
-    read_files: Callable[[Iterable[str]], Sequence[bytes | None]]
-    file_sizes: Callable[[Iterable[str]], Sequence[int | None]]
-    data_sizes: Callable[[Iterable[str]], Sequence[int]]
-    check_links: Callable[[str, str], None]
-    kvstore_spec: Callable[[str], dict[str, Any]]
+    # Only what every store can do is patched, so it can do no more.
+
+    @property
+    def directories(self) -> None:
+        return None
+
+    @property
+    def system_files(self) -> None:
+        return None
+
+    @property
+    def objects(self) -> None:
+        return None
 
     def __init__(self, inner: Store) -> None:
-        self.inner = inner  #: as it is
+        super().__init__(inner)
         self._replaced: dict[str, bytes] = {}
         self._hidden: dict[str, str] = {}
-        if isinstance(inner, ManyFiles):
-            self._many = inner
-            self.read_files, self.file_sizes = self._read_files, self._file_sizes
-        if isinstance(inner, UntrustedFiles):
-            self.data_sizes, self.check_links = inner.data_sizes, inner.check_links
-        if isinstance(inner, KvStoreSpecs):
-            self.kvstore_spec = inner.kvstore_spec
 
     def replace(self, path: str, data: bytes) -> None:
         """Let the file at `path` hold `data`, whether it is there or not."""
@@ -87,15 +87,14 @@ class PatchedStore:
         data = self._replaced.get(path)
         return self.inner.size(path) if data is None else len(data)
 
-    def identity(self, path: str) -> object:
-        return self.inner.identity(path)
-
     def list_directory(self, path: str) -> Sequence[str]:
         names = [
             name for name in self.inner.list_directory(path) if os.path.join(path, name) not in self._hidden
         ]
         added = {os.path.basename(file) for file in self._replaced if os.path.dirname(file) == path}
         return sorted(added.union(names))
+
+    list_folders = Store.list_folders  # of the names that are shown
 
     def read_file(self, path: str) -> bytes:
         self._check(path)
@@ -125,14 +124,14 @@ class PatchedStore:
 
         return integrity.without_documents(path, data, is_changed)
 
-    def _read_files(self, paths: Iterable[str]) -> Sequence[bytes | None]:
+    def read_files(self, paths: Iterable[str]) -> Sequence[bytes | None]:
         wanted = list(paths)
-        found = zip(wanted, self._many.read_files(wanted), strict=True)
+        found = zip(wanted, self.inner.read_files(wanted), strict=True)
         return [None if path in self._hidden else self._replaced.get(path, data) for path, data in found]
 
-    def _file_sizes(self, paths: Iterable[str]) -> Sequence[int | None]:
+    def file_sizes(self, paths: Iterable[str]) -> Sequence[int | None]:
         wanted = list(paths)
-        found = zip(wanted, self._many.file_sizes(wanted), strict=True)
+        found = zip(wanted, self.inner.file_sizes(wanted), strict=True)
         sizes = {path: len(data) for path, data in self._replaced.items()}
         return [None if path in self._hidden else sizes.get(path, size) for path, size in found]
 

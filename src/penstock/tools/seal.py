@@ -29,9 +29,7 @@ from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
 from penstock.handlers.layouts.discovery import find_place, finished_steps
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ChecksumError, StorageError, UnsupportedFormatError
-from penstock.kernel.protocols.store_capabilities import Renames
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.holds import hold_alone
 from penstock.kernel.storage.paths import path_or_url
 from penstock.kernel.storage.reading import Reading, read_unchanged
 from penstock.steps.step_directory import seal_root_metadata
@@ -96,7 +94,7 @@ async def seal(path: Path, *, store: Store | None = None, config: Config | Path 
     for checkpoint in checkpoints:
         seal_one = partial(_seal_checkpoint, store, threads, checkpoint, count)
         # Held alone: the record must not come to lie in another one that has taken its place.
-        done = await read_unchanged(store, threads, checkpoint, seal_one, hold_alone)
+        done = await read_unchanged(store, threads, checkpoint, seal_one, store.hold)
         sealed += [directory for directory, is_new in done if is_new]
         unchanged += [directory for directory, is_new in done if not is_new]
 
@@ -250,15 +248,15 @@ def _write(store: Store, directory: str, record: bytes) -> None:
     path, new = os.path.join(directory, INTEGRITY), os.path.join(directory, _NEW)
     if store.kind(path) is None:
         store.write_file(path, record, create=True)  # half a record would be damage, no record is none
-    elif not isinstance(store, Renames):
+    elif (directories := store.directories) is None:
         store.write_file(path, record)
     else:
         # An earlier record has no digest in the mark, so it may be missing for a moment.
         old = os.path.join(directory, _OLD)
         store.make_directory(old)
         store.write_file(new, record)
-        store.rename(path, os.path.join(old, INTEGRITY))
-        store.rename(new, path)
+        directories.rename(path, os.path.join(old, INTEGRITY))
+        directories.rename(new, path)
         store.remove_tree(old)
 
     store.sync_directory(directory)

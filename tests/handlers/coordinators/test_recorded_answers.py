@@ -13,8 +13,7 @@ import penstock
 from penstock.errors import CoordinationError, NotACheckpointError, StorageError
 from penstock.handlers import AutoLayout, LocalStore
 from penstock.handlers.coordinators.recorded_answers import AnsweredStore, RecordingStore
-from penstock.kernel import KvStoreSpecs, ManyFiles, UntrustedFiles
-from penstock.testing import FaultyStore
+from penstock.testing import FaultyStore, MemoryStore
 
 TREE = {"a": np.arange(12.0).reshape(3, 4), "b": {"c": 3, "text": "hello"}}
 
@@ -77,14 +76,12 @@ def test_parts_of_files_are_told_and_others_are_read(tmp_path: Path) -> None:
 
 
 def test_a_recording_store_offers_what_its_store_offers_and_no_more() -> None:
-    class Bare:
-        def read_file(self, path: str) -> bytes:
-            return b""
-
     for make in (RecordingStore, lambda store: AnsweredStore(store, RecordingStore(store).told())):
-        for capability in (ManyFiles, UntrustedFiles, KvStoreSpecs):
-            assert isinstance(make(LocalStore()), capability)
-            assert not isinstance(make(Bare()), capability)
+        for store in (LocalStore(), MemoryStore()):
+            made = make(store)
+            assert (made.directories is None) is (store.directories is None)
+            assert (made.system_files is None) is (store.system_files is None)
+            assert made.kvstore_spec("/run") == store.kvstore_spec("/run")
 
 
 def test_an_error_of_the_first_is_the_error_of_all(tmp_path: Path) -> None:

@@ -5,33 +5,31 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
 from penstock.errors import InUseError, StorageError
 from penstock.handlers import LocalStore
-from penstock.kernel import Threads
+from penstock.kernel import StoreWrapper, Threads
 from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 from penstock.kernel.storage.workspace import Workspace
 
 pytestmark = pytest.mark.anyio
 
 
-class WakingStore:
+class WakingStore(StoreWrapper):
     """A local store that calls something before its first rename."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
+        super().__init__(LocalStore())
         self._wake: Callable[[], None] | None = wake
-        self._inner = LocalStore()
-        self.kind, self.hold, self.make_held = self._inner.kind, self._inner.hold, self._inner.make_held
 
     def rename(self, source: str, destination: str) -> None:
         wake, self._wake = self._wake, None
         if wake is not None:
             wake()
 
-        self._inner.rename(source, destination)
+        super().rename(source, destination)
 
 
 async def opened(root: Path, name: str, *, overwrite: bool = False) -> Workspace:
@@ -207,7 +205,7 @@ async def test_what_somebody_else_has_built_since_is_put_back(tmp_path: Path) ->
         later.append(Workspace(LocalStore(), Threads(), final, f"{final}.tmp", overwrite=False))
         later[0].open_now()
 
-    other = JoinedWorkspace(cast("Any", WakingStore(wake)), Threads(), primary.final)
+    other = JoinedWorkspace(WakingStore(wake), Threads(), primary.final)
     await other.enter(primary.path(""))
 
     assert not await other.take_back()

@@ -12,7 +12,6 @@ import pytest
 from penstock.errors import InUseError, StorageError, UnsupportedByStoreError
 from penstock.handlers import LocalStore
 from penstock.kernel import Placement
-from penstock.kernel.protocols.store_capabilities import placement_of
 from penstock.kernel.storage.deletion import delete_checkpoint, move_checkpoint, remove_abandoned
 from penstock.testing import FaultyStore, MemoryStore
 
@@ -132,7 +131,7 @@ def test_without_renames_a_checkpoint_is_removed_in_place_and_not_moved() -> Non
     store = MemoryStore()
     store.make_directory("/run/1")
     store.write_file("/run/1/file", b"content")
-    with pytest.raises(UnsupportedByStoreError, match="MemoryStore cannot move '/run/1': it lacks Renames"):
+    with pytest.raises(UnsupportedByStoreError, match="MemoryStore cannot move '/run/1': it lacks Dir"):
         move_checkpoint(store, "/run/1", "/run/2")
     assert store.read_file("/run/1/file") == b"content"
 
@@ -141,7 +140,7 @@ def test_without_renames_a_checkpoint_is_removed_in_place_and_not_moved() -> Non
 
 
 def test_a_chunk_begins_where_the_store_prefers(tmp_path: Path) -> None:
-    local, default = placement_of(LocalStore()), placement_of(MemoryStore())
+    local, default = LocalStore().placement, MemoryStore().placement
     assert default == Placement()
     assert local.page_bytes >= 4096
     assert [default.step(nbytes) for nbytes in (4095, 4096, 2**20 - 1, 2**20)] == [1, 64, 64, 4096]

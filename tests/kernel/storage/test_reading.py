@@ -16,7 +16,6 @@ from penstock.errors import (
 )
 from penstock.handlers import LocalStore
 from penstock.kernel import Threads
-from penstock.kernel.storage.holds import hold_alone
 from penstock.kernel.storage.reading import MOST_READS, Reading, read_unchanged, reading
 from penstock.testing import FaultyStore
 
@@ -132,7 +131,7 @@ async def test_a_checkpoint_is_held_as_asked_and_let_go(source: Source) -> None:
         with pytest.raises(InUseError):
             store.hold(path)
 
-    async with reading(store, Threads(), path, hold_alone):
+    async with reading(store, Threads(), path, store.hold):
         with pytest.raises(InUseError):
             store.hold_reading(path)
 
@@ -144,7 +143,7 @@ async def test_a_checkpoint_is_held_as_asked_and_let_go(source: Source) -> None:
     async with reading(store, Threads(), path):  # what cannot be held is read nevertheless
         pass
     with pytest.raises(InUseError):
-        async with reading(store, Threads(), path, hold_alone):
+        async with reading(store, Threads(), path, store.hold):
             pass
 
     held.release()

@@ -16,7 +16,7 @@ from anyio import CancelScope, Event, create_task_group
 
 from penstock.errors import DestinationExistsError, InUseError, PathError, StorageError
 from penstock.handlers import LocalStore
-from penstock.kernel import BuildToken, DataFile, Hold, ReadableFile, Store, Threads
+from penstock.kernel import BuildToken, DataFile, Directories, Hold, ReadableFile, Store, Threads
 from penstock.kernel.concurrency.threads import LoopHandle
 from penstock.kernel.storage.workspace import Workspace
 from penstock.testing import FaultyStore
@@ -27,7 +27,7 @@ FINAL, TEMPORARY = "/run/7", "/run/7.tmp"
 
 
 @final
-class FakeHold:
+class FakeHold(Hold):
     def __init__(self, held: set[str], path: str) -> None:
         self._held, self._path = held, path
         held.add(path)
@@ -37,7 +37,7 @@ class FakeHold:
 
 
 @final
-class FakeStore:
+class FakeStore(Directories):
     """Directories in a dict: path -> which generation of it; and a record of what was done."""
 
     def __init__(self, *paths: str) -> None:
@@ -127,6 +127,12 @@ class FakeStore:
 
     def open_data_file(self, path: str) -> ReadableFile:
         raise NotImplementedError
+
+    def rename(self, source: str, destination: str) -> None:
+        raise NotImplementedError
+
+    def hold_reading(self, path: str) -> Hold:
+        return self.hold(path)
 
 
 def space(store: Store, *, overwrite: bool = False) -> Workspace:

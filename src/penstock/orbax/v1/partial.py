@@ -26,7 +26,6 @@ from penstock.embedding import (
     document_files,
     file_names,
     flattening,
-    holds,
     kernel,
     make_name_durable,
     paths,
@@ -130,7 +129,7 @@ class _PartSave:
     async def __call__(self, operation: Operation[None]) -> None:
         store, threads = built_in.LocalStore(), kernel.Threads(1)
         await threads.run(store.make_directory, self.gathered)
-        held = await threads.run(holds.hold_with_readers, store, self.gathered)
+        held = await threads.run(store.hold_reading, self.gathered)
         try:
             await self.saving(operation)
         finally:
@@ -152,7 +151,7 @@ class _Finalization:
         if not await to_thread.run_sync(os.path.isdir, gathered):
             raise FileNotFoundError(f"Partial save path {gathered} does not exist.")
 
-        held = await to_thread.run_sync(holds.hold_alone, store, gathered)  # or a part is being saved
+        held = await to_thread.run_sync(store.hold, gathered)  # or a part is being saved
         try:
             await self._finalize(operation, store, gathered)
         finally:
@@ -195,7 +194,7 @@ class JointPart:
         gathered, store = directory_of_parts(self.path), built_in.LocalStore()
         check_new(gathered, self.leaves)
         store.make_directory(gathered)
-        return [new_part_name(self.path)], holds.hold_with_readers(store, gathered)
+        return [new_part_name(self.path)], store.hold_reading(gathered)
 
     async def _named(self, names: Sequence[str]) -> None:
         self.saving.path = os.path.join(directory_of_parts(self.path), names[0])
@@ -229,7 +228,7 @@ class JointFinalization:
         if not os.path.isdir(gathered):
             raise FileNotFoundError(f"Partial save path {gathered} does not exist.")
 
-        held = holds.hold_alone(store, gathered)  # or a part is being saved
+        held = store.hold(gathered)  # or a part is being saved
         try:
             names = [os.path.basename(part) for part in parts_in(gathered)]
             if not names:

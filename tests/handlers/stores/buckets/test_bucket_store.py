@@ -12,14 +12,6 @@ from tests.handlers.stores.buckets.bucket_rig import URL, Bucket
 from penstock.errors import StorageError, TruncatedDataError
 from penstock.handlers.stores.buckets.bucket_builds import MARK
 from penstock.kernel import (
-    BuildHolds,
-    Exchanges,
-    FolderListing,
-    ForeignFiles,
-    MappedFiles,
-    PreferredPlacement,
-    Renames,
-    SharedFiles,
     Store,
 )
 from penstock.kernel.protocols.stores import WholeWrites
@@ -47,11 +39,7 @@ class TestBucketStore(StoreConformance, SharingConformance, LongFileConformance)
 
 def test_a_bucket_store_says_what_it_can_do(bucket: Bucket) -> None:
     store = bucket.store()
-    assert isinstance(store, SharedFiles)
-    assert isinstance(store, FolderListing)
-    assert isinstance(store, PreferredPlacement)
-    for capability in (Exchanges, Renames, MappedFiles, ForeignFiles, BuildHolds):
-        assert not isinstance(store, capability)
+    assert (store.directories, store.system_files, store.objects) == (None, None, store)
 
 
 def test_what_is_built_is_seen_by_nobody_until_it_is_published(bucket: Bucket) -> None:

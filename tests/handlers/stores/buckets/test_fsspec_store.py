@@ -15,7 +15,7 @@ from penstock.handlers import fsspec_store
 from penstock.handlers.stores.buckets.bucket_builds import MARK
 from penstock.handlers.stores.buckets.fsspec_store import FsspecObjects
 from penstock.handlers.stores.buckets.objects import Listed
-from penstock.kernel import Exchanges, FolderListing, SharedFiles, Store
+from penstock.kernel import Store
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.testing import LongFileConformance, SharingConformance, StoreConformance
 
@@ -65,9 +65,7 @@ class TestOnDisk(StoreConformance, SharingConformance, LongFileConformance):
 
 def test_a_store_of_fsspec_says_what_it_can_do() -> None:
     store = fsspec_store(new_memory(), "bucket")
-    assert isinstance(store, SharedFiles)
-    assert isinstance(store, FolderListing)
-    assert not isinstance(store, Exchanges)
+    assert (store.directories, store.system_files, store.objects) == (None, None, store)
     with pytest.raises(SpecError, match="no fsspec file system"):
         fsspec_store("memory")
 

@@ -13,23 +13,19 @@ from typing import Any, Final
 
 from penstock.errors import ConfigError
 from penstock.handlers import LocalStore
-from penstock.kernel import Scheme, Store
+from penstock.kernel import Scheme, Store, StoreWrapper
 
 
-class _Below:
-    """The files of a directory under URLs. It can do what the local store can: methods are handed through."""
+class _Below(StoreWrapper):
+    """The files of a directory under URLs. It can do what the local store can, which does it."""
 
     def __init__(self, url: str, directory: str) -> None:
+        super().__init__(LocalStore())
         self._url = url
         self._directory = directory
-        self._inner = LocalStore()
 
-    def __getattr__(self, name: str) -> Any:
-        own = getattr(self._inner, name)
-        if not callable(own):
-            return own
-
-        return lambda *given, **options: own(*map(self._local, given), **options)
+    def call(self, operation: str, *given: Any, **options: Any) -> Any:
+        return super().call(operation, *map(self._local, given), **options)
 
     def _local(self, given: Any) -> Any:
         if isinstance(given, str):
@@ -43,8 +39,7 @@ def _open(url: str, options: Scheme) -> Store:
     if "SCRATCH" not in os.environ:
         raise ConfigError("store", f"{url} is below $SCRATCH, which is not set")
 
-    store: Any = _Below(url, os.path.join(os.environ["SCRATCH"], url.partition("://")[2]))
-    return store
+    return _Below(url, os.path.join(os.environ["SCRATCH"], url.partition("://")[2]))
 
 
 SCRATCH: Final = Scheme(_open)
