@@ -214,7 +214,6 @@ else:
                 "DirectoryBuild",
                 "JointBuild",
                 "SharedDirectory",
-                "StepFiles",
                 "act_on_answer",
                 "refuse_save",
             ),

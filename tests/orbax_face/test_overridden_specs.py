@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,32 @@ async def test_parts_of_any_length_are_written_as_boxes(tmp_path: Path) -> None:
     back = await type_handlers.ArrayHandler().deserialize(leaves, [ocp.RestoreArgs()] * 2)
     for found, wanted in zip(back, (big, long), strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+async def test_what_an_override_raises_is_raised_and_nothing_is_written(tmp_path: Path) -> None:
+    class Refusing(type_handlers.NumpyHandler):
+        def _get_json_tspec_write(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            raise KeyError("no key for this place")
+
+    async def save() -> None:
+        leaves = infos("penstock", tmp_path, ["w"], is_ocdbt_checkpoint=True)
+        for future in await Refusing().serialize([TREE["w"]], leaves):
+            await anyio.to_thread.run_sync(future.result)
+
+    with pytest.raises(KeyError, match="no key for this place"):
+        await save()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_call_that_is_cancelled_leaves_nothing_running(tmp_path: Path) -> None:
+    leaves = infos("penstock", tmp_path, ["w"], is_ocdbt_checkpoint=True)
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await type_handlers.ArrayHandler().serialize([jnp.ones(100_000)], leaves)
+
+    assert scope.cancelled_caught
+    for thread in threading.enumerate():
+        if thread.name == "penstock: arrays of a handler":
+            thread.join(30)  # its last line may be behind what the caller waited for
+            assert not thread.is_alive()
