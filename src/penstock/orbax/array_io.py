@@ -68,7 +68,7 @@ from penstock.errors import DuplicateNameError
 from penstock.orbax.background_work import in_thread
 from penstock.orbax.item_files import check_document
 from penstock.orbax.leaf_args import ParamInfo, RestoreArgs
-from penstock.orbax.tensorstore_specs import get_ts_context, json_spec
+from penstock.orbax.serialization import get_ts_context, json_spec
 from penstock.orbax.value_metadata import ArrayMetadata, ShardingMetadata, StorageMetadata, ZarrMetadata
 
 _ts: Any = ts  # its stubs use names that they do not define

@@ -16,7 +16,7 @@ import tensorstore as ts
 
 from penstock.embedding import await_future, document_files, file_names, kernel
 from penstock.orbax.background_work import in_thread
-from penstock.orbax.tensorstore_specs import OcdbtWriteOptions, get_ts_context, kvstore_spec
+from penstock.orbax.serialization import OcdbtWriteOptions, get_ts_context, kvstore_spec
 
 _ts: Any = ts  # its stubs use names that they do not define
 _PROCESSES: Final = "ocdbt.process_*"

@@ -70,13 +70,13 @@ from penstock.orbax.leaf_args import (
     check_input_arguments,
 )
 from penstock.orbax.multihost import has_primary_host, is_primary_host, process_count, process_index
-from penstock.orbax.stage_workers import TypeHandler
-from penstock.orbax.tensorstore_specs import (
+from penstock.orbax.serialization import (
     chunk_shape_for,
     get_cast_tspec_deserialize,
     get_json_tspec_read,
     get_json_tspec_write,
 )
+from penstock.orbax.stage_workers import TypeHandler
 from penstock.orbax.value_metadata import ScalarMetadata, StringMetadata, from_serialized_string
 
 _jax: Any = jax

@@ -45,7 +45,7 @@ from penstock.errors import HandlerError
 from penstock.orbax.background_work import in_thread
 from penstock.orbax.item_files import handler_path
 from penstock.orbax.leaf_args import ParamInfo, RestoreArgs, SaveArgs
-from penstock.orbax.tensorstore_specs import get_ts_context
+from penstock.orbax.serialization import get_ts_context
 
 _OURS: Final = __name__.rpartition(".")[0] + "."
 

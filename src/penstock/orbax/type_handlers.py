@@ -67,14 +67,14 @@ from penstock.orbax.leaf_type_handlers import (
     SingleReplicaArrayHandler,
     StringHandler,
 )
-from penstock.orbax.stage_workers import TypeHandler
-from penstock.orbax.tensorstore_specs import (
+from penstock.orbax.serialization import (
     get_cast_tspec_deserialize,
     get_cast_tspec_serialize,
     get_json_tspec_read,
     get_json_tspec_write,
     get_ts_context,
 )
+from penstock.orbax.stage_workers import TypeHandler
 
 PLACEHOLDER: Final = ...
 """Stands in a target for a leaf that is not to be read."""
