@@ -245,46 +245,17 @@ class SoleOperation:
         process_index: The number of this process in its job, of which the others take no part.
     """
 
-    __slots__ = ("_path", "_process_index")
+    identity = ""  #: there are no others to tell it apart for
+    is_local = False  #: what one process publishes is the whole
+    is_primary = True
+    is_alone = True
+
+    __slots__ = ("path", "process_index", "processes")
 
     def __init__(self, path: str = "", process_index: int = 0) -> None:
-        self._path = path
-        self._process_index = process_index
-
-    @property
-    def identity(self) -> str:
-        """Empty: there is nobody to tell it apart for."""
-        return ""
-
-    @property
-    def path(self) -> str:
-        """As given."""
-        return self._path
-
-    @property
-    def is_local(self) -> bool:
-        """Always false: what one process publishes is the whole."""
-        return False
-
-    @property
-    def process_index(self) -> int:
-        """The number of this process."""
-        return self._process_index
-
-    @property
-    def processes(self) -> Sequence[int]:
-        """This one."""
-        return (self._process_index,)
-
-    @property
-    def is_primary(self) -> bool:
-        """Always true."""
-        return True
-
-    @property
-    def is_alone(self) -> bool:
-        """Always true."""
-        return True
+        self.path = path
+        self.process_index = process_index
+        self.processes: Sequence[int] = (process_index,)
 
     def at(self, stage: str) -> None:
         """Tell nobody."""
@@ -335,29 +306,18 @@ class SoleOperation:
 
     async def combine(self, part: bytes, combined: Callable[[Mapping[int, bytes]], bytes]) -> bytes:
         """Return what is made of this part."""
-        return combined({self._process_index: part})
+        return combined({self.process_index: part})
 
 
 @final
 class SingleProcessCoordinator:
     """The `Coordinator` of a job with one process, which is the primary. It never waits."""
 
+    process_index = 0
+    processes: Sequence[int] = (0,)
+    is_primary = True
+
     __slots__ = ()
-
-    @property
-    def process_index(self) -> int:
-        """Always 0."""
-        return 0
-
-    @property
-    def processes(self) -> Sequence[int]:
-        """This one alone."""
-        return (0,)
-
-    @property
-    def is_primary(self) -> bool:
-        """Always true."""
-        return True
 
     def operation(self, path: str, *, is_local: bool = False) -> SoleOperation:
         """An operation of this process alone."""

@@ -308,7 +308,6 @@ def step(entry: Any) -> tuple[str, KeyKind]:
     return str(entry), _MAPPING  # a class registered with its own key entries
 
 
-_SEQUENCE, _MAPPING, _PROCESS = KeyKind.SEQUENCE, KeyKind.MAPPING, KeyKind.PROCESS
 _BYTES_OF_A_LEAF: Final = 100  # its key in two lists, and the text where that is not the caller's own
 _LEAF: Final = "leaf"
 _SORTED: Final = "its keys, sorted"

@@ -157,7 +157,8 @@ class Engine:
 
     def agreed_name(self, path: str) -> str:
         """Return what all processes call `path`, which may be on local disks."""
-        local = self.config.job.local_name(path)
+        job = self.config.job
+        local = None if job.local_root is None else job.local_name(path)
         return path if local is None else f"on local disks: {local}"
 
     def counted_caches(self) -> Sequence[BoundedCache[Any, Any]]:

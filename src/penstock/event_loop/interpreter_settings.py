@@ -74,19 +74,16 @@ def calm_interpreter(tasks: TaskGroup, options: LoopOptions, *, most_s: float = 
         options: Which of the two.
         most_s: Seconds.
     """
-    settings = [
-        setting
-        for setting, wanted in ((COLLECTOR, options.pause_collector), (SWITCHES, options.short_switches))
-        if wanted
-    ]
-    if not settings:
+    if not (options.pause_collector or options.short_switches):
         yield
         return
 
     scope = CancelScope()
     with ExitStack() as held:
-        for setting in settings:
-            held.enter_context(setting.changed())
+        if options.pause_collector:
+            held.enter_context(COLLECTOR.changed())
+        if options.short_switches:
+            held.enter_context(SWITCHES.changed())
 
         async def end() -> None:
             with scope:
