@@ -45,7 +45,7 @@ def write_documents(
 ) -> int:
     """Make the index, the metadata and, last, the commit mark durable, then the directories. Blocking.
 
-    The names of files that other processes wrote are durable since these told of them.
+    The names of files that other processes wrote are durable since those said so.
 
     Args:
         run: Of the save.

@@ -114,7 +114,7 @@ class JointCommitter:
             numbers_told(plan) if own else None,
             own,
             _named(run, plan),
-            b"" if self._arranged is None else self._arranged.digests.told(),
+            b"" if self._arranged is None else self._arranged.digests.encoded(),
         )
         if len(data) <= MOST_INLINE:
             return INLINE + data

@@ -10,7 +10,7 @@ __all__ = (
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, final
 
@@ -48,11 +48,14 @@ class Locate:
         """Yield the actor of one restore."""
 
         async def locate(request: RestoreRequest, /) -> Located:
-            finish = partial(_as_asked, request)
-            checkpoint = await open_leased(run, request.path, request.options.item, finish)
-            return Located(checkpoint, request)
+            return await _located(run, request)
 
         yield locate
+
+
+async def _located(run: RestoreRun, request: RestoreRequest) -> Located:
+    finish = partial(_as_asked, request)
+    return Located(await open_leased(run, request.path, request.options.item, finish), request)
 
 
 def _as_asked(request: RestoreRequest, checkpoint: StoredCheckpoint) -> StoredCheckpoint:
@@ -94,7 +97,6 @@ class LocateOnce:
         share: Gives every process the bytes that process 0 has. Called once.
         record: Returns a store that keeps its answers.
         answered: Returns a store that has them.
-        inner: What opens.
     """
 
     messages: ClassVar[Messages] = {RestoreRequest: Located}
@@ -102,7 +104,6 @@ class LocateOnce:
     share: Callable[[bytes | None], Awaitable[bytes]]
     record: Callable[[Any], Any]
     answered: Callable[[Any, bytes], Any]
-    inner: Locate = field(default_factory=Locate)
 
     @asynccontextmanager
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:
@@ -111,23 +112,16 @@ class LocateOnce:
         async def locate(request: RestoreRequest, /) -> Located:
             if run.coordinator.is_primary:
                 recorder = self.record(run.store)
-                located = await _located(self.inner, replace(run, store=recorder), request)
-                await self.share(await run.threads.run(recorder.told))
+                located = await _located(replace(run, store=recorder), request)
+                await self.share(await run.threads.run(recorder.encoded))
                 return located
 
-            told = await self.share(None)
-            answered = await run.threads.run(self.answered, run.store, told)
-            del told
+            answers = await self.share(None)
+            answered = await run.threads.run(self.answered, run.store, answers)
+            del answers
             try:
-                return await _located(self.inner, replace(run, store=answered), request)
+                return await _located(replace(run, store=answered), request)
             finally:
                 answered.forget()
 
         yield locate
-
-
-async def _located(locate: Locate, run: RestoreRun, request: RestoreRequest) -> Located:
-    async with locate.open(run) as actor:
-        found: Any = actor
-        located: Located = await found(request)
-        return located

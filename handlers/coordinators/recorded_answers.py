@@ -48,7 +48,7 @@ class RecordingStore(StoreWrapper):
 
         return super().call(operation, *given, **options)
 
-    def told(self) -> bytes:
+    def encoded(self) -> bytes:
         """Return all answers, compressed, and keep no more of them."""
         rows = [[*key, value] for key, value in (self._answers or {}).items()]
         self._answers = None
@@ -90,16 +90,16 @@ class AnsweredStore(StoreWrapper):
 
     Args:
         store: Of this process.
-        told: By the process that opened the checkpoint.
+        answers: Encoded by the process that opened the checkpoint.
 
     Raises:
         CoordinationError: If that cannot be read.
     """
 
-    def __init__(self, store: Store, told: bytes) -> None:
+    def __init__(self, store: Store, answers: bytes) -> None:
         super().__init__(store)
         try:
-            rows: list[list[Any]] = msgpack.unpackb(zlib.decompress(told), unicode_errors="surrogatepass")
+            rows: list[list[Any]] = msgpack.unpackb(zlib.decompress(answers), unicode_errors="surrogatepass")
             self._answers = {tuple(key): value for *key, value in rows}
         except (zlib.error, ValueError, TypeError, msgpack.UnpackException) as error:
             problem = f"what process 0 opened cannot be read ({error}): do all processes run one penstock?"

@@ -168,12 +168,12 @@ class ArrangedDigests(Protocol):
         """Return the head of a file once all of it was written, as long as that of the arrangement."""
         ...
 
-    def told(self) -> bytes:
+    def encoded(self) -> bytes:
         """Return what was taken up so far, for a process that writes the heads."""
         ...
 
-    def join(self, told: bytes) -> None:
-        """Take up what another process wrote, by what it `told`.
+    def join(self, encoded: bytes) -> None:
+        """Take up what another process wrote, as that one `encoded` it.
 
         Raises:
             ValueError: If that was about another arrangement.

@@ -38,7 +38,7 @@ class Part:
     table: npt.NDArray[np.int64]  #: a row for each of `COLUMNS`
     own: Sequence[Any]  #: of the leaves that it alone has; see `encoded_own`
     digests: Mapping[str, bytes]  #: of what it wrote of leaves, by the names to record them under
-    sums: bytes = b""  #: `ArrangedDigests.told`, if it wrote into files of all
+    sums: bytes = b""  #: `ArrangedDigests.encoded`, if it wrote into files of all
     running: bytes = b""  #: the checksums of `Written.running`, row after row
 
 
@@ -58,7 +58,7 @@ def encoded_part(
         numbers: By which each leaf is told of; by default its place.
         own: Told beside it: of the leaves that this process alone has.
         digests: Told beside it: of what this process wrote of leaves, by the names to record them under.
-        sums: Told beside it: what `ArrangedDigests.told` returns, if it wrote into files of all.
+        sums: Told beside it: what `ArrangedDigests.encoded` returns, if it wrote into files of all.
     """
     files: dict[str, int] = {}
     blocks: list[npt.NDArray[np.int64]] = [np.zeros((_N, 0), np.int64)]

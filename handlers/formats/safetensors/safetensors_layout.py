@@ -406,12 +406,12 @@ class WrittenDigests:
         data = self._heads[file]
         return data[:_LENGTH_BYTES] + filled(data[_LENGTH_BYTES:], self._files[file].crc32cs)
 
-    def told(self) -> bytes:
+    def encoded(self) -> bytes:
         with self._lock:
             return b"".join([blocks.crc32cs.astype("<u4").tobytes() for blocks in self._files.values()])
 
-    def join(self, told: bytes) -> None:
-        theirs = np.frombuffer(told, "<u4")
+    def join(self, encoded: bytes) -> None:
+        theirs = np.frombuffer(encoded, "<u4")
         if len(theirs) != sum([len(blocks.crc32cs) for blocks in self._files.values()]):
             raise ValueError("checksums of other blocks")
 

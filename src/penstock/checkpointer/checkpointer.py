@@ -77,7 +77,7 @@ class Checkpointer:
         layout: The format on disk; by default Orbax's is written, with `save_format`, and every format
             that penstock knows is read.
         coordinator: How the processes of a job agree; by default by the service of `jax.distributed`.
-        observers: Are told of every save and restore, as are those that the config names.
+        observers: Observe every save and restore, as do those that the config names.
         job: Which of them save together, and on which disks; overrides that of the config.
         memory_limit: Host bytes that all saves and restores may hold, or `"auto"`; overrides the config, as
             the next three do. All are numbers or texts such as `"2GiB"`.
@@ -198,7 +198,7 @@ class Checkpointer:
             SpecError: If the tree or the path cannot be saved; nothing was written.
             HandlerError: If no handler takes a leaf's type; nothing was written.
             StorageError: If the medium refused.
-            PenstockError: If an earlier background save failed and nobody was told yet.
+            PenstockError: If an earlier background save failed, and no caller has seen that yet.
 
         Cancellation:
             Cancels the save and returns when its temporary files are gone.
@@ -421,7 +421,7 @@ class Checkpointer:
         return self.operations.life.stopping
 
     async def wait(self) -> None:
-        """Wait until no save is under way; raise the first failure that nobody was told of yet."""
+        """Wait until no save is under way; raise the first failure that no caller has seen yet."""
         await self.operations.life.wait()
 
     def statistics(self) -> RegulatorStatistics:

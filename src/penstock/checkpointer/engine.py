@@ -107,7 +107,7 @@ class Engine:
     views: Views = field(default_factory=Views)
     report_keeper: ReportKeeper = field(default_factory=ReportKeeper)
     replica_turn: Lock = field(default_factory=Lock)  #: has restores that broadcast follow each other
-    observers: tuple[Observer, ...] = ()  #: told of every save and restore
+    observers: tuple[Observer, ...] = ()  #: of every save and restore
     on_progress: Callable[[int, int], object] | None = None  #: called with the bytes done and all bytes
 
     @property
@@ -330,7 +330,7 @@ def make_engine(parts: CheckpointerParts) -> Engine:
 
 
 def needed_besides(options: Config) -> NeededModules:
-    """Return the modules that not everybody needs: a job of several processes, and who is told of saves."""
+    """Return the modules that only some need: of several processes, and of configured observers."""
     together = NEEDED_TOGETHER if _processes_of_jax()[1] > 1 else {}
     return {**together, **modules_of_observers(options.telemetry)}
 

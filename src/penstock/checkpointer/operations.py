@@ -167,7 +167,7 @@ class Lifetime:
 
         Cancellation:
             Cancels the save and returns when its temporary files are gone. That it failed by itself just then
-            is told to nobody; that a handler hangs or failed is told when the Checkpointer is left.
+            is not reported; that a handler hangs or failed is, when the Checkpointer is left.
         """
         tasks, _ = self.running()
         self.background.add(task)

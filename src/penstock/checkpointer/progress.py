@@ -44,7 +44,7 @@ class ShownProgress:
     What it raises is logged once as `progress.failed`; the operation goes on without a bar.
 
     Args:
-        function: What is told, if the caller gave one.
+        function: Called with the figures, if the caller gave one.
         make_bar: What draws a bar with a given title, otherwise.
     """
 
@@ -161,7 +161,7 @@ class _TqdmBar:
 
 @final
 class _RichBar:
-    """A bar of bytes. It draws when it is told something, and so needs no thread.
+    """A bar of bytes. It draws when its figures change, and so needs no thread.
 
     Args:
         title: What goes on.

@@ -240,7 +240,7 @@ class SaveFuture:
             self._state.cancel()
 
     def _failure_before(self, milestone: Milestone) -> Failure | None:
-        """Return the failure, if there was one before `milestone`. Somebody was told of it then."""
+        """Return the failure, if there was one before `milestone`. From then on it counts as seen."""
         if self._state.reached >= milestone or self._state.failure is None:
             return None
 

@@ -25,7 +25,7 @@ async def test_the_others_ask_the_store_for_nothing(form: Any, tmp_path: Path) -
 
     recorder: Any = RecordingStore(LocalStore())
     first = AutoLayout().open(recorder, str(tmp_path / "a"))
-    told = recorder.told()
+    told = recorder.encoded()
     shutil.rmtree(tmp_path / "a")
 
     inner = FaultyStore(LocalStore())
@@ -43,7 +43,7 @@ def test_what_was_not_told_is_asked(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         recorder.read_file(str(tmp_path / "absent"))
 
-    answered: Any = AnsweredStore(LocalStore(), recorder.told())
+    answered: Any = AnsweredStore(LocalStore(), recorder.encoded())
     assert recorder.read_file(str(tmp_path / "told")) == b"1"  # and keeps no more
     (tmp_path / "told").write_bytes(b"22")
     (tmp_path / "absent").write_bytes(b"3")
@@ -65,7 +65,7 @@ def test_parts_of_files_are_told_and_others_are_read(tmp_path: Path) -> None:
     file.read_at(2, [memoryview(bytearray(3)), memoryview(bytearray(1))])
     file.close()
 
-    answered: Any = AnsweredStore(LocalStore(), recorder.told())
+    answered: Any = AnsweredStore(LocalStore(), recorder.encoded())
     (tmp_path / "a").write_bytes(b"abcdefghij")
     file, parts = answered.open_data_file(str(tmp_path / "a")), [bytearray(1), bytearray(3)]
     file.read_at(2, [memoryview(part) for part in parts])
@@ -76,7 +76,7 @@ def test_parts_of_files_are_told_and_others_are_read(tmp_path: Path) -> None:
 
 
 def test_a_recording_store_offers_what_its_store_offers_and_no_more() -> None:
-    for make in (RecordingStore, lambda store: AnsweredStore(store, RecordingStore(store).told())):
+    for make in (RecordingStore, lambda store: AnsweredStore(store, RecordingStore(store).encoded())):
         for store in (LocalStore(), MemoryStore()):
             made = make(store)
             assert (made.directories is None) is (store.directories is None)
@@ -89,7 +89,7 @@ def test_an_error_of_the_first_is_the_error_of_all(tmp_path: Path) -> None:
     with pytest.raises(NotACheckpointError):
         AutoLayout().open(recorder, str(tmp_path / "nothing"))
 
-    answered: Any = AnsweredStore(LocalStore(), recorder.told())
+    answered: Any = AnsweredStore(LocalStore(), recorder.encoded())
     with pytest.raises(NotACheckpointError):
         AutoLayout().open(answered, str(tmp_path / "nothing"))
 

@@ -33,7 +33,7 @@ def open_once_for_all(path: Path) -> dict[str, Any]:
     """Open it in one process, and in another one with what that one was answered."""
     recorder: Any = RecordingStore(LocalStore())
     OrbaxLayout().open(recorder, str(path))
-    told = recorder.told()
+    told = recorder.encoded()
     store = FaultyStore(LocalStore())
     nbytes, wall, cpu = _bytes_read(), time.perf_counter(), time.process_time()
     opened = OrbaxLayout().open(cast("Any", AnsweredStore(store, told)), str(path))
