@@ -50,6 +50,7 @@ from penstock.kernel.protocols.reads import (
     Read,
     ScatterRead,
     Segment,
+    SharedRead,
     Target,
     share_checks,
 )
@@ -326,6 +327,7 @@ def _take_direct(value: StoredValue, read: DirectRead) -> memoryview:
 def _take_region(value: StoredValue, bounds: _Bounds, piece_bytes: int, segments: _Segments) -> memoryview:
     region = HostRegion(bounds, stored_dtype(value.stored))
     for read in value.checkpoint.reads(0, value.stored, region, piece_bytes):
+        assert not isinstance(read, SharedRead), "a leaf that is read alone shares no read"
         match read:
             case DirectRead():
                 _fill(value, read, read.into())
