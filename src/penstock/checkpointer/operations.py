@@ -334,7 +334,7 @@ class Operations:
         target, finish = message_target(like, final)
         given = _checked(call.pipeline)
         pipeline = self._pipelines_at(final)[1] if given is None else given
-        pipeline, options = pipelines.with_options(pipeline, options)
+        pipeline, options = pipelines.with_options(pipeline, options, is_checked=given is None)
         request = RestoreRequest(final, target if has_like else None, has_like, options)
         engine = self.engine.at(final).with_progress(call.progress)
         task = _restore_task(engine, threads, pipeline, request)

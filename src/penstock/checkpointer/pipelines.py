@@ -134,17 +134,22 @@ def prioritised(pipeline: Pipeline[RunT], first: LeafPredicate | None) -> Pipeli
 
 
 def with_options(
-    pipeline: Pipeline[RestoreRun], options: RestoreOptions
+    given: Pipeline[RestoreRun], options: RestoreOptions, *, is_checked: bool
 ) -> tuple[Pipeline[RestoreRun], RestoreOptions]:
-    """Return `pipeline` with the options that are its stages', and all options as they then hold.
+    """Return a pipeline with the options that are its stages', and all options as they then hold.
 
     Without a wish to verify, the option of the stage `read` counts. Where leaves may be computed, a stage
     `derive` comes before `assemble`.
 
+    Args:
+        given: The pipeline.
+        options: All options of the restore.
+        is_checked: Whether its stages were compared before, as those of a Checkpointer are when it is made.
+
     Raises:
         PipelineError: If the stages do not fit each other, or one is absent that an option is for.
     """
-    pipeline = prioritised(pipeline, options.prioritise)
+    pipeline = prioritised(given, options.prioritise)
     if options.max_expansion is not None:
         pipeline = pipeline.configure("plan", max_expansion=options.max_expansion)
     read = pipeline["read"] if "read" in pipeline.names else None
@@ -154,7 +159,8 @@ def with_options(
         elif not read.verify:
             options = replace(options, verify=False)
 
-    pipeline.check(RestoreRequest)  # first: the error is about the stages that the caller chose
+    if pipeline is not given or not is_checked:
+        pipeline.check(RestoreRequest)  # first: the error is about the stages that the caller chose
     if options.makes_leaves and "derive" not in pipeline.names:
         pipeline = pipeline.insert_before("assemble", Derive(), called="derive")
 
