@@ -33,6 +33,7 @@ __all__ = (
     "Directories",
     "Document",
     "DriverRead",
+    "Extents",
     "FilesHandler",
     "Finishing",
     "FormattedLayout",
@@ -57,7 +58,6 @@ __all__ = (
     "OpaquePiece",
     "Opening",
     "Operation",
-    "Pack",
     "PackingHandler",
     "ParamInfo",
     "PartsHandler",
@@ -134,8 +134,8 @@ if TYPE_CHECKING:
     )
     from penstock.kernel.messages.save import (
         Committed,
+        Extents,
         LeafBatch,
-        Pack,
         Piece,
         Published,
         SavePlan,
@@ -232,7 +232,7 @@ else:
                 "RestoredBatch", "RestoredTree", "Change",
             ),
             "penstock.kernel.messages.save": (
-                "Committed", "LeafBatch", "Pack", "Piece", "Published", "SavePlan", "StagedBatch",
+                "Committed", "Extents", "LeafBatch", "Piece", "Published", "SavePlan", "StagedBatch",
                 "TreeToSave", "WrittenBatch",
             ),
             "penstock.kernel.pipeline.statistics": ("Advice", "Span", "StageStatistics", "bottleneck"),

@@ -22,7 +22,7 @@ from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.memory.buffers import give_back_freed_memory, in_memory_of_its_own
 from penstock.kernel.memory.byte_account import ByteLease
 from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
-from penstock.kernel.messages.save import LeafBatch, Pack, Piece, SavePlan, StagedBatch
+from penstock.kernel.messages.save import Extents, LeafBatch, SavePlan, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
@@ -177,9 +177,9 @@ class _Stager:
         first = leaves.infos[leaves.indices[0]]
         lease = await self._run.lease(cost, first.key_path, prioritised=prioritised)
         with releasing(lease):
-            pack = await self._run.threads.run(_gather, leaves)
+            extents = await self._run.threads.run(_gather, leaves)
 
-        return StagedBatch(pack.leaves, packs=(pack,), staged=lease)
+        return StagedBatch(extents.leaves, (extents,), staged=lease)
 
     async def _stage_groups(
         self, groups: Iterator[PieceGroup], *, prioritised: bool
@@ -201,12 +201,12 @@ class _Stager:
             with releasing(self._lease_ahead(following)) as ahead:
                 with releasing(lease):
                     if group.is_there:
-                        pieces = group.take()
+                        extents = group.take()
                     else:
                         after = None if ahead is None else following
-                        pieces = await self._thread.run(take_pieces, group, begun, after, tight)
+                        extents = await self._thread.run(take_extents, group, begun, after, tight)
 
-                yield StagedBatch(group.leaves, pieces, staged=lease)
+                yield StagedBatch(group.leaves, extents, staged=lease)
 
             group, lease, begun = following, ahead, ahead is not None
 
@@ -256,14 +256,14 @@ def releasing(lease: ByteLease | None) -> Generator[ByteLease | None]:
         raise
 
 
-def _gather(leaves: Leaves) -> Pack:
+def _gather(leaves: Leaves) -> Extents:
     """Copy the chunks of small leaves into one buffer, one after another. In a worker thread."""
     try:
         data = _joined(_buffers(leaves))
     except Exception:  # one by one, to find out which leaf failed, and why
         data = memoryview(b"".join([_copied([leaf])[0] for leaf in leaves]))
 
-    return Pack(leaves.without_values(), data)
+    return Extents(leaves.without_values(), data, len(data))
 
 
 def _joined(buffers: list[Any]) -> memoryview:
@@ -373,16 +373,18 @@ class PieceGroup:
             if one.plan is not None and one.plan.begin is not None:
                 one.plan.begin()
 
-    def take(self, tight: bool = False) -> tuple[Piece, ...]:
+    def take(self, tight: bool = False) -> tuple[Extents, ...]:
         """Wait for the copies, or make them. Blocking.
 
         Args:
             tight: Whether copies move into memory that returns to the system when freed.
         """
-        return tuple([_piece(one, one.plan, tight) for one in self.planned if one.plan is not None])
+        return tuple([_extent(one, one.plan, tight) for one in self.planned if one.plan is not None])
 
 
-def take_pieces(group: PieceGroup, begun: bool, ahead: PieceGroup | None, tight: bool) -> tuple[Piece, ...]:
+def take_extents(
+    group: PieceGroup, begun: bool, ahead: PieceGroup | None, tight: bool
+) -> tuple[Extents, ...]:
     """Take the pieces of a group, in a worker thread. Before it waits, it begins those of the group ahead."""
     if not begun:
         group.begin()
@@ -509,11 +511,11 @@ def _pieces(leaf: Leaf, piece_bytes: int, room: OutputRoom) -> Iterator[tuple[Pi
         yield plan, encoded + room.of(leaf.index, spec, plan.nbytes)
 
 
-def _piece(planned: _Planned, plan: PiecePlan, tight: bool) -> Piece:
+def _extent(planned: _Planned, plan: PiecePlan, tight: bool) -> Extents:
     data = planned.view
     if data is None:
         data = plan.take()
         if tight and plan.cost:
             data = in_memory_of_its_own(data)
 
-    return Piece(planned.leaf, plan.chunk, plan.start, data, plan.cost)
+    return Extents((planned.leaf,), data, plan.cost, plan.chunk, plan.start)

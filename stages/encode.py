@@ -14,7 +14,7 @@ from anyio import Lock
 
 from penstock.kernel.codecs import AUTO, check_codec
 from penstock.kernel.errors import ConfigError, PenstockError
-from penstock.kernel.messages.save import Leaf, Piece, SavePlan, StagedBatch
+from penstock.kernel.messages.save import Extents, Leaf, Piece, SavePlan, StagedBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
@@ -90,19 +90,26 @@ class _Encoder:
         self._deciding = Lock()
 
     async def __call__(self, batch: StagedBatch, /) -> StagedBatch:
-        if not any(piece.leaf.spec.codec for piece in batch.pieces):
+        # Leaves that share a buffer have no codec.
+        places = [at for at, extents in enumerate(batch.extents) if extents.specs[0].codec]
+        if not places:
             return self._with_leaves(batch)
 
-        for piece in batch.pieces:
+        pieces = [next(iter(batch.extents[at])) for at in places]
+        for piece in pieces:
             await self._decide(piece, batch.plan)
 
-        leaves = [self._decided.get(piece.leaf.index, piece.leaf) for piece in batch.pieces]
-        pieces = await self._run.threads.run(_encoded, self._encode, batch.pieces, leaves)
-        over = sum([piece.cost for piece in batch.pieces]) - sum([piece.cost for piece in pieces])
+        leaves = [self._decided.get(piece.leaf.index, piece.leaf) for piece in pieces]
+        encoded = await self._run.threads.run(_encoded, self._encode, pieces, leaves)
+        over = sum([piece.cost for piece in pieces]) - sum([piece.cost for piece in encoded])
         if batch.staged is not None and over > 0:
             batch.staged.split(over).release()
 
-        return replace(self._with_leaves(batch), pieces=pieces)
+        extents = list(batch.extents)
+        for at, piece in zip(places, encoded, strict=True):
+            extents[at] = Extents.of(piece)
+
+        return replace(self._with_leaves(batch), extents=tuple(extents))
 
     async def _decide(self, piece: Piece, plan: SavePlan | None) -> None:
         """Decide the codec of an `auto` leaf once, although several workers may hold its chunks."""

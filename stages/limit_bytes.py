@@ -5,14 +5,14 @@ from __future__ import annotations
 __all__ = ("LimitBytes",)
 
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, final
 
 from penstock.kernel.memory.byte_account import ByteAccount, ByteLease, acquire_from_both
 from penstock.kernel.messages.restore import ReadBatch
-from penstock.kernel.messages.save import LeafBatch, Pack, Piece, StagedBatch
+from penstock.kernel.messages.save import LeafBatch, StagedBatch
 from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
@@ -68,26 +68,24 @@ class _Limiter:
         self, batch: StagedBatch | LeafBatch[ReadLeaf], /
     ) -> AsyncIterator[StagedBatch] | AsyncIterator[ReadBatch]:
         if isinstance(batch, StagedBatch):
-            return self._admit_pieces(batch)
+            return self._admit_extents(batch)
         if batch.handler is not None:
             return self._admit_handler(batch, batch.handler)
 
         return self._admit_reads(batch)
 
-    async def _admit_pieces(self, batch: StagedBatch) -> AsyncIterator[StagedBatch]:
-        items = itertools.chain(_cut_packs(batch.packs, self._most), _cut(batch.pieces, self._most))
-        groups = list(grouped(items, self._most))
+    async def _admit_extents(self, batch: StagedBatch) -> AsyncIterator[StagedBatch]:
+        parts = itertools.chain.from_iterable([extents.cut(self._most) for extents in batch.extents])
+        groups = list(grouped(parts, self._most))
         for group in groups[:-1]:
-            lease = await self._let_in(sum([item.nbytes for item in group]))
-            staged = batch.staged.split(sum([item.cost for item in group])) if batch.staged else None
-            pieces, packs = _sorted_out(group)
-            yield StagedBatch(pieces=pieces, packs=packs, staged=staged, in_flight=lease, plan=batch.plan)
+            lease = await self._let_in(sum([extents.nbytes for extents in group]))
+            staged = batch.staged.split(sum([extents.cost for extents in group])) if batch.staged else None
+            yield StagedBatch(extents=group, staged=staged, in_flight=lease, plan=batch.plan)
 
         # The last group takes the rest of the batch, because it completes the leaves.
         last = groups[-1] if groups else ()
-        lease = await self._let_in(sum([item.nbytes for item in last]))
-        pieces, packs = _sorted_out(last)
-        yield replace(batch, pieces=pieces, in_flight=lease, packs=packs)
+        lease = await self._let_in(sum([extents.nbytes for extents in last]))
+        yield replace(batch, extents=last, in_flight=lease)
 
     async def _admit_reads(self, batch: LeafBatch[ReadLeaf]) -> AsyncIterator[ReadBatch]:
         if not batch.leaves:  # nothing is read: the batch only brings the plan
@@ -170,35 +168,3 @@ class _Limiter:
             return await shared.acquire(nbytes, prioritised=prioritised, admit_oversize=True, flow=flow)
 
         return await acquire_from_both(self._own, shared, nbytes, prioritised=prioritised, flow=flow)
-
-
-def _cut(pieces: tuple[Piece, ...], most: int) -> Iterator[Piece]:
-    for piece in pieces:
-        if piece.nbytes > most:
-            yield from piece.cut(most)
-        else:
-            yield piece
-
-
-def _cut_packs(packs: tuple[Pack, ...], most: int) -> Iterator[Pack | Piece]:
-    for pack in packs:
-        if pack.nbytes <= most:
-            yield pack
-            continue
-
-        at = 0
-        sizes = pack.sizes
-        for start, stop in cuts(sizes, most):
-            nbytes = sum(sizes[start:stop])
-            leaves = pack.leaves[start:stop]
-            data = pack.data[at : at + nbytes]
-            at += nbytes
-            if nbytes <= most:
-                yield Pack(leaves, data)
-            else:  # one leaf
-                yield from _cut(tuple(Pack(leaves, data).pieces()), most)
-
-
-def _sorted_out(group: tuple[Pack | Piece, ...]) -> tuple[tuple[Piece, ...], tuple[Pack, ...]]:
-    pieces = tuple([item for item in group if isinstance(item, Piece)])
-    return pieces, tuple([item for item in group if isinstance(item, Pack)])

@@ -22,7 +22,7 @@ from crc32c import crc32c
 
 from penstock.kernel.errors import PipelineError, StorageError
 from penstock.kernel.messages.leaves import Leaf, in_columns
-from penstock.kernel.messages.save import Pack, Piece, SavePlan, StagedBatch, WrittenBatch
+from penstock.kernel.messages.save import Extents, Piece, SavePlan, StagedBatch, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
@@ -162,9 +162,9 @@ _Place: TypeAlias = tuple[_DataFile, int]
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A piece with where it goes."""
+    """Extents with where they go, one after another."""
 
-    piece: Piece
+    extents: Extents
     target: _DataFile
     offset: int
 
@@ -211,61 +211,44 @@ class _DataFiles:
     async def write(self, batch: StagedBatch) -> WrittenBatch:
         """Write a batch: all at once, unless that opens many files."""
         if batch.plan is not None:
-            for pack in batch.packs:
-                # A stage may have changed the leaves of a pack alone; `commit` sees those of the batch.
-                if pack.leaves is not batch.leaves:
-                    check_planned_together(in_columns(pack.leaves), batch.plan)
+            for extents in batch.extents:
+                # A stage may have changed these leaves alone; `commit` sees those of the batch.
+                if extents.leaves is not batch.leaves:
+                    check_planned_together(in_columns(extents.leaves), batch.plan)
 
-        loose: list[Piece] = []
-        kept = [part for whole in batch.packs for part in self._small_enough(whole, loose)]
-        pieces = iter((*batch.pieces, *loose))
-        packs = (found for whole in kept for found in self._by_folder(whole))
+        parts = (found for extents in batch.extents for found in self._by_folder(extents))
         specs = _specs_of(batch)
         tables: list[WrittenTable] = []
         while True:
-            # A chunk is placed once, although several workers may hold pieces of it.
+            # A chunk is placed once, although several workers may hold parts of it.
             async with self._placing:
                 if batch.plan is not None:
                     self._preallocate = batch.plan.sizes_known
 
-                placed, located = await self._place_some(pieces, packs)
-            if not placed and not located:
+                placed = await self._place_some(parts)
+            if not placed:
                 written = (
                     tables[0] if len(tables) == 1 else await self._run.threads.run(_joined, tables, specs)
                 )
                 return WrittenBatch(batch.leaves, written, handled=batch.pending, plan=batch.plan)
 
             blocks = block_bytes_of(self._run)
-            tables += await self._run.threads.run(
-                _write_placed, specs, placed, located, blocks, self._file_bytes
-            )
+            tables += await self._run.threads.run(_write_placed, specs, placed, blocks, self._file_bytes)
             for entry in placed:
-                entry.target.due -= entry.piece.nbytes
-            for pack, (target, _) in located:
-                target.due -= pack.nbytes
+                entry.target.due -= entry.extents.nbytes
 
             await self._finish_full()
 
-    async def _place_some(
-        self, pieces: Iterator[Piece], packs: Iterator[tuple[str, Pack]]
-    ) -> tuple[list[_Placed], list[tuple[Pack, _Place]]]:
+    async def _place_some(self, parts: Iterator[tuple[str, Extents]]) -> list[_Placed]:
         """Find places for the rest of a batch, or as much of it as fits a few new files."""
         most = len(self._files) + self._placement.full_files  # all of them wait to be full
         placed: list[_Placed] = []
-        located: list[tuple[Pack, _Place]] = []
-        for piece in pieces:
-            placed.append(await self._place(piece))
-            if len(self._files) >= most:
-                return placed, located
-
-        for folder, pack in packs:
-            with _naming_leaf(pack.leaves[0]):
-                located.append((pack, await self._reserve(pack.nbytes, folder)))
-
+        for folder, extents in parts:
+            placed.append(await self._place(extents, folder))
             if len(self._files) >= most:
                 break
 
-        return placed, located
+        return placed
 
     async def finish(self) -> AsyncIterator[WrittenBatch]:
         async with create_task_group() as syncing:
@@ -290,68 +273,63 @@ class _DataFiles:
         """Every file that was opened."""
         return (opened.file for opened in self._files)
 
-    async def _place(self, piece: Piece) -> _Placed:
-        """Find the place of a piece; the first piece of a chunk reserves the whole of it."""
-        check_encoded(piece)
-        whole, folder = piece.chunk_nbytes, self._folder(piece.leaf)
-        with _naming_leaf(piece.leaf):
-            if piece.nbytes == whole:
-                target, base = await self._reserve(whole, folder)
-                return _Placed(piece, target, base)
+    async def _place(self, extents: Extents, folder: str) -> _Placed:
+        """Find the place of whole chunks, or of a part of one; the first part reserves the whole of it."""
+        leaf = extents.leaves[0]
+        with _naming_leaf(leaf):
+            if extents.chunk is None or extents.holds_whole_chunks:
+                return _Placed(extents, *await self._reserve(extents.nbytes, folder))
 
-            key = (piece.leaf.index, piece.chunk)
+            key = (leaf.index, extents.chunk)
             if key not in self._chunks:
-                self._chunks[key] = await self._reserve(whole, folder)
+                self._chunks[key] = await self._reserve(extents.chunk_nbytes, folder)
 
         target, base = self._chunks[key]
-        return _Placed(piece, target, base + piece.start)
+        return _Placed(extents, target, base + extents.start)
 
-    def _small_enough(self, pack: Pack, loose: list[Piece]) -> Iterator[Pack]:
-        """Yield a pack without the leaves that are larger than a data file: their chunks go into `loose`."""
-        if pack.nbytes <= self._file_bytes or max(pack.sizes) <= self._file_bytes:
-            yield pack
+    def _by_folder(self, extents: Extents) -> Iterator[tuple[str, Extents]]:
+        """Yield extents in parts that go to one file each, with the folder of the file."""
+        check_encoded(extents)
+        if extents.chunk is not None:
+            yield self._folder(extents.leaves[0]), extents
+        elif self._only_folder is not None:
+            for part in self._fitting(extents):
+                yield self._only_folder, part
+        else:
+            runs = [(folder, len(list(same))) for folder, same in groupby(extents.leaves, self._folder)]
+            ends = accumulate([n_leaves for _, n_leaves in runs])
+            for (folder, _), found in zip(runs, extents.divided(ends), strict=True):
+                for part in self._fitting(found):
+                    yield folder, part
+
+    def _fitting(self, extents: Extents) -> Iterator[Extents]:
+        """Yield the parts of what is larger than a data file, each of which grows one file to its size.
+
+        Of a leaf that is larger than a file, each chunk is a part.
+        """
+        if extents.nbytes <= self._file_bytes:
+            yield extents
             return
 
-        at = first = 0
-        for is_large, group in groupby(pack.sizes, lambda size: size > self._file_bytes):
-            sizes = list(group)
-            part = Pack(pack.leaves[first : first + len(sizes)], pack.data[at : at + sum(sizes)])
-            first, at = first + len(sizes), at + sum(sizes)
-            if is_large:
-                loose.extend(part.pieces())
+        ends: list[int] = []
+        nbytes = 0
+        for number, size in enumerate(extents.sizes):
+            if size > self._file_bytes and nbytes:
+                ends.append(number)
+
+            nbytes += size
+            if nbytes >= self._file_bytes:
+                ends.append(number + 1)
+                nbytes = 0
+
+        if not ends or ends[-1] < len(extents.leaves):
+            ends.append(len(extents.leaves))
+
+        for part in extents.divided(ends):
+            if len(part.leaves) == 1 and part.nbytes > self._file_bytes:
+                yield from map(Extents.of, part)
             else:
                 yield part
-
-    def _by_folder(self, pack: Pack) -> Iterator[tuple[str, Pack]]:
-        if self._only_folder is not None:
-            for part in self._fitting(pack):
-                yield self._only_folder, part
-
-            return
-
-        at = 0
-        first = 0
-        for folder, group in groupby(pack.leaves, self._folder):
-            leaves = pack.leaves[first : first + len(list(group))]
-            first += len(leaves)
-            end = at + sum(in_columns(leaves).sizes)
-            for part in self._fitting(Pack(leaves, pack.data[at:end])):
-                yield folder, part
-
-            at = end
-
-    def _fitting(self, pack: Pack) -> Iterator[Pack]:
-        """Yield the parts of a pack, if it is larger than a data file: each grows one file to its size."""
-        if pack.nbytes <= self._file_bytes:
-            yield pack
-            return
-
-        at = first = end = 0
-        for number, size in enumerate(pack.sizes, start=1):
-            end += size
-            if end - at >= self._file_bytes or number == len(pack.leaves):
-                yield Pack(pack.leaves[first:number], pack.data[at:end])
-                at, first = end, number
 
     async def _reserve(self, nbytes: int, folder: str) -> _Place:
         target = self._filling.get(folder)
@@ -400,37 +378,27 @@ def _specs_of(batch: StagedBatch) -> ByIndex[LeafSpec]:
     if batch.plan is not None:
         return batch.plan.specs
 
-    return {
-        leaf.index: leaf.spec
-        for part in (batch.leaves, *[pack.leaves for pack in batch.packs])
-        for leaf in part
-    } | {piece.leaf.index: piece.leaf.spec for piece in batch.pieces}
+    parts = (batch.leaves, *[extents.leaves for extents in batch.extents])
+    return {leaf.index: leaf.spec for part in parts for leaf in part}
 
 
 def _write_placed(
-    specs: ByIndex[LeafSpec],
-    placed: Sequence[_Placed],
-    packs: Sequence[tuple[Pack, _Place]],
-    block_bytes: int,
-    file_bytes: int,
+    specs: ByIndex[LeafSpec], placed: Sequence[_Placed], block_bytes: int, file_bytes: int
 ) -> list[WrittenTable]:
-    for run in adjacent(placed, _is_next_piece):
-        with _naming_leaf(run[0].piece.leaf):
-            _write_at(run[0].target, run[0].offset, [entry.piece.data for entry in run], file_bytes)
+    for run in adjacent(placed, _is_next):
+        with _naming_leaf(run[0].extents.leaves[0]):
+            _write_at(run[0].target, run[0].offset, [entry.extents.data for entry in run], file_bytes)
 
-    for pack, (target, offset) in packs:
-        with _naming_leaf(pack.leaves[0]):
-            _write_at(target, offset, [pack.data], file_bytes)
-
-    tables = [_table_of(pack, *place, specs) for pack, place in packs]
-    if placed:
-        tables.append(WrittenTable.of([_written_piece(entry, block_bytes) for entry in placed], specs))
+    tables = [_table_of(entry, specs) for entry in placed if entry.extents.chunk is None]
+    rows = [_written_extent(entry, block_bytes) for entry in placed if entry.extents.chunk is not None]
+    if rows:  # to put a row alone into columns would take as long as to write it
+        tables.append(WrittenTable.of(rows, specs))
 
     return tables
 
 
-def _written_piece(entry: _Placed, block_bytes: int) -> Written:
-    piece = entry.piece
+def _written_extent(entry: _Placed, block_bytes: int) -> Written:
+    (piece,) = entry.extents
     checksum, running = summed(piece, block_bytes)
     place = entry.target.name, entry.offset, piece.nbytes
     return Written(piece.leaf.index, piece.chunk, piece.start, *place, checksum, piece.coded, running)
@@ -446,17 +414,17 @@ def _write_at(target: _DataFile, offset: int, buffers: Sequence[memoryview], fil
         file.write_at(offset, buffers)
 
 
-def _table_of(pack: Pack, target: _DataFile, offset: int, specs: ByIndex[LeafSpec]) -> WrittenTable:
-    """Return where the chunks of a pack are: one after another in a file."""
-    leaves = in_columns(pack.leaves)
-    data, sizes, ends = pack.data, leaves.chunk_sizes, list(accumulate(leaves.chunk_sizes))
+def _table_of(entry: _Placed, specs: ByIndex[LeafSpec]) -> WrittenTable:
+    """Return where the chunks of leaves are: one after another in a file."""
+    leaves, data, offset = in_columns(entry.extents.leaves), entry.extents.data, entry.offset
+    sizes, ends = leaves.chunk_sizes, list(accumulate(leaves.chunk_sizes))
     counts = {number: spec.n_chunks for number, spec in {id(spec): spec for spec in leaves.specs}.items()}
     n_chunks = np.array([counts[id(spec)] for spec in leaves.specs], np.int64)
     zeros = np.broadcast_to(np.int64(0), len(sizes))  # takes no memory, of which there is much for each row
     before = np.repeat(np.cumsum(n_chunks) - n_chunks, n_chunks)
     return WrittenTable(
         specs=specs,
-        files=[target.name],
+        files=[entry.target.name],
         leaf=np.repeat(np.array(leaves.indices, np.int64), n_chunks),
         chunk=zeros if (n_chunks == 1).all() else np.arange(len(sizes)) - before,
         start=zeros,
@@ -487,9 +455,9 @@ def _joined(tables: Sequence[WrittenTable], specs: ByIndex[LeafSpec]) -> Written
     )
 
 
-def _is_next_piece(before: _Placed, entry: _Placed) -> bool:
-    """True if a piece follows another one in the same file."""
-    return entry.target is before.target and entry.offset == before.offset + before.piece.nbytes
+def _is_next(before: _Placed, entry: _Placed) -> bool:
+    """True if extents follow others in the same file."""
+    return entry.target is before.target and entry.offset == before.offset + before.extents.nbytes
 
 
 _Chunk: TypeAlias = tuple[int, tuple[int, ...]]
@@ -535,10 +503,12 @@ class _ChunkFiles:
         return self._all
 
     def _write(self, batch: StagedBatch) -> WrittenTable:
+        for extents in batch.extents:
+            check_encoded(extents)
+
         return WrittenTable.of(map(self._write_piece, batch.parts()), _specs_of(batch))
 
     def _write_piece(self, piece: Piece) -> Written:
-        check_encoded(piece)
         leaf = piece.leaf
         name = chunk_file_of(self._run.layout, leaf, piece.chunk)
         if name is None:

@@ -10,9 +10,9 @@ Restore:  RestoreRequest → locate → Located → plan → LeafBatch → limit
 What it decides for the stages behind it is the `SavePlan`: every later batch refers to it, and a save
 without a leaf to write sends one empty batch, so that the plan always arrives. `prioritise` changes the
 order of leaves. `device_to_host` copies leaves to the host and gives `StagedBatch`es, with the leases on
-their bytes: a large leaf becomes several `Piece`s, small leaves become `Pack`s, and a leaf that its handler
+their bytes: a large leaf becomes several `Extents`, small leaves share a buffer, and a leaf that its handler
 writes into files of its own is `Pending`. `StagedBatch.parts` and `StagedBatch.map` show all these bytes as
-pieces, so that a stage which changes leaves need not know how they travel. `encode`, which is there if
+`Piece`s, so that a stage which changes leaves need not know how they travel. `encode`, which is there if
 leaves have a codec, makes encoded pieces of plain ones. `limit_bytes` adds the leases on bytes that are
 on their way to storage. `write` writes them, gives back the leases and gives `WrittenBatch`es, which say
 where everything lies, with its checksum. `commit` compares what was written with the plan, leaf by leaf,

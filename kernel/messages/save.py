@@ -5,10 +5,10 @@ from __future__ import annotations
 __all__ = (
     "Batchable",
     "Committed",
+    "Extents",
     "Leaf",
     "LeafBatch",
     "Leaves",
-    "Pack",
     "Pending",
     "Piece",
     "Published",
@@ -19,7 +19,7 @@ __all__ = (
     "WrittenBatch",
 )
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar, final
@@ -123,33 +123,46 @@ class Piece:
         """Stored bytes of the whole chunk that it is of."""
         return self.leaf.spec.chunk_nbytes if self.coded is None else self.coded
 
-    def cut(self, nbytes: int) -> Iterator[Piece]:
-        """Yield the same bytes in pieces of at most `nbytes`; the last one carries the cost."""
-        for at in range(0, len(self.data), nbytes):
-            cost = self.cost if at + nbytes >= len(self.data) else 0
-            yield replace(self, start=self.start + at, data=self.data[at : at + nbytes], cost=cost)
 
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Extents:
+    """Extents of leaves that follow one another in one buffer. Its rows are `Piece`s.
 
-@dataclass(frozen=True, slots=True)
-class Pack:
-    """Small leaves, their bytes one after the other in one buffer: of each its chunks, in C order.
-
-    What costs a small leaf most is being an object of its own in every message, so thousands of them
-    travel, are written and are counted as a few packs.
+    They are all chunks of some leaves, of each in C order: what costs a small leaf most is an object for it
+    alone in every message, so thousands of them travel, are written and are counted together. Or there is one
+    extent, in one chunk of one leaf.
     """
 
     leaves: Sequence[Leaf]  #: without values
-    data: memoryview  #: bytes, one-dimensional and contiguous; a copy, so it costs its length
+    data: memoryview  #: bytes, one-dimensional and contiguous
+    cost: int  #: bytes leased for them
+    chunk: tuple[int, ...] | None = None  #: that the only extent is in; None for all chunks of the leaves
+    start: int = 0  #: of the only extent in its chunk, bytes
+    coded: int | None = None  #: if the chunk is encoded: how many bytes all of it became
 
     def __post_init__(self) -> None:
-        nbytes = sum(self.sizes)
-        if len(self.data) != nbytes:
+        found = len(self.data)
+        if self.chunk is None:
+            planned = sum(self.sizes)
+            text, fits = f"{planned} bytes, with {len(self.leaves)} leaves in one buffer", found == planned
+        else:
+            found += self.start
+            text, fits = f"a chunk of {self.chunk_nbytes} bytes", found <= self.chunk_nbytes
+        if not fits:
             first = self.leaves[0].info.key_path if self.leaves else ""
-            planned = f"{nbytes} bytes, with {len(self.leaves)} leaves in one pack"
-            raise ChangedLeafError(first, planned, f"{len(self.data)} bytes")
+            raise ChangedLeafError(first, text, f"{found} bytes")
 
-    def pieces(self) -> Iterator[Piece]:
-        """Yield each chunk as a piece; together they cost what the pack costs."""
+    @classmethod
+    def of(cls, piece: Piece) -> Extents:
+        """Return the extent that a piece is."""
+        return cls((piece.leaf,), piece.data, piece.cost, piece.chunk, piece.start, piece.coded)
+
+    def __iter__(self) -> Iterator[Piece]:
+        if self.chunk is not None:
+            yield Piece(self.leaves[0], self.chunk, self.start, self.data, self.cost, self.coded)
+            return
+
         at = 0
         for leaf in self.leaves:
             nbytes = leaf.spec.chunk_nbytes
@@ -158,24 +171,61 @@ class Pack:
                 at += nbytes
 
     @property
-    def sizes(self) -> Sequence[int]:
-        """Bytes of each leaf."""
-        return in_columns(self.leaves).sizes
-
-    @property
-    def chunk_sizes(self) -> Sequence[int]:
-        """Bytes of each chunk, leaf by leaf."""
-        return in_columns(self.leaves).chunk_sizes
-
-    @property
     def nbytes(self) -> int:
-        """Length of the pack."""
+        """Bytes of all of them."""
         return len(self.data)
 
     @property
-    def cost(self) -> int:
-        """Bytes leased for it."""
-        return len(self.data)
+    def specs(self) -> Sequence[LeafSpec]:
+        """The spec of each leaf."""
+        return in_columns(self.leaves).specs if self.chunk is None else (self.leaves[0].spec,)
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Bytes of each leaf here."""
+        return in_columns(self.leaves).sizes if self.chunk is None else (len(self.data),)
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Stored bytes of all of the chunk that the only extent is in."""
+        return self.leaves[0].spec.chunk_nbytes if self.coded is None else self.coded
+
+    @property
+    def holds_whole_chunks(self) -> bool:
+        """True unless it is a part of a chunk."""
+        return self.chunk is None or len(self.data) == self.chunk_nbytes
+
+    def divided(self, ends: Iterable[int]) -> Iterator[Extents]:
+        """Yield those of leaves of which all chunks are here in runs, each up to one of `ends`, in order."""
+        sizes = self.sizes
+        first = at = 0
+        for stop in ends:
+            nbytes = sum(sizes[first:stop])
+            yield Extents(self.leaves[first:stop], self.data[at : at + nbytes], nbytes)
+            first, at = stop, at + nbytes
+
+    def cut(self, most: int) -> Iterator[Extents]:
+        """Yield the same in parts of at most `most` bytes, at the ends of leaves if possible."""
+        if len(self.data) <= most:
+            yield self
+        elif self.chunk is not None:
+            for at in range(0, len(self.data), most):
+                cost = self.cost if at + most >= len(self.data) else 0  # the last one carries it
+                yield replace(self, data=self.data[at : at + most], cost=cost, start=self.start + at)
+        elif len(self.leaves) == 1:
+            for piece in self:
+                yield from Extents.of(piece).cut(most)
+        else:
+            ends: list[int] = []
+            nbytes = 0
+            for number, size in enumerate(self.sizes):
+                nbytes += size
+                if number and nbytes > most:
+                    ends.append(number)
+                    nbytes = size
+
+            for part in self.divided([*ends, len(self.leaves)]):
+                yield from part.cut(most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,29 +240,27 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """Pieces on the host, with the leases on their bytes.
+    """Bytes of leaves on the host, with the leases on them.
 
-    Whoever drops a batch instead of passing it on releases it.
+    A stage that drops a batch instead of passing it on releases it.
     """
 
-    leaves: Sequence[Leaf] = ()  #: those whose last piece is in this batch, or that have none
-    pieces: tuple[Piece, ...] = ()
+    leaves: Sequence[Leaf] = ()  #: those whose last bytes are in this batch, or that have none
+    extents: tuple[Extents, ...] = ()
     pending: tuple[Pending, ...] = ()
     staged: ByteLease | None = None  #: on the bytes copied to the host
     in_flight: ByteLease | None = None  #: on the bytes on their way to the store
-    packs: tuple[Pack, ...] = ()
     plan: SavePlan | None = field(default=None, repr=False)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its pieces and packs."""
-        return sum([len(piece.data) for piece in self.pieces]) + sum([len(pack.data) for pack in self.packs])
+        """All its bytes."""
+        return sum([len(extents.data) for extents in self.extents])
 
     def parts(self) -> Iterator[Piece]:
-        """Yield all its bytes: each piece as it is, and each leaf of a pack as a piece."""
-        yield from self.pieces
-        for pack in self.packs:
-            yield from pack.pieces()
+        """Yield all its bytes as pieces, each in one chunk of a leaf."""
+        for extents in self.extents:
+            yield from extents
 
     def map(self, function: Callable[[Piece], Any], resolve_spec: SpecChange | None = None) -> StagedBatch:
         """Return this batch with the bytes that `function` makes of each part, and the same leases. Blocking.
@@ -226,12 +274,8 @@ class StagedBatch:
                 several pieces gets another shape.
         """
         mapping = _Mapping(function, resolve_spec)
-        return replace(
-            self,
-            leaves=mapping.leaves(self.leaves),
-            pieces=tuple(map(mapping.piece, self.pieces)),
-            packs=tuple(map(mapping.pack, self.packs)),
-        )
+        extents = tuple(map(mapping.extents, self.extents))
+        return replace(self, leaves=mapping.leaves(self.leaves), extents=extents)
 
     def release(self) -> None:
         """Give back both leases. Never blocks, and may be called again."""
@@ -277,13 +321,16 @@ class _Mapping:
         cost = piece.cost if made is piece.data else min(piece.cost, len(data))
         return replace(piece, leaf=leaf, chunk=chunk, start=start, data=data, cost=cost)
 
-    def pack(self, pack: Pack) -> Pack:
-        before = list(pack.pieces())
+    def extents(self, extents: Extents) -> Extents:
+        before = list(extents)
         after = list(map(self.piece, before))
         if all(map(is_, before, after)):
-            return pack
+            return extents
+        if extents.chunk is not None:
+            return Extents.of(after[0])
 
-        return Pack(self.leaves(pack.leaves), memoryview(b"".join([one.data for one in after])))
+        data = memoryview(b"".join([one.data for one in after]))
+        return Extents(self.leaves(extents.leaves), data, len(data))
 
 
 @dataclass(frozen=True, slots=True)

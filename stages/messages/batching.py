@@ -39,7 +39,7 @@ from penstock.kernel.codecs import AUTO
 from penstock.kernel.errors import ChangedLeafError, IncompletePipelineError, InvalidLeafError, PipelineError
 from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
 from penstock.kernel.messages.restore import RestorePlan
-from penstock.kernel.messages.save import Batchable, LeafBatch, Piece, SavePlan, StagedBatch, WrittenBatch
+from penstock.kernel.messages.save import Batchable, Extents, LeafBatch, SavePlan, StagedBatch, WrittenBatch
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import ReadLeaf, ReadLeaves
@@ -292,28 +292,32 @@ def encoding_room(nbytes: int) -> int:
 
 
 def saved_by_encoding(batch: StagedBatch) -> int:
-    """Bytes saved by encoding, over the chunks whose last piece is in the batch; negative for noise."""
+    """Bytes saved by encoding, over the chunks whose last bytes are in the batch; negative for noise."""
     return sum(
         [
-            piece.leaf.spec.chunk_nbytes - piece.coded
-            for piece in batch.pieces
-            if piece.coded is not None and piece.start + piece.nbytes == piece.coded
+            extent.leaves[0].spec.chunk_nbytes - extent.coded
+            for extent in batch.extents
+            if extent.coded is not None and extent.start + extent.nbytes == extent.coded
         ]
     )
 
 
-def check_encoded(piece: Piece) -> None:
+def check_encoded(extents: Extents) -> None:
     """Refuse to write an unencoded chunk whose metadata will say that it is encoded.
 
     Raises:
         PipelineError: If it is such a chunk.
     """
-    leaf = piece.leaf
-    if piece.coded is None and leaf.spec.codec is not None:
-        problem = f"has the codec {leaf.spec.codec}, but the pipeline has no stage `encode`"
-        error = PipelineError(f"{leaf.info.key_path} {problem}")
-        error.key_path = leaf.info.key_path
-        raise error
+    if extents.coded is not None:
+        return
+
+    for number, spec in enumerate(extents.specs):
+        if spec.codec is not None:
+            key_path = extents.leaves[number].info.key_path
+            problem = f"has the codec {spec.codec}, but the pipeline has no stage `encode`"
+            error = PipelineError(f"{key_path} {problem}")
+            error.key_path = key_path
+            raise error
 
 
 def arrived_leaves(plan: SavePlan, batches: Sequence[WrittenBatch]) -> Leaves:

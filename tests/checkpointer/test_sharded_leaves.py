@@ -23,7 +23,7 @@ import penstock
 from penstock import HandlerRegistry, SaveFormat
 from penstock.errors import ChecksumError
 from penstock.handlers import ArrayHandler, LocalStore, OrbaxLayout, SafetensorsLayout, default_handlers
-from penstock.kernel import LeafBatch, Pack, ReadLeaf, ReadLeaves, StagedBatch
+from penstock.kernel import Extents, LeafBatch, ReadLeaf, ReadLeaves, StagedBatch
 from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.pipelines import restore_pipeline, save_pipeline
 
@@ -195,11 +195,11 @@ async def test_in_every_format(source: str, form: str, tmp_path: Path) -> None:
 @pytest.mark.anyio
 async def test_chunks_are_packed_and_recorded_one_by_one(tmp_path: Path) -> None:
     tree = {"w": _jax.device_put(np.arange(64, dtype=np.int32).reshape(8, 8), SHARDINGS["4 x 2"])}
-    seen: list[Pack] = []
+    seen: list[Extents] = []
 
     async def look(batch: StagedBatch) -> StagedBatch:
-        assert not batch.pieces
-        seen.extend(batch.packs)
+        assert all(extents.chunk is None for extents in batch.extents)
+        seen.extend(batch.extents)
         return batch
 
     pipeline = save_pipeline().insert_after("device_to_host", FunctionStage(look))
@@ -207,7 +207,7 @@ async def test_chunks_are_packed_and_recorded_one_by_one(tmp_path: Path) -> None
         await (await checkpointer.save(tmp_path / "c", tree, pipeline=pipeline))
 
     (pack,) = seen
-    pieces = list(pack.pieces())
+    pieces = list(pack)
     assert [piece.chunk for piece in pieces] == list(itertools.product(range(2), range(4)))
     whole = np.arange(64, dtype=np.int32).reshape(2, 4, 4, 2)
     assert [bytes(piece.data) for piece in pieces] == [

@@ -14,7 +14,7 @@ import penstock
 from penstock import SaveFormat
 from penstock.errors import ChangedLeafError, PenstockError, PipelineError
 from penstock.handlers import OrbaxLayout, SafetensorsLayout
-from penstock.kernel import Leaf, LeafBatch, LeafSpec, Pack, Piece, Pipeline, StagedBatch
+from penstock.kernel import Extents, Leaf, LeafBatch, LeafSpec, Piece, Pipeline, StagedBatch
 from penstock.pipelines import save_pipeline
 
 pytestmark = pytest.mark.anyio
@@ -55,19 +55,22 @@ def cast_bytes(dtype: str, *, with_spec: bool) -> Any:
         start = whole.start // 4 * leaf.spec.itemsize
         return replace(whole, leaf=leaf, start=start, data=as_dtype(whole.data))
 
-    def pack(whole: Pack) -> Pack:
+    def extents(whole: Extents) -> Extents:
+        if whole.chunk is not None:
+            (only,) = whole
+            return Extents.of(piece(only))
         if any(leaf.spec.dtype != "float32" for leaf in whole.leaves):
             return whole
 
         leaves = tuple(cast(leaf, dtype) if with_spec else leaf for leaf in whole.leaves)
-        return Pack(leaves, as_dtype(whole.data))
+        data = as_dtype(whole.data)
+        return Extents(leaves, data, len(data))
 
     async def cast_bytes(batch: StagedBatch) -> StagedBatch:
         return replace(
             batch,
             leaves=tuple(cast(leaf, dtype) if with_spec else leaf for leaf in batch.leaves),
-            pieces=tuple(map(piece, batch.pieces)),
-            packs=tuple(map(pack, batch.packs)),
+            extents=tuple(map(extents, batch.extents)),
         )
 
     return cast_bytes
@@ -151,7 +154,7 @@ async def test_a_value_of_the_same_shape_and_dtype_may_take_the_place_of_another
 
 async def test_a_stage_that_leaves_the_plan_out_is_told(tmp_path: Path) -> None:
     async def forget(batch: StagedBatch) -> StagedBatch:
-        return StagedBatch(batch.leaves, batch.pieces, staged=batch.staged, packs=batch.packs)
+        return StagedBatch(batch.leaves, batch.extents, staged=batch.staged)
 
     error = await refused(tmp_path / "c", save_pipeline().insert_after("device_to_host", forget))
 
@@ -262,8 +265,8 @@ async def test_a_change_of_the_leaves_of_a_pack_alone_is_refused(tmp_path: Path)
         return replace(leaf, spec=replace(leaf.spec, dtype="int32")) if leaf.spec.dtype == "float32" else leaf
 
     async def rename_dtypes(batch: StagedBatch) -> StagedBatch:
-        packs = tuple(Pack(tuple(map(changed, pack.leaves)), pack.data) for pack in batch.packs)
-        return replace(batch, packs=packs)
+        extents = tuple(replace(each, leaves=tuple(map(changed, each.leaves))) for each in batch.extents)
+        return replace(batch, extents=extents)
 
     pipeline = save_pipeline().insert_after("device_to_host", rename_dtypes)
 
@@ -325,8 +328,7 @@ async def test_nothing_of_a_batch_that_is_mapped_to_itself_is_copied(tmp_path: P
 
     def look(batch: StagedBatch) -> StagedBatch:
         mapped = batch.map(lambda piece: piece.data)
-        seen.append(all(a is b for a, b in zip(batch.pieces, mapped.pieces, strict=True)))
-        seen.append(all(a is b for a, b in zip(batch.packs, mapped.packs, strict=True)))
+        seen.append(all(a is b for a, b in zip(batch.extents, mapped.extents, strict=True)))
         return mapped
 
     async with penstock.Checkpointer() as checkpointer:

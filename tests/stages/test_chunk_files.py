@@ -16,7 +16,7 @@ from tests.stages.stage_rig import Rig, cancel_in, feed, files_in, run_stages, s
 from penstock import SaveFormat
 from penstock.errors import PipelineError, StorageError
 from penstock.handlers import OrbaxLayout
-from penstock.kernel import Leaf, Piece, StagedBatch, Written, WrittenBatch
+from penstock.kernel import Extents, Leaf, Piece, StagedBatch, Written, WrittenBatch
 from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.kernel.protocols.stores import DEFAULT_PLACEMENT
 from penstock.stages import DeviceToHost, Encode, Flatten, LimitBytes, Write
@@ -109,7 +109,9 @@ async def test_a_large_chunk_is_put_together_from_pieces_in_any_order(rig: Rig) 
     pieces = [Piece(leaf, (0,), at, data[at : at + SMALL]) for at in (SMALL, 2 * SMALL, 0)]
 
     batches = await run_stages(
-        rig.save_run(), feed([StagedBatch(pieces=(piece,)) for piece in pieces]), Write(concurrency=3)
+        rig.save_run(),
+        feed([StagedBatch(extents=(Extents.of(piece),)) for piece in pieces]),
+        Write(concurrency=3),
     )
 
     assert check_files(rig, batches) == {"a/0": bytes(data)}

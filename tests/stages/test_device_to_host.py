@@ -53,18 +53,12 @@ def content(batches: list[StagedBatch]) -> dict[str, bytes]:
     """Return the staged bytes of each leaf: all pieces of all chunks, in order."""
     found: dict[str, bytes] = {}
     for batch in batches:
-        for piece in batch.pieces:
-            name = piece.leaf.info.name
-            found[name] = found.get(name, b"") + bytes(piece.data)
-
-        for pack in batch.packs:
-            at = 0
-            for leaf in pack.leaves:
-                assert leaf.info.name not in found
-                found[leaf.info.name] = bytes(pack.data[at : at + leaf.nbytes])
-                at += leaf.nbytes
-
-            assert at == pack.nbytes
+        for extents in batch.extents:
+            if extents.chunk is None:
+                assert not found.keys() & {leaf.info.name for leaf in extents.leaves}
+            for piece in extents:
+                name = piece.leaf.info.name
+                found[name] = found.get(name, b"") + bytes(piece.data)
 
     return found
 
@@ -106,8 +100,7 @@ async def test_every_byte_arrives_once_and_every_leaf_is_said_to_be_complete_onc
     assert content(batches) == {"a": numbers.tobytes(), "b": bytes(range(7))}
     assert [leaf.info.name for batch in batches for leaf in batch.leaves] == ["a", "b", "n", "s", "z"]
     assert all(leaf.value is None for batch in batches for leaf in batch.leaves)
-    assert all(piece.leaf.value is None for batch in batches for piece in batch.pieces)
-    assert all(leaf.value is None for batch in batches for pack in batch.packs for leaf in pack.leaves)
+    assert all(leaf.value is None for batch in batches for each in batch.extents for leaf in each.leaves)
 
 
 async def test_copied_leaves_are_leased_and_aliased_ones_cost_nothing(rig: Rig) -> None:
@@ -210,7 +203,7 @@ async def test_a_staged_value_is_let_go_of(rig: Rig) -> None:
 async def _forget_aliases(batch: StagedBatch) -> object:
     """Keep the pieces that were copied, and drop the aliased ones, as `write` does."""
     batch.release()
-    return [piece for piece in batch.pieces if piece.cost]
+    return [extents for extents in batch.extents if extents.cost and extents.chunk is not None]
 
 
 async def test_staging_waits_while_the_budget_is_taken(rig: Rig) -> None:

@@ -112,7 +112,7 @@ async def test_leaves_of_a_device_are_begun_ahead(rig: Rig) -> None:
     assert steps(handler) == [
         *(("begin", "a"), ("begin", "b"), ("take", "a"), ("begin", "c"), ("take", "b"), ("take", "c")),
     ]
-    found = {piece.leaf.info.name: bytes(piece.data) for batch in batches for piece in batch.pieces}
+    found = {piece.leaf.info.name: bytes(piece.data) for batch in batches for piece in batch.parts()}
     assert found == {name: np.asarray(value).tobytes() for name, value in tree.items()}
 
 

@@ -18,7 +18,7 @@ from tests.stages.stage_rig import Rig, Scripted, cancel_in, run_one, run_stages
 from penstock import SaveFormat
 from penstock.errors import ConfigError, PenstockError
 from penstock.handlers import ArrayHandler, OrbaxLayout
-from penstock.kernel import Leaf, Piece, Pipeline, Slot, StagedBatch, TreeToSave
+from penstock.kernel import Extents, Leaf, Piece, Pipeline, Slot, StagedBatch, TreeToSave
 from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.stages import DeviceToHost, Encode, Flatten, LimitBytes
 from penstock.stages.encode import SAMPLE_BYTES, SAMPLES
@@ -88,7 +88,9 @@ async def encoded(rig: Rig, tree: object, encode: Encode | None = None, *after: 
 
 
 def pieces_of(batches: list[StagedBatch]) -> dict[tuple[int, tuple[int, ...]], Piece]:
-    return {(piece.leaf.index, piece.chunk): piece for batch in batches for piece in batch.pieces}
+    """Return the chunks that travel alone."""
+    alone = [extents for batch in batches for extents in batch.extents if extents.chunk is not None]
+    return {(piece.leaf.index, piece.chunk): piece for extents in alone for piece in extents}
 
 
 def leaves_of(batches: list[StagedBatch]) -> dict[int, Leaf]:
@@ -121,7 +123,8 @@ async def test_each_chunk_becomes_one_piece_that_a_zarr_driver_decodes(rig: Rig)
             decoded(rig.root / f"{leaf}.{chunk}", piece.data, 20_000)
             == tree[leaf][chunk * 20_000 :][:20_000].tobytes()
         )
-    assert [pack.leaves[0].index for batch in batches for pack in batch.packs] == [2]
+    together = [extents for batch in batches for extents in batch.extents if extents.chunk is None]
+    assert [extents.leaves[0].index for extents in together] == [2]
     assert leaves_of(batches).keys() == {0, 1, 2}
 
 
@@ -186,7 +189,7 @@ async def test_the_lease_shrinks_to_what_the_chunks_became(rig: Rig) -> None:
     async def look(batch: StagedBatch) -> StagedBatch:
         leased.append(rig.memory.statistics().leased)
         assert batch.staged is not None
-        assert batch.staged.nbytes == sum(piece.cost for piece in batch.pieces)
+        assert batch.staged.nbytes == sum(extents.cost for extents in batch.extents)
         return batch
 
     await encoded(rig, {"a": zeros(200_000), "b": noise(200_000)}, Encode(concurrency=1), FunctionStage(look))
@@ -202,7 +205,7 @@ async def test_a_codec_that_makes_more_than_its_room_is_told_by_no_lost_lease(ri
 
     (batch,) = await encoded(rig, noise(100_000))
 
-    assert batch.pieces[0].nbytes > 400_000
+    assert batch.extents[0].nbytes > 400_000
 
 
 # By sampling
@@ -288,11 +291,11 @@ def test_options_that_make_no_sense(options: dict[str, Any], key: str) -> None:
 async def test_a_chunk_that_is_not_whole_is_refused_with_its_key_path(rig: Rig) -> None:
     use(rig, SaveFormat(codec="zstd"))
     (batch,) = await save_stages(rig.save_run(), {"a": noise(100_000)}, Flatten(), DeviceToHost())
-    (piece,) = batch.pieces
+    (piece,) = batch.parts()
     half = replace(piece, data=piece.data[:50_000])
 
     with pytest.raises(PenstockError, match="not a whole chunk") as caught:
-        await run_one(rig.save_run(), Encode(), StagedBatch(pieces=(half,)))
+        await run_one(rig.save_run(), Encode(), StagedBatch(extents=(Extents.of(half),)))
 
     assert caught.value.key_path == "['a']"
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +16,7 @@ from tests.stages.stage_rig import Parcel, ParcelHandler, Probe, Rig, run_stages
 from penstock.kernel import (
     DirectRead,
     DriverRead,
+    Extents,
     HostBatch,
     LeafBatch,
     LeafSpec,
@@ -70,16 +70,10 @@ def scattered(leaf: ReadLeaf) -> ReadLeaf:
 def contents(batches: list[StagedBatch]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for batch in batches:
-        for piece in batch.pieces:
+        for piece in batch.parts():
             name = piece.leaf.info.name
             assert piece.start == len(found.get(name, b""))
             found[name] = found.get(name, b"") + bytes(piece.data)
-
-        for pack in batch.packs:
-            ends = list(itertools.accumulate(leaf.nbytes for leaf in pack.leaves))
-            assert ends[-1] == pack.nbytes
-            for leaf, start, end in zip(pack.leaves, [0, *ends], ends, strict=False):
-                found[leaf.info.name] = bytes(pack.data[start:end])
 
     return found
 
@@ -126,10 +120,10 @@ async def test_a_piece_is_cut_along_its_bytes_and_its_lease_goes_with_the_last_p
         staged.release()
         return staged
 
-    message = StagedBatch(batch.leaves, (piece,), staged=await run.memory.acquire(10))
+    message = StagedBatch(batch.leaves, (Extents.of(piece),), staged=await run.memory.acquire(10))
     batches = await run_stages(run, LimitBytes(4), FunctionStage(look), message=message)
 
-    assert [(part.start, bytes(part.data)) for staged in batches for part in staged.pieces] == [
+    assert [(part.start, bytes(part.data)) for staged in batches for part in staged.parts()] == [
         (5, bytes([0, 1, 2, 3])),
         (9, bytes([4, 5, 6, 7])),
         (13, bytes([8, 9])),
@@ -153,7 +147,7 @@ async def test_each_piece_takes_its_own_part_of_the_lease_with_it(rig: Rig) -> N
         staged.release()
         return staged
 
-    message = StagedBatch(batch.leaves, tuple(pieces), staged=await run.memory.acquire(20))
+    message = StagedBatch(batch.leaves, tuple(map(Extents.of, pieces)), staged=await run.memory.acquire(20))
     await run_stages(run, LimitBytes(10), FunctionStage(look), message=message)
 
     assert leases == costs

@@ -21,7 +21,7 @@ from tests.stages.stage_rig import (
 )
 
 from penstock.errors import HandlerFailedError, StorageError
-from penstock.kernel import Leaf, Piece, StagedBatch, Written, WrittenBatch
+from penstock.kernel import Extents, Leaf, Piece, StagedBatch, Written, WrittenBatch
 from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.kernel.protocols.stores import DEFAULT_PLACEMENT
 from penstock.stages import DeviceToHost, Flatten, LimitBytes, Write
@@ -103,7 +103,7 @@ async def test_a_chunk_is_put_together_from_batches_in_any_order_by_several_work
 
     batches = await run_stages(
         rig.save_run(),
-        feed([StagedBatch(pieces=(piece,)) for piece in pieces]),
+        feed([StagedBatch(extents=(Extents.of(piece),)) for piece in pieces]),
         Write(concurrency=2),
         FunctionStage(let_go),
     )
@@ -214,11 +214,12 @@ async def test_pieces_at_neighbouring_places_of_two_files_are_two_writes(rig: Ri
     (batch,) = await save_stages(rig.save_run(), [noise(200), noise(100)], Flatten())
     split, whole = (leaf.without_value() for leaf in batch.leaves)
     data = memoryview(noise(300, 1).tobytes())
-    begun = Piece(split, (0,), 0, data[:100])
-    after = (Piece(whole, (0,), 0, data[200:]), Piece(split, (0,), 100, data[100:200]))
+    begun = (Extents.of(Piece(split, (0,), 0, data[:100])),)
+    pieces = (Piece(whole, (0,), 0, data[200:]), Piece(split, (0,), 100, data[100:200]))
+    after = tuple(map(Extents.of, pieces))
 
     batches = await run_one(
-        rig.save_run(), Write(1, file_bytes=150), StagedBatch(pieces=(begun,)), StagedBatch(pieces=after)
+        rig.save_run(), Write(1, file_bytes=150), *[StagedBatch(extents=each) for each in (begun, after)]
     )
 
     assert on_disk(rig, batches) == {(0, (0,)): bytes(data[:200]), (1, (0,)): bytes(data[200:])}
