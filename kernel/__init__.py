@@ -21,7 +21,6 @@ __all__ = (
     "Change",
     "ChangesLeaves",
     "CheckedRead",
-    "ChunkBuffersHandler",
     "ChunkingHandler",
     "Codec",
     "CodecType",
@@ -173,7 +172,6 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, Replicas, StoredLeaf
     from penstock.kernel.protocols.leaf_handlers import (
         BufferHandler,
-        ChunkBuffersHandler,
         ChunkingHandler,
         GlobalHandler,
         HandlerLookup,
@@ -256,7 +254,7 @@ else:
                 "KeyKind", "KeyPath", "LeafSpec", "ParamInfo", "Replicas", "StoredLeaf",
             ),
             "penstock.kernel.protocols.leaf_handlers": (
-                "BufferHandler", "ChunkBuffersHandler", "ChunkingHandler", "GlobalHandler", "HandlerLookup",
+                "BufferHandler", "ChunkingHandler", "GlobalHandler", "HandlerLookup",
                 "Leaf", "LeafHandler", "PackingHandler", "PartsHandler", "ReadLeaf", "ReadLeaves",
                 "SigningHandler", "SnapshotHandler", "TypeHandler", "Waitable",
             ),

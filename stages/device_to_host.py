@@ -30,7 +30,6 @@ from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.leaf_handlers import (
     BufferHandler,
-    ChunkBuffersHandler,
     ChunkingHandler,
     LeafHandler,
 )
@@ -164,10 +163,7 @@ class _Stager:
         if nbytes > min(PACKED_TOGETHER_BELOW, self._most) or (is_odd and nbytes >= at.page_bytes):
             return None
 
-        if spec.is_single_chunk:
-            return is_odd if isinstance(handler, BufferHandler) else None
-
-        return is_odd if isinstance(handler, ChunkBuffersHandler) else None
+        return is_odd if isinstance(handler, BufferHandler) else None
 
     async def _stage_pack(self, leaves: Leaves, room: OutputRoom, *, prioritised: bool) -> StagedBatch:
         cost = sum(leaves.sizes)
@@ -291,12 +287,7 @@ def _buffers(leaves: Leaves) -> list[Any]:
     buffers: list[Any] = [None] * len(values)
     for numbers in alike.values():
         handler, spec = handlers[numbers[0]], specs[numbers[0]]
-        if spec.is_single_chunk:
-            of_values = cast("BufferHandler", handler).buffers
-        else:
-            of_values = cast("ChunkBuffersHandler", handler).chunk_buffers
-
-        found = of_values([values[number] for number in numbers], spec)
+        found = cast("BufferHandler", handler).chunk_buffers([values[number] for number in numbers], spec)
         for number, buffer in zip(numbers, found, strict=True):
             buffers[number] = buffer
 

@@ -160,19 +160,22 @@ class ArrayHandler:
 
         return value.shape, cast("object", value.dtype), value.sharding
 
-    def buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
-        """The arrays or NumPy views of them, if CPU devices hold their bytes as stored; else None."""
+    def chunk_buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """The arrays or NumPy views of them, if CPU devices hold their bytes as stored; else None.
+
+        Of an array on several devices, a copy of its distinct shards, if they are its chunks.
+        """
         first = cast("jax.Array", values[0])  # the others have its dtype and sharding
-        if first.sharding.num_devices != 1:  # and each of them all of the array
-            return self.chunk_buffers(values, spec)
+        if first.sharding.num_devices != 1 or not spec.is_single_chunk:
+            return self._joined_shards(values, spec)
         if not self._lies_as_stored(first, spec):
             return [None] * len(values)
 
         # The array itself costs half as much as a numpy view, but only these dtypes have a buffer format.
         return values if spec.dtype in _BUFFERED else [np.asarray(value) for value in values]
 
-    def chunk_buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
-        """Copies of each array's distinct shards, if they are chunks and CPU devices hold them as stored."""
+    def _joined_shards(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """Return copies of each array's shards, where they are its chunks and are held as they are stored."""
         buffers: list[Any] = []
         sharding: Sharding | None = None
         grid: ShardGrid | None = None

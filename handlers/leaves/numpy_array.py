@@ -78,11 +78,18 @@ class NumpyHandler:
         array: npt.NDArray[Any] = value
         return array.shape, array.dtype
 
-    def buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
-        """Arrays themselves if their memory holds the stored bytes: C order, native byte order, no cast."""
+    def chunk_buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """Arrays themselves if their memory holds the stored bytes: C order, native byte order, no cast.
+
+        Of an array in several chunks, a copy in their order.
+        """
         arrays = cast("Sequence[npt.NDArray[Any]]", values)
         wanted = numpy_dtype(spec.dtype)
-        return [array if array.flags.c_contiguous and array.dtype == wanted else None for array in arrays]
+        plain = [array if array.flags.c_contiguous and array.dtype == wanted else None for array in arrays]
+        if spec.is_single_chunk:
+            return plain
+
+        return [None if array is None else _in_chunks(array, spec) for array in plain]
 
     def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
         """Accept an ndarray of the stored shape and dtype (in either byte order), or its type.
@@ -134,6 +141,18 @@ def _pack_detail(spec: LeafSpec, like: Any) -> np.dtype[Any] | None:
         fits = like is np.ndarray
 
     return numpy_dtype(spec.dtype) if fits else None
+
+
+def _in_chunks(array: npt.NDArray[Any], spec: LeafSpec) -> npt.NDArray[Any] | None:
+    """Return a copy with chunk after chunk; None if chunks jut out of the array."""
+    grid, chunk = spec.grid_shape, spec.chunk_shape
+    if tuple([n * size for n, size in zip(grid, chunk, strict=True)]) != array.shape:
+        return None
+
+    n_axes = len(grid)
+    divided = array.reshape([n for pair in zip(grid, chunk, strict=True) for n in pair])
+    order = (*range(0, 2 * n_axes, 2), *range(1, 2 * n_axes, 2))
+    return np.ascontiguousarray(divided.transpose(order))
 
 
 def _copied(array: npt.NDArray[Any], box: Box, dtype: np.dtype[Any]) -> memoryview:

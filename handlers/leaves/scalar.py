@@ -72,7 +72,7 @@ class ScalarHandler:
 
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan one piece of a few bytes, too few to count as a cost."""
-        (number,) = self.buffers([leaf.value], leaf.spec)
+        (number,) = self.chunk_buffers([leaf.value], leaf.spec)
         data = memoryview(number.tobytes())
         yield PiecePlan((), 0, len(data), 0, lambda: data)
 
@@ -80,7 +80,7 @@ class ScalarHandler:
         """Its type, all that `describe` depends on; None for an int that does not fit int64."""
         return None if type(value) is int and not _fits_int64(value) else type_of(value)
 
-    def buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+    def chunk_buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
         """The numbers as 0-d arrays."""
         numbers = [np.asarray(value, _STORED_AS.get(type_of(value))) for value in values]
         return [

@@ -170,8 +170,11 @@ class StoredValueHandler:
 
         return replace(spec, dtype=value.dtype, itemsize=numpy_dtype(value.dtype).itemsize)
 
-    def buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+    def chunk_buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
         """Read leaves that are one range of a file each; None for any other leaf."""
+        if not spec.is_single_chunk:
+            return [None] * len(values)
+
         return [self._buffer(value, spec) for value in values]
 
     def _buffer(self, value: object, spec: LeafSpec) -> memoryview | None:

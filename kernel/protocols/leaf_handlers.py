@@ -7,7 +7,6 @@ from __future__ import annotations
 
 __all__ = (
     "BufferHandler",
-    "ChunkBuffersHandler",
     "ChunkingHandler",
     "GlobalHandler",
     "HandlerLookup",
@@ -456,29 +455,17 @@ class PackingHandler(LeafHandler, Capability, Protocol):
 
 @runtime_checkable
 class BufferHandler(Capability, Protocol):
-    """A `LeafHandler` whose small leaves can be packed instead of staged one by one."""
+    """A `LeafHandler` whose small leaves can be staged many at a time, in one buffer."""
 
-    def buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
-        """Return for each value an object whose buffer (PEP 688) is its only chunk, to be copied at once.
+    def chunk_buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
+        """Return for each value an object whose buffer (PEP 688) is its chunks, one after another in C order.
 
-        A leaf with None goes through `pieces`; so do all of them on an error while the bytes are copied.
-        Blocking.
+        They are copied at once. A leaf with None goes through `pieces`; so do all of them on an error while
+        the bytes are copied. Blocking.
 
         Args:
             values: Of leaves that have one signature, if the handler gives signatures.
             spec: How they are stored, all alike.
-        """
-        ...
-
-
-@runtime_checkable
-class ChunkBuffersHandler(Capability, Protocol):
-    """A `BufferHandler` whose small leaves can be packed even if they are stored in several chunks."""
-
-    def chunk_buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
-        """Return for each value an object whose buffer is its chunks, one after another in C order.
-
-        All else is as for `buffers`.
         """
         ...
 
