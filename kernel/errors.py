@@ -600,7 +600,7 @@ class BuildChangedError(StorageError):
     Nothing was deleted. Find that program (a cleaner of temporary files, `rsync --delete`), and save again.
 
     Attributes:
-        older: Where the checkpoint lies that was to be replaced, if it is not at its own path; else None.
+        older: Where the checkpoint is that was to be replaced, if it is not at its own path; else None.
     """
 
     def __init__(self, operation: str, path: str, problem: str, older: str | None = None) -> None:
@@ -618,7 +618,7 @@ class NotDurableError(StorageError):
 
     Attributes:
         published: Always True: it can be restored.
-        older: Where the checkpoint lies that was replaced; None if there was none.
+        older: Where the checkpoint is that was replaced; None if there was none.
     """
 
     published = True
@@ -712,7 +712,7 @@ class MissingFileError(CorruptCheckpointError, FileNotFoundError):
 
 @final
 class NotAFileError(CorruptCheckpointError):
-    """Something that is no file lies where a checkpoint has one: a pipe, a socket, a device. It is not read.
+    """Something that is no file is where a checkpoint has one: a pipe, a socket, a device. It is not read.
 
     Attributes:
         found: What it is.

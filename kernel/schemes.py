@@ -1,6 +1,6 @@
 """The schemes of URLs: `s3`, `gs`, `az`, and those of other distributions.
 
-What lies at `s3://bucket/run` is in a store that is opened for `s3://bucket`. A scheme is a value, and one
+What is at `s3://bucket/run` is in a store that is opened for `s3://bucket`. A scheme is a value, and one
 file: other distributions add theirs through the entry-point group `penstock.stores`, in which the name of an
 entry point is the scheme.
 """

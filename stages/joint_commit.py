@@ -32,7 +32,7 @@ MOST_INLINE: Final = 16 * 1024
 
 INLINE, IN_FILE = b"=", b"@"
 PARTS_FOLDER: Final = "_PENSTOCK_PARTS"
-"""Where they lie until the primary has read them, by the index of the process. The operation's name ends it:
+"""Where they are until the primary has read them, by the index of the process. The operation's name ends it:
 in a bucket, a process that was stopped may write there when another save is under way."""
 
 
@@ -101,7 +101,7 @@ class JointCommitter:
         return next((batch.arranged for batch in self._batches if batch.arranged is not None), None)
 
     def _part(self, plan: SavePlan) -> bytes:
-        """Check what this process wrote, make the names of its files durable, and encode where all lies."""
+        """Check what this process wrote, make the names of its files durable, and encode where all is."""
         run = self._run
         leaves = arrived_leaves(plan, self._batches)
         files = {file for batch in self._batches for file in batch.written.files}

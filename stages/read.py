@@ -282,7 +282,7 @@ def _scratch(nbytes: int) -> memoryview:
 
 SHARE: Final = 16
 """One restore keeps 1/SHARE of the files open that its process may: each may take two descriptors, and other
-restores and saves run beside it."""
+restores and saves run at the same time."""
 
 MOST: Final = 256
 
@@ -394,7 +394,7 @@ def fill_shared(file: ReadableFile, read: SharedRead, infos: _Infos, *, verify: 
 
 
 def _runs(read: SharedRead, order: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
-    """Yield ranges of the file, each with the leaves that lie in it."""
+    """Yield ranges of the file, each with the leaves that are in it."""
     start = stop = 0
     numbers: list[int] = []
     for number in order:

@@ -405,7 +405,7 @@ def _written_extent(entry: _Placed, block_bytes: int) -> Written:
 
 
 def _write_at(target: _DataFile, offset: int, buffers: Sequence[memoryview], file_bytes: int) -> None:
-    """Write buffers one after another; if they are the whole of a full file, from where they lie."""
+    """Write buffers one after another; if they are the whole of a full file, from where they are."""
     file, (first, *others) = target.file, buffers
     is_whole = not others and offset == 0 and first.nbytes == target.end >= file_bytes
     if is_whole and isinstance(file, WholeWrites):
@@ -767,7 +767,7 @@ def runs_of(spec: LeafSpec, chunk: Sequence[int], start: int, nbytes: int) -> It
 
 
 def _summed(data: memoryview, first: int, at: int, block_bytes: int) -> Iterator[WrittenRange]:
-    """Take the checksums of bytes that lie `at` bytes within a leaf, which begins at `first` in its file."""
+    """Take the checksums of bytes that are `at` bytes within a leaf, which begins at `first` in its file."""
     done, end = 0, len(data)
     while done < end:
         stop = min(end, done + block_bytes - (at + done) % block_bytes)

@@ -62,13 +62,13 @@ class JobReads:
 
     job: Job
     _n: Counter[str] = field(default_factory=Counter[str])
-    _left: deque[str] = field(default_factory=deque[str])  # the keys of what this process told
+    _left: deque[str] = field(default_factory=deque[str])  # the keys of what this process said
 
     async def turn(self, path: str) -> tuple[str, bytes | None]:
         """Return what another process read of `path`; None if this one is to read it, and then to `tell`.
 
         Returns:
-            The turn; empty if there is nothing to be told. And what was read.
+            The turn; empty if there is nothing to say. And what was read.
 
         Cancellation:
             Delivered at once. If this process was to read, the others wait for a while and read themselves.
@@ -129,7 +129,7 @@ class JobAnnouncements:
     """One value after another that the primary tells and each other process hears, by name.
 
     All processes ask for the same names in the same order; the n-th `hear` of a name gets what its n-th
-    `tell` said. Who is behind finds what it missed in what was told since. Nothing is sent before the first
+    `tell` said. Who is behind finds what it missed in what was said since. Nothing is sent before the first
     call.
 
     Args:
@@ -261,7 +261,7 @@ class JobAnnouncements:
             del self._known[next(iter(self._known))]
 
     async def _listen(self, numbered: str) -> None:
-        """Wait a moment for one; if it does not come, look whether it was told long ago, or never will be."""
+        """Wait a moment for one; if it does not come, look whether it was said long ago, or never will be."""
         job = self._job
         found = await job.calls.wait(self._key(numbered), job.limits.beat_s)
         if found is None:
@@ -283,7 +283,7 @@ class JobAnnouncements:
             self._keys = OperationKeys("")
 
     async def _look_back(self, numbered: str) -> None:
-        """Look whether one was told before others."""
+        """Look whether one was said before others."""
         told, wanted = await self._job.calls.under(self._keys.each("said")), json.dumps(numbered).encode()
         found = next((value for value in told.values() if wanted in value), None)
         if found is not None:

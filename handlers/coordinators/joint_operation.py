@@ -185,7 +185,7 @@ class JointOperation:
             plan: A digest of it, and of whatever else must be equal. As long in all processes.
             describe: Returns it in words, called only if the plans differ: for each leaf its key path, a tab,
                 and what it is.
-            beside: What the primary is to know beside it. It need not be equal.
+            beside: What else the primary is to know. It need not be equal.
 
         Returns:
             At the primary, what the others say beside their plans, by index.
@@ -217,7 +217,7 @@ class JointOperation:
         raise PlansDifferError(odd[0], ("it does not say what differs",))
 
     async def begin(self, place: str, beside: bytes = b"") -> None:
-        """Tell the others that they may write, where, and something beside that. The primary's."""
+        """Tell the others that they may write, where, and something more. The primary's."""
         self._membership.has_begun = True
         said = place.encode("utf-8", "surrogateescape") + END + beside
         await self._job.calls.put(self._keys.go, GO + said)

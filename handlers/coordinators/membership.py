@@ -75,7 +75,7 @@ class Membership:
         self.has_all = False  #: whether the primary needs nothing more of the others
         self.verdict: Verdict | None = None  #: the one that holds, once it is known here
         self.decided = Event()  #: set once it is known to be a commit
-        self.ended_by: PenstockError | None = None  #: what a task beside the body has to say
+        self.ended_by: PenstockError | None = None  #: what a task next to the body has to say
 
     async def join(self) -> None:
         """Take part: the primary begins an operation, the others find it by the path.

@@ -69,7 +69,7 @@ MOST_DIFFERENCES = 20
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The end of an operation, told in one small value."""
+    """The end of an operation as one small value."""
 
     kind: VerdictKind
     process: int  #: who failed or differs; of a commit, the primary

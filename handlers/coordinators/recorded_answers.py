@@ -86,7 +86,7 @@ class RecordingStore(StoreWrapper):
 
 @final
 class AnsweredStore(StoreWrapper):
-    """A store that asks another one only for what it was not told. All else it does as that one.
+    """A store that asks another one only for what it was not given. All else it does as that one.
 
     Args:
         store: Of this process.
@@ -165,7 +165,7 @@ class _RecordedFile:
 
 @final
 class _AnsweredFile:
-    """A file that is opened only if something is read of it that was not told."""
+    """A file that is opened only if something is read of it that was not given."""
 
     __slots__ = ("_data", "_inner", "_open")
 

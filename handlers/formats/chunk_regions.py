@@ -52,7 +52,7 @@ MOST_BYTES: Final = 2**62
 @final
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """A whole chunk, raw and in C order, as it lies in a file."""
+    """A whole chunk, raw and in C order, as it is in a file."""
 
     file: str  #: absolute
     offset: int  #: of its first byte

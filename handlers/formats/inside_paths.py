@@ -33,7 +33,7 @@ class EnteredDirectories:
     """Counts how often each directory is entered, by its identity. Belongs to one walk.
 
     Args:
-        store: Where they lie.
+        store: Where they are.
     """
 
     MOST: Final = 16  #: times; a directory that is linked to under several names is entered under each

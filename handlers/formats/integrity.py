@@ -6,7 +6,7 @@ list for each of 100,000 pieces would take longer than writing the pieces. Versi
 of a piece can be of use, two more columns say what is known of its blocks; a reader that does not know them
 compares whole pieces.
 
-Beside these, and optional, since 0.1 wrote neither: the digest of every document, and what
+Besides these, and optional, since 0.1 wrote neither: the digest of every document, and what
 `_CHECKPOINT_METADATA` says, which others may rewrite.
 """
 
@@ -199,7 +199,7 @@ def columns(pieces: Sequence[tuple[int, int, int]], before: Checksums | None = N
 
 
 def columns_of(batches: Iterable[WrittenLeaves]) -> dict[str, dict[str, bytes]]:
-    """Encode where everything lies that was written, by data file."""
+    """Encode where everything is that was written, by data file."""
     many: dict[str, list[_Table]] = {}
     for batch in batches:
         _add(many, batch.written)
@@ -287,7 +287,7 @@ def encode(
     """Encode the document.
 
     Args:
-        batches: Where every piece lies.
+        batches: Where every piece is.
         digests: Of leaves, by stored name.
         documents: All others of the directory.
         about: What `_CHECKPOINT_METADATA` says, if it is among them.

@@ -69,7 +69,7 @@ class LeafTable:
     formats: Sequence[ArrayFormat | None]  #: None for leaves without array bytes and for those in `details`
     rows: Mapping[bytes, int]  #: of the keys in the index
     details: Mapping[int, object] = field(default_factory=dict[int, object])
-    """`StoredLeaf.detail`, by number, of the few leaves whose bytes lie outside zarr arrays."""
+    """`StoredLeaf.detail`, by number, of the few leaves whose bytes are outside zarr arrays."""
 
     @cached_property
     def chunk_rows(self) -> ChunkRows:
@@ -209,7 +209,7 @@ def show_key_path(keys: KeyPath, kinds: Sequence[KeyKind]) -> str:
 class KeyPathBudget:
     """Limits how many leaves a document has, and the length of their key paths together.
 
-    Each path repeats the keys above it, and each leaf takes some hundred bytes beside it, but perhaps no more
+    Each path repeats the keys above it, and each leaf takes some hundred bytes besides, but perhaps no more
     than one byte in the document. A small document could otherwise take gigabytes.
 
     Args:

@@ -72,14 +72,14 @@ _NOT_AN_ARCHIVE: Final = (
 @final
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One array, and where it lies in the archive."""
+    """One array, and where it is in the archive."""
 
     name: str  #: without `.npy`
     shape: tuple[int, ...]
     dtype: np.dtype[Any]  #: in the byte order of the archive
     in_fortran_order: bool
     offset: int  #: of the member's bytes in the archive
-    stored_nbytes: int  #: as they lie there
+    stored_nbytes: int  #: as stored
     nbytes: int  #: of the member, its header included, once it is inflated
     head_nbytes: int  #: of its header
     crc32: int  #: of the inflated bytes
@@ -88,7 +88,7 @@ class Member:
 
     @property
     def is_plain(self) -> bool:
-        """True if the array lies in the archive as it lies in memory."""
+        """True if the array is in the archive as it is in memory."""
         ordered = not self.in_fortran_order or len(self.shape) < 2
         return ordered and not self.is_deflated and self.dtype.isnative
 
@@ -137,7 +137,7 @@ def compare_plain_members(
     All other members are compared when they are read.
 
     Args:
-        store: Where the archive lies.
+        store: Where the archive is.
         path: Of the archive.
         archive: What `read_archive` found.
         each_block: Called before each MiB; may raise.
@@ -319,7 +319,7 @@ def fill_region(path: str, member: Member, region: Destination, stored: memoryvi
         path: Of the archive, for errors.
         member: What it is.
         region: Where a part of it goes, or all.
-        stored: The member's bytes, as they lie in the archive.
+        stored: The member's bytes, as they are in the archive.
 
     Raises:
         ChecksumError: If they differ from what was written.

@@ -93,7 +93,7 @@ class AdaptedHandler:
             return sum([nbytes for nbytes, _ in _one_for_each(leaves, sizes)])
 
     def read_sizes(self, leaves: Sequence[ReadLeaf]) -> Sequence[int | None]:
-        """Host bytes that restoring each leaf holds; None where that cannot be told beforehand.
+        """Host bytes that restoring each leaf holds; None where that is not known beforehand.
 
         `memory_size` was promised values, so nothing is known without a concrete `like`.
         """

@@ -268,7 +268,7 @@ def _value(
 def _sharded(leaf: ReadLeaf, plan: Placement, sharding: Sharding) -> jax.Array:
     """Make an array on several devices; its shards alias their regions where possible."""
     shape = leaf.stored.spec.shape or ()
-    if not leaf.target.regions:  # it lies on devices of other processes alone
+    if not leaf.target.regions:  # it is on devices of other processes alone
         make: Callable[..., jax.Array] = jax.make_array_from_single_device_arrays
         return make(shape, sharding, [], dtype=stored_dtype(leaf.stored))
 

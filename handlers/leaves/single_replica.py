@@ -82,7 +82,7 @@ class SingleReplica:
 
         Args:
             like: The target.
-            axis: Along which replicas lie.
+            axis: Along which replicas are.
             processes: Who takes part. An array that others have shards of is not sent.
         """
         paths, treedef = _tree.tree_flatten_with_path(like)
@@ -132,7 +132,7 @@ async def broadcast_together(
     Args:
         operation: What the processes agree by.
         arrays: What is sent, in the same order in all processes.
-        axis: Along which replicas lie.
+        axis: Along which replicas are.
         read: Returns what was read here, and of it the arrays of one replica. All call what it is given once.
         limits: How long the processes wait for each other.
         memory: What a round takes on the host is leased from it.
@@ -413,7 +413,7 @@ class ReplicaBroadcast:
     Args:
         arrays: In the same order in all processes.
         sources: The same, over the devices of the replica that was read; without those of other processes.
-        axis: Along which replicas lie.
+        axis: Along which replicas are.
     """
 
     __slots__ = ("_arrays", "_axis", "_shards", "_sources")
@@ -533,7 +533,7 @@ def _local_devices(mesh: Any) -> list[Device]:
 @final
 @dataclass(frozen=True, slots=True)
 class ReplicaAxis:
-    """The axis of a mesh along which replicas lie, and the one that is read."""
+    """The axis of a mesh along which replicas are, and the one that is read."""
 
     name: str
     primary: int = 0  #: its place along the axis

@@ -63,7 +63,7 @@ def _raise(error: PenstockError) -> NoReturn:
 
 
 def read_index(store: Store, directory: str, known: RememberedKeys | None = None) -> Index:
-    """Read all keys of the newest version of an OCDBT database, and where their values lie.
+    """Read all keys of the newest version of an OCDBT database, and where their values are.
 
     Blocks the calling thread. Uncompressed databases, such as penstock writes, are decoded here; TensorStore
     is imported only for compressed ones.
@@ -127,7 +127,7 @@ def read_leaves(
     """Read the leaves below a node, in order: the keys of each, and its values.
 
     Args:
-        database: Where they lie.
+        database: Where they are.
         root: The node. Reading ends when it has more keys than this says.
         damaged: Called with the error of each node that cannot be read, which is then passed over with all
             that is below it. By default the error is raised.
@@ -209,7 +209,7 @@ class Database:
         """Read a B+tree node, and check that its height is the one its parent records.
 
         Args:
-            reference: Where it lies.
+            reference: Where it is.
             prefix: What the nodes above hold of each key.
         """
         path = os.path.join(self._directory, reference.file.path)
@@ -305,7 +305,7 @@ _MOST_FILE_BYTES: Final = 256 * 2**20
 """A longer file is not searched for nodes: those of a million arrays take half as much."""
 
 _LOOK_BYTES: Final = 64 * 1024
-"""Where the first node begins: only metadata of arrays with some sixty axes may lie before it."""
+"""Where the first node begins: only metadata of arrays with some sixty axes may be before it."""
 
 _HEIGHT_AT: Final = 14  # of a node, in its sealed form
 _LENGTH: Final = slice(4, 12)

@@ -77,13 +77,13 @@ class EncodedIndex:
 
 @final
 class IndexPlan:
-    """The part of an uncompressed single-version OCDBT index that does not depend on where values lie.
+    """The part of an uncompressed single-version OCDBT index that does not depend on where values are.
 
     Most of the encoding is done here, once for all checkpoints of one tree.
 
     Args:
         keys: In any order; nearly sorted keys are fastest.
-        inline: The value of each key, or None if it lies in a data file.
+        inline: The value of each key, or None if it is in a data file.
         lengths: The length of each key's value, in bytes.
         max_node_bytes: Target size of a node. A node may exceed it because of its table of data files,
             because of a single large entry, or because an interior node has at least two children.
@@ -113,7 +113,7 @@ class IndexPlan:
         if not rows:
             return
 
-        # Among the keys as given, the n-th whose value lies in a data file has the n-th place.
+        # Among the keys as given, the n-th whose value is in a data file has the n-th place.
         is_placed = in_data_files(inline)
         slots, in_order = np.cumsum(is_placed) - 1, np.frombuffer(integers(rows), np.int64)
         sizes = lengths if isinstance(lengths, np.ndarray) else np.frombuffer(integers(lengths), np.int64)
@@ -132,7 +132,7 @@ class IndexPlan:
         """Encode the index. The nodes and every data file must be durable before the manifest is written.
 
         Args:
-            places: Where the values that are not inline lie, in the order in which their keys were given.
+            places: Where the values that are not inline are, in the order in which their keys were given.
             node_file: The data file that will hold the nodes, relative to the database's directory.
             node_offset: Offset of the first byte of `nodes` in that file.
             uuid: 16 bytes that identify the database.
@@ -248,7 +248,7 @@ class NodeSummary:
     nbytes: int
     n_keys: int  #: in the leaves below
     tree_bytes: int  #: bytes of this node and all nodes below
-    indirect_bytes: int  #: bytes of the values below that lie in data files
+    indirect_bytes: int  #: bytes of the values below that are in data files
 
 
 @final
@@ -287,13 +287,13 @@ class _LeafPlan:
 
 @final
 class TreePlan:
-    """The part of a tree that does not depend on where its values lie.
+    """The part of a tree that does not depend on where its values are.
 
     Args:
         keys: At least one key, in ascending order.
-        inline: The value of each key, or None if it lies in a data file.
+        inline: The value of each key, or None if it is in a data file.
         lengths: The length of each key's value, in bytes; of an inline value, its own.
-        slots: For each key whose value lies in a data file, in order: its index into the `Places`.
+        slots: For each key whose value is in a data file, in order: its index into the `Places`.
         max_node_bytes: See `encode_index`.
     """
 
@@ -333,7 +333,7 @@ class TreePlan:
         """Encode every node.
 
         Args:
-            places: Where the values that are not inline lie.
+            places: Where the values that are not inline are.
             node_file: The data file that will hold the nodes.
             node_offset: Offset of the first node in that file.
 
@@ -350,7 +350,7 @@ class TreePlan:
 
 
 def in_data_files(inline: Sequence[bytes | None]) -> npt.NDArray[np.bool_]:
-    """Return for each value whether it lies in a data file."""
+    """Return for each value whether it is in a data file."""
     parts = [np.array([value is None for value in part], np.bool_) for part in parts_of(inline)]
     return np.concatenate(parts) if parts else np.empty(0, np.bool_)
 

@@ -56,7 +56,7 @@ class LocalDataFile:
         path: Path of the file.
         io: Whether large requests bypass the page cache; "auto" decides by the type of the file system.
         arena: Lends aligned buffers; shared by the files of a store.
-        synced: Told of the file once it is synced.
+        synced: Called with the file once it is synced.
         create: Whether it must not exist yet; otherwise another process has made it.
     """
 
@@ -119,7 +119,7 @@ class LocalDataFile:
         """Write all buffers in full, one after another, beginning at `offset`.
 
         Args:
-            offset: Bytes from the beginning of the file; may lie past its end.
+            offset: Bytes from the beginning of the file; may be past its end.
             buffers: Contiguous, of any item type, in any number.
 
         Raises:

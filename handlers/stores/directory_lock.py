@@ -114,7 +114,7 @@ class DirectoryHold(Hold):
         return False
 
     def identity_of(self, relative: str, path: str) -> Identity:
-        """Return the identity of an entry in the directory, wherever that lies; of itself if empty.
+        """Return the identity of an entry in the directory, wherever that is; of itself if empty.
 
         Raises:
             BuildChangedError: If the entry is not there, or a file that this process made in the directory.
@@ -208,13 +208,13 @@ class DirectoryHolds:
         If it fails, nothing is left there.
 
         Raises:
-            InUseError: If something lies at `path`, or another one was faster.
+            InUseError: If something is at `path`, or another one was faster.
         """
         hold = self._alone[path] = _make_held(path, self._system)
         return hold
 
     def lies_at(self, path: str) -> bool:
-        """True if the directory that is held under `path` lies there still, if there is one."""
+        """True if the directory that is held under `path` is there still, if there is one."""
         hold = self._alone.get(path)
         return hold is None or hold.lies_at(path)
 
@@ -263,7 +263,7 @@ class DirectoryHolds:
         return hold if hold is not None and hold.is_held else None
 
     def note_written(self, path: str) -> None:
-        """Note that this process has made a file, if it lies in a directory that is held."""
+        """Note that this process has made a file, if it is in a directory that is held."""
         for hold, within in self._around(path):
             hold.written.add(within)
 
@@ -287,7 +287,7 @@ class DirectoryHolds:
 
 
 def identity_at(path: str) -> Identity | None:
-    """Return the identity of what lies at a path, of a link that of the link; None if nothing does.
+    """Return the identity of what is at a path, of a link that of the link; None if nothing is.
 
     Raises:
         StorageError: If the medium refuses.
@@ -302,7 +302,7 @@ def identity_at(path: str) -> Identity | None:
 
 
 def first_name(path: str) -> str:
-    """Return the name under which a directory lies until it is held and has the name `path`."""
+    """Return the name under which a directory is until it is held and has the name `path`."""
     return path + _NOT_HELD
 
 
@@ -344,7 +344,7 @@ def _hold_beside(beside: str, path: str, system: FileSystem) -> DirectoryHold:
 
     Raises:
         InUseError: If somebody else holds it, or has removed it.
-        StorageError: If the medium refuses, or something lies in it.
+        StorageError: If the medium refuses, or something is in it.
     """
     is_made = True
     try:
@@ -381,7 +381,7 @@ def _hold_beside(beside: str, path: str, system: FileSystem) -> DirectoryHold:
 def _make_empty(path: str) -> None:
     """Empty a directory that is held. After a power loss it is there again with what was built in it.
 
-    Its later name is not synced, and what lies in it is. Under a name that is not ours, files are refused.
+    Its later name is not synced, and what is in it is. Under a name that is not ours, files are refused.
     """
     with translated("list", path):
         names = os.listdir(path)
@@ -419,7 +419,7 @@ _SUFFIX: Final = ".penstock-claim"
 
 
 def claim_name(path: str) -> Claim:
-    """Claim what lies at a path, by the file `.<name>.penstock-claim` beside it; see `Claim`.
+    """Claim what is at a path, by the file `.<name>.penstock-claim` next to it; see `Claim`.
 
     Raises:
         InUseError: If somebody else claims it.

@@ -51,7 +51,7 @@ Links: TypeAlias = Literal["inside", "any"]
 def check_links(root: str, directory: str) -> None:
     """Refuse symbolic links at and below `directory` that lead out of `root`. Blocking; opens no file.
 
-    In the cache of the Hugging Face hub, all files of a snapshot are links to the `blobs` beside it: these
+    In the cache of the Hugging Face hub, all files of a snapshot are links to the `blobs` next to it: these
     are allowed.
 
     Args:
@@ -93,7 +93,7 @@ class Build:
     """The state of one save's build: the claim in its `BuildToken`."""
 
     published: Identity | None = None  #: what was published; None if nothing was yet
-    replaced: str = ""  #: where what the save replaced lies; empty if it is removed, or nothing was replaced
+    replaced: str = ""  #: where what the save replaced is; empty if it is removed, or nothing was replaced
     replaced_identity: Identity | None = None  #: what lay there when it had been replaced
 
 
@@ -236,7 +236,7 @@ class LocalStore(Directories, SystemFiles):
         """Create the directory at `path`, locked before it is seen, and its missing parents, durably.
 
         Raises:
-            InUseError: If something lies there.
+            InUseError: If something is there.
         """
         self.make_directory(os.path.dirname(path))
         return self._holds.make(path)
@@ -346,7 +346,7 @@ class LocalStore(Directories, SystemFiles):
         """Return `beside` as the place to build: a name on the same file system, later renamed to `final`.
 
         Creates and locks nothing; the caller must hold the place while it builds there. A symbolic link that
-        lies there is removed: nobody builds in one, and it would be in the way.
+        is there is removed: nobody builds in one, and it would be in the way.
         """
         with suppress(OSError):
             if os.path.islink(beside):
@@ -418,7 +418,7 @@ class LocalStore(Directories, SystemFiles):
         if token.file is None:
             self.remove_tree(build.replaced)
         else:
-            # It is beside the place, if the two could not be swapped in one step.
+            # It is next to the place, if the two could not be swapped in one step.
             with translated("remove", build.replaced), suppress(FileNotFoundError):
                 os.unlink(build.replaced)
 
@@ -457,7 +457,7 @@ class LocalStore(Directories, SystemFiles):
             problem: What another program did.
             build: Of the save.
             final: The path.
-            swap: Whether what lies there now came from where the save was built, and may go back there. Else
+            swap: Whether what is there now came from where the save was built, and may go back there. Else
                 it stays, and what was replaced gets a name that nobody removes.
         """
         older, build.replaced = build.replaced, ""

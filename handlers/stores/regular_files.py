@@ -64,7 +64,7 @@ _NO_HOLES_KNOWN: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS
 
 
 def open_regular(path: str) -> tuple[int, int]:
-    """Open a file for reading, without ever waiting for what lies there.
+    """Open a file for reading, without ever waiting for what is there.
 
     Returns:
         The descriptor, which no child process inherits, and the length of the file in bytes.
@@ -243,7 +243,7 @@ def replace_whole(path: str, data: bytes, *, new: bool = False, synced: SyncedFi
         path: Path of the file.
         data: Its whole content.
         new: Whether it is an error if the file exists.
-        synced: Told of the file once it is synced.
+        synced: Called with the file once it is synced.
 
     Raises:
         StorageError: If the medium refuses.

@@ -57,7 +57,7 @@ _ENDED: Final = frozenset({"Z", "X"})
 @final
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process, so that it is told from every other one, also on another machine or after a restart.
+    """A process, so that it differs from every other one, also on another machine or after a restart.
 
     What cannot be found out is empty.
     """
@@ -101,7 +101,7 @@ class ProcessIdentity:
         return cls(**{name: members[name] for name in kinds})
 
     def encode(self, **more: str) -> bytes:
-        """Return it as JSON, with other members beside it."""
+        """Return it as JSON, with other members added."""
         return json.dumps(asdict(self) | more).encode()
 
     def __str__(self) -> str:

@@ -33,7 +33,7 @@ in a pool for each thread: hundreds of megabytes that nobody has leased."""
 def anonymous_memory(nbytes: int, *, huge_pages: bool = False) -> memoryview:
     """Return `nbytes` of zeroed memory that begins on a page; it goes back to the system with its last view.
 
-    A mapping waits while other threads touch fresh memory beside it for the first time, which took up to
+    A mapping waits while other threads touch fresh memory for the first time, which took up to
     90 ms here. The call of the `mmap` module keeps the interpreter locked all the while, and so stops
     the event loop; a foreign call does not.
 

@@ -387,7 +387,7 @@ class LimitSharing:
     Args:
         memory: What is shared. Nothing is done if its limit is a number.
         count: How they are counted; None if there is one process.
-        events: Told of each change.
+        events: Called with each change.
         domain: What tells the host, or the control group that bounds them together. Blocking.
     """
 

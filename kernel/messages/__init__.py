@@ -15,7 +15,7 @@ writes into files of its own is `Pending`. `StagedBatch.parts` and `StagedBatch.
 `Piece`s, so that a stage which changes leaves need not know how they travel. `encode`, which is there if
 leaves have a codec, makes encoded pieces of plain ones. `limit_bytes` adds the leases on bytes that are
 on their way to storage. `write` writes them, gives back the leases and gives `WrittenBatch`es, which say
-where everything lies, with its checksum. `commit` compares what was written with the plan, leaf by leaf,
+where everything is, with its checksum. `commit` compares what was written with the plan, leaf by leaf,
 and writes the documents: `Committed`. `finalize` publishes the checkpoint: `Published`.
 
 **Restore.** `RestoreRequest` says which checkpoint is wanted, and as what. `locate` reads the documents

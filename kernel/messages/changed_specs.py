@@ -69,7 +69,7 @@ def resolved_spec(spec: LeafSpec, change: SpecChange) -> LeafSpec:
 def place_of(
     before: LeafSpec, after: LeafSpec, chunk: tuple[int, ...], start: int, nbytes: int, key_path: str
 ) -> tuple[tuple[int, ...], int, int]:
-    """Return where a part of a leaf lies after the leaf has changed.
+    """Return where a part of a leaf is after the leaf has changed.
 
     Args:
         before: The leaf before the change.

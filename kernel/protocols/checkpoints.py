@@ -118,7 +118,7 @@ class PackedCheckpoint(Capability, Protocol):
     """A `StoredCheckpoint` that can locate many small leaves at once."""
 
     def whole_chunks(self, numbers: Sequence[int]) -> WholeChunks:
-        """Return where leaves of one raw chunk each lie.
+        """Return where leaves of one raw chunk each are.
 
         Args:
             numbers: Places in `leaves`.
@@ -188,7 +188,7 @@ class StoredCheckpoint(Protocol):
         ...
 
     def parts(self, numbers: Sequence[int], leaves: Sequence[int]) -> Sequence[Sequence[Written]]:
-        """Return where the bytes of some leaves lie, as recorded when they were written.
+        """Return where the bytes of some leaves are, as recorded when they were written.
 
         Args:
             numbers: Places in `leaves`, the leaves of this checkpoint.
@@ -196,7 +196,7 @@ class StoredCheckpoint(Protocol):
 
         Returns:
             For each leaf parts that tile every chunk, as plain bytes with known checksums, in files named
-            from `directory`; nothing if the leaf lies in any other way. Chunks that another process has on a
+            from `directory`; nothing if the leaf is in any other way. Chunks that another process has on a
             disk of its own are left out.
 
         Raises:

@@ -103,16 +103,16 @@ class Operation(Protocol):
         """Say what this process is asked to do; the primary waits for all, and compares.
 
         Returns:
-            At the primary, what the others say beside that, by index.
+            At the primary, what else the others say, by index.
         """
         ...
 
     async def begin(self, place: str, beside: bytes = b"") -> None:
-        """Tell the others where to write, and something beside that. The primary's."""
+        """Tell the others where to write, and something more. The primary's."""
         ...
 
     async def wait_begun(self, plan: bytes, describe: Callable[[], Sequence[str]]) -> tuple[str, bytes]:
-        """Return where to write, and what the primary says beside that. For the others."""
+        """Return where to write, and what else the primary says. For the others."""
         ...
 
     async def meet(self, where: str) -> None:

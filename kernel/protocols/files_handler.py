@@ -68,7 +68,7 @@ class FilesHandler(Capability, Protocol):
         ...
 
     async def load(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
-        """Read the values of leaves that lie in one directory, in order."""
+        """Read the values of leaves that are in one directory, in order."""
         ...
 
     def finalizing(self, directory: str, threads: Threads, place: object = None) -> Background:

@@ -113,7 +113,7 @@ class Layout(CheckpointFinder, Protocol):
     ) -> Iterable[Document]:
         """Make every document of a checkpoint, in the order in which they must become durable.
 
-        Array bytes lie where `batches` say. The last document is the commit mark. The `digests`, by stored
+        Array bytes are where `batches` say. The last document is the commit mark. The `digests`, by stored
         name, are stored with the checkpoint. Documents `beside` its own were written already, named from the
         checkpoint; they are only recorded.
 
@@ -141,7 +141,7 @@ class Arrangement:
 
     heads: tuple[Document, ...]  #: what each data file begins with, of the final length
     places: tuple[Place | None, ...]  #: of each leaf, whole and in C order; None if it has no array bytes
-    documents: tuple[Document, ...] = ()  #: what lies beside the data files
+    documents: tuple[Document, ...] = ()  #: what is next to the data files
 
 
 class WrittenRange(NamedTuple):
@@ -243,7 +243,7 @@ class FormattedLayout(Capability, Protocol):
     def chunk_file(self, name: str, chunk: tuple[int, ...]) -> str | None:
         """The file that a chunk of the leaf with this stored name must have to itself, in a tree's directory.
 
-        None for all chunks if they may lie in any data files, together.
+        None for all chunks if they may be in any data files, together.
         """
         ...
 
@@ -281,7 +281,7 @@ class ItemsLayout(Capability, Protocol):
 
     @property
     def only_folder(self) -> str | None:
-        """The directory, relative to the checkpoint, of all leaves; None if they lie in several."""
+        """The directory, relative to the checkpoint, of all leaves; None if they are in several."""
         ...
 
     def folder(self, leaf: Leaf) -> str:

@@ -77,8 +77,8 @@ class ParamInfo:
     """Where it is to be recorded: of each node on the way, root first, and of the leaf itself, `tuple`,
     or module and class of a named tuple, as in `optax:EmptyState`, or nothing."""
     own_from: int | None = field(default=None, compare=False, repr=False)
-    """How many keys lead to the value that each process has for itself and that this leaf lies in; None if
-    it lies in none. Where there are several processes, the next key names one of them."""
+    """How many keys lead to the value that each process has for itself and that this leaf is in; None if
+    it is in none. Where there are several processes, the next key names one of them."""
     name: str = field(init=False, compare=False, repr=False)
     """The stored name: the keys joined by dots, with no escaping."""
 

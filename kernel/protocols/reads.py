@@ -133,7 +133,7 @@ class DirectRead:
 
     @property
     def scratch_nbytes(self) -> int:
-        """Host bytes beside the destination: none."""
+        """Host bytes next to the destination: none."""
         return 0
 
 
@@ -159,11 +159,11 @@ class ScatterRead:
     scatter: Callable[[memoryview], None]  #: blocking; copies out of the buffer it is given
     crc32c: int | None = None  #: of these bytes as they were written, if that is known
     opaque: OpaqueChunk | None = None  #: set if `scatter` needs bytes other than those stored
-    decoded_nbytes: int = 0  #: host bytes that `scatter` holds beside the buffer, to decode it
+    decoded_nbytes: int = 0  #: host bytes that `scatter` holds next to the buffer, to decode it
 
     @property
     def scratch_nbytes(self) -> int:
-        """Host bytes beside the destination."""
+        """Host bytes next to the destination."""
         return self.nbytes + self.decoded_nbytes
 
 
@@ -242,7 +242,7 @@ class CheckedRead:
 
     @property
     def scratch_nbytes(self) -> int:
-        """Host bytes beside the destination: a block, and the longest part that is scattered."""
+        """Host bytes next to the destination: a block, and the longest part that is scattered."""
         if self.is_short:
             return self.nbytes
 
@@ -267,7 +267,7 @@ class CheckedRead:
     def differs(self, crc32c: int) -> bool:
         """Say whether bytes with this checksum are not those that were written.
 
-        Of a segment that is known only once all segments were read: whoever asks last is told.
+        Of a segment that is known only once all segments were read: the last one to ask is answered.
         """
         if self.segment is None:
             return crc32c != self.crc32c
@@ -317,7 +317,7 @@ class DriverRead:
 
     @property
     def scratch_nbytes(self) -> int:
-        """Host bytes beside the destination: what the driver decodes."""
+        """Host bytes next to the destination: what the driver decodes."""
         return max(self.nbytes, self.decoded_nbytes)
 
 
@@ -377,7 +377,7 @@ class SharedRead:
 
     @property
     def scratch_nbytes(self) -> int:
-        """Host bytes beside the buffer: none."""
+        """Host bytes next to the buffer: none."""
         return 0
 
     def part(self, numbers: Sequence[int]) -> SharedRead:
@@ -435,7 +435,7 @@ def share_checks(groups: Sequence[Sequence[Read]]) -> list[tuple[Read, ...]]:
         groups: The reads of each part of one value, to be performed in any order.
 
     Returns:
-        The same groups. What nobody keeps of a range is read once, with the segment that it lies in.
+        The same groups. What nobody keeps of a range is read once, with the segment that it is in.
     """
     found = [list(group) for group in groups]
     users: dict[tuple[str, int, int, int], list[tuple[int, int]]] = {}

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeGuard, cast, final
 from penstock.kernel.codecs import AUTO, check_codec
 from penstock.kernel.errors import ConfigError, SpecError
 
-_WORDS: Final = ("none", AUTO)  # beside the codecs that there are
+_WORDS: Final = ("none", AUTO)  # next to the codecs that there are
 _LEAST: Final[Mapping[str, int]] = {
     "chunk_byte_size": 1,
     "ocdbt_target_data_file_size": 0,
@@ -30,7 +30,7 @@ class SaveFormat:
     """`[format]`: how arrays are stored. Every combination is read by Orbax 0.12, v0 and v1, and by penstock.
 
     Attributes:
-        ocdbt: Whether all arrays lie in one OCDBT database, instead of a directory for each array.
+        ocdbt: Whether all arrays are in one OCDBT database, instead of a directory for each array.
         zarr: The version of the zarr format.
         codec: `"none"`, `"zstd"`, `"zstd:<level>"` with a level from 1 to 22, the codec of a plug-in, or
             `"auto"`: zstd for each leaf whose bytes are found to compress well. Shards below 16 KiB are

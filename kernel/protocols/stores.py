@@ -160,7 +160,7 @@ class BuildToken:
 
 @runtime_checkable
 class WholeWrites(Capability, Protocol):
-    """A `DataFile` that takes all of its bytes at once from where they lie. Any other gathers them first."""
+    """A `DataFile` that takes all of its bytes at once from where they are. Any other gathers them first."""
 
     def write_whole(self, buffer: memoryview) -> None:
         """Write the whole file, durably. Nothing else was or will be written to it.
@@ -223,7 +223,7 @@ class Hold(ABC):
         """Give it up. Idempotent; never fails."""
 
     def lies_at(self, path: str) -> bool:
-        """True if what is held lies at `path`, as far as can be known. Blocking."""
+        """True if what is held is at `path`, as far as can be known. Blocking."""
         return True
 
     def confirm(self) -> None:  # noqa: B027 - a default
@@ -246,13 +246,13 @@ class NoHold(Hold):
 
 
 class Store(ABC):
-    """Where checkpoints lie. All methods block and are called from worker threads.
+    """Where checkpoints are. All methods block and are called from worker threads.
 
     The abstract ones are what every store has to say. The others have a default that holds for any store, and
     a store overrides what it can do better.
 
     Paths are absolute, with slashes. Every failure is a `StorageError` that names the path; where
-    nothing lies at a path, its `errno` is `ENOENT`. Methods may be called by several threads at once.
+    nothing is at a path, its `errno` is `ENOENT`. Methods may be called by several threads at once.
 
     An object store has no directories: there `make_directory` and `sync_directory` do nothing, and a
     published prefix is a directory.
@@ -262,7 +262,7 @@ class Store(ABC):
 
     @abstractmethod
     def kind(self, path: str) -> Literal["file", "directory"] | None:
-        """Return what lies at `path`; None if nothing does. Before `publish`, nothing lies at `final`."""
+        """Return what is at `path`; None if nothing is. Before `publish`, nothing is at `final`."""
 
     @abstractmethod
     def size(self, path: str) -> int:
@@ -270,7 +270,7 @@ class Store(ABC):
 
     @abstractmethod
     def identity(self, path: str) -> object:
-        """Return a value that differs once something else lies at `path`; None if nothing does.
+        """Return a value that differs once something else is at `path`; None if nothing is.
 
         What was built keeps its identity when it is published.
         """
@@ -327,7 +327,7 @@ class Store(ABC):
 
     @abstractmethod
     def create_data_file(self, path: str) -> DataFile:
-        """Create a file at `path`, where nothing lies yet, for writing at chosen offsets."""
+        """Create a file at `path`, where nothing is yet, for writing at chosen offsets."""
 
     @abstractmethod
     def open_data_file(self, path: str) -> ReadableFile:
@@ -349,7 +349,7 @@ class Store(ABC):
         Raises:
             InUseError: If another save is building there. A store of `Directories` need not look: the caller
                 holds the place.
-            StorageError: With `errno.EEXIST` if something lies at `final` and nothing can be built beside it.
+            StorageError: With `errno.EEXIST` if something is at `final` and nothing can be built next to it.
         """
 
     @abstractmethod
@@ -359,8 +359,8 @@ class Store(ABC):
         The publication itself is durable when `sync_directory` of the directory above has returned.
 
         Raises:
-            StorageError: With `errno.EEXIST` if something lies at `final`. Nothing has changed then.
-            BuildChangedError: If another program moved what was built, or what lies at `final` now is
+            StorageError: With `errno.EEXIST` if something is at `final`. Nothing has changed then.
+            BuildChangedError: If another program moved what was built, or what is at `final` now is
                 something else.
         """
 
@@ -548,21 +548,21 @@ class Directories(Store):
         """Rename a directory or a file in one step.
 
         Raises:
-            StorageError: With `errno.EEXIST` if something lies at the destination.
+            StorageError: With `errno.EEXIST` if something is at the destination.
         """
 
     @abstractmethod
     def exchange(self, token: BuildToken) -> str | None:
-        """Publish as `Store.publish` does, swapping the build place with what lies at `final`.
+        """Publish as `Store.publish` does, swapping the build place with what is at `final`.
 
         In one step, so that `final` is never absent. The caller holds what is replaced until `Store.discard`
         has removed it.
 
         Returns:
-            Where what was replaced lies until then; None for the place where the new one was built.
+            Where what was replaced is until then; None for the place where the new one was built.
 
         Raises:
-            BuildChangedError: If what lies at `final` now is not what was built.
+            BuildChangedError: If what is at `final` now is not what was built.
         """
 
     @abstractmethod
@@ -576,7 +576,7 @@ class Directories(Store):
         fails, nothing is left at `path`.
 
         Raises:
-            InUseError: If something lies there already. If several create it at once, one succeeds.
+            InUseError: If something is there already. If several create it at once, one succeeds.
         """
 
     @abstractmethod
@@ -640,7 +640,7 @@ class ObjectStore(Store):
 
     @abstractmethod
     def is_unmarked(self, path: str) -> bool:
-        """True if something lies at `path` that is no checkpoint, holds none, and that no save claims."""
+        """True if something is at `path` that is no checkpoint, holds none, and that no save claims."""
 
     @abstractmethod
     def collect(

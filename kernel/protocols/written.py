@@ -32,7 +32,7 @@ COLUMNS: Final = ("leaf", "chunk", "start", "file", "offset", "nbytes", "crc32c"
 STAGE_RECORD: Final = "_PENSTOCK_STAGES"
 """The document that says what stages did to leaves: ours, beside a layout's own, and ignored by Orbax."""
 DISK_MARK: Final = "_PENSTOCK_DISK"
-"""The document that says which part of what a job saved lies on a disk of one process; ours, too."""
+"""The document that says which part of what a job saved is on a disk of one process; ours, too."""
 
 
 @dataclass(frozen=True, slots=True)

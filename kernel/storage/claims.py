@@ -43,13 +43,13 @@ class ClaimFiles(Protocol):
 
 @final
 class Claim(Hold):
-    """The sole right to what lies at a path: a file beside it, which says whose it is. Blocking.
+    """The sole right to what is at a path: a file next to it, which says whose it is. Blocking.
 
     A claim whose process has ended is broken. One that cannot be judged, since its process is of another
     machine or container, holds until somebody removes the file; the error names it.
 
     Args:
-        files: Where it lies.
+        files: Where it is.
         file: Its path; the directory above exists.
         path: What is claimed, for errors.
 
@@ -98,7 +98,7 @@ def check_unclaimed(files: ClaimFiles, file: str, path: str) -> None:
     only one of several removes it, and nobody removes the claim that follows.
 
     Args:
-        files: Where the claim lies.
+        files: Where the claim is.
         file: Its path.
         path: What is claimed.
 
@@ -142,7 +142,7 @@ class StoreClaimFiles:
     """Claims in any store: each is a directory with one file, since a store removes only directories.
 
     Args:
-        store: Where they lie.
+        store: Where they are.
     """
 
     __slots__ = ("_store",)
@@ -174,5 +174,5 @@ class StoreClaimFiles:
         try:
             self._store.remove_tree(file)
         except StorageError as error:
-            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:  # the next claim lies there already
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:  # the next claim is there already
                 raise

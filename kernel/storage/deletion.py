@@ -29,7 +29,7 @@ def delete_checkpoint(
     store `remove_tree` first removes what makes it a checkpoint. It is held until it is removed.
 
     Args:
-        store: Where it lies.
+        store: Where it is.
         path: Of the checkpoint.
         hidden: The name to hide it under. Anything already there is left from an earlier deletion.
         is_wanted: Asked once it is held, before the first step; if it says no, nothing is done.
@@ -69,7 +69,7 @@ def delete_file(store: Store, path: str, hidden: str) -> None:
     nothing is deleted, and none begins until the file is gone.
 
     Args:
-        store: Where it lies.
+        store: Where it is.
         path: Of the file.
         hidden: The directory in which a save to `path` builds. On a store with renames the file is moved
             there, and removed with it.
@@ -101,10 +101,10 @@ def delete_file(store: Store, path: str, hidden: str) -> None:
 def move_checkpoint(
     store: Store, path: str, destination: str, *, is_wanted: Callable[[], bool] = lambda: True
 ) -> StorageError | None:
-    """Move the checkpoint at `path`, in one step, over whatever lies at `destination`. Blocking.
+    """Move the checkpoint at `path`, in one step, over whatever is at `destination`. Blocking.
 
     Args:
-        store: Where it lies.
+        store: Where it is.
         path: Of the checkpoint.
         destination: Its new path.
         is_wanted: Asked once it is held, before it is moved; if it says no, it is not.
@@ -114,7 +114,7 @@ def move_checkpoint(
 
     Raises:
         UnsupportedByStoreError: If the store cannot rename.
-        InUseError: If it is being read or built, or what lies at `destination` is.
+        InUseError: If it is being read or built, or what is at `destination` is.
         StorageError: If the medium refuses. The checkpoint is still there.
     """
     if (directories := store.directories) is None:

@@ -46,7 +46,7 @@ def is_at_work(store: Store, path: str) -> bool:
 async def hold_for_reading(store: Store, threads: Threads, path: str) -> AsyncGenerator[None]:
     """Hold the directory at `path` against deletion, in a store that can.
 
-    Never fails because of `path`: if nothing lies there, the following read reports it.
+    Never fails because of `path`: if nothing is there, the following read reports it.
     """
     held = await take_hold(store, threads, path)
     try:
@@ -61,7 +61,7 @@ async def take_hold(
     """Hold the directory at `path` until the result is released, by default as `hold_for_reading` does.
 
     Args:
-        store: Where it lies.
+        store: Where it is.
         threads: For blocking calls.
         path: The directory.
         hold: What takes another hold; what it raises in the end is raised.

@@ -34,7 +34,7 @@ class JoinedWorkspace:
     The primary checks the destination, makes the place, publishes it and removes it.
 
     Args:
-        store: Where the checkpoint will lie.
+        store: Where the checkpoint will be.
         threads: For the store's blocking calls.
         final: The checkpoint's own absolute path.
     """
@@ -125,7 +125,7 @@ class JoinedWorkspace:
                 self._made.add(directory)
 
     def make_directory(self, relative: str) -> None:
-        """Make a directory of the checkpoint, with those that it lies in. Blocking.
+        """Make a directory of the checkpoint, with those that it is in. Blocking.
 
         Raises:
             StorageError: If the store refuses, or the primary has removed the place.
@@ -141,8 +141,8 @@ class JoinedWorkspace:
     async def take_back(self) -> bool:
         """Take the place away from the primary, which is silent; return whether it can publish no more.
 
-        It publishes by a rename of what lies in the place. So whoever renames first decides, without a word
-        to anybody: this, or the primary when it wakes. What was taken lies where the next save removes it,
+        It publishes by a rename of what is in the place. So whoever renames first decides, without a word
+        to anybody: this, or the primary when it wakes. What was taken is where the next save removes it,
         and the hold of the primary is on that, so it is in nobody's way. An `ObjectStore` has another
         way.
 

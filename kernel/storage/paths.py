@@ -43,7 +43,7 @@ def bucket_of(path: str) -> tuple[str, str] | None:
 
 
 def is_whole_bucket(path: str) -> bool:
-    """True if what `path_or_url` returned names a bucket alone, which lies in nothing."""
+    """True if what `path_or_url` returned names a bucket alone, which is in nothing."""
     found = bucket_of(path)
     return found is not None and path == "://".join(found)
 
@@ -65,7 +65,7 @@ def path_to_save_to(path: str | os.PathLike[str]) -> str:
     """Return what `path_or_url` does, for a new checkpoint.
 
     Raises:
-        PathError: As `path_or_url`; and if it is a bucket, which holds what says who saves beside it.
+        PathError: As `path_or_url`; and if it is a bucket, which holds what says who saves next to it.
     """
     found = path_or_url(path)
     if is_whole_bucket(found):

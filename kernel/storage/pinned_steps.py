@@ -1,4 +1,4 @@
-"""The steps that a manager has pinned, told to `penstock ls` for as long as the manager is open."""
+"""The steps that a manager has pinned, for `penstock ls` to show for as long as the manager is open."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _MOST_BYTES: Final = 2**20
 class PinnedSteps:
     """Steps that stay, whatever a policy says. Changed in the event loop.
 
-    They are told in a file of the directory that the writer of a root holds: it goes when the manager does,
+    They are listed in a file of the directory that the writer of a root holds: it goes when the manager does,
     and after a crash nobody holds it. On a store without such directories they are not told. A medium that
     does not answer keeps nobody waiting.
 
     Args:
-        store: Where the root lies.
+        store: Where the root is.
         root: Of the steps.
         events: For what could not be written.
         is_told: Whether this process holds the root now, and tells of it.

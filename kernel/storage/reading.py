@@ -1,7 +1,7 @@
-"""Reading what lies at a path from one state of it, although it may be replaced meanwhile.
+"""Reading what is at a path from one state of it, although it may be replaced meanwhile.
 
 Savers overwrite a checkpoint by exchanging it for another one, and readers are never locked out. So whoever
-reads compares at the end whether the same still lies there. Restores do it by this, and so does every tool.
+reads compares at the end whether the same still is there. Restores do it by this, and so does every tool.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_READS: Final = 10
 
 @final
 class Reading:
-    """One attempt to read what lies at a path.
+    """One attempt to read what is at a path.
 
     Attributes:
         store: To read from: the one where it is, or what that learnt of it at once.
@@ -49,7 +49,7 @@ class Reading:
         self.has_ended = False
 
     async def check(self, because_of: PenstockError | None = None) -> None:
-        """Raise if something else lies at the path by now.
+        """Raise if something else is at the path by now.
 
         Raises:
             ReplacedError: Then. What was read so far may be of either state.
@@ -77,10 +77,10 @@ async def reading(
     views: Views | None = None,
     shared: SharedReads | None = None,
 ) -> AsyncGenerator[Reading]:
-    """Hold what lies at `path`, and compare at the end of the block whether it is still there.
+    """Hold what is at `path`, and compare at the end of the block whether it is still there.
 
     Args:
-        store: Where it lies.
+        store: Where it is.
         threads: For blocking calls.
         path: A file or a directory.
         hold: How it is held; by default against deletion, where that can be had, and without it elsewhere.
@@ -122,12 +122,12 @@ async def read_unchanged(
     views: Views | None = None,
     shared: SharedReads | None = None,
 ) -> T:
-    """Return the result of `read`, which is called again if what lies at `path` was replaced meanwhile.
+    """Return the result of `read`, which is called again if what is at `path` was replaced meanwhile.
 
     So no result mixes two checkpoints. While it reads, no penstock on this machine deletes what is there.
 
     Args:
-        store: Where it lies.
+        store: Where it is.
         threads: For blocking calls.
         path: A file or a directory.
         read: Has no effects before it calls `Reading.end`, which whatever publishes must do.

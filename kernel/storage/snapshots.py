@@ -53,7 +53,7 @@ class Views:
         """Yield what to read the checkpoint at `path` from: a snapshot if the store makes some, or the store.
 
         Args:
-            store: Where it lies.
+            store: Where it is.
             threads: For blocking calls.
             path: Of the checkpoint.
             shared: How the processes of a job give each other what they read; None if each reads itself.
@@ -167,7 +167,7 @@ async def _snapshot(store: ObjectStore, threads: Threads, path: str) -> Store:
     except (ThrottledError, UnreachableError):
         raise
     except StorageError:
-        pass  # it went meanwhile, or may not be listed: whoever reads it will be told what is wrong
+        pass  # it went meanwhile, or may not be listed: a read of it says what is wrong
 
     return store
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 Overwrite: TypeAlias = bool | Literal["delete-first"]
-"""Whether what lies at a path may be replaced, and whether it may be deleted before the new one is there."""
+"""Whether what is at a path may be replaced, and whether it may be deleted before the new one is there."""
 
 _ADVICE: Final = 'overwrite="delete-first" deletes it and then saves; until that ends, nothing is there'
 
@@ -45,7 +45,7 @@ _UNMARKED: Final = (
 
 
 def how_to_replace(store: Store) -> str:
-    """Say what makes a save replace what lies in a store."""
+    """Say what makes a save replace what is in a store."""
     return _ADVICE if store.directories is None else REPLACED_AT_ONCE
 
 
@@ -56,9 +56,9 @@ def make_name_durable(store: Store, path: str, older: str | None = None) -> None
     is at the path after a power loss. `remove_abandoned` deletes the older one only once the name is durable.
 
     Args:
-        store: Where it lies.
+        store: Where it is.
         path: Of the checkpoint.
-        older: Where the one lies that it replaced, if it did.
+        older: Where the one is that it replaced, if it did.
 
     Raises:
         NotDurableError: If the medium refuses. The checkpoint can be restored.
@@ -89,7 +89,7 @@ class Workspace:
     removes only what it holds: of several saves to one path, one at a time builds, the others are refused.
 
     Args:
-        store: Where the checkpoint will lie.
+        store: Where the checkpoint will be.
         threads: For the store's blocking calls.
         final: The checkpoint's own absolute path.
         temporary: A path beside `final` that the store may use as the place to build. If it is `final`
@@ -221,7 +221,7 @@ class Workspace:
                 self._made.add(directory)
 
     def make_directory(self, relative: str) -> None:
-        """Make a directory of the checkpoint, with those that it lies in. Blocking.
+        """Make a directory of the checkpoint, with those that it is in. Blocking.
 
         Raises:
             StorageError: If the store refuses; or if other processes gave the save up and took the place.
@@ -382,10 +382,10 @@ class Workspace:
             self.left_behind = error
 
     def _publish(self, token: BuildToken) -> str | None:
-        """Publish, waiting for a brief hold of what lies there.
+        """Publish, waiting for a brief hold of what is there.
 
         Returns:
-            Where what was replaced lies; None if nothing was.
+            Where what was replaced is; None if nothing was.
         """
         directories = self._store.directories
         for wait_s in (*BRIEF_WAITS_S, None):
@@ -418,7 +418,7 @@ class Workspace:
         raise AssertionError("the last attempt returns or raises")
 
     def _exchange(self, directories: Directories, token: BuildToken) -> str:
-        if self._file is not None:  # the old one comes to lie in the place, which is held
+        if self._file is not None:  # the old one comes to be in the place, which is held
             return directories.exchange(token) or token.built
 
         # Held as by a reader, so that readers do not matter: they notice that they were overtaken. Those who

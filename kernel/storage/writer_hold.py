@@ -36,7 +36,7 @@ class WriterHold:
     and another program may have removed its directory since.
 
     Args:
-        store: Where `root` lies.
+        store: Where `root` is.
         root: A directory.
     """
 

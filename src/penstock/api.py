@@ -212,7 +212,7 @@ async def metadata(path: Path, *, item: str | None = None) -> CheckpointMetadata
 
 
 async def verify(path: Path, *, item: str | None = None) -> VerifyReport:
-    """Compare all that lies at and below `path`, at rest, with the checksums that were recorded of it.
+    """Compare all that is at and below `path`, at rest, with the checksums that were recorded of it.
 
     Args:
         path: A checkpoint, an item of one, a directory of steps, or a folder of these: every step and every

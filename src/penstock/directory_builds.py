@@ -1,7 +1,7 @@
 """A checkpoint whose files handlers write, and no stages of a pipeline: one directory, published in one step.
 
 `DirectoryBuild` is such a save of one process, `JointBuild` one of all processes of a job, and
-`SharedDirectory` a directory that the latter fill. Each is built beside its place and published in one step,
+`SharedDirectory` a directory that the latter fill. Each is built next to its place and published in one step,
 with the documents and digests of a checkpoint; or nothing of it stays.
 """
 

@@ -1,4 +1,4 @@
-"""All that a face over penstock is built with, beside the public names of `penstock` itself.
+"""All that a face over penstock is built with, next to the public names of `penstock` itself.
 
 `penstock.orbax` imports this module, `penstock` and its public modules (`errors`, `items`, `pipelines`,
 `steps`), and nothing else of ours; a test keeps it. A callback of another library or a service would do

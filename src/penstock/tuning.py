@@ -48,7 +48,7 @@ _SMALL: Final = 200
 
 
 def made_up_tree(nbytes: int) -> dict[str, Any]:
-    """Return noise of about this size, in eight large arrays, and two hundred small ones beside them."""
+    """Return noise of about this size, in eight large arrays, and two hundred small ones next to them."""
     random = np.random.default_rng(0)
     large = max(nbytes // _LEAVES // 4, 1)
     return {
@@ -70,7 +70,7 @@ class RealRuns:
         directory: Exists; what is saved there is removed after each run.
         tree: What is saved.
         config: The options that are measured are laid over these.
-        store: Where the directory lies; by default on a disk.
+        store: Where the directory is; by default on a disk.
     """
 
     __slots__ = ("_config", "_directory", "_n", "_store", "_tree")
@@ -283,7 +283,7 @@ def probe_store(
     """Return a sentence for each thing that was measured. Blocking.
 
     Args:
-        store: Where the directory lies.
+        store: Where the directory is.
         directory: Exists. What is written there stays: the caller removes it.
         nbytes: How much is written at once, at most; no more than 64 MiB is.
         clock: Seconds.
@@ -407,7 +407,7 @@ class Tuned:
 
     options: Options  #: that differ from the defaults; empty if nothing is faster
     tried: tuple[Comparison, ...]
-    final: Comparison | None  #: the options beside the defaults, measured once more
+    final: Comparison | None  #: the options next to the defaults, measured once more
     complete: bool  #: whether time sufficed for every candidate
 
 
@@ -427,7 +427,7 @@ async def search(
         measure: Saves and restores with these options.
         candidates: In the order tried; of the same key, the fastest is kept.
         has_time: Asked before each candidate.
-        tell: Told how many are done, and what is tried now.
+        tell: Called with how many are done, and what is tried now.
     """
     best: dict[str, object] = {}
     tried: list[Comparison] = []

@@ -1,4 +1,4 @@
-"""Files whose layout says in advance where each leaf lies, written by several processes at once.
+"""Files whose layout says in advance where each leaf is, written by several processes at once.
 
 All processes arrange the same leaves alike, so each knows where its own parts go. The primary makes the files
 before the others hear where, and writes what they begin with when all have written.
@@ -23,7 +23,7 @@ def check_arranged(run: SaveRun, plan: SavePlan, own: Container[int]) -> None:
     """Refuse what several processes cannot write into one file.
 
     Raises:
-        InvalidLeafError: If each process has a leaf for itself: the others do not know where it would lie.
+        InvalidLeafError: If each process has a leaf for itself: the others do not know where it would be.
         SpecError: If there is a base.
         UnsupportedByStoreError: If a file of the store is written by one process alone.
     """
@@ -60,7 +60,7 @@ def make_files(run: SaveRun, plan: SavePlan) -> None:
 
 
 def complete_files(run: SaveRun, part: ArrangedPart) -> None:
-    """Write what each file begins with, and what lies beside the files, durably. Blocking; the primary's.
+    """Write what each file begins with, and what is next to the files, durably. Blocking; the primary's.
 
     Args:
         run: Of the save.

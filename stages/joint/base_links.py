@@ -80,7 +80,7 @@ def _divided(
 
 
 def _can_link(run: SaveRun, file: str) -> bool:
-    """Try to link a file of the base into a temporary directory beside the new checkpoint."""
+    """Try to link a file of the base into a temporary directory next to the new checkpoint."""
     store = run.store
     parent = os.path.dirname(run.path)
     while store.kind(parent) is None and parent != os.path.dirname(parent):

@@ -210,7 +210,7 @@ def _nodes(plan: SavePlan, own: Iterable[int]) -> list[KeyPath]:
 
 
 def _described(spec: LeafSpec) -> str:
-    """Describe a spec as far as it must be the same: where a leaf that is held whole lies, need not."""
+    """Describe a spec as far as it must be the same: where a leaf that is held whole is, need not."""
     if spec.shape is None:
         return spec.typestr if spec.text is None else f"{spec.typestr} {spec.text!r}"
 

@@ -21,7 +21,7 @@ from penstock.kernel.messages.save import SavePlan
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafInfos, LeafSpec, ParamInfo, Replicas
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup, LeafHandler
 
-_BYTES_OF_A_LEAF: Final = 100  # references, and what is told of a leaf that one process has
+_BYTES_OF_A_LEAF: Final = 100  # references, and what is said of a leaf that one process has
 _FIELDS: Final = tuple([each.name for each in fields(LeafSpec) if each.init])
 _SHAPES: Final = ("shape", "chunk_shape", "write_shape")
 
@@ -35,7 +35,7 @@ def places_of_own(infos: Sequence[ParamInfo]) -> Mapping[int, None]:
 
 
 def keys_of_node(info: ParamInfo) -> KeyPath:
-    """Return the keys to the value that a leaf lies in and that each process has for itself."""
+    """Return the keys to the value that a leaf is in and that each process has for itself."""
     return info.keys[: info.own_from]
 
 
@@ -96,7 +96,7 @@ def joined(
         registry: Finds handlers by type name.
 
     Raises:
-        ValueError, KeyError, TypeError: If something else was told.
+        ValueError, KeyError, TypeError: If it is something else.
         HandlerError: If there is no handler for a type of leaf that only another process has.
     """
     here = places_of_own(plan.infos)

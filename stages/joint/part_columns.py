@@ -49,16 +49,16 @@ def encoded_part(
     digests: Mapping[str, bytes] = MappingProxyType({}),
     sums: bytes = b"",
 ) -> bytes:
-    """Encode where everything of some batches lies.
+    """Encode where everything of some batches is.
 
     Neighbouring rows differ by little, so differences are what is compressed.
 
     Args:
         batches: What was written.
         numbers: By which each leaf is told of; by default its place.
-        own: Told beside it: of the leaves that this process alone has.
-        digests: Told beside it: of what this process wrote of leaves, by the names to record them under.
-        sums: Told beside it: what `ArrangedDigests.encoded` returns, if it wrote into files of all.
+        own: Sent with it: of the leaves that this process alone has.
+        digests: Sent with it: of what this process wrote of leaves, by the names to record them under.
+        sums: Sent with it: what `ArrangedDigests.encoded` returns, if it wrote into files of all.
     """
     files: dict[str, int] = {}
     blocks: list[npt.NDArray[np.int64]] = [np.zeros((_N, 0), np.int64)]

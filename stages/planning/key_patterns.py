@@ -48,7 +48,7 @@ def keys_in(text: str) -> KeyPath | None:
 
 
 def pattern_fits(pattern: str, name: str, keys: KeyPath, *, below: bool = True) -> bool:
-    """Return whether a pattern names the leaf, or a node that it lies below.
+    """Return whether a pattern names the leaf, or a node that it is below.
 
     Args:
         pattern: A shell pattern over dotted names, or a printed key path.

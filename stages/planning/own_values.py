@@ -156,7 +156,7 @@ def _function(
 
     Args:
         stored: All leaves of the checkpoint.
-        node: Where the values lie.
+        node: Where the values are.
         saved: The rows of each that is needed.
         divide: What makes the value.
         process: The index of this process, and how many there are.

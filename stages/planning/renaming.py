@@ -160,7 +160,7 @@ def _unused(renamer: _Renamer, stored_leaves: Sequence[StoredLeaf]) -> list[Tree
 
 
 def leaves_within_leaves(infos: Sequence[ParamInfo]) -> list[TreeDifference]:
-    """Return a difference for each leaf whose new key path would lie below another leaf."""
+    """Return a difference for each leaf whose new key path would be below another leaf."""
     by_keys = {info.keys: info for info in infos}
     return [
         rule_difference(info.key_path, f"would lie within the leaf {by_keys[above].key_path}")

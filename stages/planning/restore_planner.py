@@ -376,7 +376,7 @@ def make_packs(
     limits: RunLimits,
     make: Callable[[int], ReadLeaf],
 ) -> tuple[list[ReadLeaves], Sequence[int]]:
-    """Group small leaves that have the same handler and lie in the same file.
+    """Group small leaves that have the same handler and are in the same file.
 
     Args:
         checkpoint: The checkpoint that stores them.
@@ -491,7 +491,7 @@ def check_expansion(store: Store, checkpoint: StoredCheckpoint, rows: Sequence[i
     """Refuse leaves that claim far more bytes than the whole checkpoint has. Blocking.
 
     Args:
-        store: Where it lies.
+        store: Where it is.
         checkpoint: Which checkpoint.
         rows: Places of the leaves to read.
         most: How many times the bytes stored they may take.

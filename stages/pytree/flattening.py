@@ -54,7 +54,7 @@ class PerProcess(Generic[T]):
     A save by several processes stores it once for each, and a restore gives each process its own. A save by
     one process stores the value as if it were not marked. To jax it is a node with one child.
 
-    Stored, the value of process 1 of 4 lies below the key `process_1-of-4`. A restore without a target gives
+    Stored, the value of process 1 of 4 is below the key `process_1-of-4`. A restore without a target gives
     all of them, in one process, too.
 
     Args:
@@ -92,7 +92,7 @@ def stored_info(info: ParamInfo, process: tuple[int, int]) -> ParamInfo:
         process: The index of this process, and how many there are. If it is alone, there is no such key.
 
     Raises:
-        InvalidLeafError: If it lies below two of them.
+        InvalidLeafError: If it is below two of them.
     """
     index, count = process
     at = info.kinds.index(KeyKind.PROCESS)
@@ -165,7 +165,7 @@ def flatten_tree(
         DuplicateNameError: If two leaves have the same stored name.
         SpecError: If jax cannot flatten the tree, because the keys of a dict cannot be sorted.
         InvalidLeafError: If a key contains a surrogate, which no document can hold, or a `PerProcess`
-            lies within another one.
+            is within another one.
     """
 
     def is_whole(node: object) -> bool:
@@ -405,7 +405,7 @@ def _by_path(tree: object, process: tuple[int, int]) -> tuple[Sequence[ParamInfo
 
 
 _LEVELS_OF_OTHERS: Final = 64
-"""How deep calls may go beside the levels of a tree: those above the walk, and those that it makes."""
+"""How deep calls may go next to the levels of a tree: those above the walk, and those that it makes."""
 
 
 @final

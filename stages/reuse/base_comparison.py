@@ -160,7 +160,7 @@ class _Places:
             self._folder = os.path.join(own, self._folder)
 
         self._folders: dict[str, str] = {}
-        self._together: bool | None = None  #: whether all chunks may lie in any data files
+        self._together: bool | None = None  #: whether all chunks may be in any data files
 
     def all_of(self, at: int, parts: Sequence[Written]) -> bool:
         """True if it would for all parts of the leaf with this number."""

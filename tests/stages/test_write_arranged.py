@@ -99,10 +99,10 @@ async def test_a_file_is_closed_when_its_last_byte_is_written(rig: Rig) -> None:
 
     n_open = most = 0
     for operation in rig.operations:
-        n_open += (operation == "create_data_file") - (operation == "data.close")
+        n_open += (operation == "create_long_file") - (operation == "data.close")
         most = max(most, n_open)
 
-    assert rig.operations.count("create_data_file") == 20
+    assert rig.operations.count("create_long_file") == 20
     assert most <= 4  # one for each thread that writes
     assert len(on_disk(rig)) == 40
 
@@ -128,7 +128,7 @@ async def test_neighbours_are_one_write(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    "operation", ["create_data_file", "data.allocate", "data.write_at", "data.sync", "data.close"]
+    "operation", ["create_long_file", "data.allocate", "data.write_at", "data.sync", "data.close"]
 )
 @pytest.mark.parametrize("nth", [1, 2])
 async def test_a_failing_medium(rig: Rig, operation: str, nth: int) -> None:
@@ -142,7 +142,7 @@ async def test_a_failing_medium(rig: Rig, operation: str, nth: int) -> None:
 
 
 @pytest.mark.parametrize("native", [False, True])
-@pytest.mark.parametrize("operation", ["create_data_file", "data.write_at", "data.sync"])
+@pytest.mark.parametrize("operation", ["create_long_file", "data.write_at", "data.sync"])
 async def test_cancelled_midway(rig: Rig, operation: str, native: bool, anyio_backend_name: str) -> None:
     if native and anyio_backend_name != "asyncio":
         pytest.skip("trio has no native cancellation of a task")

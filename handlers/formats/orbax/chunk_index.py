@@ -1,4 +1,4 @@
-"""The index of a new checkpoint: the keys of its arrays, and where each chunk lies."""
+"""The index of a new checkpoint: the keys of its arrays, and where each chunk is."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from penstock.kernel.protocols.written import Written, WrittenLeaves, WrittenTab
 class ChunkIndex:
     """The index of a tree's arrays: made once for a tree, encoded for every checkpoint of it.
 
-    A slot is a value that lies in a data file: first every chunk of every array, by name, then metadata
-    that is too long to lie in the index (of arrays with some sixty axes). A chunk that another process has on
+    A slot is a value that is in a data file: first every chunk of every array, by name, then metadata
+    that is too long to be in the index (of arrays with some sixty axes). A chunk that another process has on
     its own disk has no entry (`LeafSpec.writer`).
 
     Args:
@@ -200,7 +200,7 @@ class _Kind:
     """What follows the name of an array in its keys, ascending where that is cheap, and the values."""
 
     suffixes: Sequence[bytes]
-    inline: Sequence[bytes | None]  #: None for what lies in a data file
+    inline: Sequence[bytes | None]  #: None for what is in a data file
     lengths: Sequence[int]
     spilled: bytes | None = None  #: its metadata, if that is too long to be among them
 

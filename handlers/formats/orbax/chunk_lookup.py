@@ -39,7 +39,7 @@ class Found(NamedTuple):
 
     start: tuple[int, ...]  #: index of the chunk, or of the first one in the box
     shape: tuple[int, ...]  #: of the box, in chunks; all 1 for a stored chunk
-    value: Value | None  #: where the chunk lies; None for the box
+    value: Value | None  #: where the chunk is; None for the box
 
     @property
     def chunks(self) -> Bounds:
@@ -51,7 +51,7 @@ def found_chunks(index: Index, array: StoredArray, grid: Bounds) -> Iterator[Fou
     """Yield what is stored of a part of an array's grid, and boxes of what is not; together they tile it.
 
     Args:
-        index: Where all chunks lie.
+        index: Where all chunks are.
         array: Whose keys to look up.
         grid: Ranges of chunk indices, none of them empty.
     """
@@ -126,7 +126,7 @@ MOST_VALUE_BYTES: Final = 2**20
 def directory_index(
     store: Store, directory: str, names: Iterable[str], check: Check = _as_it_is
 ) -> dict[bytes, Value]:
-    """Index arrays that lie in a directory each, as an OCDBT database would.
+    """Index arrays that are in a directory each, as an OCDBT database would.
 
     Raises:
         ChecksumError: If the metadata of an array is not as it was written; `check` raises it.
@@ -220,7 +220,7 @@ def read_value(store: Store, directory: str, value: Value) -> bytes:
 
 
 def check_files(store: Store, directory: str, needed: Mapping[str, int], *, whole: bool = True) -> None:
-    """Check that every data file lies in `directory` and, if it must be whole, is as long as the index needs.
+    """Check that every data file is in `directory` and, if it must be whole, is as long as the index needs.
 
     Args:
         store: Where.
@@ -230,7 +230,7 @@ def check_files(store: Store, directory: str, needed: Mapping[str, int], *, whol
 
     Raises:
         TruncatedDataError: If one is too short.
-        CorruptCheckpointError: If one is missing, or lies outside of `directory`.
+        CorruptCheckpointError: If one is missing, or is outside of `directory`.
     """
     for file in needed:
         check_inside(directory, file)

@@ -34,7 +34,7 @@ from penstock.kernel.protocols.stores import Store, SystemFiles
 from penstock.kernel.storage.paths import path_or_url
 
 _LEVELS: Final = 3
-"""A document may lie in its checkpoint, in an item, or in an item of an item, as that of a random key."""
+"""A document may be in its checkpoint, in an item, or in an item of an item, as that of a random key."""
 
 
 def sealed_documents(store: Store, directory: str) -> SealedDocuments:

@@ -1,4 +1,4 @@
-"""Arrays whose bytes lie within a document, such as the msgpack file of early Orbax, or JSON.
+"""Arrays whose bytes are within a document, such as the msgpack file of early Orbax, or JSON.
 
 Their bytes are in C order, in one run or several, or few enough to be at hand.
 """

@@ -1,4 +1,4 @@
-"""The names of what lies in a checkpoint directory.
+"""The names of what is in a checkpoint directory.
 
 Source:
     ORBAX_FORMAT.md §1 and §3.

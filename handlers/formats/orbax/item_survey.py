@@ -169,10 +169,10 @@ def _without_holes(
 def _ranges(
     directory: str, recorded: Mapping[str, Checksums], extents: Mapping[str, Sequence[_Extent]]
 ) -> Iterator[RecordedRange]:
-    """Yield each recorded range with the leaves that lie in it.
+    """Yield each recorded range with the leaves that are in it.
 
     Raises:
-        CorruptCheckpointError: If chunks lie in one another.
+        CorruptCheckpointError: If chunks overlap.
     """
     for file in sorted(recorded):
         path, inside = os.path.join(directory, file), extents.get(file, ())
@@ -189,7 +189,7 @@ def _ranges(
 def _extents(
     checkpoint: OrbaxCheckpoint, leaf: StoredLeaf, *, is_whole: bool
 ) -> Iterator[tuple[str, _Extent] | Finding]:
-    """Yield where each chunk of a leaf lies. One in the index itself was checked when that was read."""
+    """Yield where each chunk of a leaf is. One in the index itself was checked when that was read."""
     array, key_path = leaf.detail, leaf.info.key_path
     if not isinstance(array, StoredArray) or not leaf.spec.nbytes:
         return
@@ -266,7 +266,7 @@ def holds_recorded_bytes(
 ) -> bool:
     """Return whether each chunk of `other_leaf` has the checksums recorded of the same chunk of `leaf`.
 
-    Reads `other_leaf` whole, block by block. False if a chunk of `leaf` has no complete record, lies in
+    Reads `other_leaf` whole, block by block. False if a chunk of `leaf` has no complete record, is in
     the index itself, or is stored in another form. Blocking.
     """
     array, same = leaf.detail, other_leaf.detail

@@ -251,14 +251,14 @@ class _Extension(IntEnum):
 @final
 @dataclass(frozen=True, slots=True)
 class PackedLeaf:
-    """A leaf of the file. Its value is an array, a text or an empty container, or lies elsewhere."""
+    """A leaf of the file. Its value is an array, a text or an empty container, or is elsewhere."""
 
     keys: KeyPath
     kinds: tuple[KeyKind, ...]
-    typestr: str  #: as in `_METADATA`; all that is known of a value that lies elsewhere
+    typestr: str  #: as in `_METADATA`; all that is known of a value that is elsewhere
     array: PackedArray | None = None
     text: str | None = None
-    elsewhere: bool = False  #: the value lies in an array of its own
+    elsewhere: bool = False  #: the value is in an array of its own
 
 
 def read_tree(store: Store, path: str) -> list[PackedLeaf]:
@@ -477,7 +477,7 @@ class _Reader:
 
 
 CHUNKED: Final = "__msgpack_chunked_array__"
-"""The key that marks a map as such a record. Beside it are `shape` and `chunks`, each by number."""
+"""The key that marks a map as such a record. Next to it are `shape` and `chunks`, each by number."""
 
 MOST_AXES: Final = 32  # TensorStore's limit, and numpy's for long
 
@@ -560,7 +560,7 @@ def packed_spec(
         known: Descriptions that leaves share; added to.
 
     Returns:
-        What it is, and where its bytes lie if it is an array or number.
+        What it is, and where its bytes are if it is an array or number.
 
     Raises:
         CorruptCheckpointError: If there is nothing, or something of another kind.

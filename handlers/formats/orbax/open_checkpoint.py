@@ -59,7 +59,7 @@ def open_checkpoint(
         foreign: Types of leaves that a handler may keep in files of its own; see `Source`.
 
     Raises:
-        NotACheckpointError: If nothing of this layout lies there, or no such item.
+        NotACheckpointError: If nothing of this layout is there, or no such item.
         IncompleteCheckpointError: If a save was interrupted there.
         UnsupportedFormatError: If it is of a kind that penstock recognises and does not read.
         TruncatedDataError: If a data file is shorter than the index says.
@@ -107,7 +107,7 @@ def bytes_to_decode(store: Store, place: ItemPlace) -> int:
     is read.
 
     Raises:
-        StorageError: If the length of a file cannot be told.
+        StorageError: If the length of a file cannot be found out.
         CorruptCheckpointError: If the manifest is damaged.
     """
     return sum([nbytes * factor for nbytes, factor in _lengths(store, place) if nbytes > SMALL_DOCUMENT])

@@ -111,7 +111,7 @@ class EncodedTrees:
 
 @final
 class EncodedTree:
-    """Everything in a tree's documents except where its bytes lie.
+    """Everything in a tree's documents except where its bytes are.
 
     Args:
         tree: All leaves, empty markers among them, in flatten order.
@@ -261,7 +261,7 @@ def _directories(arrays: TreeColumns, version: int) -> Iterator[Document]:
 def _tree(
     tree: TreeColumns, form: SaveFormat, custom_metadata: Mapping[str, Any] | None
 ) -> Iterator[Document]:
-    """Encode what is recorded about the leaves, except where they lie."""
+    """Encode what is recorded about the leaves, except where they are."""
     specs = tree.specs
     if not form.ocdbt:
         yield from _directories(tree.arrays(), form.zarr)
@@ -287,7 +287,7 @@ def _tree(
 
 
 def _joined(path: str, slices: Iterable[bytes]) -> Document:
-    content = BytesIO()  # to join the slices would need all of them beside the whole
+    content = BytesIO()  # to join the slices would need all of them next to the whole
     for each in slices:
         append(content, each)
 

@@ -269,7 +269,7 @@ def encode_mark(integrity: bytes | None = None, text: bytes = COMMIT_MARK_TEXT) 
 
     Args:
         integrity: The content of its `_PENSTOCK_INTEGRITY`, if it has one.
-        text: What the mark says beside the digest; an earlier digest in it is replaced.
+        text: What the mark says next to the digest; an earlier digest in it is replaced.
     """
     if integrity is None:
         return text
@@ -280,7 +280,7 @@ def encode_mark(integrity: bytes | None = None, text: bytes = COMMIT_MARK_TEXT) 
 
 
 def mark_without_digest(text: bytes) -> bytes:
-    """Return what a mark says beside the digest: then the record of the directory is taken as it is."""
+    """Return what a mark says next to the digest: then the record of the directory is taken as it is."""
     return _LINE.sub(b"", text).rstrip() + b"\n"
 
 
@@ -328,7 +328,7 @@ def documents_below(store: Store, directory: str, files: Collection[str]) -> Ite
 def record_documents(store: Store, directory: str) -> bytes:
     """Write the record of a directory that is being built: what it said so far, and every document. Blocking.
 
-    The data files of a database are left out: what lies in them has checksums of its own, or none.
+    The data files of a database are left out: what is in them has checksums of its own, or none.
 
     Args:
         store: Where.

@@ -122,7 +122,7 @@ def _chunk_shape(spec: LeafSpec, key_path: str, form: SaveFormat, args: SaveArgs
         raise InvalidLeafError(key_path, f"shard_axes {args.shard_axes} are not within shape {shape}")
 
     file_size = form.ocdbt_target_data_file_size if form.ocdbt else None
-    if file_size and math.prod(whole) * spec.itemsize > file_size:  # a chunk lies in one file
+    if file_size and math.prod(whole) * spec.itemsize > file_size:  # a chunk is in one file
         most = max(spec.itemsize, min(most or file_size, file_size))
     if not spec.nbytes or (most is None and not args.shard_axes):
         return whole

@@ -74,7 +74,7 @@ MOST_CHUNKS: Final = 1024
 class OrbaxCheckpoint:
     """An Orbax checkpoint, opened. Immutable; may be used from several threads."""
 
-    store: Store  #: where it lies
+    store: Store  #: where it is
     path: str  #: of the checkpoint: as it was asked for, or the latest step there
     directory: str  #: what holds the tree: `path`, or an item in it
     leaves: StoredLeaves
@@ -83,7 +83,7 @@ class OrbaxCheckpoint:
     uses_ocdbt: bool
     all_chunks_written: bool  #: a missing chunk is an error, and not an array full of zeros
     checksums: Mapping[str, Checksums]  #: by data file; empty if Orbax wrote it
-    index: Index  #: where every chunk lies
+    index: Index  #: where every chunk is
     digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  #: of leaves, by stored name
     tree_custom_metadata: object = None  #: the caller's metadata stored with the tree: any JSON
     root_custom_metadata: Mapping[str, Any] | None = None  #: of the directory of steps it was found in
@@ -126,7 +126,7 @@ class OrbaxCheckpoint:
         return self.index.inline_nbytes + bytes_on_medium(store, [*files, *sorted(packed)])
 
     def parts(self, numbers: Sequence[int], leaves: Sequence[int]) -> Sequence[Sequence[Written]]:
-        """Say where the bytes of some leaves lie; see `StoredCheckpoint.parts`."""
+        """Say where the bytes of some leaves are; see `StoredCheckpoint.parts`."""
         together = whole_parts(self.leaves, self.index, self.checksums, numbers, leaves)
         return [
             self._parts(number, leaf) if found is None else found
@@ -149,7 +149,7 @@ class OrbaxCheckpoint:
     def reads(self, index: int, stored: StoredLeaf, region: Destination, piece_bytes: int) -> Iterator[Read]:
         """Plan the reads that fill `region`; see `StoredCheckpoint.reads`.
 
-        A chunk that lies in the index itself is a `ScatterRead` of 0 bytes of the manifest.
+        A chunk that is in the index itself is a `ScatterRead` of 0 bytes of the manifest.
         """
         array = stored.detail
         bounds = region.bounds
@@ -170,7 +170,7 @@ class OrbaxCheckpoint:
         return with_checksums(reads, self._recorded, piece_bytes)
 
     def whole_chunks(self, numbers: Sequence[int]) -> WholeChunks:
-        """Say where leaves lie that are one raw chunk each; see `PackedCheckpoint.whole_chunks`."""
+        """Say where leaves are that are one raw chunk each; see `PackedCheckpoint.whole_chunks`."""
         return whole_chunks(self.leaves, self.index, self._recorded, self.directory, numbers)
 
     def _plain_reads(
@@ -422,7 +422,7 @@ def _decode_by(
 
 
 def _spread(leaf: int, chunk: StoredChunk, region: Destination, key_path: str, data: memoryview) -> None:
-    """Bring the part of a chunk that lies in a region there; `data` is the chunk."""
+    """Bring the part of a chunk that is in a region there; `data` is the chunk."""
     nbytes = math.prod(chunk.shape) * chunk.itemsize
     if len(data) != nbytes:
         problem = f"an opaque chunk was decoded to {len(data)} bytes, not {nbytes}"
@@ -446,12 +446,12 @@ def parts_of(
     """Find the checksummed parts that tile every chunk.
 
     Args:
-        chunks: Each with where it lies; None if it was never written.
+        chunks: Each with where it is; None if it was never written.
         checksums: By data file, by ascending offset.
         leaf: What to put into `Written.leaf`.
 
     Returns:
-        The parts, or nothing if a chunk lies in another way: in the index, or without a checksum.
+        The parts, or nothing if a chunk is in another way: in the index, or without a checksum.
     """
     found: list[Written] = []
     for index, value in chunks:
@@ -578,7 +578,7 @@ def whole_chunks(
 
     Args:
         leaves: Of the checkpoint.
-        index: Where their chunks lie.
+        index: Where their chunks are.
         recorded: Checksums by absolute file name.
         directory: What the data files are relative to.
         numbers: Which of `leaves`.
@@ -621,13 +621,13 @@ def whole_parts(
 
     Args:
         leaves: Of the checkpoint.
-        index: Where their chunks lie.
+        index: Where their chunks are.
         recorded: Checksums by data file.
         numbers: Which of `leaves`.
         indices: What to put into `Written.leaf`, for each of them.
 
     Returns:
-        None for a leaf that the caller handles separately: one of its chunks lies in the index, is missing,
+        None for a leaf that the caller handles separately: one of its chunks is in the index, is missing,
         is encoded or of a wrong length, or was written in several pieces or with checksums of blocks.
     """
     chosen = np.asarray(numbers, np.int64)
@@ -690,7 +690,7 @@ def _chunk_nbytes(leaves: StoredLeaves, numbers: _Column) -> _Column:
 
 
 def _follow_each_other(index: Index, rows: _Column, sizes: _Column, counts: _Column) -> npt.NDArray[np.bool_]:
-    """Return whether all chunks of a leaf have their sizes, and lie one after another in one data file."""
+    """Return whether all chunks of a leaf have their sizes, and are one after another in one data file."""
     starts = np.cumsum(counts) - counts
     firsts, before = rows[starts], np.cumsum(sizes) - sizes
     expected = np.repeat(index.offsets[firsts] - before[starts], counts) + before

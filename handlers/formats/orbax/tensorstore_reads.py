@@ -55,9 +55,9 @@ class ArrayDriver:
     """Reads parts of the arrays in one directory. Opens nothing until it reads.
 
     Args:
-        store: Where the arrays lie.
+        store: Where the arrays are.
         directory: The directory that holds them; absolute.
-        ocdbt: Whether they lie in an OCDBT database there, or each in a directory of its own.
+        ocdbt: Whether they are in an OCDBT database there, or each in a directory of its own.
 
     Raises:
         UnsupportedByStoreError: If TensorStore cannot read the store.

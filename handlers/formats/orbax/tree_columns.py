@@ -132,7 +132,7 @@ _LONGEST: Final = 255  # bytes, of one step of a path
 
 
 def check_directories(arrays: TreeColumns, version: int, *, single: bool = False) -> None:
-    """Refuse arrays whose directories or files would be the same, or lie outside of the checkpoint.
+    """Refuse arrays whose directories or files would be the same, or are outside of the checkpoint.
 
     Args:
         arrays: The leaves that have a shape; their names differ.
@@ -177,7 +177,7 @@ def _prefixes(steps: Sequence[str]) -> Iterator[str]:
 
 def _check_path(info: ParamInfo, reserved: frozenset[str]) -> None:
     name = info.name
-    if not name:  # of a bare leaf: it lies in the checkpoint itself
+    if not name:  # of a bare leaf: it is in the checkpoint itself
         return
 
     steps = name.split("/")

@@ -77,7 +77,7 @@ class Source:
     store: Store
     remembered: RememberedDocuments  #: documents decoded before; those decoded now are added
     whole: bool = True  #: whether every data file must be there in its whole length
-    foreign: frozenset[str] = frozenset()  #: types of leaves that may lie in their handler's own files
+    foreign: frozenset[str] = frozenset()  #: types of leaves that may be in their handler's own files
 
 
 def open_tree(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
@@ -136,7 +136,7 @@ def _leaf_table(documents: _Documents, structure: Structure, index: Index) -> Le
         ocdbt=documents.uses_ocdbt,
         foreign=source.foreign,
     )
-    # Values that lie elsewhere may have changed by the next time, and another handler may be asked.
+    # Values that are elsewhere may have changed by the next time, and another handler may be asked.
     if not arrays.far and not structure.packed and not source.foreign:
         source.remembered.keep_table(parts, index, table)
 
@@ -282,7 +282,7 @@ class ArrayFormats:
         self.far.append(key)
         value = self.index[key.encode()]
         if isinstance(value, Indirect) and value.file in self.sealed.recorded.documents:
-            # It lies in front of the index's own nodes, in a file that was compared as a whole.
+            # It is in front of the index's own nodes, in a file that was compared as a whole.
             if value.file not in self._whole:
                 self._whole[value.file] = self.sealed.read(value.file)
 
@@ -321,9 +321,9 @@ def leaf_table(
         strings: The document of strings, by its path and what it holds.
         shardings: By stored name.
         random_keys: Implementations, by stored name.
-        packed: What the msgpack file has, if values lie there.
-        ocdbt: Whether arrays lie in a database, or in a directory each.
-        foreign: Types of leaves that may lie in files of their handler's own, which alone describes them.
+        packed: What the msgpack file has, if values are there.
+        ocdbt: Whether arrays are in a database, or in a directory each.
+        foreign: Types of leaves that may be in files of their handler's own, which alone describes them.
 
     Raises:
         CorruptCheckpointError: If a value is not where it should be; names the leaf.
@@ -468,7 +468,7 @@ def _recorded(
 
 
 def _decode(path: str, data: bytes) -> tuple[TreeMetadata, int | None]:
-    """Read `_METADATA`, and return the first leaf whose value lies in the msgpack file."""
+    """Read `_METADATA`, and return the first leaf whose value is in the msgpack file."""
     tree = decode_tree_metadata(path, data)
     tuples = tuple_paths(path, tree.value_metadata_tree)
     if tuples:

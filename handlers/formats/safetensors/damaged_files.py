@@ -63,7 +63,7 @@ def open_damaged(store: Store, path: str) -> DamagedTensors:
     Raises:
         NotACheckpointError: If there are no such files.
         LinkOutsideError: If a link in a folder leads out of it, and the store does not allow that.
-        CorruptCheckpointError: If a tensor lies in two files.
+        CorruptCheckpointError: If a tensor is in two files.
         UnsupportedFormatError: If undamaged headers say what this penstock does not read.
     """
     if store.kind(path) == "directory":

@@ -46,7 +46,7 @@ def bytes_to_decode(store: Store, path: str) -> int:
     """Say what the long headers of the file at `path`, or of those in the folder there, take. Blocking.
 
     Raises:
-        StorageError: If the length of one cannot be told.
+        StorageError: If the length of one cannot be found out.
     """
     files = (
         [path] if store.kind(path) == "file" else [os.path.join(path, x) for x in store.list_directory(path)]
@@ -160,10 +160,10 @@ def read_index(store: Store, path: str) -> tuple[Mapping[str, str], bool]:
 
 
 def file_of_each(headers: Sequence[FileHeader]) -> dict[str, str]:
-    """Return the file that each tensor lies in.
+    """Return the file that each tensor is in.
 
     Raises:
-        CorruptCheckpointError: If one lies in two.
+        CorruptCheckpointError: If one is in two.
     """
     found: dict[str, str] = {}
     for header in headers:

@@ -127,7 +127,7 @@ class SafetensorsCheckpoint:
         return with_checksums(reads, self.checksums, piece_bytes)
 
     def whole_chunks(self, numbers: Sequence[int]) -> WholeChunks:
-        """Say where tensors lie; see `PackedCheckpoint`. A file may have hundreds of thousands, all tiny."""
+        """Say where tensors are; see `PackedCheckpoint`. A file may have hundreds of thousands, all tiny."""
         ids, offsets, crc32cs = list[int](), list[int](), list[int]()
         known: dict[str, int] = {}
         table = (

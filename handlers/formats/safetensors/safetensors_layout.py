@@ -124,7 +124,7 @@ def arrange(
         specs: Of the same leaves; each passed `check_leaf`.
         custom_metadata: JSON. Texts become members of `__metadata__`, in every file.
         max_shard_bytes: A file that would grow beyond it is followed by another one; a larger tensor
-            lies alone. None: one file.
+            is alone. None: one file.
 
     Raises:
         SpecError: If a header would be too long, or the metadata has a name that penstock uses.

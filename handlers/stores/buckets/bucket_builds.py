@@ -1,6 +1,6 @@
 """The saves that build in a bucket: how each claims its path, publishes, and undoes what it wrote.
 
-Nothing in a bucket is renamed. A save claims the path by an object beside it that one process alone can
+Nothing in a bucket is renamed. A save claims the path by an object next to it that one process alone can
 create, writes every object where it will stay, and puts the mark last. A prefix without a mark is no
 checkpoint for anybody, claimed or not.
 
@@ -32,10 +32,10 @@ from penstock.kernel.errors import (
 from penstock.kernel.protocols.stores import Hold
 
 MARK: Final = "commit_success.txt"
-"""Publishes the prefix that it lies in. Orbax looks for this name in buckets, too."""
+"""Publishes the prefix that it is in. Orbax looks for this name in buckets, too."""
 
 _STAGED: Final = ".d"
-"""Ends the prefix in which lies what a save is not done with: a single file until it is copied to where it is
+"""Ends the prefix in which is what a save is not done with: a single file until it is copied to where it is
 published, and what long files are made of."""
 
 _TRIES: Final = 4
@@ -244,7 +244,7 @@ class Builds:
     def _check_not_late(self, build: Build, mark: bytes) -> None:
         """Remove the mark again if this process was stopped before it put it, and the save is past.
 
-        Somebody may have published for it, and deleted that since: then the mark lies there alone.
+        Somebody may have published for it, and deleted that since: then the mark is there alone.
 
         Raises:
             ClaimLostError: If so.
@@ -499,7 +499,7 @@ class Builds:
         return "removed" if is_free or claim.found != "committing" else "published"
 
     def is_unmarked(self, final: str) -> bool:
-        """True if something lies below a key that nobody claims, and that neither is nor holds a checkpoint.
+        """True if something is below a key that nobody claims, and that neither is nor holds a checkpoint.
 
         That is an interrupted copy, or a save whose claim somebody removed. Items of a step have marks, too;
         right below the key, and named otherwise than a step is, they make no checkpoint of it.

@@ -28,13 +28,13 @@ from penstock.kernel.concurrency.process_identity import ProcessIdentity, ThisPr
 from penstock.kernel.errors import ClaimLostError, InUseError, StorageError, UnsupportedByStoreError
 
 CLAIM: Final = ".penstock-saving"
-"""Ends the key of the claim, which lies beside what it claims."""
+"""Ends the key of the claim, which is beside what it claims."""
 
 LEASE_S: Final = 90.0
 
 Purpose: TypeAlias = Literal["saving", "committing", "removing", "holding", "left"]
 """`saving`: objects are being written. `committing`: all are there, and the mark comes next. `removing`: what
-lies there is no checkpoint, or will be none. `holding`: a manager writes into the directory of steps. `left`:
+is there is no checkpoint, or will be none. `holding`: a manager writes into the directory of steps. `left`:
 it was given up, and whoever comes takes it; it hides what a process that was stopped may still write."""
 
 _ADVICE: Final = "if nobody else saves there, the option single_writer of its table [store.*] says so"
@@ -124,7 +124,7 @@ class ClaimRecord:
 @final
 @dataclass(slots=True, eq=False)
 class Claim:
-    """A claim as its owner knows it, or a process that writes beside it. Thread-safe through `Claims`."""
+    """A claim as its owner knows it, or one that writes at the same time. Thread-safe through `Claims`."""
 
     final: str  #: the key that is claimed
     token: str
@@ -331,7 +331,7 @@ class Claims:
                 claim.lock.release()
 
     def keep(self, claim: Claim) -> None:
-        """Renew a claim if it is due: for work that has no event loop to do so beside it.
+        """Renew a claim if it is due: for work without an event loop that would do so meanwhile.
 
         Raises:
             ClaimLostError: If another process took it over.

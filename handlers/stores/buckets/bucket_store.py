@@ -37,7 +37,7 @@ _FEW: Final = 3
 class BucketStore(ObjectStore):
     """The objects of one bucket, as `Store` wants them. Paths are URLs: `s3://bucket/run/step_100`.
 
-    A prefix is a directory once something lies below it, and a published checkpoint once its mark does. One
+    A prefix is a directory once something is below it, and a published checkpoint once its mark is. One
     that is claimed and has no mark is not there. What is built has its final keys from the first.
 
     It can list folders, copy objects on the server's side and say how bytes are placed. Its builds and holds
@@ -69,8 +69,8 @@ class BucketStore(ObjectStore):
     ) -> None:
         self.url = url
         self._tensorstore = tensorstore
-        #: Chunks lie one after another without gaps: what is read from here is copied anyway.
-        #: A chunk of more than half a file is one by itself: it is put from where it lies.
+        #: Chunks are one after another without gaps: what is read from here is copied anyway.
+        #: A chunk of more than half a file is one by itself: it is put from where it is.
         self._placement = Placement(
             file_bytes=max(file_bytes // 2, 1),
             page_bytes=1,
@@ -120,7 +120,7 @@ class BucketStore(ObjectStore):
         if self._client.head(key) is not None:
             return "file"
 
-        # Asked last: where nothing lies, as before a save, nobody need know of a claim.
+        # Asked last: where nothing is, as before a save, nobody need know of a claim.
         return (
             "directory" if self._client.has_below(key) and not self._builds.claims.is_claimed(key) else None
         )
@@ -192,7 +192,7 @@ class BucketStore(ObjectStore):
         return marked_folders(self._client, self._key(path), among)
 
     def is_unmarked(self, path: str) -> bool:
-        """True if something lies there that is no checkpoint, holds none, and is no save's."""
+        """True if something is there that is no checkpoint, holds none, and is no save's."""
         return self._builds.is_unmarked(self._key(path))
 
     def list_folders(self, path: str) -> Sequence[str]:
@@ -204,7 +204,7 @@ class BucketStore(ObjectStore):
         """Do nothing: that is only known by trying."""
 
     def make_directory(self, path: str) -> None:
-        """Do nothing: a prefix is there once something lies below it."""
+        """Do nothing: a prefix is there once something is below it."""
 
     def sync_directory(self, path: str) -> None:
         """Do nothing: what was put is durable."""

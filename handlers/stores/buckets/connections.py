@@ -1,4 +1,4 @@
-"""Connects to buckets: what obstore is told, from the options and else from the environment."""
+"""Connects to buckets: what obstore is given, from the options and else from the environment."""
 
 from __future__ import annotations
 

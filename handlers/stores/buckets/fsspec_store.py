@@ -272,7 +272,7 @@ def _translated(operation: str, path: str) -> Generator[None]:
 
 
 def _tag(info: dict[str, Any]) -> str:
-    """Return what changes with a file: all that is told of it, as fsspec's own `ukey` does."""
+    """Return what changes with a file: all that is known of it, as fsspec's own `ukey` does."""
     return hashlib.sha256(repr(sorted(info.items(), key=lambda item: item[0])).encode()).hexdigest()
 
 
@@ -292,7 +292,7 @@ def fsspec_store(fs: Any, root: str = "", *, file_bytes: int = FILE_BYTES) -> Bu
 
     Args:
         fs: A file system, as `fsspec.filesystem("memory")` returns.
-        root: Where the path `/` of the store lies in it, as in `"bucket/runs"`.
+        root: Where the path `/` of the store is in it, as in `"bucket/runs"`.
         file_bytes: The length of a data file, which is held in memory until it is written.
 
     Raises:

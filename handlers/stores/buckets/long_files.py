@@ -42,7 +42,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 
 
 class Run(NamedTuple):
-    """Bytes that follow each other in the file, and where they lie."""
+    """Bytes that follow each other in the file, and where they are."""
 
     offset: int  #: in the file
     at: int  #: among the bytes that they were gathered with
@@ -52,13 +52,13 @@ class Run(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The bytes of one stretch of the file that lie together in one place."""
+    """The bytes of one stretch of the file that are together in one place."""
 
     source: str | Bytes  #: the key of an object, or bytes that are still here
     start: int  #: in the source
     nbytes: int
     crc32c: int
-    offsets: NDArray[np.int64]  #: of its runs in the file; the runs lie one after another in the source
+    offsets: NDArray[np.int64]  #: of its runs in the file; the runs are one after another in the source
     lengths: NDArray[np.int64]
 
 
@@ -233,7 +233,7 @@ class LongFile:
             self._remove_kept()
 
     def _put_whole(self, offset: int, source: Bytes) -> None:
-        """Put bytes from where they lie."""
+        """Put bytes from where they are."""
         for at in range(0, len(source), self._object_bytes):
             part = source[at : at + self._object_bytes]
             self._put(part, [Run(offset + at, 0, len(part))])
@@ -336,7 +336,7 @@ _TRIES: Final = 3
 
 @final
 class BucketScratch:
-    """Keeps objects beside the prefix that is claimed, where they are no part of any checkpoint.
+    """Keeps objects next to the prefix that is claimed, where they are no part of any checkpoint.
 
     What ends a save removes them, and so does whoever takes its claim over. The file itself is uploaded in
     parts, to such a place, too: only a copy by the server can be made on condition that nothing is there.

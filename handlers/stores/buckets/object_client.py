@@ -120,10 +120,10 @@ class ObjectClient:
     def create(self, key: str, data: bytes | memoryview) -> Created:
         """Write an object that must be new. Of several who try at once, one succeeds.
 
-        A reply that was lost is no failure: what lies there is compared with what was to be written.
+        A reply that was lost is no failure: what is there is compared with what was to be written.
 
         Raises:
-            StorageError: If it is not known what lies there after all tries.
+            StorageError: If it is not known what is there after all tries.
         """
         if not self.uses_conditions:
             there = self.read(key)
@@ -216,9 +216,9 @@ class ObjectClient:
         return 5 * 2**30 if self.url.startswith("s3://") else None
 
     def copy_if_absent(self, source: str, destination: str) -> Created:
-        """Copy an object within the bucket to where nothing lies.
+        """Copy an object within the bucket to where nothing is.
 
-        A reply that was lost is no failure: what lies there is compared with what was to be copied.
+        A reply that was lost is no failure: what is there is compared with what was to be copied.
         """
         if not self.uses_conditions:
             if self.head(destination) is not None:
@@ -271,7 +271,7 @@ class ObjectClient:
             _check_absent(error)
 
     def list(self, prefix: str) -> Listed:
-        """Name what lies right below a prefix, which may be empty for the whole bucket."""
+        """Name what is right below a prefix, which may be empty for the whole bucket."""
         obstore, store = self._client()
         found = self._send("list", prefix, lambda: obstore.list_with_delimiter(store, prefix=prefix or None))
         folders = [str(name).rstrip("/").rsplit("/", 1)[-1] for name in found["common_prefixes"]]
@@ -284,16 +284,16 @@ class ObjectClient:
             yield from (str(each["path"]) for each in some)
 
     def entries(self, prefix: str) -> Iterator[Sequence[Entry]]:
-        """Yield what lies below a prefix, at any depth, by one request each time."""
+        """Yield what is below a prefix, at any depth, by one request each time."""
         for some in self._pages(prefix, _AT_ONCE):
             yield [Entry(str(each["path"]), int(each["size"]), _plain_tag(each["e_tag"])) for each in some]
 
     def has_below(self, prefix: str) -> bool:
-        """True if any object lies below a prefix."""
+        """True if any object is below a prefix."""
         return any(bool(some) for some in self._pages(prefix, 1))
 
     def _pages(self, prefix: str, length: int) -> Iterator[Sequence[Any]]:
-        """Yield lists of what lies below a prefix, none of it twice.
+        """Yield lists of what is below a prefix, none of it twice.
 
         obstore does not repeat a list that is cut off, and cannot go on with it. So that is begun anew.
         """
@@ -399,6 +399,6 @@ _NO_GENERATION: Final = "1"
 
 
 def _check_absent(error: StorageError) -> None:
-    """Return if nothing lies there; raise for any other failure."""
+    """Return if nothing is there; raise for any other failure."""
     if error.errno != errno.ENOENT or error.problem == NO_BUCKET:
         raise error

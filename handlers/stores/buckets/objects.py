@@ -106,7 +106,7 @@ class Objects(Protocol):
         ...
 
     def copy_if_absent(self, source: str, destination: str) -> Created:
-        """Copy an object to where nothing lies. Of several who try at once, one succeeds."""
+        """Copy an object to where nothing is. Of several who try at once, one succeeds."""
         ...
 
     def copy(self, source: str, destination: str) -> None:
@@ -118,7 +118,7 @@ class Objects(Protocol):
         ...
 
     def list(self, prefix: str) -> Listed:
-        """Name what lies right below a prefix, which may be empty for everything."""
+        """Name what is right below a prefix, which may be empty for everything."""
         ...
 
     def walk(self, prefix: str) -> Iterator[str]:
@@ -126,11 +126,11 @@ class Objects(Protocol):
         ...
 
     def entries(self, prefix: str) -> Iterator[Sequence[Entry]]:
-        """Yield what lies below a prefix, at any depth, by one request each time. None of it is empty."""
+        """Yield what is below a prefix, at any depth, by one request each time. None of it is empty."""
         ...
 
     def has_below(self, prefix: str) -> bool:
-        """True if any object lies below a prefix."""
+        """True if any object is below a prefix."""
         ...
 
     def keeps_conditions(self, key: str, data: bytes) -> bool:

@@ -1,6 +1,6 @@
 """A published checkpoint in a bucket, as one list and a few reads side by side tell it.
 
-Opening a checkpoint asks some thirty times what lies where, how long it is and what it says. Each question is
+Opening a checkpoint asks some thirty times what is where, how long it is and what it says. Each question is
 a request of tens of milliseconds. So everything below the prefix is listed once, with lengths and tags; short
 objects are read at once; and what is asked afterwards is answered from that.
 """
@@ -43,11 +43,11 @@ class BucketSnapshot(StoreWrapper, Snapshot):
     What is asked about other paths, and all else, the store itself answers. See `Snapshot`.
 
     Args:
-        store: Where the checkpoint lies.
+        store: Where the checkpoint is.
         client: Of the bucket.
         path: Of the checkpoint.
         key: The same, in the bucket.
-        entries: What lies below it, by key.
+        entries: What is below it, by key.
         mark: The content of the mark when the objects were listed before, if they were.
     """
 
@@ -72,7 +72,7 @@ class BucketSnapshot(StoreWrapper, Snapshot):
         self._contents: dict[str, bytes] = {}
         self._mark: bytes | None = None
         self._n_asked = self._compared = 0
-        self._names: dict[str, set[str]] = {key: set()}  # of what lies right in each folder
+        self._names: dict[str, set[str]] = {key: set()}  # of what is right in each folder
         self._folders: dict[str, set[str]] = {key: set()}
         for found in entries:
             self._note(found)
@@ -98,7 +98,7 @@ class BucketSnapshot(StoreWrapper, Snapshot):
         except (ThrottledError, UnreachableError):
             raise
         except StorageError:
-            return  # whoever needs it will be told
+            return  # a read of it says so
 
         if found is not None and len(found.data) == entry.size:
             self._contents[entry.key] = found.data

@@ -96,7 +96,7 @@ def exchange(first: str, second: str, renameat2: Renameat2 = system_renameat2) -
     """Put `first` in the place of `second`, in one step where the file system can do that, else in three.
 
     Returns:
-        Where the old content of `second` lies now: at `first`, if they were swapped in one step.
+        Where the old content of `second` is now: at `first`, if they were swapped in one step.
 
     Raises:
         OSError: As `os.rename` does; the names are then as they were.
@@ -114,7 +114,7 @@ def exchange_in_steps(first: str, second: str) -> str:
     is intact under the aside name. If a rename fails, the earlier ones are undone.
 
     Returns:
-        Where the old content of `second` lies now.
+        Where the old content of `second` is now.
 
     Raises:
         OSError: As `os.rename` does; the names are then as they were.
@@ -132,7 +132,7 @@ def exchange_in_steps(first: str, second: str) -> str:
 
 
 def _remove_dangling(path: str) -> bool:
-    """Remove a link that leads nowhere; return False if something else lies at `path`.
+    """Remove a link that leads nowhere; return False if something else is at `path`.
 
     It is renamed first and looked at again, since another one may have replaced it meanwhile.
     """

@@ -72,7 +72,7 @@ class Checkpointer:
         profile: A profile in that file; by default the one that `PENSTOCK_PROFILE` names, if any.
         registry: Handlers for leaf types; by default those that come with penstock.
         save_pipeline, restore_pipeline: The stages of saves, and of restores.
-        store: Where checkpoints lie; by default the local file system, with the options of the config.
+        store: Where checkpoints are; by default the local file system, with the options of the config.
         save_format: How arrays are stored; overrides that of the config.
         layout: The format on disk; by default Orbax's is written, with `save_format`, and every format
             that penstock knows is read.
@@ -295,7 +295,7 @@ class Checkpointer:
             on_missing: `"keep"` keeps leaves of `like` that the checkpoint does not have.
             on_unexpected: `"skip"` leaves out what the checkpoint has and `like` has not.
             max_expansion: How many times the bytes stored a result without `like` may take; by default 1,000.
-            replica_axis: Of meshes, along which replicas lie: one reads, and the others receive.
+            replica_axis: Of meshes, along which replicas are: one reads, and the others receive.
             primary_replica: Which one reads.
             progress: As for `save`.
 
@@ -402,7 +402,7 @@ class Checkpointer:
         return await self.operations.metadata(path, item)
 
     async def verify(self, path: Path, *, item: str | None = None) -> VerifyReport:
-        """Compare all that lies at and below `path`, at rest, with its checksums; see `penstock.verify`."""
+        """Compare all that is at and below `path`, at rest, with its checksums; see `penstock.verify`."""
         return await self.operations.verify(path, item)
 
     @property

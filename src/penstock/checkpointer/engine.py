@@ -116,7 +116,7 @@ class Engine:
         return self.layout.written if isinstance(self.layout, AutoLayout) else self.layout
 
     def at(self, path: str) -> Engine:
-        """Return the engine for what lies at an absolute path or a URL: with the store that it lies in."""
+        """Return the engine for what is at an absolute path or a URL: with the store that it is in."""
         store = self.stores.at(path)
         bucket = bucket_of(path)
         if store is self.store or bucket is None:
@@ -172,7 +172,7 @@ class Engine:
         """Make the context of one save.
 
         Raises:
-            SpecError: If an option does not fit, `custom_metadata` cannot be written as JSON, or `base` lies
+            SpecError: If an option does not fit, `custom_metadata` cannot be written as JSON, or `base` is
                 in another store. If another layout than Orbax's is to be written to a bucket.
         """
         request.check()

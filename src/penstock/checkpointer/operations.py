@@ -417,7 +417,7 @@ class Operations:
         return await self.life.run(partial(engine.read_unchanged, final, threads, describe))
 
     async def verify(self, path: Path, item: str | None) -> VerifyReport:
-        """Compare what lies below `path` with its checksums."""
+        """Compare what is below `path` with its checksums."""
         threads, final = self.life.reading(), path_or_url(path)
         engine = self.engine.at(final)
         verification = Verification(engine.store, threads, engine.memory, engine.views)

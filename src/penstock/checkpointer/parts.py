@@ -90,7 +90,7 @@ class RestoreKeywords(TypedDict, total=False):
         on_unexpected: `"skip"` leaves out, unread, what the checkpoint has and `like` has not.
         max_expansion: How many times the bytes stored the result may take if there is no `like`; by default
             what the stage `plan` is configured to, which is 1,000. Results of up to 64 MiB are not compared.
-        replica_axis: In a job of several processes: the axis of meshes along which replicas lie. Of leaves
+        replica_axis: In a job of several processes: the axis of meshes along which replicas are. Of leaves
             of `like` with such a sharding one replica is read, by the processes that hold it, and
             sent to all others, in rounds within the memory budget. All processes call it at one time, and
             none runs other collectives meanwhile. Other leaves, and PRNG keys, each process reads itself.

@@ -138,7 +138,7 @@ class SingleReplicaTask:
         threads: Of the Checkpointer.
         pipeline: The stages.
         request: What is wanted, with a target.
-        axis: Of meshes, along which replicas lie.
+        axis: Of meshes, along which replicas are.
     """
 
     __slots__ = ("_axis", "_engine", "_pipeline", "_request", "_threads")

@@ -79,7 +79,7 @@ def _packages() -> list[Fact]:
 def _is_there(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it lies in
+    except ModuleNotFoundError:  # of the package that it is in
         return False
 
 
@@ -94,7 +94,7 @@ class Fact(NamedTuple):
 
     what: str
     value: str
-    verdict: str  #: `ok`, `slower`, `missing`, `optional`, or empty for what is only told
+    verdict: str  #: `ok`, `slower`, `missing`, `optional`, or empty for what is only shown
     remark: str = ""  #: what it means, where it is not ok
 
 

@@ -189,12 +189,12 @@ def _check_ours(path: str) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class TelemetryOptions:
-    """`[telemetry]`: who is told of saves and restores.
+    """`[telemetry]`: what observes saves and restores.
 
     Attributes:
         observers: Names: `"prometheus"` and `"opentelemetry"` (extra `metrics`), or of entry points of the
             group "penstock.observers", which are called without arguments.
-        keep_reports: How many reports of recent saves are kept in a small file beside the checkpoints,
+        keep_reports: How many reports of recent saves are kept in a small file next to the checkpoints,
             `_PENSTOCK_REPORTS.json`, which `penstock ui` shows. 0 writes none.
     """
 

@@ -605,7 +605,7 @@ class OpenArrays:
         return kernel.StoredLeaf(info, spec, array)
 
     def parts(self, numbers: Sequence[int], leaves: Sequence[int]) -> Sequence[Sequence[kernel.Written]]:
-        """Say of no array where its bytes lie: TensorStore knows."""
+        """Say of no array where its bytes are: TensorStore knows."""
         return [()] * len(numbers)
 
     def reads(

@@ -114,7 +114,7 @@ def construct_maximal_shardings(abstract_state: Any, devices: Sequence[Any] | No
 
     Args:
         abstract_state: A tree of arrays, or of structs with their shape.
-        devices: Where the parts are to lie; by default on all.
+        devices: Where the parts are to be; by default on all.
     """
     chosen = np.asarray(_jax.devices() if devices is None else devices)
     return _jax.tree.map(partial(_sharding_of, devices=chosen), abstract_state)

@@ -91,7 +91,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         save_device_host_concurrent_bytes: Bytes copied from devices at once; or `"auto"`, for as much as
             the machine can spare.
         memory_limit_options: The upper limit of `"auto"`.
-        use_ocdbt: Whether all arrays lie in one OCDBT database; else each in a directory of its own.
+        use_ocdbt: Whether all arrays are in one OCDBT database; else each in a directory of its own.
         use_zarr3: Whether arrays are of zarr version 3; else 2.
         use_compression: Whether chunks that compress well are compressed, with zstd.
         multiprocessing_options: Which processes save.
@@ -474,7 +474,7 @@ def own_links(path: str, loop: LoopThread[Resources]) -> Mapping[str, Any]:
 
     Args:
         path: The item of the step, as it is being built.
-        loop: Of the handler that saves; once the step is complete it notes where the values lie.
+        loop: Of the handler that saves; once the step is complete it notes where the values are.
     """
     links = links_in_force()
     if links is None:
@@ -489,7 +489,7 @@ def joint_links(place: ItemPlace | JointDirectory, loop: LoopThread[Resources]) 
 
     Args:
         place: The item of the step; nothing is linked if it is a whole checkpoint.
-        loop: Of the handler that saves; once the step is published it notes where the values lie.
+        loop: Of the handler that saves; once the step is published it notes where the values are.
     """
     links = links_in_force()
     if links is None or isinstance(place, JointDirectory):

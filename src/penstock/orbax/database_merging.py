@@ -26,7 +26,7 @@ _CHUNKS: Final = (re.compile(r"(?:^|/)\d+(?:\.\d+)*$"), re.compile(r"(?:^|/)c(?:
 
 
 def is_ocdbt_checkpoint(path: Any) -> bool:
-    """Return whether the arrays of the tree at `path` lie in a database."""
+    """Return whether the arrays of the tree at `path` are in a database."""
     return Path(path, file_names.MANIFEST).exists()
 
 

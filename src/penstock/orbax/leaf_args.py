@@ -1,4 +1,4 @@
-"""Arguments of single leaves: where they lie, and how they are saved and restored.
+"""Arguments of single leaves: where they are, and how they are saved and restored.
 
 Plain data under Orbax's names, for type handlers.
 """
@@ -71,7 +71,7 @@ class ParamInfo:
         skip_deserialize: Whether the leaf is not read.
         byte_limiter: Bounds the bytes that are read or written at once: what has `reserved_bytes`.
         device_host_byte_limiter: Likewise for copies from device to host.
-        is_ocdbt_checkpoint: Whether arrays lie in one OCDBT database, or each in its own directory.
+        is_ocdbt_checkpoint: Whether arrays are in one OCDBT database, or each in its own directory.
         use_compression: Whether chunks are compressed with zstd.
         use_zarr3: Whether arrays are of zarr version 3; else 2.
         ocdbt_target_data_file_size: Bytes after which a data file is followed by another; 0: never.

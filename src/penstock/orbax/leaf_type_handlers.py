@@ -713,7 +713,7 @@ class SingleReplicaArrayHandler(ArrayHandler):
     one requires that there are replicas.
 
     Args:
-        replica_axis_index: The axis of the mesh along which replicas lie.
+        replica_axis_index: The axis of the mesh along which replicas are.
         primary_replica_id: Which replica is read.
         broadcast_memory_limit_bytes: Has no effect: the checkpointer's `restore_concurrent_bytes` is the
             limit, of which a round takes a quarter.

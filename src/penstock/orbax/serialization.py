@@ -86,7 +86,7 @@ def kvstore_spec(
     Args:
         directory: Of the tree; absolute, or of a `gs://` bucket.
         name: The prefix of all keys: the stored name of a leaf.
-        use_ocdbt: Whether they lie in a database there; else each is a file.
+        use_ocdbt: Whether they are in a database there; else each is a file.
         process: The directory of one process, within.
         writing: What to write to a database with; None to read it.
 

@@ -46,7 +46,7 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         restore_concurrent_gb: Likewise for restores.
         multiprocessing_options: Which processes save.
         pytree_metadata_options: How structure is recorded.
-        use_ocdbt: Whether all arrays lie in one OCDBT database.
+        use_ocdbt: Whether all arrays are in one OCDBT database.
     """
 
     _ORBAX_NAME = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"

@@ -26,7 +26,7 @@ class _Together:
         self._held: int | None = None
 
     def hold(self) -> None:
-        # What is open keeps its inode number: nothing else that comes to lie there is taken for it.
+        # What is open keeps its inode number: nothing else that comes to be there is taken for it.
         with suppress(OSError):
             self._held = os.open(self._built, os.O_RDONLY | os.O_DIRECTORY)
 

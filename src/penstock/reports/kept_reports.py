@@ -1,4 +1,4 @@
-"""Reports of recent saves, kept in a small file beside the checkpoints, for `penstock ui`.
+"""Reports of recent saves, kept in a small file next to the checkpoints, for `penstock ui`.
 
 The file is nobody's checkpoint: those who list steps look at directories. What is read back is untrusted.
 """
@@ -91,7 +91,7 @@ class ReportKeeper:
         self._turn = Lock()
 
     async def keep(self, store: Store, threads: Threads, report: SaveReport, most: int) -> None:
-        """Add a report to those beside its checkpoint, of which the last `most` are kept.
+        """Add a report to those next to its checkpoint, of which the last `most` are kept.
 
         Raises:
             StorageError: If the medium refuses.

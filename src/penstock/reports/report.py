@@ -54,7 +54,7 @@ class StageReport:
     nbytes: int  #: array bytes
     stages: tuple[StageStatistics, ...] = field(default=(), repr=False, compare=False, kw_only=True)
     requests: RequestFigures | None = field(default=None, repr=False, compare=False, kw_only=True)
-    """Requests to the bucket from its begin to its end, with those of others at that time; None if it lies in
+    """Requests to the bucket from its begin to its end, with those of others at that time; None if it is in
     none."""
 
     @property

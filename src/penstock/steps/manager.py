@@ -558,7 +558,7 @@ def _own_or_given(
     """Return the Checkpointer that was given, or a new one with the options; and that one if it is new.
 
     Raises:
-        SpecError: If there is one and an option beside it.
+        SpecError: If there is one and an option as well.
     """
     if given is None:
         made = Checkpointer(**options)

@@ -203,7 +203,7 @@ class StepSaves:
         return future
 
     async def _contents(self, step: int, items: object, metrics: Mapping[str, Any] | None) -> Composite:
-        """Return what is to be saved as a step, once nothing that lies there is being deleted."""
+        """Return what is to be saved as a step, once nothing that is there is being deleted."""
         try:
             await self._steps.root.hold()
             if metrics is not None:
@@ -307,7 +307,7 @@ class StepSaves:
         del self._pending[step]
         self._followed.append(pending)
         if future.status != "failed":
-            self._not_durable.clear()  # their names lie in the same directory
+            self._not_durable.clear()  # their names are in the same directory
             self.catalogue.add(step, pending.name)
             self.note_base(step)
         elif future.published and not self._is_joint:  # the other processes do not know

@@ -94,7 +94,7 @@ async def describe_step(run: RestoreRun, path: str, step: int) -> StepMetadata:
 def _inner_items(store: Store, path: str) -> Sequence[str | None]:
     """Name the items of a step; one without a name is the step itself."""
     names = item_names(store, path)
-    store.check_links(path, path)  # metrics and metadata lie beside the items
+    store.check_links(path, path)  # metrics and metadata are next to the items
 
     return names or [None]
 
@@ -102,7 +102,7 @@ def _inner_items(store: Store, path: str) -> Sequence[str | None]:
 def _with_the_rest(
     store: Store, path: str, step: int, items: Mapping[str, CheckpointMetadata]
 ) -> StepMetadata:
-    """Add what lies beside the items."""
+    """Add what is next to the items."""
     inside = store.list_directory(path)
     about = SealedDocuments.open(store, path, inside).about(inside)
     return StepMetadata(

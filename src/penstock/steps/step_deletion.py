@@ -33,7 +33,7 @@ class Deleter:
     nothing any more.
 
     Args:
-        store: Where `root` lies.
+        store: Where `root` is.
         threads: For its blocking calls, which a cancellation may leave.
         root: The directory of steps.
         trash: A folder in `root` that steps are moved to instead; None to remove them.

@@ -108,7 +108,7 @@ def find_steps(
     names, only those with a mark; on a disk, where Orbax can do so, unfinished ones at the end are left out.
 
     Args:
-        store: Where it lies.
+        store: Where it is.
         root: The directory of steps; it need not exist.
         names: Names of step directories.
         listed: What `list_root` returned just now.
@@ -166,7 +166,7 @@ class StepReader:
     """Reads what policies look at in one step after another. Blocking.
 
     Args:
-        store: Where the steps lie.
+        store: Where the steps are.
     """
 
     __slots__ = ("_store",)

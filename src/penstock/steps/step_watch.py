@@ -150,7 +150,7 @@ def watch_steps(
 ) -> Watch:
     """Watch a root in any store, as `watch` does; `on_step` is called with each step and its name first.
 
-    Without a store it is the one that the root lies in, with the options of the process's configuration.
+    Without a store it is the one that the root is in, with the options of the process's configuration.
     """
     if not interval_s > 0:
         raise SpecError(f"interval_s must be positive, not {interval_s}")

@@ -37,7 +37,7 @@ TellReport: TypeAlias = "Callable[[StageReport], object]"
 
 @runtime_checkable
 class Observer(Capability, Protocol):
-    """Is told of every save and restore of a Checkpointer, in the event loop: it must not block.
+    """Hears of every save and restore of a Checkpointer, in the event loop: it must not block.
 
     An error of its own is logged as `telemetry.failed`, and disturbs nothing.
     """

@@ -25,7 +25,7 @@ class OpenTelemetrySpans:
     """An observer that makes a span `penstock.save` or `penstock.restore`, and one in it for each stage.
 
     Its parent is the span in which `save` or `restore` was called, also of a save that goes on in the
-    background. It is the current span for the stages and the store: what these trace lies in it.
+    background. It is the current span for the stages and the store: what these trace is in it.
 
     Args:
         provider: By default the global one.

@@ -58,7 +58,7 @@ class CrashStore(StoreWrapper):
 
     Args:
         inner: The store that does the work, on files of the operating system.
-        root: The directory in which all of it happens, and which `lose_power` rewrites. What lies there is
+        root: The directory in which all of it happens, and which `lose_power` rewrites. What is there is
             durable.
         unsynced: Files below `root` of which the names are durable and the bytes are not: some time after
             `cp -r`, for example.
@@ -270,7 +270,7 @@ class RecordedDisk:
     one is asked for; `record` does so.
 
     Args:
-        root: The directory. What lies there is durable.
+        root: The directory. What is there is durable.
         unsynced: Files below it of which the names are durable, and the bytes are not.
     """
 
@@ -415,7 +415,7 @@ class RecordedDisk:
         yield Names((self._entry(first, self.there(second)), self._entry(second, self.there(first))))
 
     def find(self, path: str) -> Node | None:
-        """Return what lies at `path`; None if nothing does."""
+        """Return what is at `path`; None if nothing is."""
         node: Node | None = self._disk.top
         for name in self._parts(path):
             if node is None:
@@ -426,7 +426,7 @@ class RecordedDisk:
         return node
 
     def there(self, path: str) -> Node:
-        """Return what lies at `path`."""
+        """Return what is at `path`."""
         node = self.find(path)
         assert node is not None, f"{path} is not there"
         return node

@@ -261,7 +261,7 @@ class StoreConformance(StoreCase):
 class DirectoryConformance(StoreCase):
     """Tests of a store with directories, which may be empty, and in which a file has nothing below it.
 
-    An object store has none: a prefix is a directory as long as something lies below it.
+    An object store has none: a prefix is a directory as long as something is below it.
     """
 
     def test_a_directory_is_there_before_anything_is_in_it(self, tmp_path: Path) -> None:

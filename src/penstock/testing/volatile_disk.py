@@ -201,7 +201,7 @@ class VolatileDisk:
     """The durable state of a disk, and the changes since, in order.
 
     Attributes:
-        top: The directory in which all of it lies.
+        top: The directory in which all of it is.
     """
 
     top: Node = field(default=Node(0, is_directory=True))

@@ -163,7 +163,7 @@ def _names_of(strings: Mapping[str, object], above: str = "") -> Iterator[str]:
 
 
 def _entries(types: Mapping[str, str]) -> Iterator[tuple[str, object]]:
-    """Yield an entry for each name. They are split at dots, unless one leaf would then lie in another."""
+    """Yield an entry for each name. They are split at dots, unless one leaf would then be in another."""
     paths = {name: tuple(name.split(".")) if name else () for name in types}
     above = {path[:depth] for path in paths.values() for depth in range(len(path))}
     whole = not above.isdisjoint(paths.values())

@@ -46,7 +46,7 @@ class LeafChanges:
             leaves: Of the tree.
 
         Raises:
-            SpecError: If two would have one name, or one would lie within another.
+            SpecError: If two would have one name, or one would be within another.
         """
         if self._options.rename is None:
             return [(leaf.info, leaf) for leaf in leaves]

@@ -194,7 +194,7 @@ class NpzWriting:
             PenstockError: If a leaf cannot be read, or the medium refuses.
 
         Cancellation:
-            Nothing is left at `final` nor next to it.
+            Nothing is left at `final` or next to it.
         """
         started = time.perf_counter()
         recognises = partial(is_npz, self.store)

@@ -73,7 +73,7 @@ async def seal(path: Path, *, store: Store | None = None, config: Config | Path 
         NotACheckpointError: If there is none.
         InUseError: If somebody reads or deletes it now.
         ReplacedError: If it was replaced again and again while it was read.
-        UnsupportedFormatError: If it is safetensors without digests: they lie in the header, so that only
+        UnsupportedFormatError: If it is safetensors without digests: they are in the header, so that only
             `convert` adds them, to a copy.
         PenstockError: As `restore`, if it cannot be opened.
 
@@ -93,7 +93,7 @@ async def seal(path: Path, *, store: Store | None = None, config: Config | Path 
 
     for checkpoint in checkpoints:
         seal_one = partial(_seal_checkpoint, store, threads, checkpoint, count)
-        # Held alone: the record must not come to lie in another one that has taken its place.
+        # Held alone: the record must not come to be in another one that has taken its place.
         done = await read_unchanged(store, threads, checkpoint, seal_one, store.hold)
         sealed += [directory for directory, is_new in done if is_new]
         unchanged += [directory for directory, is_new in done if not is_new]
