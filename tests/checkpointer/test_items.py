@@ -28,6 +28,7 @@ from penstock.errors import (
 )
 from penstock.handlers import Composite, LocalStore
 from penstock.items import Array, Json, NumpyRandomKey, Proto, PyTree, RandomKey
+from penstock.kernel import StoreWrapper
 from penstock.testing import FaultyStore
 
 AssertSame = Callable[[Any, Any], None]
@@ -164,27 +165,22 @@ class TestAll:
         assert penstock.sync.restore_items(tmp_path) == {"config": 10, "state": {"x": 10}}
 
     def test_all_of_one_checkpoint_though_it_is_replaced_meanwhile(self, tmp_path: Path) -> None:
-        path = tmp_path / "ckpt"
-        save(path, Composite(a=Json(1), b={"x": 1}))
-        store = FaultyStore(LocalStore())
+        ckpt = tmp_path / "ckpt"
+        save(ckpt, Composite(a=Json(1), b={"x": 1}))
         again: list[int] = []
 
-        class Replaced:
+        class Replaced(StoreWrapper):
             """Replaces the checkpoint once the first item has been read."""
 
-            def __getattr__(self, name: str) -> Any:
-                return getattr(store, name)
-
-            def read_file(self, file: str) -> bytes:
-                data = store.read_file(file)
-                if file.endswith("a/metadata") and not again:
+            def read_file(self, path: str) -> bytes:
+                data = self.inner.read_file(path)
+                if path.endswith("a/metadata") and not again:
                     again.append(1)
-                    save(path, Composite(a=Json(2), b={"x": 2}), overwrite=True)
+                    save(ckpt, Composite(a=Json(2), b={"x": 2}), overwrite=True)
                 return data
 
-        replaced: Any = Replaced()
-        with penstock.sync.Checkpointer(store=replaced) as checkpointer:
-            assert checkpointer.restore_items(path) == {"a": 2, "b": {"x": 2}}
+        with penstock.sync.Checkpointer(store=Replaced(LocalStore())) as checkpointer:
+            assert checkpointer.restore_items(ckpt) == {"a": 2, "b": {"x": 2}}
         assert again == [1]
 
 
