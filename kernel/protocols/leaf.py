@@ -112,7 +112,7 @@ class LeafSpec:
     itemsize: int = 0  #: bytes of one stored element
     chunk_shape: tuple[int, ...] = ()  #: divides `shape`; every axis at least 1
     write_shape: tuple[int, ...] | None = None  #: the part that one replica writes, of what devices hold
-    text: str | None = None  #: the value of a string leaf
+    text: str | None = None  #: the value of a leaf that is kept as text, of any type
     sharding: str | None = None  #: which devices held which part, as its handler says it: a JSON text
     random_key_impl: str | None = None  #: of random keys: the generator that they are for
     codec: str | None = None

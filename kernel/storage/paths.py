@@ -97,7 +97,9 @@ def path_or_url(path: str | os.PathLike[str]) -> str:
     if url is not None:
         # pathlib makes `gs:/bucket` of `gs://bucket`, which must not become a folder called `gs:`.
         if url["scheme"] != "file" or (url["host"] or "") not in {"", "localhost"}:
-            problem = f"names a {url['scheme']}:// store; local paths, s3://, gs:// and az:// are supported"
+            *others, last = [f"{name}://" for name in SCHEMES.names()]
+            known = f"{', '.join(others)} and {last}"
+            problem = f"names a {url['scheme']}:// store; local paths, {known} are supported"
             raise PathError(_without_secrets(text), problem)
 
         text = unquote(url["path"])

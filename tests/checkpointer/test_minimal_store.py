@@ -194,3 +194,12 @@ async def test_data_files_are_as_large_as_the_store_prefers() -> None:
 
     assert len(sizes[None]) == 1
     assert len(sizes[100_000]) == 4
+
+
+async def test_a_store_in_memory_takes_urls_for_paths(assert_same: AssertSame) -> None:
+    store = MemoryStore()
+    async with Checkpointer(store=store) as checkpointer:
+        await (await checkpointer.save("s3://bucket/run/1", state()))
+        assert_same(await checkpointer.restore("s3://bucket/run/1", like=state(2)), state())
+
+    assert store.kind("s3://bucket/run/1") == "directory"

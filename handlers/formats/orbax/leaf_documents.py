@@ -20,6 +20,7 @@ __all__ = (
     "encode_shardings",
     "encode_strings",
     "find_string",
+    "stored_text",
 )
 
 import json
@@ -228,13 +229,24 @@ def find_string(path: str, document: dict[str, object], name: str, key_path: str
     Raises:
         CorruptCheckpointError: If there is no string at that place; names the leaf.
     """
-    place: object = document
-    for step in _steps(name):
-        place = _member(place, step)
-
+    place = _at(document, name)
     if not isinstance(place, str):
         problem = "is missing" if place is None else "is not a string"
         raise CorruptCheckpointError(path, f"the string {name!r} {problem}", key_path=key_path)
+
+    return place
+
+
+def stored_text(document: dict[str, object], name: str) -> str | None:
+    """Return the text of a leaf by its stored name; None if it has none."""
+    place = _at(document, name)
+    return place if isinstance(place, str) else None
+
+
+def _at(document: dict[str, object], name: str) -> object:
+    place: object = document
+    for step in _steps(name):
+        place = _member(place, step)
 
     return place
 

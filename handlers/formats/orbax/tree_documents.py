@@ -40,6 +40,7 @@ from penstock.handlers.formats.orbax.leaf_documents import (
     decode_shardings,
     decode_strings,
     find_string,
+    stored_text,
 )
 from penstock.handlers.formats.orbax.msgpack_files import PackedLeaf, packed_spec, read_tree
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
@@ -350,13 +351,20 @@ def leaf_table(
                 key_path = show_key_path(tree.keys[at], tree.kinds[at])
                 spec = LeafSpec(typestr, text=find_string(*strings, name, key_path))
             elif form is None:
-                spec = known[shared] = LeafSpec(typestr)
+                spec = LeafSpec(typestr) if typestr in foreign else _spec_of_text(strings, names[at], typestr)
+                if spec.text is None:
+                    known[shared] = spec
             else:
                 spec = known[shared] = _array_spec(form, typestr, write_shape, sharding, key_impl)
 
         specs.append(spec)
 
     return LeafTable(tree.keys, tree.kinds, specs, formats, arrays.index.rows, details)
+
+
+def _spec_of_text(strings: tuple[str, dict[str, object]], name: str, typestr: str) -> LeafSpec:
+    """Return the spec of a leaf without an array, with its text if a handler of another type stored one."""
+    return LeafSpec(typestr, text=stored_text(strings[1], name) if strings[1] else None)
 
 
 def _array_spec(

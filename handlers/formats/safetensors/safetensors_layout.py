@@ -94,6 +94,9 @@ def check_leaf(info: ParamInfo, spec: LeafSpec) -> None:
         if spec.text is None and not spec.is_empty_marker:
             problem = f"a {spec.typestr} is stored in files of its own handler, which safetensors cannot hold"
             raise InvalidLeafError(info.key_path, problem)
+        if spec.text is not None and spec.typestr != "string":
+            problem = f"a {spec.typestr} is kept as text, which would come back from safetensors as a string"
+            raise InvalidLeafError(info.key_path, problem)
         return
 
     if spec.codec is not None:

@@ -270,8 +270,9 @@ class StoreOptions:
             ConfigError: If another distribution's scheme is broken, or nobody has it.
         """
         if scheme in SCHEMES.own:
-            own: BucketOptions = getattr(self, scheme)
-            return own
+            own: BucketOptions | None = getattr(self, scheme, None)
+            if own is not None:
+                return own
 
         found = SCHEMES.find(scheme)
         if found is None:

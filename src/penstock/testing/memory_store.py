@@ -6,7 +6,7 @@ __all__ = ("MemoryStore", "lockless_store")
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from threading import RLock
@@ -172,12 +172,9 @@ class MemoryStore(Store):
 
     def _key(self, path: str) -> str:
         """Follow the mark of the path or of a parent."""
-        above = path
-        while above != "/":
+        for above in _from(path):
             if above in self._marks:
                 return self._marks[above] + path[len(above) :]
-
-            above = os.path.dirname(above)
 
         return path
 
@@ -191,12 +188,9 @@ class MemoryStore(Store):
 
     def _check_parents(self, operation: str, path: str) -> None:
         with self._lock:
-            above = os.path.dirname(path)
-            while above != "/":
+            for above in _from(os.path.dirname(path)):
                 if self._key(above) in self._objects:
                     raise StorageError(operation, path, f"{above!r} is a file", errno.ENOTDIR)
-
-                above = os.path.dirname(above)
 
 
 @final
@@ -248,6 +242,13 @@ class _MemoryReadableFile:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def _from(path: str) -> Iterator[str]:
+    """Yield a path and what is above it, below the root: of a URL, too."""
+    while path not in {"", "/"}:
+        yield path
+        path = os.path.dirname(path)
 
 
 def _is_within(key: str, prefix: str) -> bool:
