@@ -148,10 +148,10 @@ if TYPE_CHECKING:
     from penstock.handlers import dtypes
     from penstock.handlers.formats.orbax import checkpoint_metadata, document_files, file_names
     from penstock.handlers.formats.orbax import storage_choice as chunk_shapes
+    from penstock.handlers.formats.orbax.item_survey import check_arrays
     from penstock.handlers.formats.orbax.leaf_documents import encode_strings
     from penstock.handlers.formats.orbax.msgpack_files import CHUNKED
     from penstock.handlers.formats.orbax.orbax_layout import CUSTOM, TreeDirectory
-    from penstock.handlers.formats.orbax.recorded_arrays import check_arrays
     from penstock.handlers.layouts.discovery import find_place
     from penstock.handlers.leaves import prng_keys
     from penstock.handlers.leaves.adapted_handler import AdaptedHandler
@@ -219,7 +219,7 @@ else:
             ),
             "penstock.handlers.formats.orbax.leaf_documents": ("encode_strings",),
             "penstock.handlers.formats.orbax.msgpack_files": ("CHUNKED",),
-            "penstock.handlers.formats.orbax.recorded_arrays": ("check_arrays",),
+            "penstock.handlers.formats.orbax.item_survey": ("check_arrays",),
             "penstock.handlers.formats.orbax.orbax_layout": (
                 "CUSTOM",
                 "TreeDirectory",

@@ -1,12 +1,12 @@
 """Lists what of an item can be compared with a checksum, which leaves are where, and what cannot be compared.
 
-`survey_item` is what `penstock verify` and repairs go by; `holds_recorded_bytes` looks for the bytes of a
-lost leaf in another checkpoint.
+`survey_item` is what `penstock verify` and repairs go by. `check_arrays` compares chosen arrays of a tree.
+`holds_recorded_bytes` looks for the bytes of a lost leaf in another checkpoint.
 """
 
 from __future__ import annotations
 
-__all__ = ("Survey", "holds_recorded_bytes", "survey_item")
+__all__ = ("Survey", "check_arrays", "holds_recorded_bytes", "survey_item")
 
 import math
 import os
@@ -14,7 +14,9 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Final, TypeAlias, final
 
 from crc32c import crc32c
@@ -36,11 +38,19 @@ from penstock.handlers.formats.orbax.file_names import (
     STRINGS,
 )
 from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
+from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
-from penstock.handlers.formats.verification import BLOCK_BYTES, Finding, RecordedRange, finding_of
+from penstock.handlers.formats.verification import (
+    BLOCK_BYTES,
+    Finding,
+    RecordedRange,
+    check_ranges,
+    finding_of,
+)
 from penstock.handlers.formats.zarr import grid_indices
+from penstock.handlers.ocdbt.database_reader import read_index
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline
-from penstock.kernel.errors import CorruptCheckpointError, PenstockError
+from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, PenstockError
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import ReadableFile, Store
 
@@ -259,6 +269,64 @@ def _covered(runs: Sequence[tuple[int, int]], start: int, stop: int) -> bool:
     """Return whether all bytes between two offsets have a checksum."""
     at = bisect_right(runs, (start, math.inf)) - 1
     return start >= stop or (at >= 0 and runs[at][1] >= stop)
+
+
+def check_arrays(store: Store, directory: str, names: AbstractSet[str]) -> None:
+    """Compare arrays of a tree, and the documents that describe them, with what is recorded. Blocking.
+
+    Args:
+        store: Where.
+        directory: Of the tree; one that is not there is left to who reads it.
+        names: The stored names of the arrays.
+
+    Raises:
+        ChecksumError: If something is not as it was written.
+    """
+    if store.kind(directory) != "directory":
+        return
+
+    inside = store.list_directory(directory)
+    sealed = SealedDocuments.open(store, directory, inside)
+    for document in sealed.recorded.documents:
+        if document.rpartition("/")[0] in names:
+            sealed.read(document)
+
+    found = set(_in_directories(sealed, names))
+    if MANIFEST in inside and sealed.recorded.files:
+        found |= set(_in_database(store, sealed, names))  # which compares the nodes of the index
+
+    for file, ranges in groupby(sorted(found), key=lambda one: one[0]):
+        path = os.path.join(directory, file)
+        wanted = [RecordedRange(path, checksum, (name,)) for _, checksum, name in ranges]
+        for finding in check_ranges(store, wanted):
+            raise ChecksumError(path, finding.problem, key_path=finding.key_paths[0])
+
+
+def _in_directories(sealed: SealedDocuments, names: AbstractSet[str]) -> Iterator[tuple[str, Checksum, str]]:
+    for file, checksums in sealed.recorded.files.items():
+        steps = file.split("/")
+        for name in names & {"/".join(steps[:depth]) for depth in range(1, len(steps))}:
+            for checksum in checksums:
+                yield file, checksum, name
+
+
+def _in_database(
+    store: Store, sealed: SealedDocuments, names: AbstractSet[str]
+) -> Iterator[tuple[str, Checksum, str]]:
+    index = read_index(store, sealed.directory)
+    for name in names:
+        for row in index.rows_below(f"{name}/".encode()):
+            value = index.value(row)
+            if not isinstance(value, Indirect):
+                continue
+
+            recorded = sealed.recorded.files.get(value.file, NONE)
+            for at in range(max(recorded.from_offset(value.offset + 1) - 1, 0), len(recorded)):
+                checksum = recorded[at]
+                if checksum.offset >= value.offset + value.length:
+                    break
+                if checksum.offset + checksum.nbytes > value.offset:
+                    yield value.file, checksum, name
 
 
 def holds_recorded_bytes(

@@ -17,9 +17,14 @@ import penstock
 from penstock.cli.chosen_items import Chosen, fitting
 from penstock.cli.terminal import CommandError, Output, Table, in_options, say_error
 from penstock.inspection.leaf_values import Difference, compare_values, read_values
-from penstock.inspection.stored_leaves import ItemFacts, LeafFacts
+from penstock.inspection.stored_leaves import (
+    ItemFacts,
+    LeafFacts,
+    Pair,
+    TreeComparison,
+    compare_trees,
+)
 from penstock.inspection.texts import shape_text
-from penstock.inspection.tree_comparison import Pair, TreeComparison, compare_trees
 from penstock.reports.report import counted
 
 Compared: TypeAlias = tuple[ItemFacts, ItemFacts, TreeComparison]

@@ -19,9 +19,15 @@ from penstock.handlers.layouts.discovery import find_place
 from penstock.inspection.layers import Rectangle, layers_of, treemap
 from penstock.inspection.leaf_values import compare_values, read_values
 from penstock.inspection.step_listing import StepFacts, list_checkpoints, paths_by_name
-from penstock.inspection.stored_leaves import ItemFacts, LeafFacts, read_items
+from penstock.inspection.stored_leaves import (
+    ItemFacts,
+    LeafFacts,
+    Pair,
+    TreeComparison,
+    compare_trees,
+    read_items,
+)
 from penstock.inspection.texts import iso_time, one_line, shape_text, sharding_text
-from penstock.inspection.tree_comparison import Pair, TreeComparison, compare_trees
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.protocols.stores import Store
