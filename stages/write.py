@@ -645,7 +645,7 @@ class _ArrangedFiles:
             return self._begun
 
     def _open(self, begun: _Begun, name: str) -> DataFile:
-        """Return a file, which is created for whoever is first."""
+        """Return a file, which the first caller creates."""
         file = begun.files[name]
         with self._lock:
             if file.opened is None:

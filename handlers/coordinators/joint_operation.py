@@ -46,7 +46,7 @@ class JointOperation:
     Every process calls, inside `running` and in this order: `agree`; the primary `begin`, the others
     `wait_begun`; all `meet`, if they must; the primary `parts`, the others `bring` and `wait_decided`; all
     `publish`. `combine` stands for what follows the meeting, where nothing is published but what is said.
-    Whoever fails sets the verdict. Then all the others are cancelled within `running`, which raises it:
+    One that fails sets the verdict. Then all the others are cancelled within `running`, which raises it:
     nobody waits for who has failed.
 
     The primary alone judges who is silent. The others judge the primary, by their own clocks and later.

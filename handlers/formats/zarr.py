@@ -189,7 +189,7 @@ def _last_step(form: ArrayFormat) -> tuple[str, dict[str, object]]:
     """Return the name and the options of what encodes a chunk last; an empty name if nothing does."""
     version_2 = form.version == 2
     step: object = form.metadata.get("compressor") if version_2 else form.metadata["codecs"][-1]
-    if not isinstance(step, dict):  # none, or damaged: whoever decodes the chunks says so
+    if not isinstance(step, dict):  # none, or damaged: the decoder of the chunks says so
         return "", {}
 
     codec = cast("dict[str, object]", step)

@@ -85,7 +85,7 @@ _RECORDS: Final = frozenset({CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY, V1_MAR
 @final
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What is at a path."""
+    """The answer to what is at a path."""
 
     path: str  #: absolute, or a URL
     kind: PlaceKind

@@ -139,7 +139,7 @@ class DirectoryHold(Hold):
         return self._number >= 0
 
     def give_up_spare(self) -> None:
-        """Close the second descriptor, for whoever removes the directory now."""
+        """Close the second descriptor: the directory is removed next."""
         spare, self._spare = self._spare, -1
         if spare >= 0:
             with suppress(OSError):  # it has only been opened
@@ -358,7 +358,7 @@ def _hold_beside(beside: str, path: str, system: FileSystem) -> DirectoryHold:
     try:
         hold = DirectoryHold(beside, name=path, system=system)
     except InUseError as error:
-        if is_made and error.more and os.path.lexists(path):  # whoever claims the name needs this no more
+        if is_made and error.more and os.path.lexists(path):  # a claim of the name needs this no more
             _remove_if_empty(beside)
         raise InUseError(path, error.more) from error
     except BaseException as error:

@@ -483,7 +483,7 @@ class LocalStore(Directories, SystemFiles):
     def share(self, source: str, destination: str) -> Literal["link"]:
         """Give the file at `source` a second name, which must be free, on the same file system.
 
-        Its bytes are made durable: whoever wrote them, as `cp -r`, may not have synced them.
+        Its bytes are made durable: their writer, as `cp -r`, may not have synced them.
 
         Raises:
             StorageError: With EXDEV, EPERM, EMLINK or ENOTSUP where that is not possible. The file is not

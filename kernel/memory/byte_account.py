@@ -161,7 +161,7 @@ class ByteAccount:
     def acquire_nowait(self, nbytes: int, *, flow: str = "") -> ByteLease | None:
         """Lease `nbytes` if they are free and nobody waits; else return None.
 
-        Whoever holds bytes already may ask for more in this way: it cannot wait for itself.
+        A holder of bytes may ask for more in this way: it cannot wait for itself.
         """
         _refuse_negative(nbytes)
         rooms = self._rooms(flow)
@@ -421,7 +421,7 @@ class MemoryWaits:
         return self._waited_s + under_way
 
 
-# Like the task itself, this belongs to whoever runs: tasks that a stage starts inherit it.
+# Like the task itself, this belongs to the running task: tasks that a stage starts inherit it.
 _CURRENT: Final[ContextVar[MemoryWaits | None]] = ContextVar("penstock_memory_waits", default=None)
 
 

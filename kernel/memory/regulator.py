@@ -193,7 +193,7 @@ class MemoryRegulator:
             flow: Who asks; what saves hold counts as staged, too.
 
         Returns:
-            A lease. Whoever holds it releases it, exactly where the bytes die.
+            A lease. Its holder releases it, exactly where the bytes die.
 
         Raises:
             LeaseTooLargeError: If `nbytes` exceeds the limit and `admit_oversize` is not set.

@@ -77,7 +77,7 @@ class SavePlan:
     infos: Sequence[ParamInfo]  #: of every leaf, in flatten order
     specs: Sequence[LeafSpec]  #: of the same leaves, as they leave the last stage that changes any
     handlers: Sequence[LeafHandler]  #: of the same leaves
-    kept: WrittenBatch | None = None  #: leaves that the base holds already, where they are there
+    kept: WrittenBatch | None = None  #: leaves that the base holds already, with their places there
     digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  #: by stored name, if asked for
     references: References = field(default_factory=dict[str, "ReferenceType[Any]"])
     """What can never change of what is saved, by stored name."""

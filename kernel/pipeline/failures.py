@@ -98,7 +98,7 @@ def forget_on_error() -> Generator[None]:
 
 @final
 class Failure:
-    """A failure that is raised to whoever asks, any number of times.
+    """A failure that is raised to each caller, any number of times.
 
     As long as somebody has the exception that was raised last, the next one gets that, too. It is not kept
     here: it refers to the frames of callers. Then an equal one is made, with the first traceback.

@@ -117,7 +117,7 @@ class Layout(CheckpointFinder, Protocol):
         name, are stored with the checkpoint. Documents `beside` its own were written already, named from the
         checkpoint; they are only recorded.
 
-        Each may be made when it is asked for. Whoever takes them writes it and lets it go before the next:
+        Each may be made when it is asked for. The caller writes it and lets it go before the next:
         those of a million leaves are not in memory together.
         """
         ...

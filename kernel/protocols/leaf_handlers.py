@@ -164,7 +164,7 @@ class ReadLeaves(Sequence[ReadLeaf]):
 
     @property
     def reads(self) -> tuple[Read, ...]:
-        """What is to be read for them."""
+        """The reads that they need."""
         if self.shared is not None:
             return (self.shared,)
 
@@ -197,7 +197,7 @@ class ReadLeaves(Sequence[ReadLeaf]):
 
     @property
     def n_ended(self) -> int:
-        """How many leaves are read once these were: a part counts if it is the last one."""
+        """The number of leaves that are complete once these are read: a part counts if it is the last one."""
         return len(self) if self.shared is not None else sum([leaf.ends_leaf for leaf in self])
 
     @property

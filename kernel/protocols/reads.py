@@ -227,7 +227,7 @@ class CheckedRead:
     """A range of a file that is read whole, since its checksum covers all of it, and kept in part.
 
     It is read block by block, so its length costs no memory. If others keep parts of the same range, each
-    reads a segment of it, and whoever is last compares.
+    reads a segment of it, and the last one compares.
     """
 
     leaf: int

@@ -214,7 +214,7 @@ DEFAULT_PLACEMENT: Final = Placement()
 
 
 class Hold(ABC):
-    """What a directory is held by. It also ends with its process."""
+    """The sole or shared right to a directory. It also ends with its process."""
 
     __slots__ = ()
 
@@ -246,7 +246,7 @@ class NoHold(Hold):
 
 
 class Store(ABC):
-    """Where checkpoints are. All methods block and are called from worker threads.
+    """A place for checkpoints. All methods block and are called from worker threads.
 
     The abstract ones are what every store has to say. The others have a default that holds for any store, and
     a store overrides what it can do better.
@@ -399,12 +399,12 @@ class Store(ABC):
 
     @property
     def placement(self) -> Placement:
-        """How bytes should be placed in data files. Does not block, and is always the same."""
+        """The best way to place bytes in data files. Does not block, and is always the same."""
         return DEFAULT_PLACEMENT
 
     @property
     def over_network(self) -> bool:
-        """Whether bytes may be damaged on their way although they are stored well. By default they are not.
+        """True if bytes may be damaged on their way although they are stored well. False by default.
 
         What does not fit its checksum is read once more there before that is an error.
         """
@@ -501,7 +501,7 @@ class Store(ABC):
         raise StorageError("share", destination, "the store has no second names for a file", errno.ENOTSUP)
 
     def sync_file(self, path: str) -> None:  # noqa: B027 - a default
-        """Make the content of the file at `path` durable, whoever wrote it. By default it is."""
+        """Make the content of the file at `path` durable, also if others wrote it. By default it is."""
 
     def free_bytes(self, path: str) -> int | None:
         """Return how many bytes can still be written at `path`, whose parents may be absent; None if unknown.
@@ -594,7 +594,7 @@ class SystemFiles(Store):
 
     @abstractmethod
     def sync_tree(self, path: str) -> None:
-        """Make every file and directory at and below `path` durable, whoever wrote it."""
+        """Make every file and directory at and below `path` durable, also if another program wrote it."""
 
     @abstractmethod
     def map_file(self, path: str) -> memoryview:

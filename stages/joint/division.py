@@ -284,7 +284,7 @@ def balanced(specs: Sequence[LeafSpec]) -> Sequence[LeafSpec]:
 
 
 def each_its_own(specs: Sequence[LeafSpec]) -> Sequence[LeafSpec]:
-    """Return the specs for local disks: each process writes all that it holds, whoever else holds it, too."""
+    """Return the specs for local disks: each process writes all that it holds, also what others hold."""
     known = {id(spec): spec for spec in specs}
     alike = {
         number: replace(spec, replicas=replace(spec.replicas, writer=None)) for number, spec in known.items()

@@ -94,7 +94,7 @@ def batched_columns(leaves: Leaves, limits: RunLimits, *, plan: Any = None) -> I
         is_owned = [id(each) in owners for each in handlers]
         owned = list(leaves.part([at for at, is_one in enumerate(is_owned) if is_one]))
         rest = leaves.part([at for at, is_one in enumerate(is_owned) if not is_one])
-        leaves.take(0, len(leaves))  # whoever holds these columns holds no value any more
+        leaves.take(0, len(leaves))  # these columns hold no value any more
         leaves = rest
         yield from _owned(owned, plan)
 

@@ -171,7 +171,7 @@ def files_worth_linking(unchanged: Iterable[Sequence[Written]], sizes: Mapping[s
 async def link_files(run: SaveRun, directory: str, files: Iterable[str]) -> set[str]:
     """Link each file below `directory` into the new checkpoint, durably. Returns those that could be linked.
 
-    Whoever wrote a file may not have synced it: think of `cp -r`.
+    The writer of a file may not have synced it: think of `cp -r`.
     """
     names = sorted(files)
     for folder in sorted(set(map(os.path.dirname, names))):

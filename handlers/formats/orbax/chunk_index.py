@@ -197,7 +197,7 @@ class ChunkIndex:
 @final
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What follows the name of an array in its keys, ascending where that is cheap, and the values."""
+    """The ends of the keys of an array, after its name, ascending where that is cheap; and the values."""
 
     suffixes: Sequence[bytes]
     inline: Sequence[bytes | None]  #: None for what is in a data file

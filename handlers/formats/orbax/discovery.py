@@ -727,7 +727,7 @@ directory, or in a bucket one of steps."""
 @final
 @dataclass(frozen=True, slots=True)
 class FoundStep:
-    """What is at the path of a step."""
+    """The answer to what is at the path of a step."""
 
     state: StepState
     problem: CorruptCheckpointError | None = None  #: of a damaged one

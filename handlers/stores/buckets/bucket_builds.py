@@ -259,7 +259,7 @@ class Builds:
             self.claims.check(build.claim)
 
     def drop(self, claim: Claim, *, asks: bool = False) -> None:
-        """Delete a claim. If the server does not, that is tried again, and whoever comes takes it over."""
+        """Delete a claim. If the server does not, that is tried again, and the next one takes it over."""
         try:
             self.claims.drop(claim, asks=asks)
         except StorageError:
@@ -267,7 +267,7 @@ class Builds:
 
     @contextmanager
     def _at_work(self, claim: Claim) -> Generator[None]:
-        """Have a claim renewed while what it is for is done. If that fails, whoever comes goes on from it."""
+        """Have a claim renewed while what it is for is done. If that fails, the next one goes on from it."""
         self._working[claim.token] = claim
         try:
             yield
@@ -278,7 +278,7 @@ class Builds:
             del self._working[claim.token]
 
     def _give_up(self, claim: Claim) -> None:
-        """Let this process, or whoever comes, go on from a claim whose work could not be finished."""
+        """Let this process, or the next one, go on from a claim whose work could not be finished."""
         self.claims.me.let_go(claim.token)
         self._unfinished.add(claim.final)
 

@@ -1,6 +1,6 @@
 """Claims on paths of a bucket. Each is a lease: an object that one process holds, and writes anew in time.
 
-A claim that was not renewed for as long as it says is taken over, by whoever needs the path, with a swap that
+A claim that was not renewed for as long as it says is taken over by one that needs the path, with a swap that
 only one wins. From then on every swap of the old holder fails. It swaps its claim before it publishes or
 deletes anything, so it finds out first. How old a claim is, the server's clock says alone.
 
@@ -35,7 +35,7 @@ LEASE_S: Final = 90.0
 Purpose: TypeAlias = Literal["saving", "committing", "removing", "holding", "left"]
 """`saving`: objects are being written. `committing`: all are there, and the mark comes next. `removing`: what
 is there is no checkpoint, or will be none. `holding`: a manager writes into the directory of steps. `left`:
-it was given up, and whoever comes takes it; it hides what a process that was stopped may still write."""
+it was given up, and the next one takes it; it hides what a process that was stopped may still write."""
 
 _ADVICE: Final = "if nobody else saves there, the option single_writer of its table [store.*] says so"
 
@@ -205,7 +205,7 @@ class Claims:
         return this_process() if self._process is None else self._process
 
     def take(self, final: str, purpose: Purpose, older_than_s: float | None = None) -> Claim:
-        """Claim a key, or take the claim over from whoever gave it up or did not renew it.
+        """Claim a key, or take over one that was given up or not renewed.
 
         Args:
             final: The key.

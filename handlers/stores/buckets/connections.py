@@ -32,7 +32,7 @@ class Connection:
     """The maker of obstore's clients of a bucket, given the module `obstore.store`."""
 
     make: Callable[[Any, Mapping[str, Any]], Any]  #: given how requests are repeated, too
-    policy: RetryPolicy  #: how long whoever uses the client repeats requests
+    policy: RetryPolicy  #: how long users of the client repeat requests
 
     def __call__(self, stores: Any) -> Any:
         """Return the client that repeats nothing."""

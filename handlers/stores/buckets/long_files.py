@@ -338,7 +338,7 @@ _TRIES: Final = 3
 class BucketScratch:
     """Keeps objects next to the prefix that is claimed, where they are no part of any checkpoint.
 
-    What ends a save removes them, and so does whoever takes its claim over. The file itself is uploaded in
+    What ends a save removes them, and so does one that takes its claim over. The file itself is uploaded in
     parts, to such a place, too: only a copy by the server can be made on condition that nothing is there.
 
     Args:

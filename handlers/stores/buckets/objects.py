@@ -1,4 +1,4 @@
-"""The requests that a bucket is used by, whoever makes them."""
+"""The requests to a bucket, by any client library."""
 
 from __future__ import annotations
 

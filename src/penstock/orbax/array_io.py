@@ -210,7 +210,7 @@ async def begin_writing(
 
 
 def _alone() -> Checkpointer:
-    """Return what saves and restores in a directory of the caller's, whoever else works there."""
+    """Return what saves and restores in a directory of the caller's, in which others may work, too."""
     layout = built_in.OrbaxLayout(directory=TreeDirectory())
     return Checkpointer(layout=layout, coordinator=kernel.SingleProcessCoordinator())
 

@@ -203,7 +203,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 _BUSY: Final = 0.5
-"""A stage that works for this part of the time is the bottleneck, whoever waits for memory."""
+"""A stage that works for this part of the time is the bottleneck, even if others wait for memory."""
 
 _SHORT: Final = 0.25
 """If no stage is that busy, one that waits for memory for this part of the time says what is."""

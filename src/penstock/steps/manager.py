@@ -487,7 +487,7 @@ class CheckpointManager:
         until: Callable[[], bool] | None = None,
         interval_s: float = 1.0,
     ) -> Watch:
-        """Yield each step that becomes durable, whoever saves it; arguments as for `penstock.watch`."""
+        """Yield each step that becomes durable, saved by any process; arguments as for `penstock.watch`."""
         from penstock.steps.step_watch import watch_steps
 
         self._saves.check_open()

@@ -296,7 +296,7 @@ def _only_step(root: str, steps: _StoredSteps, target: _Target) -> str:
 @final
 @dataclass(frozen=True, slots=True)
 class _StoredSteps:
-    """What is in a directory of steps."""
+    """The contents of a directory of steps."""
 
     names: Sequence[str]  #: of the finished steps, ascending; at least one
     root_metadata: Mapping[str, Any] | None
