@@ -154,7 +154,7 @@ def test_the_kernel_imports_only_anyio_structlog_and_the_standard_library() -> N
 
 
 KERNEL_ROOMS = {
-    "concurrency", "memory", "messages", "pipeline", "plugins", "protocols", "reports", "storage",
+    "concurrency", "memory", "messages", "pipeline", "plugins", "protocols", "reports",
 }  # fmt: skip
 """What a program without checkpoints could use, and the protocols. Rooms may leave it; none is added."""
 

@@ -25,7 +25,6 @@ KERNEL = (
     ("protocols/", "who asks what"),
     ("pipeline/", "runs the stages"),
     ("memory/", "the byte budget"),
-    ("storage/", "builds and holds"),
     ("concurrency/", "threads"),
 )
 

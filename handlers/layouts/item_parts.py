@@ -27,10 +27,10 @@ from penstock.handlers.layouts.item_types import (
     RandomKey,
 )
 from penstock.handlers.leaves.prng_keys import is_key, key_data_of, key_impl_of
+from penstock.handlers.stores.publishing.paths import TEMPORARY_SUFFIX
 from penstock.kernel.errors import CorruptCheckpointError, InvalidLeafError, SpecError
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
 from penstock.kernel.protocols.written import Document
-from penstock.kernel.storage.paths import TEMPORARY_SUFFIX
 
 _V0: Final = "orbax.checkpoint._src.handlers."
 HANDLERS: Final[Mapping[type, str]] = {

@@ -20,14 +20,14 @@ from contextlib import suppress
 from typing import Final, TypeAlias, final
 from weakref import WeakValueDictionary
 
+from penstock.handlers.stores.publishing.claims import Claim, check_unclaimed
+from penstock.handlers.stores.publishing.paths import TEMPORARY_SUFFIX
+from penstock.handlers.stores.publishing.process_identity import HomeProcess
 from penstock.handlers.stores.regular_files import create_whole, read_whole, translated
 from penstock.handlers.stores.system_calls.file_system import FileSystem, rename_only_to_absent
 from penstock.handlers.stores.system_calls.tree_removal import remove_tree
-from penstock.kernel.concurrency.process_identity import HomeProcess
 from penstock.kernel.errors import BuildChangedError, InUseError, StorageError
 from penstock.kernel.protocols.stores import BuildToken, Hold
-from penstock.kernel.storage.claims import Claim, check_unclaimed
-from penstock.kernel.storage.paths import TEMPORARY_SUFFIX
 
 Identity: TypeAlias = tuple[int, int]
 """Device and inode: of an entry that is open, or below one that is, no other one has it."""

@@ -34,10 +34,10 @@ from anyio import create_task_group, move_on_after
 
 from penstock.kernel.errors import SpecError
 from penstock.kernel.memory.bounded_cache import BoundedCache
+from penstock.kernel.protocols.build_place import Overwrite
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.coordinator import SoleOperation
 from penstock.kernel.protocols.layouts import Opening
-from penstock.kernel.storage.workspace import Overwrite
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
@@ -46,14 +46,13 @@ if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease
     from penstock.kernel.memory.regulator import Flow, MemoryRegulator
     from penstock.kernel.pipeline.pipeline import Pipeline
+    from penstock.kernel.protocols.build_place import BuildPlace, StateRead
     from penstock.kernel.protocols.coordinator import Coordinator, Operation
     from penstock.kernel.protocols.files_handler import Background
     from penstock.kernel.protocols.layouts import CheckpointFinder, Layout
     from penstock.kernel.protocols.leaf import LeafPredicate
     from penstock.kernel.protocols.leaf_handlers import HandlerLookup
     from penstock.kernel.protocols.stores import Store
-    from penstock.kernel.storage.joined_workspace import JoinedWorkspace
-    from penstock.kernel.storage.workspace import Workspace
 
 
 @final
@@ -325,7 +324,8 @@ class SaveRun(Run):
     flow: ClassVar[Flow] = "save"
     request: SaveRequest
     layout: Layout  #: that the save writes with
-    workspace: Workspace | JoinedWorkspace
+    workspace: BuildPlace
+    reading: Callable[[str], AbstractAsyncContextManager[StateRead]]  #: holds a base, compares at the end
     started_ns: int  #: wall clock, nanoseconds since the epoch
     custom_metadata: Mapping[str, Any] | None = None  #: that of the request, as a reader will get it
     base: str | None = None  #: that of the request, absolute

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 from penstock.checkpointer.checkpointer import NEEDED_TO_OPERATE, Checkpointer
 from penstock.config.config import Config
 from penstock.event_loop.imports import import_beside_the_loop
+from penstock.handlers.stores.publishing.paths import path_to_save_to
 from penstock.kernel.pipeline.failures import forget_on_error
-from penstock.kernel.storage.paths import path_to_save_to
 from penstock.steps.manager import NEEDED_TO_MANAGE
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from penstock.kernel.messages.restore import Only, Rename, Transform
     from penstock.kernel.pipeline.pipeline import Pipeline
     from penstock.kernel.pipeline.run_context import Compare, RestoreRun, SaveRun, ShowProgress, Staging
+    from penstock.kernel.protocols.build_place import Overwrite
     from penstock.kernel.protocols.leaf import KeyPath, LeafPredicate
     from penstock.kernel.protocols.save_format import SaveArgs
-    from penstock.kernel.storage.workspace import Overwrite
     from penstock.reports.report import RestoreReport, SaveReport
     from penstock.telemetry.observers import Observer
     from penstock.verification.verify import VerifyReport

@@ -29,6 +29,8 @@ from penstock.handlers.coordinators.job_options import JobOptions
 from penstock.handlers.formats.orbax.document_files import mark_complete
 from penstock.handlers.formats.orbax.file_names import temporary_path
 from penstock.handlers.stores.local import LocalStore
+from penstock.handlers.stores.publishing.deletion import remove_abandoned
+from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.kernel.concurrency.threads import LoopHandle, Threads, await_future
 from penstock.kernel.errors import (
     BuildChangedError,
@@ -50,8 +52,6 @@ from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.coordinator import Operation
 from penstock.kernel.protocols.stores import Hold, SystemFiles
-from penstock.kernel.storage.deletion import remove_abandoned
-from penstock.kernel.storage.workspace import Workspace
 from penstock.stages.finalize import Finalize
 from penstock.stages.joint.agreement import Agreement
 

@@ -157,15 +157,15 @@ if TYPE_CHECKING:
     from penstock.handlers.leaves.adapted_handler import AdaptedHandler
     from penstock.handlers.leaves.empty import EmptyNamedTuple
     from penstock.handlers.leaves.single_replica import ReplicaAxis
+    from penstock.handlers.stores.publishing import deletion, paths
+    from penstock.handlers.stores.publishing.snapshots import snapshot_of
+    from penstock.handlers.stores.publishing.workspace import make_name_durable
     from penstock.kernel.concurrency.threads import LoopHandle, await_future
     from penstock.kernel.lazy_names import lazy_names
     from penstock.kernel.memory.byte_account import ByteAccount
     from penstock.kernel.pipeline import failures
     from penstock.kernel.pipeline.run_context import BaseIfWhole
     from penstock.kernel.protocols.leaf import EMPTY_MARKERS
-    from penstock.kernel.storage import deletion, paths
-    from penstock.kernel.storage.snapshots import snapshot_of
-    from penstock.kernel.storage.workspace import make_name_durable
     from penstock.stages.planning.leaf_sources import describe_target
     from penstock.stages.planning.matching import pair_keys
     from penstock.stages.pytree import flattening
@@ -191,13 +191,13 @@ else:
         "checkpoint_metadata": "penstock.handlers.formats.orbax.checkpoint_metadata",
         "chunk_shapes": "penstock.handlers.formats.orbax.storage_choice",
         "document_files": "penstock.handlers.formats.orbax.document_files",
-        "deletion": "penstock.kernel.storage.deletion",
+        "deletion": "penstock.handlers.stores.publishing.deletion",
         "dtypes": "penstock.handlers.dtypes",
         "failures": "penstock.kernel.pipeline.failures",
         "file_names": "penstock.handlers.formats.orbax.file_names",
         "flattening": "penstock.stages.pytree.flattening",
         "kernel": "penstock.kernel",
-        "paths": "penstock.kernel.storage.paths",
+        "paths": "penstock.handlers.stores.publishing.paths",
         "prng_keys": "penstock.handlers.leaves.prng_keys",
         "step_directory": "penstock.steps.step_directory",
     }
@@ -235,8 +235,8 @@ else:
             "penstock.handlers.leaves.adapted_handler": ("AdaptedHandler",),
             "penstock.kernel.protocols.leaf": ("EMPTY_MARKERS",),
             "penstock.kernel.pipeline.run_context": ("BaseIfWhole",),
-            "penstock.kernel.storage.snapshots": ("snapshot_of",),
-            "penstock.kernel.storage.workspace": ("make_name_durable",),
+            "penstock.handlers.stores.publishing.snapshots": ("snapshot_of",),
+            "penstock.handlers.stores.publishing.workspace": ("make_name_durable",),
             "penstock.stages.planning.leaf_sources": ("describe_target",),
             "penstock.stages.planning.matching": ("pair_keys",),
             "penstock.stages.reuse.value_cache": ("KnownValues",),

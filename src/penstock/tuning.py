@@ -37,9 +37,9 @@ from penstock import api
 from penstock.config.config import Config
 from penstock.config.option_reference import as_toml
 from penstock.handlers.stores.local import LocalStore
+from penstock.handlers.stores.publishing.paths import bucket_of
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.paths import bucket_of
 from penstock.reports.report import size_text
 from penstock.tools.delete import delete
 

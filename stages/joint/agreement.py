@@ -11,7 +11,6 @@ from anyio import Lock
 
 from penstock.kernel.messages.joint_plan import JointPlan
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 from penstock.stages.joint.codec_votes import counted
 
 
@@ -45,12 +44,9 @@ class Agreement:
         operation.at("agree")
         votes = b"" if joint.ballot is None else joint.ballot.votes
         others = await operation.agree(joint.digest, joint.describe, votes)
-        if isinstance(workspace, JoinedWorkspace):
+        if not operation.is_primary:
             place, encoded = await operation.wait_begun(joint.digest, joint.describe)
             await workspace.enter(place)
-        elif not operation.is_primary:  # on a disk of its own
-            _, encoded = await operation.wait_begun(joint.digest, joint.describe)
-            await workspace.open()
         else:
             encoded = counted([votes, *others.values()])
             if not operation.is_local:

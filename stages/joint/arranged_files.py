@@ -16,7 +16,6 @@ from penstock.kernel.messages.joint_plan import ArrangedPart
 from penstock.kernel.messages.save import SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.stores import SystemFiles
-from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 
 
 def check_arranged(run: SaveRun, plan: SavePlan, own: Container[int]) -> None:
@@ -44,7 +43,7 @@ def make_files(run: SaveRun, plan: SavePlan) -> None:
     With its full length, nobody who writes behind the end of what he sees of a file fills it up with zeros.
     """
     places = run.layout.places
-    if places is None or isinstance(run.workspace, JoinedWorkspace):
+    if places is None or run.workspace.is_joined:
         return
 
     arrangement = places.arrange(run.path, plan.infos, plan.specs, run.custom_metadata)

@@ -39,10 +39,9 @@ from penstock.kernel.errors import PenstockError, StorageError
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.messages.save import SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
+from penstock.kernel.protocols.build_place import StateRead
 from penstock.kernel.protocols.stores import ReadableFile, Store
 from penstock.kernel.protocols.written import Written, WrittenTable
-from penstock.kernel.storage.reading import Reading, reading
-from penstock.kernel.storage.workspace import Workspace
 from penstock.stages.reuse.base_comparison import Candidates, compare
 
 T = TypeVar("T")
@@ -69,7 +68,7 @@ async def set_aside(run: SaveRun, leaves: Leaves, plan: SavePlan) -> tuple[Leave
     if found is not None:
         return found
 
-    assert isinstance(run.workspace, Workspace), "several processes that save together link elsewhere"
+    assert not run.workspace.is_joined, "several processes that save together link elsewhere"
     await run.workspace.restart()
     return leaves, plan
 
@@ -81,9 +80,9 @@ async def unless_replaced(run: SaveRun, look: Callable[[str, object], Awaitable[
     """
     base = run.base
     assert base is not None
-    source: Reading | None = None
+    source: StateRead | None = None
     try:
-        async with reading(run.store, run.threads, base) as source:
+        async with run.reading(base) as source:
             return await look(base, source.identity)
     except PenstockError:
         if source is None or source.replaced is None:

@@ -17,8 +17,8 @@ from penstock.errors import ClaimLostError
 from penstock.handlers.stores.buckets import bucket_options
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.object_client import ObjectClient
+from penstock.handlers.stores.publishing.lease_renewal import renewing_leases
 from penstock.kernel.protocols.stores import StoreWrapper
-from penstock.kernel.storage.lease_renewal import renewing_leases
 from penstock.steps import CheckpointManager
 from penstock.testing import FaultyStore, MemoryStore
 

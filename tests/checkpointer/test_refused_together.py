@@ -14,8 +14,8 @@ from penstock.config import JobLimits
 from penstock.errors import NotSharedError, PeerFailedError, SpecError, StageFailedError
 from penstock.handlers import LocalStore
 from penstock.handlers.coordinators.job_coordinator import JobCoordinator
+from penstock.handlers.stores.publishing.joined_workspace import JoinedWorkspace
 from penstock.kernel import StagedBatch, Threads
-from penstock.kernel.storage.joined_workspace import JoinedWorkspace
 from penstock.pipelines import save_pipeline
 from penstock.testing.memory_key_values import MemoryKeyValues
 

@@ -14,7 +14,7 @@ import pytest
 
 from penstock import Checkpointer
 from penstock.errors import InUseError
-from penstock.kernel.storage.deletion import delete_checkpoint
+from penstock.handlers.stores.publishing.deletion import delete_checkpoint
 from penstock.testing import FaultyStore, lockless_store
 
 pytestmark = pytest.mark.anyio
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 KILLED = """
 import os, sys, threading
 import anyio, numpy as np, penstock
-from penstock.kernel.storage.deletion import delete_checkpoint
+from penstock.handlers.stores.publishing.deletion import delete_checkpoint
 from penstock.testing import FaultyStore, lockless_store
 
 what, operation, path = sys.argv[1:]

@@ -19,7 +19,7 @@ import numpy as np
 
 import penstock
 from penstock.handlers.stores.buckets.object_client import ObjectClient
-from penstock.kernel.concurrency.process_identity import ProcessIdentity
+from penstock.handlers.stores.publishing.process_identity import ProcessIdentity
 
 
 def on_another_machine(mine: ProcessIdentity) -> ProcessIdentity:

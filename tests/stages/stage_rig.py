@@ -21,6 +21,8 @@ from structlog.testing import LogCapture
 from penstock import HandlerRegistry
 from penstock.errors import TreeDifference
 from penstock.handlers import LocalStore, OrbaxLayout, default_handlers
+from penstock.handlers.stores.publishing.reading import reading
+from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.kernel import (
     Actor,
     Leaf,
@@ -45,7 +47,6 @@ from penstock.kernel import (
 )
 from penstock.kernel.pipeline.run_context import RunCaches, SaveRequest
 from penstock.kernel.pipeline.stage import FunctionStage, release_dropped
-from penstock.kernel.storage.workspace import Workspace
 from penstock.testing import FaultyStore, Hang, Operation
 
 Fault = Exception | Hang
@@ -104,6 +105,7 @@ class Rig:
                 request=SaveRequest(str(self.final)),
                 layout=self.layout,
                 workspace=workspace,
+                reading=partial(reading, self.store, self.threads),
                 started_ns=1,
             )
         )

@@ -27,8 +27,8 @@ from penstock.errors import (
     StorageError,
 )
 from penstock.handlers import LocalStore
+from penstock.handlers.stores.publishing.writer_hold import WRITER
 from penstock.items import Json, RandomKey
-from penstock.kernel.storage.writer_hold import WRITER
 from penstock.steps import (
     CheckpointManager,
     EverySteps,

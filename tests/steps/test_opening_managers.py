@@ -22,11 +22,11 @@ import penstock.orbax
 import penstock.sync
 from penstock.errors import ClosedError, LinkOutsideError, PathError, RootInUseError, UnknownMetricError
 from penstock.handlers import LocalStore
+from penstock.handlers.stores.publishing.claims import StoreClaimFiles
+from penstock.handlers.stores.publishing.pinned_steps import read_pins
+from penstock.handlers.stores.publishing.process_identity import ProcessIdentity
+from penstock.handlers.stores.publishing.writer_hold import WRITER, WriterHold
 from penstock.kernel import Store
-from penstock.kernel.concurrency.process_identity import ProcessIdentity
-from penstock.kernel.storage.claims import StoreClaimFiles
-from penstock.kernel.storage.pinned_steps import read_pins
-from penstock.kernel.storage.writer_hold import WRITER, WriterHold
 from penstock.steps import CheckpointManager, KeepBest, KeepLast
 from penstock.testing import FaultyStore, MemoryStore, lockless_store
 

@@ -72,6 +72,7 @@ from penstock.handlers.formats.orbax.file_names import (
 )
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.formats.zarr import METADATA_KEYS
+from penstock.handlers.stores.publishing.paths import is_whole_bucket, path_or_url
 from penstock.kernel.errors import (
     CorruptCheckpointError,
     IncompleteCheckpointError,
@@ -82,7 +83,6 @@ from penstock.kernel.errors import (
 from penstock.kernel.protocols.checkpoints import FoundItems
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import DISK_MARK, STAGE_RECORD, DiskMark
-from penstock.kernel.storage.paths import is_whole_bucket, path_or_url
 
 _ARRAY_HANDLER: Final = ".ArrayCheckpointHandler"  #: ends the recorded name of what stores one array
 _JSON_FILES: Final = ("data.json", "metadata", "metrics")  # of v1, of v0, and of both for metrics

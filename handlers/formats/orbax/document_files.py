@@ -29,9 +29,9 @@ from penstock.handlers.formats.orbax.sealed_documents import (
     record_documents,
     renew_record,
 )
+from penstock.handlers.stores.publishing.paths import path_or_url
 from penstock.kernel.errors import UnsupportedByStoreError
 from penstock.kernel.protocols.stores import Store, SystemFiles
-from penstock.kernel.storage.paths import path_or_url
 
 _LEVELS: Final = 3
 """A document may be in its checkpoint, in an item, or in an item of an item, as that of a random key."""

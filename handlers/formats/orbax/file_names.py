@@ -32,10 +32,10 @@ __all__ = (
 import os
 from typing import Final
 
+from penstock.handlers.stores.publishing.paths import TEMPORARY_SUFFIX
 from penstock.kernel.errors import IncompleteCheckpointError, PathError
+from penstock.kernel.protocols.holds import is_at_work
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.holds import is_at_work
-from penstock.kernel.storage.paths import TEMPORARY_SUFFIX
 
 METADATA: Final = "_METADATA"
 SHARDING: Final = "_sharding"

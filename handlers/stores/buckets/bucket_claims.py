@@ -24,7 +24,7 @@ from threading import Lock
 from typing import Any, Final, Literal, Protocol, TypeAlias, cast, final, get_args
 
 from penstock.handlers.stores.buckets.objects import Created, Objects
-from penstock.kernel.concurrency.process_identity import ProcessIdentity, ThisProcess, this_process
+from penstock.handlers.stores.publishing.process_identity import ProcessIdentity, ThisProcess, this_process
 from penstock.kernel.errors import ClaimLostError, InUseError, StorageError, UnsupportedByStoreError
 
 CLAIM: Final = ".penstock-saving"

@@ -16,12 +16,12 @@ from penstock.config.config import Config
 from penstock.event_loop.entered_once import EnteredOnce
 from penstock.event_loop.imports import NeededModules, load
 from penstock.handlers.coordinators.job_options import JobOptions
+from penstock.handlers.stores.publishing.paths import path_to_save_to
 from penstock.kernel.errors import SpecError
 from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
 from penstock.kernel.pipeline.failures import forget_on_error
+from penstock.kernel.protocols.build_place import Overwrite
 from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
-from penstock.kernel.storage.paths import path_to_save_to
-from penstock.kernel.storage.workspace import Overwrite
 from penstock.telemetry.observers import Observer
 
 if TYPE_CHECKING:

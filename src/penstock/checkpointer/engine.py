@@ -27,6 +27,10 @@ from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK
 from penstock.handlers.layouts.auto_layout import AutoLayout
 from penstock.handlers.leaves.default_handlers import default_handlers
+from penstock.handlers.stores.publishing.paths import bucket_of, path_or_url
+from penstock.handlers.stores.publishing.reading import Reading, read_unchanged, reading
+from penstock.handlers.stores.publishing.snapshots import Views
+from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (
     ConfigError,
@@ -56,16 +60,12 @@ from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.schemes import SCHEMES
-from penstock.kernel.storage.paths import bucket_of, path_or_url
-from penstock.kernel.storage.reading import Reading, read_unchanged, reading
-from penstock.kernel.storage.snapshots import Views
-from penstock.kernel.storage.workspace import Workspace
 from penstock.reports.kept_reports import ReportKeeper
 from penstock.stores.store_finder import StoreFinder
 from penstock.telemetry.observers import Observer, modules_of_observers, observers_of
 
 if TYPE_CHECKING:
-    from penstock.kernel.storage.joined_workspace import JoinedWorkspace
+    from penstock.kernel.protocols.build_place import BuildPlace
 
 T = TypeVar("T")
 LEAST_PIECE: Final = 2**20
@@ -79,7 +79,7 @@ NEEDED_TOGETHER: Final[NeededModules] = {
     "penstock.handlers.leaves.single_replica": "broadcast_together",
     "penstock.handlers.coordinators.recorded_answers": "AnsweredStore",
     "penstock.handlers.coordinators.job_coordinator": "JobCoordinator",
-    "penstock.kernel.storage.joined_workspace": "JoinedWorkspace",
+    "penstock.handlers.stores.publishing.joined_workspace": "JoinedWorkspace",
     "penstock.stages.agree": "Agree",
     "penstock.stages.joint.division": "divided",
     "penstock.stages.joint_commit": "JointCommitter",
@@ -179,9 +179,9 @@ class Engine:
         path = request.path
         base = None if request.base is None else self._base_of(path, request.base)
         operation, layout = self.operation(path), self.written
-        workspace: Workspace | JoinedWorkspace
+        workspace: BuildPlace
         if not operation.is_primary and not operation.is_local:
-            from penstock.kernel.storage.joined_workspace import JoinedWorkspace
+            from penstock.handlers.stores.publishing.joined_workspace import JoinedWorkspace
 
             workspace = JoinedWorkspace(self.store, threads, path)
         else:
@@ -210,6 +210,7 @@ class Engine:
             request=request,
             layout=layout,
             workspace=workspace,
+            reading=partial(reading, self.store, threads),
             started_ns=time.time_ns(),
             custom_metadata=None if request.custom_metadata is None else _as_json(request.custom_metadata),
             base=base,
@@ -261,14 +262,14 @@ class Engine:
         return self if store is self.store else replace(self, store=store)
 
     def reading(self, path: str, threads: Threads) -> AbstractAsyncContextManager[Reading]:
-        """Read what is at `path` from one state of it; see `penstock.kernel.storage.reading.reading`."""
+        """Read what is at `path` from one state of it; see `handlers.stores.publishing.reading`."""
         shared = self._shared_reads(path)
         return reading(self.store, threads, path, views=self.views, shared=shared)
 
     async def read_unchanged(self, path: str, threads: Threads, read: Callable[[Reading], Awaitable[T]]) -> T:
         """Return the result of `read`, called again if what is at `path` was replaced meanwhile.
 
-        It reads from the store of the `Reading`; see `penstock.kernel.storage.reading.read_unchanged`.
+        It reads from the store of the `Reading`; see `read_unchanged` in the same module.
         """
         shared = self._shared_reads(path)
         return await read_unchanged(self.store, threads, path, read, views=self.views, shared=shared)

@@ -43,6 +43,9 @@ from penstock.event_loop.interpreter_settings import calm_interpreter
 from penstock.handlers.layouts.auto_layout import AutoLayout
 from penstock.handlers.layouts.item_parts import message_target
 from penstock.handlers.layouts.item_types import Composite
+from penstock.handlers.stores.publishing.lease_renewal import renewing_leases
+from penstock.handlers.stores.publishing.paths import bucket_of, path_or_url
+from penstock.handlers.stores.publishing.reading import Reading
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (
     ClosedError,
@@ -62,9 +65,6 @@ from penstock.kernel.protocols.coordinator import Coordinator, SingleProcessCoor
 from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.schemes import SCHEMES
-from penstock.kernel.storage.lease_renewal import renewing_leases
-from penstock.kernel.storage.paths import bucket_of, path_or_url
-from penstock.kernel.storage.reading import Reading
 from penstock.reports.report import RestoreReport
 from penstock.telemetry.observers import watched
 from penstock.verification.verify import Verification, VerifyReport

@@ -20,7 +20,7 @@ from anyio.abc import TaskGroup
 from penstock.checkpointer.save_future import SaveFuture
 from penstock.checkpointer.saves import BackgroundSaves
 from penstock.config.config import StoppingOptions
-from penstock.kernel.concurrency.process_identity import HomeProcess
+from penstock.handlers.stores.publishing.process_identity import HomeProcess
 from penstock.kernel.concurrency.threads import LoopHandle, start
 
 LOOK_S = 0.2  # between two checks whether the relevant threads still run

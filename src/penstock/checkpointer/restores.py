@@ -32,6 +32,7 @@ from anyio.abc import TaskGroup
 
 from penstock.checkpointer.engine import Engine
 from penstock.event_loop.interpreter_settings import calm_interpreter
+from penstock.handlers.stores.publishing.reading import Reading
 from penstock.kernel.concurrency.threads import LoopHandle, Threads
 from penstock.kernel.errors import (
     ClosedError,
@@ -45,7 +46,6 @@ from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
 from penstock.kernel.pipeline.statistics import waited_for_memory_s
 from penstock.kernel.protocols.leaf import KeyPath
-from penstock.kernel.storage.reading import Reading
 from penstock.reports.report import RestoreReport
 from penstock.stages.deliver import Deliver
 from penstock.stages.reorder import InOrder

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TypeVar, final
 
 from penstock.handlers.layouts.discovery import checkpoint_path
+from penstock.handlers.stores.publishing.reading import read_unchanged
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts, read_items
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.reading import read_unchanged
 from penstock.stages.planning.key_patterns import pattern_fits
 from penstock.stores.store_finder import store_of
 

@@ -26,13 +26,13 @@ from penstock.handlers.formats.orbax.discovery import ROOT_FOLDER, step_at
 from penstock.handlers.formats.orbax.file_names import temporary_path
 from penstock.handlers.layouts.discovery import Place, checkpoint_path, find_place
 from penstock.handlers.stores.local import LocalStore
+from penstock.handlers.stores.publishing.paths import bucket_of
+from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
+from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.inspection.file_sizes import sizes_below
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import DestinationExistsError, NotACheckpointError, NotAFileError, StorageError
 from penstock.kernel.protocols.stores import Hold, NoHold, Store
-from penstock.kernel.storage.paths import bucket_of
-from penstock.kernel.storage.reading import Reading, read_unchanged
-from penstock.kernel.storage.workspace import Workspace
 from penstock.stores.store_finder import store_of
 
 

@@ -19,10 +19,10 @@ import anyio
 
 from penstock.cli.terminal import CommandError, Output, format_bytes
 from penstock.config.config import Config, FoundFile, profiles_in
+from penstock.handlers.stores.publishing.paths import bucket_of, path_or_url
 from penstock.kernel.errors import StorageError
 from penstock.kernel.memory.memory_limit import free_memory
 from penstock.kernel.options import parse_bytes, parse_seconds
-from penstock.kernel.storage.paths import bucket_of, path_or_url
 from penstock.stores.store_finder import store_of
 from penstock.tuning import (
     Candidate,

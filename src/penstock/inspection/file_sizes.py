@@ -9,9 +9,9 @@ import stat
 from dataclasses import dataclass
 from typing import final
 
+from penstock.handlers.stores.publishing.paths import bucket_of
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.paths import bucket_of
 
 
 @final

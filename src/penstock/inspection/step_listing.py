@@ -23,12 +23,12 @@ from penstock.handlers.formats.orbax.discovery import names_a_step, step_at
 from penstock.handlers.formats.orbax.file_names import PARTIAL_SUFFIX, TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.layouts.discovery import Place, find_checkpoints, look_at
+from penstock.handlers.stores.publishing.paths import bucket_of
+from penstock.handlers.stores.publishing.pinned_steps import read_pins
 from penstock.inspection.file_sizes import FileSizes, sizes_below
 from penstock.kernel.errors import PenstockError
+from penstock.kernel.protocols.holds import is_at_work
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.holds import is_at_work
-from penstock.kernel.storage.paths import bucket_of
-from penstock.kernel.storage.pinned_steps import read_pins
 from penstock.steps.step_directory import StepReader
 
 State: TypeAlias = Literal["finished", "saving", "interrupted", "damaged", "unknown"]

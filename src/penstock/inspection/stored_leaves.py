@@ -13,11 +13,11 @@ from penstock.handlers.formats.orbax.discovery import contents_of
 from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.layouts.discovery import tensors_at
+from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.protocols.checkpoints import StorageDetails, StoredCheckpoint
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, StoredLeaf
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.reading import Reading, read_unchanged
 
 
 @final

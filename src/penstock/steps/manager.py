@@ -24,10 +24,10 @@ from penstock.checkpointer.checkpointer import NEEDED_TO_OPERATE, Checkpointer
 from penstock.checkpointer.parts import CheckpointerKeywords
 from penstock.event_loop.entered_once import EnteredOnce
 from penstock.event_loop.imports import NeededModules, load
+from penstock.handlers.stores.publishing.paths import path_or_url
 from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.pipeline.failures import forget_on_error
-from penstock.kernel.storage.paths import path_or_url
-from penstock.kernel.storage.workspace import Overwrite
+from penstock.kernel.protocols.build_place import Overwrite
 from penstock.steps.keep_policies import KeepAll, KeepPolicy, Metric, Mode, ranking_of
 from penstock.steps.save_policies import Always, SavePolicy, awaits_preemption
 from penstock.steps.step_names import NameFormat, StepNames, step_number
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from penstock.handlers.coordinators.job_options import JobOptions
     from penstock.handlers.layouts.auto_layout import AutoLayout
     from penstock.handlers.leaves.handler_registry import HandlerRegistry
+    from penstock.handlers.stores.publishing.reading import Reading
     from penstock.kernel.memory.regulator import MemoryRegulator
     from penstock.kernel.messages.restore import Only, Rename, Transform
     from penstock.kernel.pipeline.pipeline import Pipeline
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.leaf import KeyPath, LeafPredicate
     from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
     from penstock.kernel.protocols.stores import Store
-    from penstock.kernel.storage.reading import Reading
     from penstock.reports.report import RestoreReport
     from penstock.steps.save_queue import StepSaves
     from penstock.steps.step_contents import StepMetadata

@@ -13,13 +13,13 @@ from typing import Any, Final, final
 from anyio import move_on_after
 
 from penstock.checkpointer.engine import Engine
+from penstock.handlers.stores.publishing.deletion import remove_abandoned
+from penstock.handlers.stores.publishing.pinned_steps import PinnedSteps
+from penstock.handlers.stores.publishing.writer_hold import WriterHold
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import CorruptCheckpointError, InUseError, PathError, RootInUseError, StorageError
 from penstock.kernel.protocols.coordinator import Announcements, SingleProcessCoordinator
 from penstock.kernel.protocols.stores import ObjectStore, Store
-from penstock.kernel.storage.deletion import remove_abandoned
-from penstock.kernel.storage.pinned_steps import PinnedSteps
-from penstock.kernel.storage.writer_hold import WriterHold
 from penstock.steps import step_directory as on_disk
 from penstock.steps.agreed_steps import OwnStep, agreed_steps, common_steps
 from penstock.steps.catalogue import StepFiles

@@ -18,6 +18,7 @@ from anyio.abc import TaskGroup
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.checkpointer.save_future import SaveFuture
 from penstock.handlers.layouts.item_types import Composite
+from penstock.handlers.stores.publishing.workspace import how_to_replace
 from penstock.kernel.errors import (
     ClosedError,
     CorruptCheckpointError,
@@ -27,7 +28,6 @@ from penstock.kernel.errors import (
     StorageError,
 )
 from penstock.kernel.pipeline.run_context import BaseIfWhole, SaveRequest
-from penstock.kernel.storage.workspace import how_to_replace
 from penstock.steps.catalogue import NamedSteps
 from penstock.steps.keep_policies import Metric, Mode, StepInfo, best_of
 from penstock.steps.open_steps import OpenSteps

@@ -15,11 +15,11 @@ from penstock.checkpointer.restores import result_check
 from penstock.handlers.formats.orbax.discovery import contents_of
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.layouts.item_types import Composite, Json
+from penstock.handlers.stores.publishing.reading import Reading
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.reading import Reading
 from penstock.reports.report import counted
 from penstock.steps.step_directory import METRICS, TREE, StepReader
 

@@ -14,10 +14,10 @@ from anyio import Event, Lock, move_on_after
 from structlog.stdlib import BoundLogger
 
 from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
+from penstock.handlers.stores.publishing.deletion import delete_checkpoint, move_checkpoint
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PenstockError, RootInUseError, StorageError
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.deletion import delete_checkpoint, move_checkpoint
 from penstock.steps.step_directory import DELETED
 
 RETRY_S: Final = 1.0

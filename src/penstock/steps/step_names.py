@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, SupportsIndex, final, runtime_checkable
 
+from penstock.handlers.stores.publishing.paths import TEMPORARY_SUFFIX
 from penstock.kernel.errors import SpecError
-from penstock.kernel.storage.paths import TEMPORARY_SUFFIX
 
 MOST_DIGITS: Final = 18
 

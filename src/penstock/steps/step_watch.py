@@ -22,11 +22,11 @@ from anyio.lowlevel import checkpoint
 from penstock.config.config import READ_S
 from penstock.event_loop.imports import NeededModules, load
 from penstock.event_loop.interpreter_settings import LoopOptions
+from penstock.handlers.stores.publishing.paths import bucket_of, path_or_url
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import SpecError
+from penstock.kernel.protocols.holds import take_hold
 from penstock.kernel.protocols.stores import Hold, NoHold, Store
-from penstock.kernel.storage.holds import take_hold
-from penstock.kernel.storage.paths import bucket_of, path_or_url
 from penstock.steps.step_names import NameFormat, StepNames
 
 SETTLING_MS = 50

@@ -11,10 +11,10 @@ from typing import cast, final
 
 from penstock.config.config import Config, StoreOptions
 from penstock.handlers.stores.local import LocalStore
+from penstock.handlers.stores.publishing.paths import bucket_of, path_or_url
 from penstock.kernel.errors import PathError, SpecError
 from penstock.kernel.protocols.stores import ObjectStore, Store
 from penstock.kernel.schemes import SCHEMES
-from penstock.kernel.storage.paths import bucket_of, path_or_url
 
 
 @final

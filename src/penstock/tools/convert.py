@@ -20,6 +20,8 @@ from penstock.handlers.formats.safetensors.safetensors_layout import Safetensors
 from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
 from penstock.handlers.layouts.discovery import finished_steps
 from penstock.handlers.leaves.stored_value import SourceFiles
+from penstock.handlers.stores.publishing.paths import path_or_url, path_to_save_to
+from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import DestinationExistsError, PathError, SpecError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
@@ -31,8 +33,6 @@ from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.paths import path_or_url, path_to_save_to
-from penstock.kernel.storage.reading import Reading, read_unchanged
 from penstock.reports.report import SaveReport
 from penstock.steps.step_directory import write_root_metadata
 from penstock.stores.store_finder import StoreFinder

@@ -15,11 +15,11 @@ from penstock.checkpointer.parts import config_and_regulator
 from penstock.config.config import Config
 from penstock.handlers.formats.orbax.discovery import names_a_step
 from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
+from penstock.handlers.stores.publishing.deletion import remove_abandoned
+from penstock.handlers.stores.publishing.paths import path_or_url
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import InUseError, NotACheckpointError, StorageError
 from penstock.kernel.protocols.stores import ObjectStore, Store
-from penstock.kernel.storage.deletion import remove_abandoned
-from penstock.kernel.storage.paths import path_or_url
 from penstock.steps.step_directory import DELETED
 from penstock.stores.store_finder import StoreFinder
 

@@ -25,6 +25,7 @@ from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.formats.npz_archive import is_npz
 from penstock.handlers.formats.orbax.file_names import temporary_path
 from penstock.handlers.leaves.stored_value import StoredValue, StoredValueHandler
+from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, SpecError
 from penstock.kernel.memory.regulator import MemoryRegulator
@@ -32,7 +33,6 @@ from penstock.kernel.messages.save import Leaf
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.stores import DataFile, Store
 from penstock.kernel.protocols.written import PiecePlan
-from penstock.kernel.storage.workspace import Workspace
 from penstock.reports.report import SaveReport
 from penstock.stages.files import closing
 from penstock.stages.pytree.flattening import FlatLeaf, flatten_tree, is_empty

@@ -22,6 +22,8 @@ from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
 from penstock.handlers.formats.verification import Finding, finding_of
 from penstock.handlers.layouts.discovery import checkpoint_path, find_place, finished_steps
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
+from penstock.handlers.stores.publishing.paths import path_or_url, path_to_save_to
+from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import CorruptCheckpointError, PathError, PenstockError, SpecError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
@@ -31,8 +33,6 @@ from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.paths import path_or_url, path_to_save_to
-from penstock.kernel.storage.reading import Reading, read_unchanged
 from penstock.stores.store_finder import StoreFinder
 from penstock.tools.repair_report import RepairReport
 from penstock.tools.rewriting import Rewriting, budget, check_apart

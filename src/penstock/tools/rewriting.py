@@ -19,6 +19,8 @@ from penstock.handlers.layouts.items_layout import CompositeLayout
 from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.handlers.leaves.handler_registry import HandlerRegistry
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
+from penstock.handlers.stores.publishing.paths import bucket_of
+from penstock.handlers.stores.publishing.reading import Reading
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PathError
 from penstock.kernel.memory.regulator import MemoryRegulator
@@ -29,8 +31,6 @@ from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.paths import bucket_of
-from penstock.kernel.storage.reading import Reading
 from penstock.reports.report import SaveReport
 from penstock.stages.files import closing
 from penstock.tools.stored_items import StoredItems

@@ -27,11 +27,11 @@ from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments, do
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
 from penstock.handlers.layouts.discovery import find_place, finished_steps
+from penstock.handlers.stores.publishing.paths import path_or_url
+from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ChecksumError, StorageError, UnsupportedFormatError
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.paths import path_or_url
-from penstock.kernel.storage.reading import Reading, read_unchanged
 from penstock.steps.step_directory import seal_root_metadata
 from penstock.stores.store_finder import StoreFinder
 

@@ -16,6 +16,7 @@ import anyio
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.layouts.discovery import find_place
+from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
 from penstock.inspection.layers import Rectangle, layers_of, treemap
 from penstock.inspection.leaf_values import compare_values, read_values
 from penstock.inspection.step_listing import StepFacts, list_checkpoints, paths_by_name
@@ -31,7 +32,6 @@ from penstock.inspection.texts import iso_time, one_line, shape_text, sharding_t
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.reading import Reading, read_unchanged
 from penstock.reports.kept_reports import KeptReport, read_reports
 from penstock.reports.report import counted
 

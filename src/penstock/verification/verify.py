@@ -25,12 +25,12 @@ from penstock.handlers.formats.verification import (
     finding_of,
 )
 from penstock.handlers.layouts.discovery import find_checkpoints
+from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
+from penstock.handlers.stores.publishing.snapshots import Views
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.reading import Reading, read_unchanged
-from penstock.kernel.storage.snapshots import Views
 from penstock.verification.checkpoint_survey import CheckpointSurvey, compare_documents, survey_checkpoint
 
 Status: TypeAlias = Literal["intact", "damaged", "unreadable", "absent", "unchecked"]

@@ -23,6 +23,7 @@ from penstock.config import Config, JobLimits
 from penstock.handlers import default_handlers
 from penstock.handlers.coordinators.job_coordinator import JobCoordinator
 from penstock.handlers.leaves import sharding
+from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.kernel import (
     KeyKind,
     LeafSpec,
@@ -39,7 +40,6 @@ from penstock.kernel.messages.joint_plan import JointPlan
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.pipeline.run_context import HandlerWork, SaveRequest
 from penstock.kernel.protocols.written import WrittenTable
-from penstock.kernel.storage.workspace import Workspace
 from penstock.stages import Commit, Finalize
 from penstock.stages.joint.part_columns import encoded_part
 

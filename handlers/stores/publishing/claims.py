@@ -12,7 +12,7 @@ from contextlib import suppress
 from hashlib import blake2s
 from typing import Final, Protocol, cast, final
 
-from penstock.kernel.concurrency.process_identity import (
+from penstock.handlers.stores.publishing.process_identity import (
     HomeProcess,
     ProcessIdentity,
     ThisProcess,

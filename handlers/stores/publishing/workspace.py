@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ("Overwrite", "Workspace", "check_place", "how_to_replace", "make_name_durable")
+__all__ = ("Workspace", "check_place", "how_to_replace", "make_name_durable")
 
 import errno
 import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, final
+from typing import TYPE_CHECKING, Final, final
 
 from anyio import Lock
 
+from penstock.handlers.stores.publishing.deletion import clear_place, delete_checkpoint
 from penstock.kernel.errors import (
     REPLACED_AT_ONCE,
     BuildChangedError,
@@ -23,17 +24,14 @@ from penstock.kernel.errors import (
     StorageError,
     UnsupportedByStoreError,
 )
+from penstock.kernel.protocols.holds import BRIEF_WAITS_S
 from penstock.kernel.protocols.stores import Directories, Hold
-from penstock.kernel.storage.deletion import clear_place, delete_checkpoint
-from penstock.kernel.storage.holds import BRIEF_WAITS_S
 
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
+    from penstock.kernel.protocols.build_place import Overwrite
     from penstock.kernel.protocols.stores import BuildToken, Store
 
-
-Overwrite: TypeAlias = bool | Literal["delete-first"]
-"""Whether what is at a path may be replaced, and whether it may be deleted before the new one is there."""
 
 _ADVICE: Final = 'overwrite="delete-first" deletes it and then saves; until that ends, nothing is there'
 
@@ -156,6 +154,11 @@ class Workspace:
         self._has_replaced = False
         self._replaced: Hold | None = None  # on what the checkpoint replaced, until it is removed
 
+    @property
+    def is_joined(self) -> bool:
+        """False: this process makes the place, publishes it and removes it."""
+        return False
+
     async def take_back(self) -> bool:
         """Return False: this process publishes what is built here, and need not take it from another."""
         return False
@@ -219,6 +222,14 @@ class Workspace:
             if directory not in self._made:
                 await self._threads.run(self.make_directory, directory)
                 self._made.add(directory)
+
+    async def enter(self, place: str) -> None:
+        """Open a place on a disk that the primary, which builds in `place`, does not share.
+
+        Raises:
+            PenstockError: As `open`.
+        """
+        await self.open()
 
     def make_directory(self, relative: str) -> None:
         """Make a directory of the checkpoint, with those that it is in. Blocking.

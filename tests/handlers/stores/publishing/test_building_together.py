@@ -10,9 +10,9 @@ import pytest
 
 from penstock.errors import InUseError, StorageError
 from penstock.handlers import LocalStore
+from penstock.handlers.stores.publishing.joined_workspace import JoinedWorkspace
+from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.kernel import StoreWrapper, Threads
-from penstock.kernel.storage.joined_workspace import JoinedWorkspace
-from penstock.kernel.storage.workspace import Workspace
 
 pytestmark = pytest.mark.anyio
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, final
 
 from anyio import Lock, sleep
 
+from penstock.handlers.stores.publishing.workspace import check_place
 from penstock.kernel.errors import NotSharedError, PipelineError, StorageError
 from penstock.kernel.protocols.stores import Directories
-from penstock.kernel.storage.workspace import check_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,6 +69,11 @@ class JoinedWorkspace:
         """The place where it is built; its own path until that is known."""
         return self.final if self._place is None else self._place
 
+    @property
+    def is_joined(self) -> bool:
+        """True: the primary makes the place, publishes it and removes it."""
+        return True
+
     async def enter(self, place: str, waits_s: Sequence[float] = SEEN_AFTER_S) -> None:
         """Note where the primary builds. Nothing can be written before.
 
@@ -104,6 +109,12 @@ class JoinedWorkspace:
             raise PipelineError("nothing can be written before the processes agree: keep the stage `agree`")
 
         return os.path.join(self._place, relative) if relative else self._place
+
+    def build_below(self, folder: str) -> None:
+        """Leave it to the primary, which tells the place."""
+
+    async def restart(self) -> None:
+        """Leave everything to the primary."""
 
     def check_now(self) -> None:
         """Check nothing: the primary does."""

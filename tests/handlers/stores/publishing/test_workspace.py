@@ -16,9 +16,9 @@ from anyio import CancelScope, Event, create_task_group
 
 from penstock.errors import DestinationExistsError, InUseError, PathError, StorageError
 from penstock.handlers import LocalStore
+from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.kernel import BuildToken, DataFile, Directories, Hold, ReadableFile, Store, Threads
 from penstock.kernel.concurrency.threads import LoopHandle
-from penstock.kernel.storage.workspace import Workspace
 from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio

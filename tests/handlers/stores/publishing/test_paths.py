@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PathError
-from penstock.kernel.storage.paths import absolute_path, bucket_of, path_or_url
+from penstock.handlers.stores.publishing.paths import absolute_path, bucket_of, path_or_url
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.kernel.concurrency.process_identity import ProcessIdentity
+from penstock.handlers.stores.publishing.process_identity import ProcessIdentity
 
 HERE = "pid:[4026531836]"
 ME = ProcessIdentity("host", "machine", "boot", HERE, os.getpid(), ProcessIdentity.mine().began)
@@ -26,7 +26,7 @@ def test_this_process_is_at_work() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing says which machine it is")
 def test_a_process_has_ended_also_while_its_parent_did_not_ask_for_its_status() -> None:
     program = (
-        "from penstock.kernel.concurrency.process_identity import ProcessIdentity\n"
+        "from penstock.handlers.stores.publishing.process_identity import ProcessIdentity\n"
         "print(ProcessIdentity.mine().encode().decode(), flush=True); input()"
     )
     pipe = subprocess.PIPE

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.errors import InUseError, StorageError, UnsupportedByStoreError
 from penstock.handlers import LocalStore
+from penstock.handlers.stores.publishing.deletion import delete_checkpoint, move_checkpoint, remove_abandoned
 from penstock.kernel import Placement
-from penstock.kernel.storage.deletion import delete_checkpoint, move_checkpoint, remove_abandoned
 from penstock.testing import FaultyStore, MemoryStore
 
 

@@ -9,8 +9,8 @@ import os
 from threading import Lock
 from typing import TYPE_CHECKING, Final, final
 
+from penstock.handlers.stores.publishing.claims import Claim, StoreClaimFiles
 from penstock.kernel.errors import InUseError, RootInUseError, StorageError
-from penstock.kernel.storage.claims import Claim, StoreClaimFiles
 
 if TYPE_CHECKING:
     from penstock.kernel.protocols.stores import Hold, Store

@@ -15,8 +15,8 @@ from penstock.errors import (
     StorageError,
 )
 from penstock.handlers import LocalStore
+from penstock.handlers.stores.publishing.reading import MOST_READS, Reading, read_unchanged, reading
 from penstock.kernel import Threads
-from penstock.kernel.storage.reading import MOST_READS, Reading, read_unchanged, reading
 from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import InUseError
-from penstock.kernel.concurrency.process_identity import ProcessIdentity
-from penstock.kernel.storage.claims import Claim, StoreClaimFiles, check_unclaimed
+from penstock.handlers.stores.publishing.claims import Claim, StoreClaimFiles, check_unclaimed
+from penstock.handlers.stores.publishing.process_identity import ProcessIdentity
 from penstock.testing import MemoryStore
 
 FILE, PATH = "/run/.claim", "/run/a"

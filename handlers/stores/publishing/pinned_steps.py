@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from anyio import Event
 
+from penstock.handlers.stores.publishing.writer_hold import WRITER
 from penstock.kernel.errors import StorageError
+from penstock.kernel.protocols.holds import is_at_work
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.storage.holds import is_at_work
-from penstock.kernel.storage.writer_hold import WRITER
 
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads

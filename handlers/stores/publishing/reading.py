@@ -12,10 +12,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
+from penstock.handlers.stores.publishing.snapshots import Views, identity_now
 from penstock.kernel.errors import CorruptCheckpointError, PenstockError, ReplacedError
+from penstock.kernel.protocols.holds import take_hold
 from penstock.kernel.protocols.stores import Hold, Store
-from penstock.kernel.storage.holds import take_hold
-from penstock.kernel.storage.snapshots import Views, identity_now
 
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads

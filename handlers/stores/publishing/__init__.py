@@ -1,0 +1,1 @@
+"""Building, publishing, reading and deleting a checkpoint, the same in every store."""

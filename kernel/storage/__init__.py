@@ -1,1 +1,0 @@
-"""Work on top of any store: workspaces, holds on directories, deletion and paths."""
