@@ -40,6 +40,7 @@ BOTH_LOOPS = (
     "tests/steps/test_manager",
     "tests/steps/test_step_watch.py",
     "tests/handlers/coordinators/",
+    "tests/handlers/stores/publishing/",
     "tests/checkpointer/test_checkpointer.py",
     "tests/checkpointer/test_hanging_reads.py",
     "tests/checkpointer/test_staging.py",
