@@ -7,7 +7,7 @@ entry point is the scheme.
 
 from __future__ import annotations
 
-__all__ = ("SCHEMES", "Scheme")
+__all__ = ("SCHEMES", "SHORTEST_LEASE_S", "Scheme")
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +16,9 @@ from typing import Any, Final, final
 
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.registry import PluginKind
+
+SHORTEST_LEASE_S: Final = 60.0
+"""No `ObjectStore` of another distribution's scheme has a shorter lease. Renewals are as frequent."""
 
 
 @final
@@ -27,7 +30,7 @@ class Scheme:
     """Returns the `Store` of a root, `scheme://name`, given the options of the scheme. Connects to nothing.
 
     The store gets whole URLs as paths. It is made once for each root and Checkpointer. The options of other
-    distributions are the `Scheme` itself. An `ObjectStore` has leases that are no shorter than a minute.
+    distributions are the `Scheme` itself. An `ObjectStore` has leases of `SHORTEST_LEASE_S` at least.
     """
     file_bytes: int = 16 * 2**20  #: of a data file, which the writer fills before it begins another
     concurrency: int = 8  #: so many threads write at once, and so many read

@@ -37,7 +37,7 @@ from penstock import api
 from penstock.config.config import Config
 from penstock.config.option_reference import as_toml
 from penstock.handlers.stores.local import LocalStore
-from penstock.handlers.stores.publishing.paths import bucket_of
+from penstock.handlers.stores.publishing.paths import scheme_of
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import Store
 from penstock.reports.report import size_text
@@ -290,7 +290,7 @@ def probe_store(
     """
     nbytes = max(min(nbytes, _MOST_BYTES), 1)
     small = _small_file(store, os.path.join(directory, "probe-small"), clock)
-    if bucket_of(directory) is not None:
+    if scheme_of(directory) is not None:
         return [_object(store, os.path.join(directory, "probe-large"), nbytes, clock), small]
 
     return [

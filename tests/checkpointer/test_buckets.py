@@ -26,7 +26,9 @@ from penstock.errors import (
 from penstock.handlers import LocalStore
 from penstock.handlers.formats.orbax.sealed_documents import digest_in_mark
 from penstock.handlers.stores.buckets.bucket_builds import MARK
+from penstock.handlers.stores.buckets.bucket_options import AzOptions, GsOptions, S3Options
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
+from penstock.kernel.schemes import SHORTEST_LEASE_S
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.stores.store_finder import StoreFinder
 from penstock.testing import FaultyStore
@@ -234,6 +236,12 @@ def test_each_path_has_its_store() -> None:
     assert found is not finder.at("s3://bucket-2/run")
     given = LocalStore()
     assert StoreFinder(given, StoreOptions()).at("s3://bucket/run") is given
+
+
+def test_leases_of_other_schemes_are_renewed_although_ours_last_long() -> None:
+    ours = StoreOptions(s3=S3Options(lease_s=600.0), gs=GsOptions(lease_s=600.0), az=AzOptions(lease_s=600.0))
+    assert StoreFinder(None, ours).shortest_lease_s == SHORTEST_LEASE_S
+    assert StoreFinder(None, StoreOptions(s3=S3Options(lease_s=9.0))).shortest_lease_s == 9.0
 
 
 async def test_a_base_in_another_store_is_refused(tmp_path: Any) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 __all__ = (
     "TEMPORARY_SUFFIX",
     "absolute_path",
-    "bucket_of",
     "is_scheme",
     "is_whole_bucket",
     "path_or_url",
     "path_to_save_to",
+    "root_of",
+    "scheme_of",
 )
 
 import os
@@ -36,16 +37,21 @@ def is_scheme(name: str) -> bool:
     return name in SCHEMES.own or (name not in ("", "file") and name in SCHEMES.names())
 
 
-def bucket_of(path: str) -> tuple[str, str] | None:
-    """Return the scheme and the bucket of what `path_or_url` returned; None for a local path."""
-    scheme, separator, rest = path.partition("://")
-    return (scheme, rest.split("/", 1)[0]) if separator and not path.startswith("/") else None
+def scheme_of(path: str) -> str | None:
+    """Return the scheme of a URL that `path_or_url` returned; None for a local path."""
+    scheme, separator, _ = path.partition("://")
+    return scheme if separator and not path.startswith("/") else None
+
+
+def root_of(url: str) -> str:
+    """Return the URL of the bucket that a URL leads into. One store is opened for all that is in it."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.split('/', 1)[0]}"
 
 
 def is_whole_bucket(path: str) -> bool:
     """True if what `path_or_url` returned names a bucket alone, which is in nothing."""
-    found = bucket_of(path)
-    return found is not None and path == "://".join(found)
+    return scheme_of(path) is not None and path == root_of(path)
 
 
 def absolute_path(path: str | os.PathLike[str]) -> str:
@@ -55,7 +61,7 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
         PathError: If it is empty, not text, has a NUL in it, or names another kind of store.
     """
     found = path_or_url(path)
-    if bucket_of(found) is not None:
+    if scheme_of(found) is not None:
         raise PathError(found, "is in a bucket; here only local paths are supported yet")
 
     return found

@@ -27,7 +27,7 @@ from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK
 from penstock.handlers.layouts.auto_layout import AutoLayout
 from penstock.handlers.leaves.default_handlers import default_handlers
-from penstock.handlers.stores.publishing.paths import bucket_of, path_or_url
+from penstock.handlers.stores.publishing.paths import path_or_url, scheme_of
 from penstock.handlers.stores.publishing.reading import Reading, read_unchanged, reading
 from penstock.handlers.stores.publishing.snapshots import Views
 from penstock.handlers.stores.publishing.workspace import Workspace
@@ -118,11 +118,11 @@ class Engine:
     def at(self, path: str) -> Engine:
         """Return the engine for what is at an absolute path or a URL: with the store that it is in."""
         store = self.stores.at(path)
-        bucket = bucket_of(path)
-        if store is self.store or bucket is None:
+        scheme = scheme_of(path)
+        if store is self.store or scheme is None:
             return self
 
-        file_bytes = self.config.store.of_scheme(bucket[0]).file_bytes
+        file_bytes = self.config.store.of_scheme(scheme).file_bytes
         return replace(self, store=store, layout=self.bucket_layouts.get(file_bytes, self.layout))
 
     def with_progress(self, progress: ShowProgress) -> Engine:

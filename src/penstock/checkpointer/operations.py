@@ -44,7 +44,7 @@ from penstock.handlers.layouts.auto_layout import AutoLayout
 from penstock.handlers.layouts.item_parts import message_target
 from penstock.handlers.layouts.item_types import Composite
 from penstock.handlers.stores.publishing.lease_renewal import renewing_leases
-from penstock.handlers.stores.publishing.paths import bucket_of, path_or_url
+from penstock.handlers.stores.publishing.paths import path_or_url, scheme_of
 from penstock.handlers.stores.publishing.reading import Reading
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (
@@ -259,11 +259,11 @@ class Operations:
         return saving, restoring
 
     def _pipelines_at(self, path: str) -> tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]:
-        bucket = bucket_of(path)
-        if bucket is None:
+        scheme = scheme_of(path)
+        if scheme is None:
             return self._pipelines
 
-        at_once = self.engine.config.store.of_scheme(bucket[0]).concurrency
+        at_once = self.engine.config.store.of_scheme(scheme).concurrency
         if at_once not in self._of_buckets:  # of another distribution's scheme
             self._of_buckets[at_once] = self._with_concurrency(at_once)
 

@@ -26,7 +26,7 @@ from penstock.handlers.formats.orbax.discovery import ROOT_FOLDER, step_at
 from penstock.handlers.formats.orbax.file_names import temporary_path
 from penstock.handlers.layouts.discovery import Place, checkpoint_path, find_place
 from penstock.handlers.stores.local import LocalStore
-from penstock.handlers.stores.publishing.paths import bucket_of
+from penstock.handlers.stores.publishing.paths import scheme_of
 from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
 from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.inspection.file_sizes import sizes_below
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def _copy_all(copies: Sequence[tuple[str, str]], sizes: Sequence[int], output: Output) -> None:
-    in_buckets = any(bucket_of(path) is not None for path in copies[0])
+    in_buckets = any(scheme_of(path) is not None for path in copies[0])
     with output.bar(sum(sizes), "bytes") as bar:
         done = 0
         for (path, target), nbytes in zip(copies, sizes, strict=True):
@@ -114,7 +114,7 @@ def _copies(store: Store, place: Place, destination: str) -> list[tuple[str, str
 
     metadata = [ROOT_FOLDER] if store.kind(os.path.join(place.path, ROOT_FOLDER)) == "directory" else []
     steps = [name for name in place.steps if step_at(store, os.path.join(place.path, name)).is_published]
-    if metadata and bucket_of(place.path) is None and bucket_of(destination) is None:
+    if metadata and scheme_of(place.path) is None and scheme_of(destination) is None:
         steps = [*metadata, *steps]
 
     return [(os.path.join(place.path, name), os.path.join(destination, name)) for name in steps]

@@ -19,7 +19,7 @@ import anyio
 
 from penstock.cli.terminal import CommandError, Output, format_bytes
 from penstock.config.config import Config, FoundFile, profiles_in
-from penstock.handlers.stores.publishing.paths import bucket_of, path_or_url
+from penstock.handlers.stores.publishing.paths import path_or_url, scheme_of
 from penstock.kernel.errors import StorageError
 from penstock.kernel.memory.memory_limit import free_memory
 from penstock.kernel.options import parse_bytes, parse_seconds
@@ -103,7 +103,7 @@ def _check(options: argparse.Namespace, file: Path) -> None:
 
 
 def _is_bucket(path: str) -> bool:
-    return bucket_of(path_or_url(path)) is not None
+    return scheme_of(path_or_url(path)) is not None
 
 
 def _candidates(options: argparse.Namespace, config: Config) -> Sequence[Candidate]:

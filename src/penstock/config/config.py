@@ -80,7 +80,7 @@ from penstock.kernel.options import (
     sourced,
 )
 from penstock.kernel.protocols.save_format import SaveFormat
-from penstock.kernel.schemes import SCHEMES, Scheme
+from penstock.kernel.schemes import SCHEMES, SHORTEST_LEASE_S, Scheme
 
 FILE_NAME: Final = "penstock.toml"
 FILE_VARIABLE: Final = f"{ENVIRONMENT_PREFIX}CONFIG"
@@ -262,6 +262,11 @@ class StoreOptions:
     s3: S3Options = field(default_factory=S3Options)
     gs: GsOptions = field(default_factory=GsOptions)
     az: AzOptions = field(default_factory=AzOptions)
+
+    @property
+    def shortest_lease_s(self) -> float:
+        """No store, of whichever scheme, has a shorter lease."""
+        return min(SHORTEST_LEASE_S, *[options.lease_s for options in (self.s3, self.gs, self.az)])
 
     def of_scheme(self, scheme: str) -> BucketOptions | Scheme:
         """Return the options of the stores whose URLs begin with a scheme.

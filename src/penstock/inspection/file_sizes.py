@@ -9,7 +9,7 @@ import stat
 from dataclasses import dataclass
 from typing import final
 
-from penstock.handlers.stores.publishing.paths import bucket_of
+from penstock.handlers.stores.publishing.paths import scheme_of
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import Store
 
@@ -41,7 +41,7 @@ def sizes_below(store: Store, path: str) -> FileSizes:
 
     Links are not followed. A file with several names counts as shared; in a bucket there are none.
     """
-    if bucket_of(path) is not None:
+    if scheme_of(path) is not None:
         return _sizes_in_store(store, path)
     if not os.path.isdir(path):
         return _size_of_file(path)

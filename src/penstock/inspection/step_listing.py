@@ -23,7 +23,7 @@ from penstock.handlers.formats.orbax.discovery import names_a_step, step_at
 from penstock.handlers.formats.orbax.file_names import PARTIAL_SUFFIX, TEMPORARY_SUFFIX
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.layouts.discovery import Place, find_checkpoints, look_at
-from penstock.handlers.stores.publishing.paths import bucket_of
+from penstock.handlers.stores.publishing.paths import scheme_of
 from penstock.handlers.stores.publishing.pinned_steps import read_pins
 from penstock.inspection.file_sizes import FileSizes, sizes_below
 from penstock.kernel.errors import PenstockError
@@ -163,7 +163,7 @@ def _sizes_of_tensors(store: Store, path: str) -> FileSizes:
 
 def _modified_ns(path: str) -> int | None:
     try:
-        return None if bucket_of(path) is not None else os.stat(path).st_mtime_ns
+        return None if scheme_of(path) is not None else os.stat(path).st_mtime_ns
     except OSError:
         return None
 

@@ -636,7 +636,7 @@ async def start_joint_save(
     Raises:
         ConfigError: If there were none yet when this handler was first used.
     """
-    if isinstance(place, JointDirectory) and paths.bucket_of(place.path) is not None:
+    if isinstance(place, JointDirectory) and paths.scheme_of(place.path) is not None:
         return await _start_in_bucket(resources, registry, workers, place, item, keywords)
 
     chosen = _joined(resources.within if isinstance(place, ItemPlace) else resources.together)
@@ -667,12 +667,12 @@ async def _start_in_bucket(
     """
     chosen = _joined(resources.together) if place.jointly else resources.save
     engine = chosen.engine
-    bucket = paths.bucket_of(place.path)
-    assert bucket is not None, "the caller has looked"
+    scheme = paths.scheme_of(place.path)
+    assert scheme is not None, "the caller has looked"
     layout = built_in.OrbaxLayout(
         replace(resources.form, replica_parallel=place.jointly),
         min(chunk_shapes.CODED_CHUNK, engine.memory.limit // 4),
-        plain_chunk=engine.config.store.of_scheme(bucket[0]).file_bytes,
+        plain_chunk=engine.config.store.of_scheme(scheme).file_bytes,
     )
     limiters = Limiters.of(engine.memory, "save")
     handlers = StageRegistry(registry, replace(workers, limiters=limiters))

@@ -472,7 +472,7 @@ async def save_items(place: JointDirectory, items: Mapping[str, tuple[Any, Any]]
 
 def names_in_bucket(url: str) -> list[str] | None:
     """Return the names of the items of a checkpoint in a bucket; None for a local path. Blocking."""
-    if paths.bucket_of(url) is None:
+    if paths.scheme_of(url) is None:
         return None
 
     return list(store_at(url).list_folders(url))

@@ -113,7 +113,7 @@ def bucket_url(path: str | os.PathLike[str]) -> str | None:
         return None
 
     found = paths.path_or_url(text)
-    return None if paths.bucket_of(found) is None else found
+    return None if paths.scheme_of(found) is None else found
 
 
 def path_as_given(path: str | os.PathLike[str]) -> Any:

@@ -22,7 +22,7 @@ from anyio.lowlevel import checkpoint
 from penstock.config.config import READ_S
 from penstock.event_loop.imports import NeededModules, load
 from penstock.event_loop.interpreter_settings import LoopOptions
-from penstock.handlers.stores.publishing.paths import bucket_of, path_or_url
+from penstock.handlers.stores.publishing.paths import path_or_url, scheme_of
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import SpecError
 from penstock.kernel.protocols.holds import take_hold
@@ -257,7 +257,7 @@ class _Watcher:
         """Return when the root may have changed, or after `most_s`."""
         changed = Event()
         with move_on_after(max(0.0, most_s)):
-            if bucket_of(self._root) is not None or not tells_changes():
+            if scheme_of(self._root) is not None or not tells_changes():
                 await changed.wait()
 
             async with create_task_group() as tasks:

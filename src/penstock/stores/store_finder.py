@@ -11,7 +11,7 @@ from typing import cast, final
 
 from penstock.config.config import Config, StoreOptions
 from penstock.handlers.stores.local import LocalStore
-from penstock.handlers.stores.publishing.paths import bucket_of, path_or_url
+from penstock.handlers.stores.publishing.paths import path_or_url, root_of, scheme_of
 from penstock.kernel.errors import PathError, SpecError
 from penstock.kernel.protocols.stores import ObjectStore, Store
 from penstock.kernel.schemes import SCHEMES
@@ -45,11 +45,8 @@ class StoreFinder:
     @property
     def shortest_lease_s(self) -> float:
         """The least of the leases that any store has, or will have."""
-        if self.default.objects is not None:
-            return self.default.objects.lease_s
-
-        own = self._options.s3, self._options.gs, self._options.az
-        return min([options.lease_s for options in own])
+        objects = self.default.objects
+        return self._options.shortest_lease_s if objects is None else objects.lease_s
 
     def leases(self) -> Sequence[ObjectStore]:
         """Return the stores of now whose builds and holds are leases."""
@@ -60,12 +57,11 @@ class StoreFinder:
 
     def at(self, path: str) -> Store:
         """Return the store of an absolute path or a URL. Quick; connects to nothing."""
-        bucket = None if self._is_given else bucket_of(path)
-        if bucket is None:
+        scheme = None if self._is_given else scheme_of(path)
+        if scheme is None:
             return self.default
 
-        scheme, name = bucket
-        url = f"{scheme}://{name}"
+        url = root_of(path)
         with self._lock:
             if url not in self._buckets:
                 found = SCHEMES.find(scheme)
@@ -79,7 +75,7 @@ class StoreFinder:
 
 def store_at(path: str) -> Store:
     """Return the store of an absolute path or a URL, as the configuration says. Connects to nothing."""
-    return LocalStore() if bucket_of(path) is None else StoreFinder(None, Config.load().store).at(path)
+    return LocalStore() if scheme_of(path) is None else StoreFinder(None, Config.load().store).at(path)
 
 
 def store_of(path: str | os.PathLike[str]) -> tuple[Store, str]:

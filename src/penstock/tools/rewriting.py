@@ -19,7 +19,7 @@ from penstock.handlers.layouts.items_layout import CompositeLayout
 from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.handlers.leaves.handler_registry import HandlerRegistry
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
-from penstock.handlers.stores.publishing.paths import bucket_of
+from penstock.handlers.stores.publishing.paths import scheme_of
 from penstock.handlers.stores.publishing.reading import Reading
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PathError
@@ -124,10 +124,10 @@ class Rewriting:
             Nothing is left at `final`.
         """
         if layout is None:
-            bucket = bucket_of(final)
+            scheme = scheme_of(final)
             layout = OrbaxLayout(
                 self.save_format,
-                plain_chunk=None if bucket is None else self.config.store.of_scheme(bucket[0]).file_bytes,
+                plain_chunk=None if scheme is None else self.config.store.of_scheme(scheme).file_bytes,
                 tree_custom_metadata=items.tree_custom_metadata,
             )
         if items.parts is not None:

@@ -225,7 +225,7 @@ def delete_async(
 
 def _begin(path: PathLike, name: str | None, *, missing_ok: bool) -> Operation[bool]:
     place = paths.path_or_url(path)
-    if name is not None and paths.bucket_of(place) is not None:
+    if name is not None and paths.scheme_of(place) is not None:
         raise PathError(place, "is in a bucket, where no single item is deleted; delete the checkpoint")
     if name is not None:
         check_names((name,))
@@ -238,9 +238,9 @@ def _begin(path: PathLike, name: str | None, *, missing_ok: bool) -> Operation[b
 
 def _delete(path: str, name: str | None, missing_ok: bool) -> bool:
     store = store_at(path)
-    if paths.bucket_of(path) is None and not os.path.lexists(path):
+    if paths.scheme_of(path) is None and not os.path.lexists(path):
         return _absent(path, missing_ok)
-    if paths.bucket_of(path) is not None and store.kind(path) is None:
+    if paths.scheme_of(path) is not None and store.kind(path) is None:
         return _absent(path, missing_ok)
 
     found = find(path, CheckpointLayout.AUTO)

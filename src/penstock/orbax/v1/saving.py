@@ -273,7 +273,7 @@ class ItemsSave:
         self._store = built_in.LocalStore()
         file_names.temporary_path(path)  # refuses names that cannot be read again
         self._bucket: BucketSave | None = None
-        if paths.bucket_of(path) is not None:
+        if paths.scheme_of(path) is not None:
             job = job_options(context.multiprocessing) if self._jointly else None
             self._bucket = BucketSave(path, items, handlers, context, overwrite, custom_metadata, job)
             try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PathError
-from penstock.handlers.stores.publishing.paths import absolute_path, bucket_of, path_or_url
+from penstock.handlers.stores.publishing.paths import absolute_path, path_or_url, root_of, scheme_of
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,7 @@ def test_where_only_local_paths_are_supported_a_bucket_is_refused() -> None:
 
 
 def test_the_bucket_of_a_path() -> None:
-    assert bucket_of("s3://bucket/run") == ("s3", "bucket")
-    assert bucket_of("/run/s3://bucket") is None
-    assert bucket_of("/run") is None
+    assert scheme_of("s3://bucket/run") == "s3"
+    assert root_of("s3://bucket/run") == root_of("s3://bucket") == "s3://bucket"
+    assert scheme_of("/run/s3://bucket") is None
+    assert scheme_of("/run") is None
