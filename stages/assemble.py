@@ -4,14 +4,13 @@ from __future__ import annotations
 
 __all__ = ("Assemble",)
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 from penstock.kernel.errors import IncompletePipelineError
 from penstock.kernel.messages.restore import RestoredBatch, RestoredTree, RestorePlan
-from penstock.kernel.messages.save import References
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
@@ -64,9 +63,9 @@ class _Assembler:
 
     def _assemble(self, plan: RestorePlan) -> RestoredTree:
         total = len(plan.infos)
-        for making in plan.makings:  # of values of one process; all others a stage `derive` has made
-            if making.index not in self._values and all(at in self._values for at in making.inputs):
-                self._values[making.index] = making.make([self._values[at] for at in making.inputs])
+        for leaf in plan.computed:  # of values of one process; all others a stage `derive` has made
+            if leaf.index not in self._values and all(at in self._values for at in leaf.inputs):
+                self._values[leaf.index] = leaf.make([self._values[at] for at in leaf.inputs])
 
         absent = [at for at in range(total) if at not in self._values]
         if absent:
@@ -74,16 +73,14 @@ class _Assembler:
             raise IncompletePipelineError(total, total - len(absent), key_path)
 
         values = [self._values[at] for at in range(total)]
-        return RestoredTree(plan.unflatten(values), plan, self._references(plan, values))
-
-    def _references(self, plan: RestorePlan, values: Sequence[object]) -> References:
-        """Remember values that a later save of the same objects need not write again."""
-        if plan.changes:  # then values may differ from what is stored
-            return {}
+        tree = plan.unflatten(values)
+        if plan.changes:  # then values may differ from what is stored, and a later save writes all of them
+            return RestoredTree(tree, plan)
 
         large = [at for at in plan.read_alone if getattr(values[at], "nbytes", 0) >= REMEMBERED_FROM]
-        lookup = self._run.registry.lookup
-        chosen = [values[at] for at in large]
-        return references_to(
-            [plan.infos[at] for at in large], chosen, [lookup(type(value), "") for value in chosen]
-        )
+        if not large:
+            return RestoredTree(tree, plan)
+
+        infos, chosen = [plan.infos[at] for at in large], [values[at] for at in large]
+        handlers = [self._run.registry.lookup(type(value), "") for value in chosen]
+        return RestoredTree(tree, plan, references_to(infos, chosen, handlers))

@@ -71,8 +71,8 @@ class _Deliverer:
             await self._stage.check()
 
         plan = self._plan = require_plan(self._plan or batch.plan)
-        if plan.makings:
-            key_path = plan.infos[plan.makings[0].index].key_path
+        if plan.computed:
+            key_path = plan.infos[plan.computed[0].index].key_path
             raise SpecError(
                 f"{key_path} is to be divided anew, and a stream gives what is stored; restore it"
             )

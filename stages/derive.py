@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from penstock.kernel.errors import IncompletePipelineError, StructureMismatchError, TreeDifference
-from penstock.kernel.messages.restore import Making, RestoredBatch, RestorePlan
+from penstock.kernel.messages.restore import ComputedLeaf, RestoredBatch, RestorePlan
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
@@ -51,7 +51,7 @@ class _Deriver:
         self._plan: RestorePlan | None = None
         self._inputs: dict[int, Any] = {}
         self._users: Counter[int] = Counter()  #: functions that still need an input
-        self._waiting: defaultdict[int, list[Making]] = defaultdict(list)  #: by each absent input
+        self._waiting: defaultdict[int, list[ComputedLeaf]] = defaultdict(list)  #: by each absent input
         self._absent: dict[int, int] = {}  #: by the made leaf: how many inputs are still missing
         self._differences: list[TreeDifference] = []
 
@@ -67,7 +67,7 @@ class _Deriver:
     async def finish(self) -> AsyncIterator[RestoredBatch]:
         plan = require_plan(self._plan)
         values = list(plan.kept)
-        alone = [making for making in plan.makings if not making.inputs]
+        alone = [leaf for leaf in plan.computed if not leaf.inputs]
         if alone:
             values += await self._run.threads.run(self._make, alone)
         if self._absent:
@@ -83,32 +83,32 @@ class _Deriver:
             return
 
         self._plan = require_plan(plan)
-        for making in self._plan.makings:
-            inputs = set(making.inputs)
+        for leaf in self._plan.computed:
+            inputs = set(leaf.inputs)
             self._users.update(inputs)
             if inputs:
-                self._absent[making.index] = len(inputs)
+                self._absent[leaf.index] = len(inputs)
             for at in inputs:
-                self._waiting[at].append(making)
+                self._waiting[at].append(leaf)
 
-    def _arrived(self, values: Sequence[tuple[int, object]]) -> list[Making]:
+    def _arrived(self, values: Sequence[tuple[int, object]]) -> list[ComputedLeaf]:
         """Keep inputs, and return the leaves that can be made now."""
-        ready: list[Making] = []
+        ready: list[ComputedLeaf] = []
         for at, value in values:
             self._inputs[at] = value
-            for making in self._waiting.pop(at, ()):
-                self._absent[making.index] -= 1
-                if not self._absent[making.index]:
-                    del self._absent[making.index]
-                    ready.append(making)
+            for leaf in self._waiting.pop(at, ()):
+                self._absent[leaf.index] -= 1
+                if not self._absent[leaf.index]:
+                    del self._absent[leaf.index]
+                    ready.append(leaf)
 
         return ready
 
-    def _make(self, makings: Sequence[Making]) -> list[tuple[int, object]]:
+    def _make(self, leaves: Sequence[ComputedLeaf]) -> list[tuple[int, object]]:
         made: list[tuple[int, object]] = []
-        for making in makings:
-            value = making.make([self._inputs[at] for at in making.inputs])
-            for at in set(making.inputs):
+        for leaf in leaves:
+            value = leaf.make([self._inputs[at] for at in leaf.inputs])
+            for at in set(leaf.inputs):
                 self._users[at] -= 1
                 if not self._users[at]:
                     del self._inputs[at]
@@ -116,10 +116,10 @@ class _Deriver:
             if isinstance(value, TreeDifference):
                 self._differences.append(value)
             else:
-                made.append((making.index, value))
+                made.append((leaf.index, value))
 
         return made
 
     def _incomplete(self, plan: RestorePlan) -> IncompletePipelineError:
-        total, first = len(plan.makings), next(iter(self._absent))
+        total, first = len(plan.computed), next(iter(self._absent))
         return IncompletePipelineError(total, total - len(self._absent), plan.infos[first].key_path)

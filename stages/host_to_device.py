@@ -53,14 +53,15 @@ class _Builder:
 
     async def __call__(self, batch: HostBatch, /) -> RestoredBatch | None:
         leaves, threads = ReadLeaves.of(batch.leaves), self._run.threads
+        parts = leaves.parts
         built: IndexedValues | None = None
         try:
             if leaves:
-                built = await threads.run(_build, leaves)
+                built = await threads.run(_build, leaves, parts)
         finally:
             batch.release()
 
-        complete = self._complete(leaves.parts)
+        complete = self._complete(parts) if parts else ()
         values = [*batch.ready, *(await threads.run(_join, complete) if complete else ())]
         if not values:
             return None if leaves and not built else RestoredBatch(built or (), batch.plan)
@@ -81,9 +82,9 @@ class _Builder:
         return complete
 
 
-def _build(leaves: ReadLeaves) -> IndexedValues:
+def _build(leaves: ReadLeaves, parts: Sequence[ReadLeaf]) -> IndexedValues:
     """Put parts in place, and make the values of whole leaves. In a worker thread."""
-    for part in leaves.parts:
+    for part in parts:
         cast("PartsHandler", part.handler).place(part)
 
     built = [IndexedValues(alike.indices, handler.build(alike)) for handler, alike in leaves.by_handler()]

@@ -46,19 +46,15 @@ class Locate:
     @asynccontextmanager
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one restore."""
-
-        async def locate(request: RestoreRequest, /) -> Located:
-            return await _located(run, request)
-
-        yield locate
+        yield partial(_locate, run)
 
 
-async def _located(run: RestoreRun, request: RestoreRequest) -> Located:
-    finish = partial(_as_asked, request)
+async def _locate(run: RestoreRun, request: RestoreRequest) -> Located:
+    finish = partial(_with_options, request)
     return Located(await open_leased(run, request.path, request.options.item, finish), request)
 
 
-def _as_asked(request: RestoreRequest, checkpoint: StoredCheckpoint) -> StoredCheckpoint:
+def _with_options(request: RestoreRequest, checkpoint: StoredCheckpoint) -> StoredCheckpoint:
     if request.options.verify is False and isinstance(checkpoint, ChecksummedCheckpoint):
         checkpoint = checkpoint.without_checksums()
     if request.options.split is not None:
@@ -112,7 +108,7 @@ class LocateOnce:
         async def locate(request: RestoreRequest, /) -> Located:
             if run.coordinator.is_primary:
                 recorder = self.record(run.store)
-                located = await _located(replace(run, store=recorder), request)
+                located = await _locate(replace(run, store=recorder), request)
                 await self.share(await run.threads.run(recorder.encoded))
                 return located
 
@@ -120,7 +116,7 @@ class LocateOnce:
             answered = await run.threads.run(self.answered, run.store, answers)
             del answers
             try:
-                return await _located(replace(run, store=answered), request)
+                return await _locate(replace(run, store=answered), request)
             finally:
                 answered.forget()
 

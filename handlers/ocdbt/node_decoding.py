@@ -361,7 +361,7 @@ class Index(Mapping[bytes, Value]):
         """Bytes of all values that are stored in the index itself."""
         return int(self.lengths[self.ids < 0].sum())
 
-    def what_it_says(self) -> Hashable:
+    def content_key(self) -> Hashable:
         """Return a value that is equal for two indices with the same keys and the same inline values.
 
         Keys are the same if their table is the same object. Places in data files are not compared.

@@ -5,11 +5,11 @@ from __future__ import annotations
 __all__ = (
     "Change",
     "ChangeKind",
+    "ComputedLeaf",
     "HostBatch",
     "HostPart",
     "IndexedValues",
     "Located",
-    "Making",
     "ReadBatch",
     "Rename",
     "RestoreOptions",
@@ -209,7 +209,7 @@ class Located:
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
+class ComputedLeaf:
     """A leaf of the result that is computed from values that were read for it."""
 
     index: int  #: of the leaf, in the result
@@ -230,7 +230,7 @@ class RestorePlan:
     unflatten: Callable[[Sequence[object]], object]  #: makes the tree of one value per info, in order
     directory: str = ""  #: what holds the stored tree: the checkpoint, or an item in it
     kept: Sequence[tuple[int, object]] = ()  #: (index, value) of leaves that keep the target's value
-    makings: Sequence[Making] = ()  #: leaves that functions make
+    computed: Sequence[ComputedLeaf] = ()  #: leaves that functions make
     changes: tuple[Change, ...] = ()  #: how the result departs from what is stored, as it was asked for
     read_alone: Sequence[int] = ()  #: indices of the leaves that share no buffer, as small ones do
 

@@ -80,12 +80,12 @@ def in_parts(
         else:
             cut.append(leaf)
 
-    return [_narrowed(leaf) for leaf in cut]
+    for at, leaf in enumerate(cut):
+        reads = narrowed(leaf.reads)
+        if reads is not leaf.reads:
+            cut[at] = replace(leaf, reads=reads)
 
-
-def _narrowed(leaf: ReadLeaf) -> ReadLeaf:
-    reads = narrowed(leaf.reads)
-    return leaf if reads is leaf.reads else replace(leaf, reads=reads)
+    return cut
 
 
 def scratch_bytes(reads: Sequence[Read]) -> int:
@@ -252,22 +252,15 @@ TOGETHER: Final = 16 * 2**20
 
 def join_memory(leaves: Sequence[ReadLeaf]) -> None:
     """Have neighbouring leaves of medium size share allocations, if their values keep the memory."""
-    regions = (
-        region
-        for leaf in leaves
-        if not leaf.target.staging_bytes
-        for region in leaf.target.regions
-        if isinstance(region, Joining) and LEAST <= region.nbytes < OWN_FROM
-    )
-    for alike in _runs_of_one_class(regions):
+    by_class: dict[type, list[Joining]] = {}
+    for leaf in leaves:
+        if leaf.target.staging_bytes:
+            continue
+        for region in leaf.target.regions:
+            if isinstance(region, Joining) and LEAST <= region.nbytes < OWN_FROM:
+                by_class.setdefault(type(region), []).append(region)
+
+    for alike in by_class.values():
         for group in grouped(alike, TOGETHER):
             if len(group) > 1:
                 group[0].join(group[1:])
-
-
-def _runs_of_one_class(regions: Iterable[Joining]) -> Iterator[list[Joining]]:
-    found: dict[type, list[Joining]] = {}
-    for region in regions:
-        found.setdefault(type(region), []).append(region)
-
-    yield from found.values()

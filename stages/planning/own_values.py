@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias, cast, final
 from jax import tree_util
 
 from penstock.kernel.errors import TreeDifference
-from penstock.kernel.protocols.leaf import KeyPath, LeafInfos, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf import KeyPath, ParamInfo, StoredLeaf
 from penstock.stages.planning.leaf_sources import Function, Input, described, key_columns, rule_difference
 from penstock.stages.pytree.flattening import PROCESS_KEY, Divide, PerProcess, nest, step
 
@@ -50,9 +50,6 @@ def find_own(
         infos: Of its leaves.
         process: The index of this process, and how many there are.
     """
-    if isinstance(infos, LeafInfos):  # as all trees have that have nothing of one process
-        return NOTHING_OWN
-
     nodes = {info.keys[: info.own_from] for info in infos if info.own_from is not None}
     saved = _saved(stored, nodes)
     index, count = process

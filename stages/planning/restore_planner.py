@@ -10,7 +10,7 @@ __all__ = (
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import is_not
@@ -27,11 +27,11 @@ from penstock.kernel.errors import (
     TreeDifference,
 )
 from penstock.kernel.memory.memory_limit import FREE_BYTES, MOST_EXPANSION, check_available, free_memory
-from penstock.kernel.messages.restore import Change, Located, Making, RestorePlan
+from penstock.kernel.messages.restore import Change, ComputedLeaf, Located, RestorePlan
 from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits
 from penstock.kernel.protocols.checkpoints import PackedCheckpoint, StoredCheckpoint, StoredSize
 from penstock.kernel.protocols.files_handler import FilesHandler
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf import LeafInfos, LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, PackingHandler, ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import SharedRead, Target
 from penstock.kernel.protocols.stores import Store
@@ -90,22 +90,31 @@ def plan_restore(
     planner = _Planner(run, located, matching)
     packs, leaves = planner.read_results()
     alone = [leaf.index for leaf in leaves]
-    makings = planner.makings()
+    computed = planner.computed_leaves() if matching.functions else []
     leaves = in_parts(run, checkpoint, [*leaves, *planner.inputs], mmap=options.mmap)
-    planner.check()
+    if matching.differences:  # impossible requests first, then missing leaves, then unexpected ones
+        order = {"rule": 0, "missing": 1, "unexpected": 2}
+        differences = sorted(matching.differences, key=lambda difference: order.get(difference.kind, 3))
+        raise StructureMismatchError(checkpoint.path, differences)
     if not options.mmap:
         join_memory(leaves)
 
-    plan = RestorePlan(
-        matching.infos,
-        _unflatten(matching, treedef, has_target=request.has_like),
-        checkpoint.directory,
-        planner.kept(),
-        makings,
-        tuple(matching.changes),
-        alone,
-    )
-    _tell(run, plan.changes)
+    kept: list[tuple[int, object]] = []
+    if ABSENT in matching.rows:
+        likes, rows = matching.likes or (), enumerate(matching.rows)
+        kept = [(at, likes[at]) for at, row in rows if row == ABSENT and at not in matching.functions]
+
+    unflatten = _unflatten(matching, treedef, has_target=request.has_like)
+    changes = tuple(matching.changes)
+    plan = RestorePlan(matching.infos, unflatten, checkpoint.directory, kept, computed, changes, alone)
+    by_kind: dict[str, list[str]] = {}
+    for change in changes:
+        by_kind.setdefault(change.kind, []).append(change.key_path)
+
+    for kind, key_paths in by_kind.items():
+        shown = tuple(key_paths[:SHOWN_IN_EVENT])
+        run.events.info(f"restore.{kind}", path=run.path, n_leaves=len(key_paths), key_paths=shown)
+
     return plan, packs, leaves
 
 
@@ -117,6 +126,9 @@ def _flattened(run: RestoreRun, located: Located) -> tuple[TargetLeaves, Any, Ow
     """
     checkpoint = located.checkpoint
     infos, values, treedef = StructureCache(run.caches.structures).flatten(located.request.like, run.process)
+    if isinstance(infos, LeafInfos):  # as all trees have that have nothing of one process
+        return TargetLeaves(infos, values), treedef, NOTHING_OWN
+
     own = find_own(checkpoint.leaves, located.request.like, infos, run.process)
     if own.differences:
         raise StructureMismatchError(checkpoint.path, own.differences)
@@ -139,7 +151,6 @@ class _Planner:
         self._mmap = options.mmap
         self._options = options
         self._matching = matching
-        self._dtype_rule = DtypeRule(options.dtype)
         self._specs: dict[int, LeafSpec] = {}  # of leaves whose dtype or shape changes, by place
         self._refits: dict[int, Refit] = {}
         self._input_indices: dict[object, int] = {}
@@ -156,8 +167,10 @@ class _Planner:
 
         stored = spec_column(self._checkpoint.leaves)
         specs = [stored[row] for row in rows]
-        wanted = Wanted(places, rows, specs, self._handlers(rows, specs, likes), likes)
-        self._find_changed(wanted)
+        wanted = ResultLeaves(places, rows, specs, self._handlers(rows, specs, likes), likes)
+        if self._options.dtype is not None or not self._options.strict:
+            self._find_changed(wanted)
+
         positions = places if isinstance(places, range) else {place: at for at, place in enumerate(places)}
 
         def make(place: int) -> ReadLeaf:
@@ -174,8 +187,8 @@ class _Planner:
 
         return packs, [make(place) for place in others]
 
-    def makings(self) -> list[Making]:
-        """Plan the inputs of functions, and return how each function makes its leaf."""
+    def computed_leaves(self) -> list[ComputedLeaf]:
+        """Plan the inputs of functions, and return the leaves that they make."""
         functions = self._matching.functions
         needed = {
             place: tuple([self._input(each) for each in function.inputs])
@@ -183,41 +196,22 @@ class _Planner:
         }
         users = Counter([index for inputs in needed.values() for index in inputs])
         infos, likes = self._matching.infos, self._matching.likes or ()
-        return [
-            Making(
-                place,
-                inputs,
-                maker(functions[place], infos[place], likes[place], [users[index] > 1 for index in inputs]),
-            )
-            for place, inputs in needed.items()
-        ]
+        computed: list[ComputedLeaf] = []
+        for place, inputs in needed.items():
+            is_shared = [users[index] > 1 for index in inputs]
+            make = maker(functions[place], infos[place], likes[place], is_shared)
+            computed.append(ComputedLeaf(place, inputs, make))
 
-    def kept(self) -> list[tuple[int, object]]:
-        """Return the leaves that keep the target's value, with their places."""
-        matching = self._matching
-        likes, made = matching.likes or (), matching.functions
-        if ABSENT not in matching.rows:
-            return []
+        return computed
 
-        return [(at, likes[at]) for at, row in enumerate(matching.rows) if row == ABSENT and at not in made]
-
-    def check(self) -> None:
-        """Raise `StructureMismatchError` if anything differs."""
-        matching = self._matching
-        matching.changes += [Change("unused", pattern) for pattern in self._dtype_rule.unused]
-        if matching.differences:
-            raise StructureMismatchError(self._checkpoint.path, _in_order(matching.differences))
-
-    def _find_changed(self, wanted: Wanted) -> None:
+    def _find_changed(self, wanted: ResultLeaves) -> None:
         """Find the leaves whose dtype or shape is to change, and record each change."""
-        if self._options.dtype is None and self._options.strict:
-            return
-
+        rule = DtypeRule(self._options.dtype)
         infos, changes = self._matching.infos, self._matching.changes
         for at, place in enumerate(wanted.places):
             stored, info = self._checkpoint.leaves[wanted.rows[at]], infos[place]
             like = None if wanted.likes is None else wanted.likes[at]
-            spec = refit_spec(stored, info, like, self._options, self._dtype_rule)
+            spec = refit_spec(stored, info, like, self._options, rule)
             if isinstance(spec, TreeDifference):
                 self._differs(spec, stored, info)
                 continue
@@ -232,6 +226,8 @@ class _Planner:
                 changes.append(Change("cast", info.key_path, stored.spec.dtype, spec.dtype))
             if spec.shape != stored.spec.shape:
                 changes.append(Change("resized", info.key_path, str(stored.spec.shape), str(spec.shape)))
+
+        changes += [Change("unused", pattern) for pattern in rule.unused]
 
     def _input(self, wanted: Input) -> int:
         """Plan the read of a function's input. Functions share one read for the same leaf and `like`."""
@@ -267,9 +263,9 @@ class _Planner:
 
         piece_bytes = self._run.limits.piece_bytes
         reads = plan_reads(self._checkpoint, index, stored, target, piece_bytes)
-        leaf = ReadLeaf(index, stored, handler, target, reads)
-        self._result.add_reads(leaf)
-        return leaf
+        largest = max([read.scratch_nbytes for read in reads], default=0)  # a buffer, such as for a chunk
+        check_available(self._checkpoint.path, largest, stored.info.key_path)
+        return ReadLeaf(index, stored, handler, target, reads)
 
     def _handlers(
         self, rows: Sequence[int], specs: Sequence[LeafSpec], likes: Sequence[Any] | None
@@ -327,22 +323,6 @@ def _unflatten(matching: Matching, treedef: Any, *, has_target: bool) -> Callabl
     return partial(nest, infos)
 
 
-def _in_order(differences: Sequence[TreeDifference]) -> list[TreeDifference]:
-    """Sort differences: impossible requests, then missing leaves, then unexpected leaves, then the others."""
-    order = {"rule": 0, "missing": 1, "unexpected": 2}
-    return sorted(differences, key=lambda difference: order.get(difference.kind, 3))
-
-
-def _tell(run: RestoreRun, changes: Sequence[Change]) -> None:
-    by_kind: dict[str, list[str]] = {}
-    for change in changes:
-        by_kind.setdefault(change.kind, []).append(change.key_path)
-
-    for kind, key_paths in by_kind.items():
-        shown = tuple(key_paths[:SHOWN_IN_EVENT])
-        run.events.info(f"restore.{kind}", path=run.path, n_leaves=len(key_paths), key_paths=shown)
-
-
 T = TypeVar("T")
 
 SMALL: Final = 64 * 1024
@@ -354,7 +334,7 @@ MOST: Final = 16 * SMALL
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Wanted:
+class ResultLeaves:
     """The leaves of a result that are read, in columns of one length."""
 
     places: Sequence[int]  #: places in the result, in order
@@ -363,15 +343,10 @@ class Wanted:
     handlers: Sequence[LeafHandler]
     likes: Sequence[Any] | None  #: None for a restore without a target
 
-    @property
-    def specs_once(self) -> Iterable[LeafSpec]:
-        """The distinct `specs`, usually few."""
-        return dict(zip(map(id, self.specs), self.specs, strict=True)).values()
-
 
 def make_packs(
     checkpoint: StoredCheckpoint,
-    wanted: Wanted,
+    wanted: ResultLeaves,
     changed: Collection[int],
     limits: RunLimits,
     make: Callable[[int], ReadLeaf],
@@ -388,70 +363,59 @@ def make_packs(
     Returns:
         The packs, and the places of all other leaves.
     """
+    if not isinstance(checkpoint, PackedCheckpoint):
+        return [], wanted.places
+
+    leaves = checkpoint.leaves
+    row_of: Callable[[int], int] = wanted.rows.__getitem__
+    if not isinstance(wanted.places, range):
+        row_of = dict(zip(wanted.places, wanted.rows, strict=True)).__getitem__
+
+    def info(place: int) -> ParamInfo:
+        return leaves[row_of(place)].info
+
+    distinct = {id(spec): spec for spec in wanted.specs}  # usually few
+    small = {
+        number
+        for number, spec in distinct.items()
+        if spec.shape is not None and spec.chunk_nbytes <= SMALL and spec.nbytes <= MOST
+    }
     others = set(wanted.places)
     packs: list[ReadLeaves] = []
-    if isinstance(checkpoint, PackedCheckpoint):
-        infos = _Infos(checkpoint.leaves, wanted)
-        for handler, numbers in _by_handler(wanted, changed):
-            for pack in _packs(checkpoint, wanted, handler, numbers, infos, make):
-                others.difference_update(pack.indices)
-                packs += [
-                    pack.part(range(*numbers))
-                    for numbers in cuts(pack.weights, limits.batch_bytes, limits.batch_leaves)
-                ]
+    handlers = {id(handler): handler for handler in wanted.handlers}  # they need not be hashable
+    for number, handler in handlers.items():
+        if not isinstance(handler, PackingHandler):
+            continue
+
+        numbers = [at for at, spec in enumerate(wanted.specs) if id(spec) in small]
+        if len(handlers) > 1:
+            numbers = [at for at in numbers if id(wanted.handlers[at]) == number]
+        if changed:
+            numbers = [at for at in numbers if wanted.places[at] not in changed]
+        for pack in _packs(checkpoint, wanted, handler, numbers, info, make):
+            others.difference_update(pack.indices)
+            packs += [
+                pack.part(range(start, stop))
+                for start, stop in cuts(pack.weights, limits.batch_bytes, limits.batch_leaves)
+            ]
 
     return packs, sorted(others)
 
 
-@final
-class _Infos:
-    """Maps a place in the result to the `ParamInfo` of its stored leaf."""
-
-    __slots__ = ("_leaves", "_rows")
-
-    def __init__(self, leaves: Sequence[StoredLeaf], wanted: Wanted) -> None:
-        self._leaves = leaves
-        self._rows: Sequence[int] | Mapping[int, int] = wanted.rows
-        if not isinstance(wanted.places, range):
-            self._rows = dict(zip(wanted.places, wanted.rows, strict=True))
-
-    def __call__(self, place: int) -> ParamInfo:
-        return self._leaves[self._rows[place]].info
-
-
-def _by_handler(wanted: Wanted, changed: Collection[int]) -> Iterator[tuple[PackingHandler, list[int]]]:
-    """Yield each packing handler with the positions of its small leaves. Handlers need not be hashable."""
-    handlers = {id(handler): handler for handler in wanted.handlers}
-    small = {id(spec): _is_small(spec) for spec in wanted.specs_once}
-    is_small = list(map(small.__getitem__, map(id, wanted.specs)))
-    for number, handler in handlers.items():
-        if isinstance(handler, PackingHandler):
-            numbers = [at for at, is_one in enumerate(is_small) if is_one]
-            if len(handlers) > 1:
-                numbers = [at for at in numbers if id(wanted.handlers[at]) == number]
-            if changed:
-                numbers = [at for at in numbers if wanted.places[at] not in changed]
-
-            yield handler, numbers
-
-
-def _is_small(spec: LeafSpec) -> bool:
-    return spec.shape is not None and spec.chunk_nbytes <= SMALL and spec.nbytes <= MOST
-
-
 def _packs(
     checkpoint: PackedCheckpoint,
-    wanted: Wanted,
+    wanted: ResultLeaves,
     handler: PackingHandler,
     numbers: Sequence[int],
-    infos: Callable[[int], ParamInfo],
+    info: Callable[[int], ParamInfo],
     make: Callable[[int], ReadLeaf],
 ) -> Iterator[ReadLeaves]:
+    """Yield the small leaves of a handler that can be read together, those in one file at a time."""
     details = handler.pack_details(
         _chosen(wanted.specs, numbers), None if wanted.likes is None else _chosen(wanted.likes, numbers)
     )
     chunks = checkpoint.whole_chunks(_chosen(wanted.rows, numbers))
-    nbytes = {id(spec): spec.nbytes for spec in wanted.specs_once}
+    nbytes = {number: spec.nbytes for number, spec in {id(spec): spec for spec in wanted.specs}.items()}
     made: dict[int, ReadLeaf] = {}
     fits = list(map(is_not, details, itertools.repeat(None)))
     by_file: list[list[int]] = [[] for _ in chunks.files]  # there may be as many files as leaves
@@ -476,7 +440,7 @@ def _packs(
                 handlers=[handler] * len(indices),
                 specs=specs,
                 details=_chosen(details, there),
-                info=infos,
+                info=info,
                 make=make,
                 made=made,
                 shared=shared,
@@ -553,8 +517,3 @@ class ResultBytes:
             self._free = free_memory()
         if self._total > self._free:
             raise InsufficientMemoryError(self._path, self._total, self._free, key_path)
-
-    def add_reads(self, leaf: ReadLeaf) -> None:
-        """Compare the largest buffer that a read of a leaf needs, such as a chunk, with what there is."""
-        scratch = max([read.scratch_nbytes for read in leaf.reads], default=0)
-        check_available(self._path, scratch, leaf.stored.info.key_path)

@@ -9,7 +9,7 @@ from tests.stages.stage_rig import Rig, cancel_in, run_one, run_stages
 
 from penstock.errors import IncompletePipelineError, PipelineError, StructureMismatchError, TreeDifference
 from penstock.kernel import KeyKind, ParamInfo, RestoredBatch, RestorePlan
-from penstock.kernel.messages.restore import Making
+from penstock.kernel.messages.restore import ComputedLeaf
 from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.stages import Derive
 from penstock.testing import Hang, Operation
@@ -17,13 +17,13 @@ from penstock.testing import Hang, Operation
 pytestmark = pytest.mark.anyio
 
 
-def plan_of(*makings: Making, kept: Sequence[tuple[int, object]] = ()) -> RestorePlan:
+def plan_of(*computed: ComputedLeaf, kept: Sequence[tuple[int, object]] = ()) -> RestorePlan:
     infos = [ParamInfo((str(at),), (KeyKind.MAPPING,), f"['{at}']") for at in range(10)]
-    return RestorePlan(infos, list, kept=kept, makings=makings)
+    return RestorePlan(infos, list, kept=kept, computed=computed)
 
 
-def making(index: int, *inputs: int, make: Callable[[Sequence[Any]], object] = sum) -> Making:
-    return Making(index, inputs, make)
+def making(index: int, *inputs: int, make: Callable[[Sequence[Any]], object] = sum) -> ComputedLeaf:
+    return ComputedLeaf(index, inputs, make)
 
 
 def batches(plan: RestorePlan | None, *groups: dict[int, Any]) -> list[RestoredBatch]:

@@ -21,7 +21,6 @@ __all__ = (
     "ItemPlace",
     "StepState",
     "arrays_in",
-    "check_not_deleted",
     "check_there",
     "checkpoint_at",
     "contents_of",
@@ -150,7 +149,33 @@ def locate(store: Store, path: str, item: str | None = None) -> ItemPlace:
     """
     at = checkpoint_at(store, path)
     root_metadata = read_root_metadata(store, path) if at.is_step else None
-    return _enter(store, at.path, at.names, item, root_metadata)
+    path, names = at.path, at.names
+    has_documents = not names.isdisjoint({CHECKPOINT_METADATA, METADATA, V1_MARK, INTEGRITY})
+    if has_documents:  # first: what was not published may lack any of them
+        check_marked(store, path, names)
+
+    sealed = _sealed(store, path, names)
+    recorded = sealed.about(names)
+    if is_unfinished(names, recorded):
+        raise IncompleteCheckpointError(path, f"a save was interrupted here; {CHECKPOINT_METADATA} says so")
+    if item is None:
+        contents = contents_of(store, path, names)
+        names = contents.names
+        name, kind = _choose(store, path, contents, recorded)
+    else:
+        gone = deleted_item(store, path, names)
+        if item == gone:
+            raise NotACheckpointError(path, f"has no item {item!r} any more: it is being deleted")
+
+        names -= {gone}
+        name, kind = item, _kind_of_named(store, path, names, item)
+    if not has_documents:
+        check_marked(store, path, names)
+
+    directory = os.path.join(path, name) if name else path
+    inside = frozenset(store.list_directory(directory)) if name else names
+    documents = sealed.item(name, inside) if name else sealed
+    return ItemPlace(directory, inside, recorded, path, kind, root_metadata, documents)
 
 
 @final
@@ -185,11 +210,13 @@ def check_there(store: Store, path: str) -> None:
     """Raise unless `path` is a directory, and not the remains of an interrupted save.
 
     Raises:
-        NotACheckpointError: If there is nothing, or a file.
+        NotACheckpointError: If there is nothing, or a file, or an item that is being deleted.
         IncompleteCheckpointError: If its name, or that of its parent, says that a save was interrupted.
+        CorruptCheckpointError: If the mark of a deletion does not say which item is deleted.
         UnsupportedFormatError: If it is a safetensors file.
     """
-    parent, name = os.path.split(path_or_url(path))
+    at = path_or_url(path)
+    parent, name = os.path.split(at)
     if TEMPORARY_SUFFIX in name:
         raise unfinished_at(store, path, path)
     if PARTIAL_SUFFIX in name:
@@ -199,7 +226,11 @@ def check_there(store: Store, path: str) -> None:
 
     kind = store.kind(path)
     if kind == "directory":
-        check_not_deleted(store, path_or_url(path))
+        if is_whole_bucket(at) or store.kind(os.path.join(at, CHECKPOINT_METADATA)) is not None:
+            return  # it is a checkpoint, and no item of one
+        is_deleting = store.kind(os.path.join(parent, DELETION)) is not None
+        if is_deleting and deleted_item(store, parent, (DELETION,)) == name:
+            raise NotACheckpointError(at, f"is being deleted, as {DELETION} beside it says")
         return
     if kind == "file":
         if name.endswith(".safetensors"):
@@ -272,39 +303,6 @@ def _kind(recorded: CheckpointMetadata, name: str) -> Literal["tree", "array"]:
     return "array" if handler.endswith(_ARRAY_HANDLER) else "tree"
 
 
-def _enter(
-    store: Store,
-    path: str,
-    names: frozenset[str],
-    item: str | None,
-    root_metadata: Mapping[str, Any] | None = None,
-) -> ItemPlace:
-    """Find the item in a checkpoint, or in an item of one."""
-    has_documents = not names.isdisjoint({CHECKPOINT_METADATA, METADATA, V1_MARK, INTEGRITY})
-    if has_documents:  # first: what was not published may lack any of them
-        check_marked(store, path, names)
-
-    sealed = _sealed(store, path, names)
-    found = sealed.about(names)
-    if is_unfinished(names, found):
-        raise IncompleteCheckpointError(path, f"a save was interrupted here; {CHECKPOINT_METADATA} says so")
-    gone = deleted_item(store, path, names)
-    names -= {gone}
-    if item is None:
-        name, kind = _choose(store, path, names, found, gone)
-    elif item == gone:
-        raise NotACheckpointError(path, f"has no item {item!r} any more: it is being deleted")
-    else:
-        name, kind = item, _kind_of_named(store, path, names, item)
-    if not has_documents:
-        check_marked(store, path, names)
-
-    directory = os.path.join(path, name) if name else path
-    inside = frozenset(store.list_directory(directory)) if name else names
-    documents = sealed.item(name, inside) if name else sealed
-    return ItemPlace(directory, inside, found, path, kind, root_metadata, documents)
-
-
 def _sealed(store: Store, path: str, names: frozenset[str]) -> SealedDocuments:
     """Find the digests of the documents in `path`; those of an item may be recorded in its checkpoint."""
     parent, name = os.path.split(path)
@@ -333,17 +331,17 @@ def _kind_of_named(store: Store, path: str, names: frozenset[str], item: str) ->
 
 
 def _choose(
-    store: Store, path: str, names: frozenset[str], found: CheckpointMetadata, gone: str | None
+    store: Store, path: str, contents: Contents, recorded: CheckpointMetadata
 ) -> tuple[str, ItemKind]:
     """Return the name and kind of the item to read; the name is empty if it is all of `path`."""
-    kind, items = _contents(store, path, names)
+    names, kind, items = contents.names, contents.whole, contents.items
     if kind in KINDS_WITHOUT_ITEMS:
         return "", kind
 
     trees = [name for name, kind in items.items() if kind in KINDS_OF_TREES]
     usual = [name for name in USUAL_ITEMS if name in items][:1]
     if not usual:  # a lost one may have been meant
-        _check_items_there(store, path, sorted(set(found.items) - items.keys() - {gone}))
+        _check_items_there(store, path, sorted(set(recorded.items) - items.keys() - {contents.gone}))
     for candidates in (usual, trees, list(items)):
         if len(candidates) == 1:
             return candidates[0], items[candidates[0]]
@@ -419,19 +417,14 @@ def contents_of(store: Store, path: str, names: frozenset[str] | None = None) ->
     names = frozenset(store.list_directory(path)) if names is None else names
     gone = deleted_item(store, path, names)
     names -= {gone}
-    whole, items = _contents(store, path, names)
-    return Contents(names, gone, whole, items)
-
-
-def _contents(store: Store, path: str, names: frozenset[str]) -> tuple[ItemKind | None, dict[str, ItemKind]]:
-    kind = kind_of_item(store, path, names)
-    items = {} if kind in KINDS_WITHOUT_ITEMS else _items_of(store, path, names)
+    whole = kind_of_item(store, path, names)
+    items = {} if whole in KINDS_WITHOUT_ITEMS else _items_of(store, path, names)
     if items:
-        return None, items
-    if kind is None and _holds_arrays(store, path, names):
-        kind = ItemKind.NAMED
+        whole = None
+    elif whole is None and _holds_arrays(store, path, names):
+        whole = ItemKind.NAMED
 
-    return kind, {}
+    return Contents(names, gone, whole, items)
 
 
 def arrays_in(store: Store, path: str, name: str) -> bool | None:
@@ -542,22 +535,6 @@ def deleted_item(store: Store, path: str, names: Collection[str]) -> str | None:
     return as_string(file, _NAME, parse_object(file, store.read_file(file)).get(_NAME))
 
 
-def check_not_deleted(store: Store, path: str) -> None:
-    """Raise if `path` is an item that is being deleted from the checkpoint around it.
-
-    Raises:
-        NotACheckpointError: If it is.
-        CorruptCheckpointError: If the mark does not say which item is.
-    """
-    parent, name = os.path.split(path)
-    if is_whole_bucket(path) or store.kind(os.path.join(path, CHECKPOINT_METADATA)) is not None:
-        return  # it is a checkpoint, and no item of one
-    if store.kind(os.path.join(parent, DELETION)) is None:
-        return
-    if deleted_item(store, parent, (DELETION,)) == name:
-        raise NotACheckpointError(path, f"is being deleted, as {DELETION} beside it says")
-
-
 _STEP: Final = re.compile(r"(?:(?P<prefix>.*)_)?(?P<number>[0-9]{1,18})", re.DOTALL)
 
 _MARKS: Final = frozenset({METADATA, CHECKPOINT_METADATA, V1_MARK})
@@ -565,16 +542,6 @@ _MARKS: Final = frozenset({METADATA, CHECKPOINT_METADATA, V1_MARK})
 _ROOT_FILES: Final = (ROOT_METADATA, "metadata")  # the second one up to Orbax 0.8
 
 _OWN_KEYS: Final = frozenset({"internal_metadata", "custom_metadata", "custom"})
-
-
-@final
-@dataclass(frozen=True, slots=True, order=True)
-class _Step:
-    """A name such as a checkpoint manager gives to a step: `7`, `0007`, `step_7`."""
-
-    number: int
-    name: str
-    prefix: str = ""
 
 
 def is_checkpoint(store: Store, path: str) -> bool:
@@ -591,7 +558,7 @@ def is_checkpoint(store: Store, path: str) -> bool:
 
         raise
 
-    return _has_documents(names) and is_marked(store, path, names)
+    return not _MARKS.isdisjoint(names) and is_marked(store, path, names)
 
 
 def is_marked(store: Store, path: str, names: Collection[str] | None = None) -> bool:
@@ -631,8 +598,16 @@ def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
         UnsupportedFormatError: If there are steps of several names, as in `a_1` and `b_2`, or the latest is
             one that penstock does not know.
     """
-    steps = _steps_in(names)
-    if not steps or _has_documents(names):
+    if not _MARKS.isdisjoint(names):
+        return None
+
+    steps: list[tuple[int, str, str]] = []  # number, name and prefix, of what is named like a step
+    for name in names:
+        parts = None if TEMPORARY_SUFFIX in name else _STEP.fullmatch(name)
+        if parts is not None:
+            steps.append((int(parts["number"]), name, parts["prefix"] or ""))
+
+    if not steps:
         return None
     # The folder of metadata next to the steps looks like JSON if it is damaged.
     if kind_of_item(store, path, names) not in (None, ItemKind.JSON):
@@ -643,16 +618,16 @@ def latest_step(store: Store, path: str, names: frozenset[str]) -> str | None:
     latest: dict[str, str] = {}
     unfinished: list[str] = []
     unknown: list[str] = []
-    for step in steps:
-        if step.prefix in latest:
+    for _, step, prefix in sorted(steps, reverse=True):
+        if prefix in latest:
             continue
-        match _state_of_step(store, os.path.join(path, step.name)):
+        match _state_of_step(store, os.path.join(path, step)):
             case "finished":
-                latest[step.prefix] = step.name
+                latest[prefix] = step
             case "unfinished":
-                unfinished.append(step.name)
-            case "unknown" if not step.prefix and not is_array(store, path, step.name):
-                unknown.append(step.name)
+                unfinished.append(step)
+            case "unknown" if not prefix and not is_array(store, path, step):
+                unknown.append(step)
             case _:
                 pass  # something else with such a name
 
@@ -779,21 +754,6 @@ def _is_built_in(store: Store, folder: str) -> bool:
     """Return whether somebody still writes an item in `folder`, under its final name, as Orbax can."""
     names = store.list_directory(folder)
     return any(TEMPORARY_SUFFIX in name or name.startswith(OF_A_PROCESS) for name in names)
-
-
-def _has_documents(names: Collection[str]) -> bool:
-    return not _MARKS.isdisjoint(names)
-
-
-def _steps_in(names: Iterable[str]) -> list[_Step]:
-    """Return the entries named like steps, latest first, without looking at their content."""
-    steps: list[_Step] = []
-    for name in names:
-        found = None if TEMPORARY_SUFFIX in name else _STEP.fullmatch(name)
-        if found:
-            steps.append(_Step(int(found["number"]), name, found["prefix"] or ""))
-
-    return sorted(steps, reverse=True)
 
 
 def disk_mark(store: Store, directory: str) -> DiskMark | None:

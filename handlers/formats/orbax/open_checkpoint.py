@@ -67,7 +67,8 @@ def open_checkpoint(
         CorruptCheckpointError: If a document is damaged or missing; the message names it.
     """
     source = Source(store, RememberedDocuments() if remembered is None else remembered, whole, foreign)
-    place = _place(store, path, item)
+    place = locate(store, path, item)
+    store.check_links(place.path, place.directory)
     return OPENERS[place.kind](source, place)
 
 
@@ -79,16 +80,10 @@ def find_checkpoint(
     Raises:
         PenstockError: As `open_checkpoint`, for what can be seen without reading them.
     """
-    place = _place(store, path, item)
-    open_ = partial(OPENERS[place.kind], Source(store, remembered, foreign=foreign), place)
-    return Opening(bytes_to_decode(store, place), open_)
-
-
-def _place(store: Store, path: str, item: str | None) -> ItemPlace:
     place = locate(store, path, item)
     store.check_links(place.path, place.directory)
-
-    return place
+    open_ = partial(OPENERS[place.kind], Source(store, remembered, foreign=foreign), place)
+    return Opening(bytes_to_decode(store, place), open_)
 
 
 # Host bytes for each byte stored: the document itself, and what is made of it, as measured.
@@ -110,25 +105,22 @@ def bytes_to_decode(store: Store, place: ItemPlace) -> int:
         StorageError: If the length of a file cannot be found out.
         CorruptCheckpointError: If the manifest is damaged.
     """
-    return sum([nbytes * factor for nbytes, factor in _lengths(store, place) if nbytes > SMALL_DOCUMENT])
+    factors = {METADATA: _METADATA_BYTES, STRINGS: _STRINGS_BYTES, SHARDING: _SHARDING_BYTES}
+    if place.kind is ItemKind.JSON:
+        factors[json_file(store, place.directory, place.names) or ""] = _JSON_BYTES
+    elif place.kind is ItemKind.PROTO:
+        factors[proto_file(place.names) or ""] = _TEXT_BYTES
 
-
-def _lengths(store: Store, place: ItemPlace) -> Iterator[tuple[int, int]]:
-    """Yield the length of each document, and what each of its bytes takes."""
-    for name, factor in _documents(store, place):
-        if name in place.names:
-            yield store.size(os.path.join(place.directory, name)), factor
+    needed = 0
+    for name, factor in factors.items():
+        nbytes = store.size(os.path.join(place.directory, name)) if name in place.names else 0
+        needed += nbytes * factor if nbytes > SMALL_DOCUMENT else 0
 
     if MANIFEST in place.names:
-        yield index_bytes(store, place.directory), _INDEX_BYTES
+        nbytes = index_bytes(store, place.directory)
+        needed += nbytes * _INDEX_BYTES if nbytes > SMALL_DOCUMENT else 0
 
-
-def _documents(store: Store, place: ItemPlace) -> Iterator[tuple[str, int]]:
-    yield from ((METADATA, _METADATA_BYTES), (STRINGS, _STRINGS_BYTES), (SHARDING, _SHARDING_BYTES))
-    if place.kind is ItemKind.JSON:
-        yield json_file(store, place.directory, place.names) or "", _JSON_BYTES
-    elif place.kind is ItemKind.PROTO:
-        yield proto_file(place.names) or "", _TEXT_BYTES
+    return needed
 
 
 # Of a jax random key, only its data is stored. `unsafe_rbg` has data of the same shape as `rbg`.

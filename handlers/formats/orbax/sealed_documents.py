@@ -126,12 +126,21 @@ class SealedDocuments:
     def check(self, name: str, data: bytes) -> None:
         """Compare what was read of a document with its digest.
 
+        The deletion of an item rewrites `_CHECKPOINT_METADATA` without it, and that is no damage.
+
         Raises:
             ChecksumError: If it is not as it was written.
+            CorruptCheckpointError: If it is `_CHECKPOINT_METADATA`, was changed, and is malformed.
         """
         expected = self.recorded.documents.get(self.prefix + name)
-        if expected is not None and (len(data) != expected.nbytes or digest_of(data) != expected):
-            raise ChecksumError(os.path.join(self.directory, name), "differs from what was written")
+        if expected is None or (len(data) == expected.nbytes and digest_of(data) == expected):
+            return
+
+        path = os.path.join(self.directory, name)
+        if name == CHECKPOINT_METADATA and is_left_of(self.recorded.about, path, data):
+            return
+
+        raise ChecksumError(path, "differs from what was written")
 
     def check_file(self, name: str) -> None:
         """Compare a file with its digest that is too long to be read at once, if it has one.
@@ -157,7 +166,7 @@ class SealedDocuments:
             raise MissingFileError(os.path.join(self.directory, name), "is missing, and was written")
 
     def about(self, names: Collection[str]) -> CheckpointMetadata:
-        """Read `_CHECKPOINT_METADATA`, if it is among the `names` here. It may have been rewritten by right.
+        """Read `_CHECKPOINT_METADATA`, if it is among the `names` here.
 
         Raises:
             MissingFileError: If it was written and is not there.
@@ -169,22 +178,7 @@ class SealedDocuments:
             return CheckpointMetadata()
 
         path = os.path.join(self.directory, CHECKPOINT_METADATA)
-        return decode_checkpoint_metadata(path, self.read_about())
-
-    def read_about(self) -> bytes:
-        """Return the content of `_CHECKPOINT_METADATA`; see `about` for what it raises."""
-        try:
-            data = self.store.read_file(os.path.join(self.directory, CHECKPOINT_METADATA))
-        except StorageError as error:
-            if error.errno in _ABSENT:
-                self.check_absent(CHECKPOINT_METADATA)
-            raise
-
-        problem = self._problem_of_about(data)
-        if problem is not None:
-            raise problem
-
-        return data
+        return decode_checkpoint_metadata(path, self.read(CHECKPOINT_METADATA))
 
     def problems(self) -> Iterator[CorruptCheckpointError]:
         """Read every document that was recorded here, and yield an error for each that is not as it was.
@@ -199,32 +193,13 @@ class SealedDocuments:
 
             name = full.removeprefix(self.prefix)
             try:
-                data = self.store.read_file(os.path.join(self.directory, name))
-                if name == CHECKPOINT_METADATA:
-                    problem = self._problem_of_about(data)
-                    if problem is not None:
-                        yield problem
-                else:
-                    self.check(name, data)
-            except ChecksumError as error:
+                self.check(name, self.store.read_file(os.path.join(self.directory, name)))
+            except CorruptCheckpointError as error:
                 yield error
             except StorageError as error:
                 if error.errno not in _ABSENT:
                     raise
                 yield MissingFileError(os.path.join(self.directory, name), "is missing, and was written")
-
-    def _problem_of_about(self, data: bytes) -> CorruptCheckpointError | None:
-        path = os.path.join(self.directory, CHECKPOINT_METADATA)
-        try:
-            self.check(CHECKPOINT_METADATA, data)
-        except ChecksumError as error:
-            try:
-                rewritten = is_left_of(self.recorded.about, path, data)
-            except CorruptCheckpointError as malformed:
-                return malformed
-            return None if rewritten else error
-
-        return None
 
     def deleted_items(self) -> Collection[str]:
         """Name the items that were recorded and were deleted since, as `_CHECKPOINT_METADATA` says."""

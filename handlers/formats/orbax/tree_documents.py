@@ -17,10 +17,10 @@ import os
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
-from typing import Any, Final, TypeAlias, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
-from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.formats import zarr
 from penstock.handlers.formats.inside_paths import EnteredDirectories
 from penstock.handlers.formats.leaf_table import LeafTable, StoredLeaves, show_key_path
@@ -66,6 +66,8 @@ from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyKind, KeyPath, LeafSpec
 from penstock.kernel.protocols.stores import Store
 
+T = TypeVar("T")
+
 NONE: Final[dict[str, Any]] = {}
 """What an absent document says. A single object, because results are cached by identity. Never changed."""
 
@@ -96,16 +98,17 @@ def open_tree(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
 
     structure = read_structure(source.store, place, source.remembered, sealed)
     tree = structure.tree
-    documents = _Documents(source, place, tree, sealed)
-    index = documents.index()
+    uses_ocdbt = MANIFEST in place.names if tree.use_ocdbt is None else tree.use_ocdbt
+    index = _index(source, place, tree, sealed, uses_ocdbt=uses_ocdbt)
+    table = _leaf_table(source, place, structure, sealed, index, uses_ocdbt=uses_ocdbt)
     return OrbaxCheckpoint(
         store=source.store,
         path=place.path,
         directory=place.directory,
-        leaves=StoredLeaves(place.directory, _leaf_table(documents, structure, index)),
+        leaves=StoredLeaves(place.directory, table),
         custom_metadata=place.checkpoint.custom_metadata,
         committed_at_ns=place.checkpoint.committed_at_ns,
-        uses_ocdbt=documents.uses_ocdbt,
+        uses_ocdbt=uses_ocdbt,
         all_chunks_written=tree.all_chunks_written,
         checksums=sealed.recorded.files,
         digests=sealed.recorded.digests,
@@ -117,104 +120,93 @@ def open_tree(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
     )
 
 
-def _leaf_table(documents: _Documents, structure: Structure, index: Index) -> LeafTable:
-    source, directory = documents.source, documents.place.directory
-    path, texts = documents.strings()
-    parts = (documents.tree, texts, documents.shardings(), documents.random_keys())
-    known = source.remembered.table(parts, index)
-    if known is not None:
-        return known
+def _index(
+    source: Source, place: ItemPlace, tree: TreeMetadata, sealed: SealedDocuments, *, uses_ocdbt: bool
+) -> Index:
+    """Find where the arrays of a tree are.
 
-    arrays = ArrayFormats(documents.sealed, directory, index)
-    table = leaf_table(
-        directory,
-        parts[0],
-        arrays,
-        strings=(path, texts),
-        shardings=parts[2],
-        random_keys=parts[3],
+    Raises:
+        IncompleteCheckpointError: If each process wrote its part but the merge at the end of the save is
+            missing. A process knows only its own chunks, and most know no array's shape: no part is read.
+        CorruptCheckpointError: If there is no index of arrays, or it is damaged.
+    """
+    store, directory = source.store, place.directory
+    parts = sorted(name for name in place.names if name.startswith(OF_A_PROCESS))
+    is_merged = not parts or MANIFEST in place.names or tree.use_ocdbt is False
+    if not is_merged and any(map(has_value, tree.typestrs, tree.skips)):
+        problem = f"has no {MANIFEST}: its parts were never merged ({', '.join(parts)})"
+        raise IncompleteCheckpointError(directory, problem)
+
+    entries = zip(tree.keys, tree.typestrs, tree.skips, strict=True)
+    if not uses_ocdbt:
+        names = [".".join(keys) for keys, typestr, skip in entries if has_value(typestr, skip)]
+        return Index.of(directory_index(store, directory, names, sealed.check))
+    if MANIFEST not in place.names:
+        expected = ARRAY_TYPES - source.foreign
+        if not any(typestr in expected and not skip for _, typestr, skip in entries):
+            return Index.of({})
+        raise CorruptCheckpointError(os.path.join(directory, MANIFEST), "is missing, and there are arrays")
+
+    index = read_index(store, directory, source.remembered.keys)
+    check_files(store, directory, index.needed(), whole=source.whole)
+    return index
+
+
+def _leaf_table(
+    source: Source,
+    place: ItemPlace,
+    structure: Structure,
+    sealed: SealedDocuments,
+    index: Index,
+    *,
+    uses_ocdbt: bool,
+) -> LeafTable:
+    """Return the table of the leaves: one made before from the same documents, or a new one."""
+    texts = _document(source, place, sealed, STRINGS, decode_strings)
+    shardings = _document(source, place, sealed, SHARDING, decode_shardings)
+    random_keys = _document(source, place, sealed, ARRAY_METADATAS, decode_random_keys)
+    key = ByIdentity(structure.tree, texts, shardings, random_keys), index.content_key()
+    table = source.remembered.tables.get(key)
+    if table is not None:
+        return table
+
+    table, all_inline = leaf_table(
+        place.directory,
+        structure.tree,
+        index,
+        sealed,
+        strings=(os.path.join(place.directory, STRINGS), texts),
+        shardings=shardings,
+        random_keys=random_keys,
         packed=structure.packed,
-        ocdbt=documents.uses_ocdbt,
+        ocdbt=uses_ocdbt,
         foreign=source.foreign,
     )
     # Values that are elsewhere may have changed by the next time, and another handler may be asked.
-    if not arrays.far and not structure.packed and not source.foreign:
-        source.remembered.keep_table(parts, index, table)
+    if all_inline and not structure.packed and not source.foreign:
+        source.remembered.tables.put(key, table, _BYTES_OF_A_LEAF * len(table.keys))
 
     return table
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Documents:
-    """The documents beside `_METADATA`, each of which may be absent."""
+def _document(
+    source: Source,
+    place: ItemPlace,
+    sealed: SealedDocuments,
+    name: str,
+    decoder: Callable[[str, bytes], dict[str, T]],
+) -> dict[str, T]:
+    """Return what a document next to `_METADATA` says; `NONE` if it is absent."""
+    file = name if name in place.names else None
+    if file is not None and name == ARRAY_METADATAS:  # a folder; every process records the same in its file
+        files = source.store.list_directory(os.path.join(place.directory, name))
+        file = f"{name}/{min(files)}" if files else None
+    if file is None:
+        sealed.check_absent(name)
+        return NONE
 
-    source: Source
-    place: ItemPlace
-    tree: TreeMetadata
-    sealed: SealedDocuments
-
-    @property
-    def uses_ocdbt(self) -> bool:
-        recorded = self.tree.use_ocdbt
-        return MANIFEST in self.place.names if recorded is None else recorded
-
-    def index(self) -> Index:
-        store, directory, tree = self.source.store, self.place.directory, self.tree
-        if any(map(has_value, tree.typestrs, tree.skips)):
-            check_merged(directory, self.place.names, tree.use_ocdbt)
-
-        entries = zip(tree.keys, tree.typestrs, tree.skips, strict=True)
-        if not self.uses_ocdbt:
-            names = [".".join(keys) for keys, typestr, skip in entries if has_value(typestr, skip)]
-            return Index.of(directory_index(store, directory, names, self.sealed.check))
-        if MANIFEST not in self.place.names:
-            expected = ARRAY_TYPES - self.source.foreign
-            if not any(typestr in expected and not skip for _, typestr, skip in entries):
-                return Index.of({})
-            raise CorruptCheckpointError(
-                os.path.join(directory, MANIFEST), "is missing, and there are arrays"
-            )
-
-        index = read_index(store, directory, self.source.remembered.keys)
-        check_files(store, directory, index.needed(), whole=self.source.whole)
-        return index
-
-    def strings(self) -> tuple[str, dict[str, object]]:
-        path, data = self._read(STRINGS)
-        if data is None:
-            return path, NONE
-
-        return path, self.source.remembered.decode(STRINGS, decode_strings, path, data)
-
-    def shardings(self) -> dict[str, str]:
-        path, data = self._read(SHARDING)
-        if data is None:
-            return NONE
-
-        return self.source.remembered.decode(SHARDING, decode_shardings, path, data)
-
-    def random_keys(self) -> dict[str, str]:
-        # Every process records the same, so any one of the files is enough.
-        folder = os.path.join(self.place.directory, ARRAY_METADATAS)
-        files = (
-            sorted(self.source.store.list_directory(folder)) if ARRAY_METADATAS in self.place.names else []
-        )
-        if not files:
-            self.sealed.check_absent(ARRAY_METADATAS)
-            return NONE
-
-        path = os.path.join(folder, files[0])
-        data = self.sealed.read(f"{ARRAY_METADATAS}/{files[0]}")
-        return self.source.remembered.decode(ARRAY_METADATAS, decode_random_keys, path, data)
-
-    def _read(self, name: str) -> tuple[str, bytes | None]:
-        path = os.path.join(self.place.directory, name)
-        if name in self.place.names:
-            return path, self.sealed.read(name)
-
-        self.sealed.check_absent(name)
-        return path, None
+    path = os.path.join(place.directory, file)
+    return source.remembered.decode(name, decoder, path, sealed.read(file))
 
 
 ARRAY_TYPES: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
@@ -228,83 +220,80 @@ def has_value(typestr: str, skip: bool, /) -> bool:
     return not skip and typestr not in EMPTY_MARKERS and typestr != "string"
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class ArrayFormats:
-    """Finds the metadata of arrays. Many leaves have few shapes, so equal metadata is decoded once."""
+def find_formats(
+    sealed: SealedDocuments,
+    directory: str,
+    index: Index,
+    tree: TreeMetadata,
+    names: Sequence[str],
+    valued: Sequence[int],
+) -> tuple[list[ArrayFormat | None], bool]:
+    """Find the metadata of arrays. Many leaves have few shapes, so equal metadata is decoded once.
 
-    sealed: SealedDocuments
-    directory: str
-    index: Index
-    far: list[str] = field(default_factory=list[str])  #: keys whose values were not in the index itself
-    _whole: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    _known: dict[bytes, ArrayFormat] = field(default_factory=dict[bytes, ArrayFormat])
+    Args:
+        sealed: The documents in the directory.
+        directory: Of the tree.
+        index: Where the metadata is.
+        tree: Which leaves there are.
+        names: Of all leaves.
+        valued: The leaves to look for.
 
-    def find(
-        self, tree: TreeMetadata, names: Sequence[str], valued: Sequence[int]
-    ) -> list[ArrayFormat | None]:
-        """Return the format of each leaf; None of what is not in the index.
+    Returns:
+        The format of each leaf, None of what is not in the index; and whether the index itself had all of it.
+    """
+    found: list[ArrayFormat | None] = [None] * len(names)
+    known: dict[bytes, ArrayFormat] = {}
+    files: dict[str, bytes] = {}  # data files that were compared as a whole
+    all_inline = True
+    row_of = index.rows.get
+    for start in range(0, len(valued), _SLICE):
+        some = valued[start : start + _SLICE]
+        for metadata_key in METADATA_KEYS:
+            keys = [f"{names[at]}/{metadata_key}" if names[at] else metadata_key for at in some]
+            rows = [row_of(key.encode()) for key in keys]  # a `map` would hold the interpreter to its end
+            there = [number for number, row in enumerate(rows) if row is not None]
+            values = index.inline_values([row for row in rows if row is not None])
+            for number, value in zip(there, values, strict=True):
+                at, data = some[number], value
+                if data is None:
+                    all_inline = False
+                    data = _far_value(sealed, directory, index, keys[number], files)
 
-        Args:
-            tree: Which leaves there are.
-            names: Of all leaves.
-            valued: Those to look for.
-        """
-        found: list[ArrayFormat | None] = [None] * len(names)
-        for start in range(0, len(valued), _SLICE):
-            some = valued[start : start + _SLICE]
-            for metadata_key in zarr.METADATA_KEYS:
-                some = self._find_some(tree, names, some, metadata_key, found)
+                form = known.get(data)
+                if form is None:
+                    try:
+                        form = known[data] = zarr.decode(os.path.join(directory, keys[number]), data)
+                    except CorruptCheckpointError as error:
+                        error.key_path = show_key_path(tree.keys[at], tree.kinds[at])
+                        raise
 
-        return found
+                found[at] = form
 
-    def _find_some(
-        self,
-        tree: TreeMetadata,
-        names: Sequence[str],
-        valued: Sequence[int],
-        metadata_key: str,
-        found: list[ArrayFormat | None],
-    ) -> Sequence[int]:
-        """Note the formats of some leaves in `found`; return those that have no such key."""
-        keys = [f"{names[at]}/{metadata_key}" if names[at] else metadata_key for at in valued]
-        row_of = self.index.rows.get
-        rows = [row_of(key.encode()) for key in keys]  # a `map` would hold the interpreter to its end
-        there = [number for number, row in enumerate(rows) if row is not None]
-        values = self.index.inline_values([row for row in rows if row is not None])
-        for number, value in zip(there, values, strict=True):
-            at = valued[number]
-            data = self._far_value(keys[number]) if value is None else value
-            found[at] = self._known.get(data) or self._decode(tree, at, keys[number], data)
+            some = [at for at, row in zip(some, rows, strict=True) if row is None]
 
-        return [at for at, row in zip(valued, rows, strict=True) if row is None]
+    return found, all_inline
 
-    def _far_value(self, key: str) -> bytes:
-        self.far.append(key)
-        value = self.index[key.encode()]
-        if isinstance(value, Indirect) and value.file in self.sealed.recorded.documents:
-            # It is in front of the index's own nodes, in a file that was compared as a whole.
-            if value.file not in self._whole:
-                self._whole[value.file] = self.sealed.read(value.file)
 
-            return self._whole[value.file][value.offset : value.offset + value.length]
+def _far_value(
+    sealed: SealedDocuments, directory: str, index: Index, key: str, files: dict[str, bytes]
+) -> bytes:
+    """Return the metadata of an array that is not in the index itself."""
+    value = index[key.encode()]
+    if not isinstance(value, Indirect) or value.file not in sealed.recorded.documents:
+        return read_value(sealed.store, directory, value)
 
-        return read_value(self.sealed.store, self.directory, value)
+    # It is in front of the index's own nodes, in a file that was compared as a whole.
+    if value.file not in files:
+        files[value.file] = sealed.read(value.file)
 
-    def _decode(self, tree: TreeMetadata, at: int, key: str, data: bytes) -> ArrayFormat:
-        try:
-            form = zarr.decode(os.path.join(self.directory, key), data)
-        except CorruptCheckpointError as error:
-            error.key_path = show_key_path(tree.keys[at], tree.kinds[at])
-            raise
-
-        return self._known.setdefault(data, form)
+    return files[value.file][value.offset : value.offset + value.length]
 
 
 def leaf_table(
     directory: str,
     tree: TreeMetadata,
-    arrays: ArrayFormats,
+    index: Index,
+    sealed: SealedDocuments,
     *,
     strings: tuple[str, dict[str, object]],
     shardings: Mapping[str, str],
@@ -312,19 +301,23 @@ def leaf_table(
     packed: Mapping[KeyPath, PackedLeaf],
     ocdbt: bool = True,
     foreign: frozenset[str] = frozenset(),
-) -> LeafTable:
+) -> tuple[LeafTable, bool]:
     """Build the spec of every leaf. Equal values are shared between leaves.
 
     Args:
         directory: Of the tree.
         tree: Which leaves there are.
-        arrays: Finds those that are arrays of their own.
+        index: Where arrays are, and their metadata.
+        sealed: The documents in the directory.
         strings: The document of strings, by its path and what it holds.
         shardings: By stored name.
         random_keys: Implementations, by stored name.
         packed: What the msgpack file has, if values are there.
         ocdbt: Whether arrays are in a database, or in a directory each.
         foreign: Types of leaves that may be in files of their handler's own, which alone describes them.
+
+    Returns:
+        The table, and whether all metadata of arrays was in the index itself.
 
     Raises:
         CorruptCheckpointError: If a value is not where it should be; names the leaf.
@@ -333,7 +326,7 @@ def leaf_table(
     kinds = list(zip(tree.typestrs, tree.skips, strict=True))
     with_value = {kind for kind in set(kinds) if has_value(*kind)}
     valued = [at for at, kind in enumerate(kinds) if kind in with_value]
-    formats = arrays.find(tree, names, valued)
+    formats, all_inline = find_formats(sealed, directory, index, tree, names, valued)
     known: dict[tuple[object, ...], LeafSpec] = {}
     specs: list[LeafSpec] = []
     details: dict[int, object] = {}
@@ -355,35 +348,25 @@ def leaf_table(
                 if spec.text is None:
                     known[shared] = spec
             else:
-                spec = known[shared] = _array_spec(form, typestr, write_shape, sharding, key_impl)
+                spec = known[shared] = LeafSpec(
+                    typestr=typestr,
+                    shape=form.shape,
+                    dtype=form.dtype,
+                    itemsize=form.itemsize,
+                    chunk_shape=form.chunk_shape,
+                    write_shape=write_shape,
+                    sharding=sharding,
+                    random_key_impl=key_impl,
+                )
 
         specs.append(spec)
 
-    return LeafTable(tree.keys, tree.kinds, specs, formats, arrays.index.rows, details)
+    return LeafTable(tree.keys, tree.kinds, specs, formats, index.rows, details), all_inline
 
 
 def _spec_of_text(strings: tuple[str, dict[str, object]], name: str, typestr: str) -> LeafSpec:
     """Return the spec of a leaf without an array, with its text if a handler of another type stored one."""
     return LeafSpec(typestr, text=stored_text(strings[1], name) if strings[1] else None)
-
-
-def _array_spec(
-    form: ArrayFormat,
-    typestr: str,
-    write_shape: tuple[int, ...] | None,
-    sharding: str | None,
-    random_key_impl: str | None,
-) -> LeafSpec:
-    return LeafSpec(
-        typestr=typestr,
-        shape=form.shape,
-        dtype=form.dtype,
-        itemsize=numpy_dtype(form.dtype).itemsize,
-        chunk_shape=form.chunk_shape,
-        write_shape=write_shape,
-        sharding=sharding,
-        random_key_impl=random_key_impl,
-    )
 
 
 def _absent(directory: str, tree: TreeMetadata, at: int, *, ocdbt: bool) -> CorruptCheckpointError:
@@ -396,26 +379,6 @@ def _absent(directory: str, tree: TreeMetadata, at: int, *, ocdbt: bool) -> Corr
     path = os.path.join(directory, name, zarr.METADATA_KEYS[1 if tree.use_zarr3 else 0])
     problem = f"is not there as a file, and {METADATA} lists the array"
     return MissingFileError(path, problem, key_path=key_path)
-
-
-def check_merged(directory: str, names: Collection[str], use_ocdbt: bool | None) -> None:
-    """Raise if each process wrote its part but the merge at the end of the save is missing.
-
-    A process knows only its own chunks, and most know no array's shape, so parts are not read.
-
-    Args:
-        directory: Of the tree; it has arrays.
-        names: What is in it.
-        use_ocdbt: What is recorded, None if nothing is.
-
-    Raises:
-        IncompleteCheckpointError: The message names the parts.
-    """
-    parts = sorted(name for name in names if name.startswith(OF_A_PROCESS))
-    if parts and MANIFEST not in names and use_ocdbt is not False:
-        raise IncompleteCheckpointError(
-            directory, f"has no {MANIFEST}: its parts were never merged ({', '.join(parts)})"
-        )
 
 
 _MOST_LEVELS: Final = 64  # of directories
@@ -446,12 +409,6 @@ def read_structure(
         names = array_directories(store, place.directory)
         return Structure(_named(place.directory, names, _sharded(place, sealed)))
 
-    return _recorded(store, place, remembered, sealed)
-
-
-def _recorded(
-    store: Store, place: ItemPlace, remembered: RememberedDocuments, sealed: SealedDocuments
-) -> Structure:
     path = os.path.join(place.directory, METADATA)
     if METADATA not in place.names and _is_single_array(store, place):
         return Structure(_named(place.directory, [LEGACY_MSGPACK], _sharded(place, sealed)))
@@ -569,9 +526,6 @@ def array_directories(store: Store, directory: str) -> Iterator[str]:
             pending += [(f"{name}/{inner}" if name else inner, levels + 1) for inner in below]
 
 
-T = TypeVar("T")
-Parts: TypeAlias = tuple[object, ...]
-
 _KINDS: Final = 4  # of documents: a tree has one of each
 _TREES: Final = 2
 _BYTES_OF_A_LEAF: Final = 200
@@ -590,14 +544,15 @@ class RememberedDocuments:
     _documents: BoundedCache[tuple[str, bytes], Any] = field(
         default_factory=lambda: BoundedCache(_KINDS * _TREES), init=False, repr=False
     )
-    _tables: BoundedCache[Hashable, LeafTable] = field(
+    tables: BoundedCache[Hashable, LeafTable] = field(
         default_factory=lambda: BoundedCache(_TREES), init=False, repr=False
     )
+    """Those made last, each by the documents and the inline part of the index that it was made from."""
 
     @property
     def caches(self) -> Sequence[BoundedCache[Any, Any]]:
         """See `Caching`."""
-        return (self._documents, self._tables, *self.keys.caches)
+        return (self._documents, self.tables, *self.keys.caches)
 
     def decode(self, kind: str, decoder: Callable[[str, bytes], T], path: str, data: bytes) -> T:
         """Return `decoder(path, data)`, made now or before.
@@ -608,18 +563,7 @@ class RememberedDocuments:
             path: Where `data` was found.
             data: The content of the file.
         """
-
-        def make() -> T:
-            return decoder(path, data)
-
-        found: T = self._documents.get_or_make((kind, blake2b(data).digest()), make, lambda _: len(data))
+        found: T = self._documents.get_or_make(
+            (kind, blake2b(data).digest()), partial(decoder, path, data), lambda _: len(data)
+        )
         return found
-
-    def table(self, parts: Parts, index: Index) -> LeafTable | None:
-        """Return the table made from these very documents and an equivalent index."""
-        return self._tables.get((ByIdentity(*parts), index.what_it_says()))
-
-    def keep_table(self, parts: Parts, index: Index, table: LeafTable) -> None:
-        """Remember a table that depends only on these."""
-        nbytes = _BYTES_OF_A_LEAF * len(table.keys)
-        self._tables.put((ByIdentity(*parts), index.what_it_says()), table, nbytes)

@@ -19,6 +19,7 @@ __all__ = (
 )
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -180,8 +181,21 @@ def decode_tree_metadata(path: str, data: bytes) -> TreeMetadata:
             path, f"has a key path of {deepest} keys; penstock reads up to {MOST_STEPS}"
         )
 
-    _check_distinct(path, columns.keys)
-    columns = _without(columns, _proper_prefixes(columns.keys, deepest))
+    if len(set(columns.keys)) < len(columns.keys):
+        twice = next(keys for keys, n in Counter(columns.keys).items() if n > 1)
+        raise CorruptCheckpointError(path, f"{twice} is listed twice")
+
+    outer = _proper_prefixes(columns.keys, deepest)
+    if not outer.isdisjoint(columns.keys):
+        kept = [at for at, keys in enumerate(columns.keys) if keys not in outer]
+        columns = Columns(
+            [columns.keys[at] for at in kept],
+            [columns.kinds[at] for at in kept],
+            [columns.typestrs[at] for at in kept],
+            [columns.write_shapes[at] for at in kept],
+            [columns.skips[at] for at in kept],
+        )
+
     return TreeMetadata(
         *columns,
         use_ocdbt=_flag(path, document, "use_ocdbt"),
@@ -200,17 +214,6 @@ def _flag(path: str, document: dict[str, object], name: str) -> bool | None:
     return value
 
 
-def _check_distinct(path: str, paths: list[KeyPath]) -> None:
-    if len(set(paths)) == len(paths):
-        return
-
-    seen: set[KeyPath] = set()
-    for keys in paths:
-        if keys in seen:
-            raise CorruptCheckpointError(path, f"{keys} is listed twice")
-        seen.add(keys)
-
-
 def _proper_prefixes(paths: list[KeyPath], deepest: int) -> set[KeyPath]:
     if deepest > _DEEP:  # remembering every prefix would take the square of the depth
         return {a for a, b in pairwise(sorted(paths)) if b[: len(a)] == a}
@@ -225,20 +228,6 @@ def _proper_prefixes(paths: list[KeyPath], deepest: int) -> set[KeyPath]:
             prefixes.add(prefix)
 
     return prefixes
-
-
-def _without(columns: Columns, inner: set[KeyPath]) -> Columns:
-    if inner.isdisjoint(columns.keys):
-        return columns
-
-    kept = [at for at, keys in enumerate(columns.keys) if keys not in inner]
-    return Columns(
-        [columns.keys[at] for at in kept],
-        [columns.kinds[at] for at in kept],
-        [columns.typestrs[at] for at in kept],
-        [columns.write_shapes[at] for at in kept],
-        [columns.skips[at] for at in kept],
-    )
 
 
 _MEMBER: Final = "tree_metadata"

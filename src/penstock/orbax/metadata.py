@@ -216,7 +216,7 @@ class MetadataStore:
         directory = directory or os.curdir
         sealed = document_files.sealed_documents(store_at(directory), directory)
         try:
-            data = sealed.read_about() if name == file_names.CHECKPOINT_METADATA else sealed.read(name)
+            data = sealed.read(name)
             found: Any = json.loads(data)
         except CorruptCheckpointError:
             raise

@@ -198,7 +198,7 @@ def test_equal_values_in_an_index_are_kept_once(tmp_path: Path, write_database: 
     assert index.inline_nbytes == 600  # what is stored
     assert len(set(index.offsets.tolist())) == 3
     others = Index.of({**entries, b"key 007": Inline(b"kind 2")})
-    assert len({index.what_it_says(), others.what_it_says()}) == 2
+    assert len({index.content_key(), others.content_key()}) == 2
 
 
 letters = st.lists(st.sampled_from([b"a", b"\0", b"\xff", b"a" * 200]), max_size=5).map(b"".join)

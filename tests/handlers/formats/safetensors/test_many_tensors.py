@@ -16,7 +16,7 @@ from penstock.errors import ChecksumError
 from penstock.handlers import LocalStore, default_handlers
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
 from penstock.kernel import ReadLeaf, RunLimits, WholeChunks
-from penstock.stages.planning.restore_planner import Wanted, make_packs
+from penstock.stages.planning.restore_planner import ResultLeaves, make_packs
 from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio
@@ -36,11 +36,11 @@ def by_a_stranger(path: Path, shape: list[int]) -> Path:
     return path
 
 
-def wanted_of(checkpoint: Any) -> Wanted:
+def wanted_of(checkpoint: Any) -> ResultLeaves:
     leaves = checkpoint.leaves
     handler = default_handlers().for_typestr("np.ndarray", "")
     numbers = range(len(leaves))
-    return Wanted(numbers, numbers, [leaves[at].spec for at in numbers], [handler] * len(leaves), None)
+    return ResultLeaves(numbers, numbers, [leaves[at].spec for at in numbers], [handler] * len(leaves), None)
 
 
 def never(_: int) -> ReadLeaf:
