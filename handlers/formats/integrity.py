@@ -51,7 +51,7 @@ from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatErro
 from penstock.kernel.memory.memory_limit import FREE_BYTES, MOST_EXPANSION
 from penstock.kernel.protocols.reads import RunningChecksums
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.protocols.written import Document, RunningSums, WrittenLeaves, WrittenTable
+from penstock.kernel.protocols.written import Document, RunningSums, WrittenLeaves
 
 COLUMNS: Final[dict[str, np.dtype[Any]]] = {
     "offsets": np.dtype("<u8"),
@@ -195,44 +195,38 @@ def columns(pieces: Sequence[tuple[int, int, int]], before: Checksums | None = N
         blocks[: len(before)] = before.block_bytes
         running = before.running
 
-    return _pack_columns((offsets, lengths, sums, blocks, running))
+    return _pack_columns([(offsets, lengths, sums, blocks, running)])
 
 
 def columns_of(batches: Iterable[WrittenLeaves]) -> dict[str, dict[str, bytes]]:
     """Encode where everything is that was written, by data file."""
     many: dict[str, list[_Table]] = {}
     for batch in batches:
-        _add(many, batch.written)
+        table = batch.written
+        file, *numbers = map(
+            np.asarray, (table.file, table.offset, table.nbytes, table.crc32c, table.block_bytes)
+        )
+        _, nbytes, _, block_bytes = numbers
+        running = np.frombuffer(table.running, RUNNING[1])
+        order = np.argsort(file, kind="stable")
+        found, starts = np.unique(file[order], return_index=True)
+        groups = np.split(order, starts[1:]) if len(order) else ()
+        for number, rows in zip(found.tolist(), groups, strict=True):
+            offset, length, crc32c, blocks = (column[rows] for column in numbers)
+            sums = running_of(running, nbytes, block_bytes, rows)
+            many.setdefault(table.files[int(number)], []).append((offset, length, crc32c, blocks, sums))
 
     # One after another: to forget all tables of thousands of files at the end would take some 10 ms.
-    return {file: _pack_columns(_joined(many.pop(file))) for file in list(many)}
+    return {file: _pack_columns(many.pop(file)) for file in list(many)}
 
 
-def _add(many: dict[str, list[_Table]], table: WrittenTable) -> None:
-    """Add rows to the tables of their files."""
-    file, *numbers = map(
-        np.asarray, (table.file, table.offset, table.nbytes, table.crc32c, table.block_bytes)
-    )
-    _, nbytes, _, block_bytes = numbers
-    running = np.frombuffer(table.running, RUNNING[1])
-    order = np.argsort(file, kind="stable")
-    found, starts = np.unique(file[order], return_index=True)
-    for number, rows in zip(found.tolist(), np.split(order, starts[1:]), strict=True) if len(order) else ():
-        offset, length, crc32c, blocks = (column[rows] for column in numbers)
-        sums = running_of(running, nbytes, block_bytes, rows)
-        many.setdefault(table.files[int(number)], []).append((offset, length, crc32c, blocks, sums))
+def _pack_columns(tables: Sequence[_Table]) -> dict[str, bytes]:
+    """Encode the pieces of one data file."""
+    *numbers, running = tables[0]
+    if len(tables) > 1:
+        *numbers, running = map(np.concatenate, zip(*tables, strict=True))
+        running = running.astype(np.uint32)
 
-
-def _joined(tables: Sequence[_Table]) -> _Table:
-    if len(tables) == 1:
-        return tables[0]
-
-    offset, nbytes, crc32c, blocks, running = map(np.concatenate, zip(*tables, strict=True))
-    return offset, nbytes, crc32c, blocks, running.astype(np.uint32)
-
-
-def _pack_columns(table: _Table) -> dict[str, bytes]:
-    *numbers, running = table
     offsets, nbytes, _, blocks = numbers
     order = np.argsort(offsets, kind="stable")
     named = zip((*COLUMNS.items(), BLOCKS), numbers, strict=True)

@@ -1,8 +1,8 @@
 """Encodes an OCDBT index: the B+tree nodes of one version, and the manifest that points to their root.
 
 Most of the work depends only on the keys. An `IndexPlan` does it once for all checkpoints of one tree; its
-`encode` adds the places of the values, which differ from save to save. Below it a `TreePlan` cuts sorted keys
-into leaves, and an `_Encoder` writes the nodes level by level.
+`encode` adds the places of the values, which differ from save to save. An `_Encoder` writes the nodes level
+by level.
 
 Source:
     TensorStore's OCDBT page, sections "Manifest format" and "B+tree node format".
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
 from operator import ne
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
@@ -93,7 +93,7 @@ class IndexPlan:
             `MAX_INLINE_BYTES`, or if `max_node_bytes` is not a positive 32-bit number.
     """
 
-    __slots__ = ("_max_node_bytes", "_tree")
+    __slots__ = ("_leaves", "_lengths", "_max_node_bytes")
 
     def __init__(
         self,
@@ -106,7 +106,8 @@ class IndexPlan:
             raise SpecError(f"max_node_bytes {max_node_bytes} is not a positive 32-bit number")
 
         self._max_node_bytes = max_node_bytes
-        self._tree: TreePlan | None = None
+        self._leaves: list[_LeafPlan] = []
+        self._lengths = np.zeros(0, np.int64)  #: of the values in data files, in the order of their places
         rows = rows_in_order(keys)
         sorted_keys = [keys[row] for row in rows]
         _check_keys(sorted_keys)
@@ -114,16 +115,36 @@ class IndexPlan:
             return
 
         # Among the keys as given, the n-th whose value is in a data file has the n-th place.
-        is_placed = in_data_files(inline)
-        slots, in_order = np.cumsum(is_placed) - 1, np.frombuffer(integers(rows), np.int64)
+        is_placed, order = in_data_files(inline), np.frombuffer(integers(rows), np.int64)
+        slots = (np.cumsum(is_placed) - 1)[order]
+        is_placed = is_placed[order]
+        slots = slots[is_placed]
         sizes = lengths if isinstance(lengths, np.ndarray) else np.frombuffer(integers(lengths), np.int64)
-        self._tree = TreePlan(
-            sorted_keys,
-            [inline[row] for row in rows],
-            sizes[in_order],
-            slots[in_order[is_placed[in_order]]],
-            max_node_bytes,
-        )
+        sizes = sizes[order]
+        if sizes[is_placed].sum(dtype=np.float64) >= MAX_OFFSET:  # nodes add them up
+            raise SpecError(f"the values in data files have more than {MAX_OFFSET} bytes together")
+
+        self._lengths = np.zeros(len(slots), np.int64)
+        self._lengths[slots] = sizes[is_placed]
+        shared = shared_prefixes(sorted_keys)
+        costs = _LEAF_ENTRY_BYTES + key_lengths(sorted_keys) + np.where(is_placed, 0, sizes)
+        costs[1:] -= shared
+        cuts = _cuts(costs, max_node_bytes, at_least=1)
+        values = [inline[row] for row in rows]
+        placed_before = np.concatenate([[0], np.cumsum(is_placed)])
+        for i, j in cuts:
+            self._leaves.append(
+                _plan_leaf(
+                    sorted_keys[i:j],
+                    shared[i : j - 1],
+                    values[i:j],
+                    sizes[i:j],
+                    is_placed[i:j],
+                    slots[placed_before[i] : placed_before[j]],
+                    inherited=common_prefix(sorted_keys[i], sorted_keys[j - 1]) if len(cuts) > 1 else 0,
+                )
+            )
+
         drop(sorted_keys)
 
     def encode(
@@ -150,22 +171,27 @@ class IndexPlan:
             database below this one.
         """
         _check_options(node_offset, uuid, commit_time_ns)
-        table = encode_files([node_file])
-        tree = self._tree.encode(places, node_file, node_offset) if self._tree else None
+        _check_places(places, self._lengths)
+        encoder = _Encoder(node_file, node_offset, self._max_node_bytes)
+        level = [encoder.leaf(leaf, places) for leaf in self._leaves]
+        while len(level) > 1:
+            level = encoder.parents(level)
+
+        root = level[0] if level else _NO_ROOT
         manifest = b"".join(
             (
                 uuid,
                 varints((_SINGLE_MANIFEST, MAX_INLINE_BYTES, self._max_node_bytes)),
                 bytes((_VERSION_TREE_ARITY_LOG2, UNCOMPRESSED)),
-                table if tree else _NO_FILE,
+                encoder.table if level else _NO_FILE,
                 varints((1, _GENERATION)),
-                bytes((tree.height if tree else 0,)),
-                _root_columns(tree.root if tree else None),
+                bytes((encoder.height,)),
+                varints((0, root.offset, root.nbytes, root.n_keys, root.tree_bytes, root.indirect_bytes)),
                 commit_time_ns.to_bytes(8, "little"),
                 varint(0),  # no older versions
             )
         )
-        return EncodedIndex(tree.nodes if tree else b"", seal(MANIFEST_MAGIC, manifest))
+        return EncodedIndex(encoder.nodes.getvalue(), seal(MANIFEST_MAGIC, manifest))
 
 
 def encode_index(
@@ -201,13 +227,6 @@ def encode_index(
     return plan.encode(
         places, node_file=node_file, node_offset=node_offset, uuid=uuid, commit_time_ns=commit_time_ns
     )
-
-
-def _root_columns(root: NodeSummary | None) -> bytes:
-    if root is None:
-        return varints((0, MISSING, MISSING, 0, 0, 0))
-
-    return varints((0, root.offset, root.nbytes, root.n_keys, root.tree_bytes, root.indirect_bytes))
 
 
 def _check_options(node_offset: int, uuid: bytes, commit_time_ns: int) -> None:
@@ -251,6 +270,10 @@ class NodeSummary:
     indirect_bytes: int  #: bytes of the values below that are in data files
 
 
+_NO_ROOT: Final = NodeSummary(b"", b"", MISSING, MISSING, 0, 0, 0)
+"""The record of the root of an index without keys."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Places:
@@ -259,16 +282,6 @@ class Places:
     files: Sequence[str]  #: distinct paths, relative to the database's directory
     file_ids: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class EncodedTree:
-    """The encoded nodes of a tree."""
-
-    nodes: bytes  #: leaves first, root last
-    root: NodeSummary
-    height: int  #: height of the root
 
 
 @final
@@ -283,70 +296,6 @@ class _LeafPlan:
     inline: Sequence[bytes]  #: the inline values; thousands of keys may share one
     placed: npt.NDArray[np.int64]  #: indices into the `Places` of this leaf's values, by ascending key
     indirect_bytes: int
-
-
-@final
-class TreePlan:
-    """The part of a tree that does not depend on where its values are.
-
-    Args:
-        keys: At least one key, in ascending order.
-        inline: The value of each key, or None if it is in a data file.
-        lengths: The length of each key's value, in bytes; of an inline value, its own.
-        slots: For each key whose value is in a data file, in order: its index into the `Places`.
-        max_node_bytes: See `encode_index`.
-    """
-
-    __slots__ = ("_lengths", "_max_node_bytes", "leaves")
-
-    def __init__(
-        self,
-        keys: Sequence[bytes],
-        inline: Sequence[bytes | None],
-        lengths: npt.NDArray[np.int64],
-        slots: npt.NDArray[np.int64],
-        max_node_bytes: int,
-    ) -> None:
-        self._max_node_bytes = max_node_bytes
-        shared = shared_prefixes(keys)
-        is_placed = in_data_files(inline)
-        costs = _LEAF_ENTRY_BYTES + key_lengths(keys) + np.where(is_placed, 0, lengths)
-        costs[1:] -= shared
-        cuts = _cuts(costs, max_node_bytes, at_least=1)
-        if lengths[is_placed].sum(dtype=np.float64) >= MAX_OFFSET:  # nodes add them up
-            raise SpecError(f"the values in data files have more than {MAX_OFFSET} bytes together")
-
-        placed_before = np.concatenate([[0], np.cumsum(is_placed)])
-        self._lengths = np.zeros(len(slots), np.int64)
-        self._lengths[slots] = lengths[is_placed]
-        self.leaves: list[_LeafPlan] = []
-        for i, j in cuts:
-            inherited = common_prefix(keys[i], keys[j - 1]) if len(cuts) > 1 else 0
-            mine = slots[placed_before[i] : placed_before[j]]
-            self.leaves.append(
-                _plan_leaf(
-                    keys[i:j], shared[i : j - 1], inline[i:j], lengths[i:j], is_placed[i:j], mine, inherited
-                )
-            )
-
-    def encode(self, places: Places, node_file: str, node_offset: int) -> EncodedTree:
-        """Encode every node.
-
-        Args:
-            places: Where the values that are not inline are.
-            node_file: The data file that will hold the nodes.
-            node_offset: Offset of the first node in that file.
-
-        Raises:
-            SpecError: If a value's range is impossible, or a file's path is not a plain relative one.
-        """
-        _check_places(places, self._lengths)
-        encoder = _Encoder(node_file, node_offset, self._max_node_bytes)
-        level = [encoder.leaf(leaf, places) for leaf in self.leaves]
-        while len(level) > 1:
-            level = encoder.parents(level)
-
-        return EncodedTree(encoder.nodes.getvalue(), level[0], encoder.height)
 
 
 def in_data_files(inline: Sequence[bytes | None]) -> npt.NDArray[np.bool_]:
@@ -387,13 +336,13 @@ class _Encoder:
     def __init__(self, node_file: str, node_offset: int, max_node_bytes: int) -> None:
         self.nodes = BytesIO()  # whose content is taken without a copy, unlike that of joined pieces
         self.height = 0  #: height of the level encoded last
-        self._table = encode_files([node_file])
+        self.table = encode_files([node_file])  #: of the data files of interior nodes and of the manifest
         self._next_offset = node_offset
         self._max_node_bytes = max_node_bytes
 
     def leaf(self, plan: _LeafPlan, places: Places) -> NodeSummary:
         file_ids = places.file_ids[plan.placed]
-        used = sorted(map(int, np.unique(file_ids)), key=lambda id_: places.files[id_])
+        used: list[int] = sorted(np.unique(file_ids).tolist(), key=lambda id_: places.files[id_])
         ranks = np.zeros(len(places.files) + 1, np.int64)
         ranks[used] = np.arange(len(used))
         columns = (
@@ -437,7 +386,7 @@ class _Encoder:
         indirect_bytes = [child.indirect_bytes for child in children]
         columns = (
             bytes((self.height,)),
-            self._table,
+            self.table,
             varint(len(children)),
             prefixes,
             suffix_lengths,

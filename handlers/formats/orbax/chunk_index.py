@@ -70,26 +70,33 @@ class ChunkIndex:
         self._coded = np.array([spec.codec is not None for spec in specs], np.bool_)
         self._elsewhere = np.array([spec.replicas.writer is None for spec in specs], np.bool_)
 
-        entries = _Entries()
+        keys: list[bytes] = []
+        inline: list[bytes | None] = []
+        lengths: list[int] = []
+        self._spilled: list[bytes] = []  #: metadata that is too long for the index
         kinds = {number: _Kind.of(spec, version) for number, spec in known.items()}
         for number, group in itertools.groupby(zip(map(id, specs), order, strict=True), itemgetter(0)):
-            entries.add([names[at] for _, at in group], kinds[number])
+            kind, of_kind = kinds[number], [names[at] for _, at in group]
+            for some in parts_of(of_kind, max(STEP // max(len(kind.suffixes), 1), 1)):
+                keys += [name + suffix for name in some for suffix in kind.suffixes]
+                inline += [*kind.inline] * len(some)
+                lengths += [*kind.lengths] * len(some)
 
-        spilling = {number: kind for number, kind in kinds.items() if kind.spilled is not None}
-        chosen = [
-            (names[at], spilling[id(spec)])
-            for at, spec in zip(order, specs, strict=True)
-            if spilling.get(id(spec))
-        ]
-        self._spilled = entries.spill(chosen, METADATA_KEYS[version - 2].encode())
+        spilling = {number: kind.spilled for number, kind in kinds.items() if kind.spilled is not None}
+        for at, spec in zip(order, specs, strict=True) if spilling else ():
+            if id(spec) in spilling:
+                keys.append(names[at] + METADATA_KEYS[version - 2].encode())
+                inline.append(None)
+                lengths.append(len(spilling[id(spec)]))
+                self._spilled.append(spilling[id(spec)])
+
         del names  # as many bytes as a third of all keys
         # The encoded length of a chunk differs from save to save, and which are elsewhere is known by then.
         unknown = any(spec.codec is not None or spec.replicas.writer is None for spec in known.values())
-        self._unplanned = entries if unknown else None
-        self._plan = None
+        self._unplanned = (keys, inline, lengths) if unknown else None
+        self._plan = None if unknown else IndexPlan(keys, inline, lengths)
         if not unknown:
-            self._plan = IndexPlan(entries.keys, entries.inline, entries.lengths)
-            drop(entries.keys)
+            drop(keys)
 
     def encode(
         self, batches: Iterable[WrittenLeaves], *, node_file: str, uuid: bytes, commit_time_ns: int
@@ -116,20 +123,21 @@ class ChunkIndex:
         elsewhere = np.repeat(self._elsewhere, self._counts)
         missing = np.flatnonzero((located.file_ids[:n_chunks] < 0) & ~elsewhere)
         if missing.size:
-            place, index = self._chunk_at(int(missing[0]))
+            slot = int(missing[0])
+            # Of arrays that begin at one slot only the last has chunks.
+            place = int(np.searchsorted(self._starts, slot, side="right")) - 1
+            index = tuple(map(int, np.unravel_index(slot - int(self._starts[place]), self._grids[place])))
             at = int(self._order[place])
             raise _broken(arrays.infos[at], index, f"0 of {arrays.specs[at].chunk_nbytes} bytes were written")
 
         spill = b"".join(self._spilled)
         starts = _column(list(itertools.accumulate(map(len, self._spilled), initial=0))[:-1])
-        located.put(np.arange(n_chunks, n_chunks + len(starts)), starts, node_file)
-        plan = self._plan
-        if plan is None:
-            assert self._unplanned is not None
-            plan = self._unplanned.plan(located)
-
+        one_file = np.zeros(len(starts), np.int64)
+        located.put(np.arange(n_chunks, n_chunks + len(starts)), starts, one_file, [node_file])
+        plan = self._planned(located) if self._plan is None else self._plan
+        there = located.file_ids >= 0
         encoded = plan.encode(
-            located.places(),
+            Places(tuple(located.files), located.file_ids[there], located.offsets[there]),
             node_file=node_file,
             node_offset=len(spill),
             uuid=uuid,
@@ -147,16 +155,17 @@ class ChunkIndex:
             for slot, part in zip(slots[rest].tolist(), table.rows(rest), strict=True):
                 parts.setdefault(slot, []).append(part)
 
-        # Chunks in pieces are few and large, or many in few files: one assignment for each file.
-        rows: dict[str, list[tuple[int, int, int]]] = {}
+        files: dict[str, int] = {}
+        rows: list[tuple[int, int, int, int]] = []
         for slot, pieces in parts.items():
             at, index = int(self._order[int(self._places[pieces[0].leaf])]), pieces[0].chunk
             file, offset, length = _joined(self._arrays, at, index, pieces)
-            rows.setdefault(file, []).append((slot, offset, length))
+            rows.append((slot, offset, length, files.setdefault(file, len(files))))
 
-        for file, found in rows.items():
-            slots, offsets, lengths = np.concatenate([np.array(some, np.int64) for some in parts_of(found)]).T
-            located.put(slots, offsets, file)
+        if rows:
+            columns = np.concatenate([np.array(some, np.int64) for some in parts_of(rows)]).T
+            slots, offsets, lengths, numbers = columns
+            located.put(slots, offsets, numbers, tuple(files))
             located.lengths[slots] = lengths
 
         if np.count_nonzero(located.file_ids >= 0) != n_whole + len(parts):
@@ -182,16 +191,22 @@ class ChunkIndex:
         is_whole = (np.asarray(table.start) == 0) & (nbytes == lengths) & ((coded < 0) != self._coded[ats])
         rows = np.flatnonzero(is_whole)
         located.lengths[slots[rows]] = lengths[rows]
-        located.put_many(
-            slots[rows], np.asarray(table.offset)[rows], np.asarray(table.file)[rows], table.files
-        )
+        located.put(slots[rows], np.asarray(table.offset)[rows], np.asarray(table.file)[rows], table.files)
         return slots, np.flatnonzero(~is_whole)
 
-    def _chunk_at(self, slot: int) -> tuple[int, tuple[int, ...]]:
-        # Of arrays that begin at one slot only the last has chunks.
-        at = int(np.searchsorted(self._starts, slot, side="right")) - 1
-        index = np.unravel_index(slot - int(self._starts[at]), self._grids[at])
-        return at, tuple(map(int, index))
+    def _planned(self, located: _Located) -> IndexPlan:
+        """Plan the index with what was found of the values in data files, in order; others get no entry."""
+        assert self._unplanned is not None
+        keys, inline, numbers = self._unplanned
+        lengths, in_files = _column(numbers), in_data_files(inline)
+        lengths[in_files] = located.lengths
+        if (located.file_ids >= 0).all():
+            return IndexPlan(keys, inline, lengths)
+
+        there = np.ones(len(keys), np.bool_)
+        there[in_files] = located.file_ids >= 0
+        kept = [at for at, is_there in enumerate(there) if is_there]
+        return IndexPlan([keys[at] for at in kept], [inline[at] for at in kept], lengths[there])
 
 
 @final
@@ -219,46 +234,6 @@ class _Kind:
 
 
 @final
-class _Entries:
-    """Keys and values of an index, in columns."""
-
-    __slots__ = ("inline", "keys", "lengths")
-
-    def __init__(self) -> None:
-        self.keys: list[bytes] = []
-        self.inline: list[bytes | None] = []
-        self.lengths: list[int] = []
-
-    def add(self, names: Sequence[bytes], kind: _Kind) -> None:
-        """Add the entries of arrays of one kind."""
-        for some in parts_of(names, max(STEP // max(len(kind.suffixes), 1), 1)):
-            self.keys += [name + suffix for name in some for suffix in kind.suffixes]
-            self.inline += [*kind.inline] * len(some)
-            self.lengths += [*kind.lengths] * len(some)
-
-    def spill(self, arrays: Sequence[tuple[bytes, _Kind]], key: bytes) -> list[bytes]:
-        """Add the metadata of arrays that is too long for the index; return it."""
-        spilled = [kind.spilled for _, kind in arrays if kind.spilled is not None]
-        self.keys += [name + key for name, _ in arrays]
-        self.inline += [None] * len(spilled)
-        self.lengths += map(len, spilled)
-        return spilled
-
-    def plan(self, located: _Located) -> IndexPlan:
-        """Plan the index with what was found of the values in data files, in order; others get no entry."""
-        lengths, in_files = _column(self.lengths), in_data_files(self.inline)
-        lengths[in_files] = located.lengths
-        if (located.file_ids >= 0).all():
-            return IndexPlan(self.keys, self.inline, lengths)
-
-        there = np.ones(len(self.keys), np.bool_)
-        there[in_files] = located.file_ids >= 0
-        kept = [at for at, is_there in enumerate(there) if is_there]
-        keys, inline = [self.keys[at] for at in kept], [self.inline[at] for at in kept]
-        return IndexPlan(keys, inline, lengths[there])
-
-
-@final
 class _Located:
     """The place of the value of each slot, in columns; -1 while unknown.
 
@@ -266,22 +241,16 @@ class _Located:
         lengths: Of each slot's value, until another one is found.
     """
 
-    __slots__ = ("_files", "file_ids", "lengths", "offsets")
+    __slots__ = ("file_ids", "files", "lengths", "offsets")
 
     def __init__(self, lengths: npt.NDArray[np.int64]) -> None:
         n_slots = len(lengths)
-        self._files: dict[str, int] = {}
+        self.files: dict[str, int] = {}  #: the number of each
         self.lengths = lengths
         self.file_ids: npt.NDArray[np.int64] = np.full(n_slots, -1, np.int64)
         self.offsets: npt.NDArray[np.int64] = np.zeros(n_slots, np.int64)
 
-    def put(self, slots: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], file: str) -> None:
-        """Record that values are stored at these offsets of one file."""
-        if len(slots):
-            self.file_ids[slots] = self._files.setdefault(file, len(self._files))
-            self.offsets[slots] = offsets
-
-    def put_many(
+    def put(
         self,
         slots: npt.NDArray[np.int64],
         offsets: npt.NDArray[np.int64],
@@ -291,14 +260,9 @@ class _Located:
         """Record that values are stored at these offsets, each in the file of its number in `files`."""
         used: list[int] = np.unique(numbers).tolist()
         ids = np.full(len(files), -1, np.int64)
-        ids[used] = [self._files.setdefault(files[number], len(self._files)) for number in used]
+        ids[used] = [self.files.setdefault(files[number], len(self.files)) for number in used]
         self.file_ids[slots] = ids[numbers]
         self.offsets[slots] = offsets
-
-    def places(self) -> Places:
-        """All that was found, as the encoder takes it."""
-        there = self.file_ids >= 0
-        return Places(tuple(self._files), self.file_ids[there], self.offsets[there])
 
 
 def _column(numbers: Sequence[int]) -> npt.NDArray[np.int64]:
