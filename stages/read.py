@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Itera
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from operator import gt
+from operator import add, attrgetter, gt
 from threading import Lock
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar, final
 
@@ -81,12 +81,13 @@ class Read:
     @asynccontextmanager
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one restore. Its files are closed at the end, whatever happened."""
-        reader = _Reader(run, verify=self.verify)
+        files = OpenFiles(run.store)
+        reader = _Reader(run, files, verify=self.verify)
         try:
-            async with closing(run.threads, reader.end):
+            async with closing(run.threads, files.end):
                 yield reader
 
-            log_transfers(run.events, "data.read", reader.files())
+            log_transfers(run.events, "data.read", files.files())
         finally:
             reader.release()
 
@@ -95,10 +96,10 @@ class Read:
 class _Reader:
     __slots__ = ("_files", "_outstanding", "_run", "_staged", "_verify")
 
-    def __init__(self, run: RestoreRun, *, verify: bool) -> None:
+    def __init__(self, run: RestoreRun, files: OpenFiles, *, verify: bool) -> None:
         self._run = run
         self._verify = verify
-        self._files = OpenFiles(run.store)
+        self._files = files
         self._outstanding: dict[int, int] = {}
         self._staged: dict[int, ByteLease] = {}
 
@@ -109,8 +110,8 @@ class _Reader:
         if batch.handler is not None:
             return await self._load(batch, batch.handler)
 
-        if leaves:
-            unit = leaves.indices[0]
+        unit = leaves.indices[0] if leaves else None
+        if unit is not None:
             self._outstanding.setdefault(unit, len(leaves.reads))
             if batch.staged is not None:
                 self._staged[unit] = batch.staged
@@ -121,7 +122,18 @@ class _Reader:
         finally:
             batch.release_read()
 
-        return self._complete(batch, leaves)
+        if unit is None:  # the batch brings the plan
+            return HostBatch((), plan=batch.plan)
+
+        # Leaves are passed on once all of their reads were performed, which may come in several batches.
+        self._outstanding[unit] -= len(batch.reads)
+        is_whole = not self._outstanding[unit]
+        self._run.progress.advance(leaves.n_ended if is_whole else 0, batch.nbytes)
+        if not is_whole:
+            return None
+
+        del self._outstanding[unit]
+        return HostBatch(leaves, staged=self._staged.pop(unit, None), plan=batch.plan)
 
     async def _load(self, batch: ReadBatch, handler: FilesHandler) -> HostBatch:
         """Have a handler read its leaves from files of its own, one call per directory."""
@@ -147,14 +159,6 @@ class _Reader:
         for lease in self._staged.values():
             lease.release()
 
-    def files(self) -> Iterable[ReadableFile]:
-        """Every file that was opened."""
-        return self._files.files()
-
-    def end(self) -> Iterable[ReadableFile]:
-        """Open no more files, not even in a thread that was left behind; return those to close."""
-        return self._files.end()
-
     async def _perform(self, batch: ReadBatch, leaves: ReadLeaves) -> None:
         from_files = [read for read in batch.reads if not isinstance(read, DriverRead)]
         if len(from_files) == len(batch.reads):
@@ -177,26 +181,11 @@ class _Reader:
             await checkpoint_if_cancelled()  # a cancellation of our own may not have been delivered here yet
             raise PipelineError("a driver's read ended early: something that it awaited was cancelled")
 
-    def _complete(self, batch: ReadBatch, leaves: ReadLeaves) -> HostBatch | None:
-        """Pass on the leaves once all of their reads were performed, which may come in several batches."""
-        if not leaves:
-            return HostBatch((), plan=batch.plan)
-
-        unit = leaves.indices[0]
-        self._outstanding[unit] -= len(batch.reads)
-        is_whole = not self._outstanding[unit]
-        self._run.progress.advance(leaves.n_ended if is_whole else 0, batch.nbytes)
-        if not is_whole:
-            return None
-
-        del self._outstanding[unit]
-        return HostBatch(leaves, staged=self._staged.pop(unit, None), plan=batch.plan)
-
     def _read_files(self, reads: Iterable[FileRead], infos: _Infos) -> None:
         by_file: dict[str, list[DirectRead | ScatterRead]] = defaultdict(list)
         for read in reads:
             if isinstance(read, SharedRead):
-                with self._files.lent(read.file) as file:
+                with self._files.use(read.file) as file:
                     read_twice(self._run.store, partial(fill_shared, file, read, infos, verify=self._verify))
             elif not isinstance(read, CheckedRead):
                 by_file[read.file].append(read)
@@ -208,35 +197,38 @@ class _Reader:
                 self._read_checked(read, infos)
 
         for path, wanted in by_file.items():
-            wanted.sort(key=lambda read: read.offset)
-            with self._files.lent(path) as file:
+            wanted.sort(key=attrgetter("offset"))
+            with self._files.use(path) as file:
                 for run in adjacent(wanted, _one_read):
                     read_twice(self._run.store, partial(self._read_run, file, run, infos))
 
     def _read_checked(self, read: CheckedRead, infos: _Infos) -> None:
-        with self._files.lent(read.file) as file:
+        with self._files.use(read.file) as file:
             read_twice(self._run.store, partial(self._fill_checked, file, read, infos))
 
     def _fill_checked(self, file: ReadableFile, read: CheckedRead, infos: _Infos) -> None:
         try:
             found = read.fill(file.read_at, crc32c)
         except TruncatedDataError as error:
-            raise TruncatedDataError(
-                error.path, error.needed, error.found, key_path=infos(read.leaf).key_path
-            ) from error
+            raise _in_leaf(error, infos(read.leaf)) from error
 
         if read.differs(found):
             raise _differs(read, infos)
 
     def _read_run(self, file: ReadableFile, run: Sequence[DirectRead | ScatterRead], infos: _Infos) -> None:
         buffers = [read.into() if isinstance(read, DirectRead) else _scratch(read.nbytes) for read in run]
+        compared = [self._verify and read.crc32c is not None for read in run]
+        found: list[int | None]
         try:
-            found = self._fill(file, run, buffers)
+            if compared[0] and run[0].nbytes >= LARGE and isinstance(file, SummedReads):
+                found = [file.read_summed(run[0].offset, buffers[0])]  # a large read is alone
+            else:
+                file.read_at(run[0].offset, buffers)
+                pairs = zip(buffers, compared, strict=True)
+                found = [crc32c(buffer) if is_one else None for buffer, is_one in pairs]
         except TruncatedDataError as error:
             cut = next((read for read in run if read.offset + read.nbytes > error.found), run[-1])
-            raise TruncatedDataError(
-                error.path, error.needed, error.found, key_path=infos(cut.leaf).key_path
-            ) from error
+            raise _in_leaf(error, infos(cut.leaf)) from error
 
         for read, buffer, summed in zip(run, buffers, found, strict=True):
             if summed != (read.crc32c if self._verify else None):
@@ -244,21 +236,15 @@ class _Reader:
             if isinstance(read, ScatterRead):
                 read.scatter(buffer)
 
-    def _fill(
-        self, file: ReadableFile, run: Sequence[DirectRead | ScatterRead], buffers: Sequence[memoryview]
-    ) -> list[int | None]:
-        """Fill the buffers, and return the checksum of each whose bytes are to be compared."""
-        compared = [self._verify and read.crc32c is not None for read in run]
-        if compared[0] and run[0].nbytes >= LARGE and isinstance(file, SummedReads):
-            return [file.read_summed(run[0].offset, buffers[0])]  # a large read is alone
-
-        file.read_at(run[0].offset, buffers)
-        return [crc32c(buffer) if is_one else None for buffer, is_one in zip(buffers, compared, strict=True)]
-
 
 async def _perform(read: DriverRead, performed: list[DriverRead]) -> None:
     await read.perform()
     performed.append(read)
+
+
+def _in_leaf(error: TruncatedDataError, info: ParamInfo) -> TruncatedDataError:
+    """Return the error of a file that ends too early with the leaf that is cut off."""
+    return TruncatedDataError(error.path, error.needed, error.found, key_path=info.key_path)
 
 
 def _differs(read: DirectRead | ScatterRead | CheckedRead, infos: _Infos) -> ChecksumError:
@@ -308,15 +294,19 @@ class OpenFiles:
 
     def __init__(self, store: Store, most: int | None = None) -> None:
         self._store = store
-        self._most = _most() if most is None else most
+        if most is None:
+            soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            most = MOST if soft == resource.RLIM_INFINITY else max(2, min(MOST, soft // SHARE))
+
+        self._most = most
         self._lock = Lock()
         self._is_over = False
         self._open: dict[str, _Open] = {}  # the one used last is last
         self._all: list[ReadableFile] = []
 
     @contextmanager
-    def lent(self, path: str) -> Generator[ReadableFile]:
-        """Lend the file at `path` for the time of the block, in which it stays open.
+    def use(self, path: str) -> Generator[ReadableFile]:
+        """Open the file at `path`, and keep it open as long as the block lasts.
 
         Raises:
             StorageError: If it cannot be opened, or another one cannot be closed.
@@ -324,7 +314,10 @@ class OpenFiles:
         with self._lock:
             entry = self._open.pop(path, None)
             if entry is None:
-                self._make_room()
+                idle = [path for path, entry in self._open.items() if not entry.users]
+                for unused in idle[: max(0, len(self._open) - self._most + 1)]:
+                    self._open.pop(unused).file.close()
+
                 entry = _Open(self._store.open_data_file(path))
                 self._all.append(entry.file)
                 if self._is_over:
@@ -346,16 +339,6 @@ class OpenFiles:
         """Keep no more files open, not even those that a thread opens which was left behind; return all."""
         self._is_over = True  # without the lock: such a thread may hold it
         return self.files()
-
-    def _make_room(self) -> None:
-        idle = [path for path, entry in self._open.items() if not entry.users]
-        for path in idle[: max(0, len(self._open) - self._most + 1)]:
-            self._open.pop(path).file.close()
-
-
-def _most() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST if soft == resource.RLIM_INFINITY else max(2, min(MOST, soft // SHARE))
 
 
 GAP: Final = 4096
@@ -379,7 +362,12 @@ def fill_shared(file: ReadableFile, read: SharedRead, infos: _Infos, *, verify: 
     at = 0
     for start, stop, numbers in runs:
         if stop > start:
-            _read(file, read, infos, start, data[at : at + stop - start])
+            try:
+                file.read_at(start, [data[at : at + stop - start]])
+            except TruncatedDataError as error:
+                ends = map(add, read.offsets, read.sizes)
+                cut = next((number for number, end in enumerate(ends) if end > error.found), -1)
+                raise _in_leaf(error, infos(read.leaves[cut])) from error
 
         for number in numbers:
             starts[number] = read.offsets[number] - start + at
@@ -387,7 +375,12 @@ def fill_shared(file: ReadableFile, read: SharedRead, infos: _Infos, *, verify: 
         at += stop - start
 
     if verify:
-        _verify(read, infos, data, starts)
+        rows = zip(starts, read.sizes, read.crc32cs, strict=True)
+        for number, (start, nbytes, expected) in enumerate(rows):
+            if crc32c(data[start : start + nbytes]) != expected and expected >= 0:
+                offset = read.offsets[number]
+                problem = f"bytes {offset} to {offset + nbytes} differ from those written"
+                raise ChecksumError(read.file, problem, key_path=infos(read.leaves[number]).key_path)
 
     put_in_order(read.specs, data, starts)
     read.buffer.fill(data, starts)
@@ -409,25 +402,6 @@ def _runs(read: SharedRead, order: Sequence[int]) -> Iterator[tuple[int, int, li
         stop = offset + read.sizes[number]
 
     yield start, stop, numbers
-
-
-def _read(file: ReadableFile, read: SharedRead, infos: _Infos, offset: int, buffer: memoryview) -> None:
-    try:
-        file.read_at(offset, [buffer])
-    except TruncatedDataError as error:
-        ends = [start + nbytes for start, nbytes in zip(read.offsets, read.sizes, strict=True)]
-        cut = [number for number, end in enumerate(ends) if end > error.found]
-        key_path = infos(read.leaves[cut[0] if cut else -1]).key_path
-        raise TruncatedDataError(error.path, error.needed, error.found, key_path=key_path) from error
-
-
-def _verify(read: SharedRead, infos: _Infos, data: memoryview, starts: Sequence[int]) -> None:
-    rows = zip(starts, read.sizes, read.crc32cs, strict=True)
-    for number, (start, nbytes, expected) in enumerate(rows):
-        if crc32c(data[start : start + nbytes]) != expected and expected >= 0:
-            at = read.offsets[number]
-            problem = f"bytes {at} to {at + nbytes} differ from those written"
-            raise ChecksumError(read.file, problem, key_path=infos(read.leaves[number]).key_path)
 
 
 T = TypeVar("T")

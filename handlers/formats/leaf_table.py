@@ -83,13 +83,18 @@ class LeafTable:
         others: dict[int, list[int]] = {}
         for numbers in alike.values():
             form = self.formats[numbers[0]]
-            keys = _grid_keys(form)
-            if keys is None or form is None:
+            if form is None or not form.plain:
                 continue
-
-            if math.prod(form.grid_shape) == 1:
-                first[numbers] = self._rows_of(numbers, next(iter(keys)))
+            n_chunks = math.prod(form.grid_shape)
+            juts_out = any(size % chunk for size, chunk in zip(form.shape, form.chunk_shape, strict=True))
+            if n_chunks > MOST_CHUNKS or juts_out:
+                continue
+            if n_chunks == 1:
+                key = form.chunk_key((0,) * len(form.shape)).encode()
+                names = [".".join(self.keys[number]) for number in numbers]
+                first[numbers] = [self.rows.get(prefix_of(name).encode() + key, -1) for name in names]
             else:
+                keys = GridKeys(form.grid_shape, form.chunk_key)
                 others |= {number: self._all_rows(number, keys) for number in numbers}
 
         counts[first >= 0] = 1
@@ -101,11 +106,6 @@ class LeafTable:
 
         return ChunkRows(rows, counts)
 
-    def _rows_of(self, numbers: Sequence[int], key: bytes) -> list[int]:
-        """Return the row of the only chunk of each leaf; -1 for one that is missing."""
-        get, paths = self.rows.get, self.keys
-        return [get(prefix_of(".".join(paths[number])).encode() + key, -1) for number in numbers]
-
     def _all_rows(self, number: int, keys: Iterable[bytes]) -> list[int]:
         """Return the rows of the chunks of a leaf; none if one is missing."""
         prefix = prefix_of(".".join(self.keys[number])).encode()
@@ -113,16 +113,6 @@ class LeafTable:
             return list(map(self.rows.__getitem__, map(prefix.__add__, keys)))
         except KeyError:  # it is told when the leaf is restored on its own
             return []
-
-
-def _grid_keys(form: ArrayFormat | None) -> Iterable[bytes] | None:
-    """The keys of an array's chunks; None if they are too many, have a codec, or jut out of the array."""
-    if form is None or not form.plain or math.prod(form.grid_shape) > MOST_CHUNKS:
-        return None
-    if any(size % chunk for size, chunk in zip(form.shape, form.chunk_shape, strict=True)):
-        return None
-
-    return GridKeys(form.grid_shape, form.chunk_key)
 
 
 @final

@@ -92,7 +92,18 @@ def read_index(store: Store, directory: str, known: RememberedKeys | None = None
     """
     known = RememberedKeys() if known is None else known
     with closing(Database(store, directory, known)) as database:
-        return _read_index(database, known)
+        manifest, origin = database.manifest()
+        root = manifest.root
+        if root is None:
+            return Index(KeyTable.of([]), [])
+
+        nodes, values = read_leaves(database, root)
+
+    n_keys = sum(map(len, nodes))
+    if n_keys != root.n_keys:
+        raise origin.corrupt(f"says {root.n_keys} keys, but the index holds {n_keys}")
+
+    return Index(known.table(nodes), values)
 
 
 def index_bytes(store: Store, directory: str) -> int:
@@ -105,20 +116,6 @@ def index_bytes(store: Store, directory: str) -> int:
         root = database.manifest()[0].root
 
     return 0 if root is None else max(root.length, root.tree_bytes)
-
-
-def _read_index(database: Database, known: RememberedKeys) -> Index:
-    manifest, origin = database.manifest()
-    root = manifest.root
-    if root is None:
-        return Index(KeyTable.of([]), [])
-
-    nodes, values = read_leaves(database, root)
-    n_keys = sum(map(len, nodes))
-    if n_keys != root.n_keys:
-        raise origin.corrupt(f"says {root.n_keys} keys, but the index holds {n_keys}")
-
-    return Index(known.table(nodes), values)
 
 
 def read_leaves(
@@ -199,7 +196,12 @@ class Database:
 
     def _manifest(self, name: str) -> tuple[Manifest, Origin]:
         origin = Origin(os.path.join(self._directory, name), "OCDBT manifest")
-        method, cursor = unseal(origin, MANIFEST_MAGIC, self._whole(origin))
+        try:
+            data = self._store.read_file(origin.path)
+        except StorageError as error:
+            raise _translated(origin, error) from error
+
+        method, cursor = unseal(origin, MANIFEST_MAGIC, data)
         if method == UNCOMPRESSED:
             return decode_manifest(cursor), origin
 
@@ -242,12 +244,6 @@ class Database:
             self._dumped = DumpedDatabase(self._store, self._directory)
 
         return self._dumped
-
-    def _whole(self, origin: Origin) -> bytes:
-        try:
-            return self._store.read_file(origin.path)
-        except StorageError as error:
-            raise _translated(origin, error) from error
 
     def _range(self, origin: Origin, reference: NodeReference) -> bytes:
         path, end = origin.path, reference.offset + reference.length

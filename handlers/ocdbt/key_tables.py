@@ -23,7 +23,7 @@ __all__ = (
     "shared_prefixes",
 )
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from operator import add, gt, lt
@@ -146,26 +146,25 @@ def decode_keys(
     if nbytes > MOST_BYTES_OF_KEYS:  # most bytes of a key may be those of the one before it
         raise cursor.origin.corrupt(f"keys of {nbytes} bytes, of at most {MOST_BYTES_OF_KEYS}")
 
-    stored = (tuple(shared), tuple(suffixes), cursor.take(sum(suffixes)), before)
+    encoded = cursor.take(sum(suffixes))
 
     def decode() -> list[bytes]:
-        keys = list(_keys(*stored))
+        keys: list[bytes] = []
+        key, position = before, 0
+        for first, suffix in zip((0, *shared), suffixes, strict=True):
+            key = key[: len(before) + first] + encoded[position : position + suffix]
+            position += suffix
+            keys.append(key)
+
         if not all(map(lt, keys, islice(keys, 1, None))):
             raise cursor.origin.corrupt("keys are not in ascending order")
 
         return keys
 
-    return decode() if known is None else known.keys(stored, decode), inherited
+    if known is None:
+        return decode(), inherited
 
-
-def _keys(shared: Sequence[int], suffixes: Sequence[int], encoded: bytes, before: bytes) -> Iterator[bytes]:
-    key, n_before = before, len(before)
-    position = 0
-    for prefix, suffix in zip((0, *shared), suffixes, strict=True):
-        end = position + suffix
-        key = key[: n_before + prefix] + encoded[position:end]
-        position = end
-        yield key
+    return known.keys((tuple(shared), tuple(suffixes), encoded, before), decode), inherited
 
 
 @final
@@ -232,22 +231,18 @@ def decode_files(cursor: Cursor, transitive: str) -> list[DataFile]:
             raise cursor.origin.corrupt(f"a table of data files of more than {_MOST_PATH_BYTES} bytes")
 
         path = path[:prefix] + cursor.take(suffix)
-        files.append(_data_file(cursor, transitive, path[:base], path))
+        try:
+            file = DataFile(transitive + path[:base].decode(), transitive + path.decode())
+        except UnicodeDecodeError as error:
+            raise cursor.origin.corrupt(f"data file path {path!r} is not UTF-8") from error
+
+        # In a database without keys, the root refers to a file whose name is empty.
+        if path and (problem := path_problem(file.path)):
+            raise cursor.origin.corrupt(problem)
+
+        files.append(file)
 
     return files
-
-
-def _data_file(cursor: Cursor, transitive: str, base: bytes, path: bytes) -> DataFile:
-    try:
-        file = DataFile(transitive + base.decode(), transitive + path.decode())
-    except UnicodeDecodeError as error:
-        raise cursor.origin.corrupt(f"data file path {path!r} is not UTF-8") from error
-
-    # In a database without keys, the root refers to a file whose name is empty.
-    if path and (problem := path_problem(file.path)):
-        raise cursor.origin.corrupt(problem)
-
-    return file
 
 
 Columns: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], bytes, bytes]

@@ -121,13 +121,10 @@ def decode_manifest(cursor: Cursor) -> Manifest:
     if kind not in _MANIFEST_KINDS:
         raise cursor.origin.corrupt(f"manifest kind {kind}")
 
-    numbered = bool(kind)
-    root = None if numbered else _newest_root(cursor)
-    cursor.finish()
-    return Manifest(numbered, root)
+    if kind:
+        cursor.finish()
+        return Manifest(numbered=True)
 
-
-def _newest_root(cursor: Cursor) -> NodeReference | None:
     files = decode_files(cursor, "")
     count = cursor.varint()
     if not count:
@@ -135,7 +132,7 @@ def _newest_root(cursor: Cursor) -> NodeReference | None:
 
     generations = cursor.varints(count)
     heights = cursor.take(count)
-    root = _references(cursor, files, count, heights)[-1]
+    newest = _references(cursor, files, count, heights)[-1]
     if sorted(set(generations)) != list(generations):
         raise cursor.origin.corrupt("versions are not in ascending order")
 
@@ -145,7 +142,8 @@ def _newest_root(cursor: Cursor) -> NodeReference | None:
         cursor.varints(n_older)
 
     cursor.take(9 * n_older)  # commit times, heights
-    return root
+    cursor.finish()
+    return Manifest(numbered=False, root=newest)
 
 
 def _references(
@@ -210,7 +208,7 @@ def decode_node(
 
 
 def _values(cursor: Cursor, files: list[DataFile], count: int) -> Values:
-    """Read the values of a leaf."""
+    """Read the values of a leaf. An inline value's offset is the length of the inline values before it."""
     lengths = cursor.varints(count)
     kinds = cursor.varints(count)
     if max(kinds) > 1:
@@ -228,26 +226,14 @@ def _values(cursor: Cursor, files: list[DataFile], count: int) -> Values:
         if offset + length > MAX_OFFSET:
             raise cursor.origin.corrupt(f"a value of {length} bytes at {offset}")
 
-    return _in_columns([file.path for file in files], inline, lengths, kinds, ids, offsets)
-
-
-def _in_columns(
-    files: list[str],
-    inline: bytes,
-    lengths: Sequence[int],
-    kinds: Sequence[int],
-    ids: Sequence[int],
-    offsets: Sequence[int],
-) -> Values:
-    """Make the columns; an inline value's offset is the total length of the inline values before it."""
-    sizes = np.fromiter(lengths, np.int64, len(lengths))
-    indirect = np.fromiter(kinds, np.bool_, len(kinds))
+    sizes = np.fromiter(lengths, np.int64, count)
+    indirect = np.fromiter(kinds, np.bool_, count)
     here = np.where(indirect, 0, sizes)
     places = np.cumsum(here) - here
-    places[indirect] = np.fromiter(offsets, np.int64, len(offsets))
-    numbers = np.full(len(sizes), -1, np.int64)
-    numbers[indirect] = np.fromiter(ids, np.int64, len(ids))
-    return Values(files, inline, numbers, places, sizes)
+    places[indirect] = np.fromiter(offsets, np.int64, n_indirect)
+    numbers = np.full(count, -1, np.int64)
+    numbers[indirect] = np.fromiter(ids, np.int64, n_indirect)
+    return Values([file.path for file in files], inline, numbers, places, sizes)
 
 
 # A tree of 100,000 leaves has 200,000 keys. One object per key would take longer to make than the index takes
@@ -296,19 +282,36 @@ class Index(Mapping[bytes, Value]):
 
     def __init__(self, table: KeyTable, parts: Iterable[Values]) -> None:
         files: dict[str, int] = {}
-        inline = _Inline()
-        columns: list[tuple[Column, Column, Column]] = []
+        inline = bytearray()
+        known: dict[bytes, int] = {}  # each distinct inline value once: arrays are of few kinds
+        none = np.zeros(0, np.int64)
+        ids, offsets, lengths = [none], [none], [none]
         for part in parts:
             numbers = np.array([*[files.setdefault(file, len(files)) for file in part.files], -1], np.int64)
-            columns.append((numbers[part.ids], inline.places(part), part.lengths))
+            here = np.flatnonzero(part.ids < 0)
+            found: list[int] = []
+            for start, nbytes in zip(part.offsets[here].tolist(), part.lengths[here].tolist(), strict=True):
+                value = part.inline[start : start + nbytes]
+                at = known.get(value)
+                if at is None:
+                    at = known[value] = len(inline)
+                    inline += value
+
+                found.append(at)
+
+            places = part.offsets.copy()
+            places[here] = found
+            ids.append(numbers[part.ids])
+            offsets.append(places)
+            lengths.append(part.lengths)
 
         self._keys = table.keys
         self.rows = table.rows  #: the row of each key
         self.files = list(files)  #: data files, relative to the database's directory
-        self.ids = _joined([ids for ids, _, _ in columns])  #: index into `files`; -1 if inline
-        self.offsets = _joined([offsets for _, offsets, _ in columns])
-        self.lengths = _joined([lengths for _, _, lengths in columns])
-        self._inline = bytes(inline.data)
+        self.ids = np.concatenate(ids)  #: index into `files`; -1 if inline
+        self.offsets = np.concatenate(offsets)
+        self.lengths = np.concatenate(lengths)
+        self._inline = bytes(inline)
 
     @classmethod
     def of(cls, values: Mapping[bytes, Value]) -> Index:
@@ -474,36 +477,3 @@ def _location(origin: Origin, location: str) -> tuple[DataFile, int, int]:
         raise origin.corrupt(problem)
 
     return file, int(offset), int(length)
-
-
-@final
-class _Inline:
-    """Values that are stored in the index itself, each distinct one once: arrays are of few kinds."""
-
-    __slots__ = ("_known", "data")
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-        self._known: dict[bytes, int] = {}
-
-    def places(self, part: Values) -> Column:
-        """Return the offsets of a part's values; of those that it holds itself, in `data`."""
-        there = np.flatnonzero(part.ids < 0)
-        starts, lengths = part.offsets[there].tolist(), part.lengths[there].tolist()
-        found: list[int] = []
-        for start, length in zip(starts, lengths, strict=True):
-            value = part.inline[start : start + length]
-            at = self._known.get(value)
-            if at is None:
-                at = self._known[value] = len(self.data)
-                self.data += value
-
-            found.append(at)
-
-        offsets = part.offsets.copy()
-        offsets[there] = found
-        return offsets
-
-
-def _joined(columns: list[Column]) -> Column:
-    return np.concatenate(columns) if columns else np.zeros(0, np.int64)

@@ -27,7 +27,7 @@ def paths(tmp_path: Path) -> list[str]:
 
 def first_byte(files: OpenFiles, path: str) -> int:
     data = bytearray(1)
-    with files.lent(path) as file:
+    with files.use(path) as file:
         file.read_at(0, [memoryview(data)])
 
     return data[0]
@@ -52,9 +52,9 @@ def test_only_the_last_few_stay_open(paths: list[str], tmp_path: Path) -> None:
 def test_a_file_that_is_used_is_not_closed(paths: list[str]) -> None:
     files = OpenFiles(LocalStore(), 2)
     data = bytearray(1)
-    with files.lent(paths[3]) as lent:
+    with files.use(paths[3]) as file:
         assert [first_byte(files, path) for path in paths] == list(range(6))
-        lent.read_at(0, [memoryview(data)])
+        file.read_at(0, [memoryview(data)])
 
     assert data[0] == 3
     for file in files.files():
@@ -63,7 +63,7 @@ def test_a_file_that_is_used_is_not_closed(paths: list[str]) -> None:
 
 def test_a_file_that_is_not_there_costs_nothing(paths: list[str], tmp_path: Path) -> None:
     files = OpenFiles(LocalStore(), 2)
-    with pytest.raises(StorageError), files.lent(str(tmp_path / "absent")):
+    with pytest.raises(StorageError), files.use(str(tmp_path / "absent")):
         pass
 
     assert open_below(tmp_path) == []

@@ -7,11 +7,11 @@ with those that are not.
 from __future__ import annotations
 
 __all__ = (
-    "Found",
+    "ChunkBox",
     "check_files",
+    "chunk_boxes",
     "directory_index",
     "first_missing",
-    "found_chunks",
     "read_value",
     "stored_rows",
 )
@@ -34,7 +34,7 @@ from penstock.kernel.protocols.stores import Store
 
 
 @final
-class Found(NamedTuple):
+class ChunkBox(NamedTuple):
     """A stored chunk, or a box of chunks of which none is stored."""
 
     start: tuple[int, ...]  #: index of the chunk, or of the first one in the box
@@ -47,7 +47,7 @@ class Found(NamedTuple):
         return tuple([(at, at + n) for at, n in zip(self.start, self.shape, strict=True)])
 
 
-def found_chunks(index: Index, array: StoredArray, grid: Bounds) -> Iterator[Found]:
+def chunk_boxes(index: Index, array: StoredArray, grid: Bounds) -> Iterator[ChunkBox]:
     """Yield what is stored of a part of an array's grid, and boxes of what is not; together they tile it.
 
     Args:
@@ -59,7 +59,7 @@ def found_chunks(index: Index, array: StoredArray, grid: Bounds) -> Iterator[Fou
     ones = (1,) * len(grid)
     if extent == ones:  # as of nearly every leaf: there is nothing to tile
         row = index.rows.get((array.prefix + array.format.chunk_key(lows)).encode())
-        yield Found(tuple(lows), ones, None if row is None else index.value(row))
+        yield ChunkBox(tuple(lows), ones, None if row is None else index.value(row))
         return
 
     done = 0  # chunks passed so far, in C order
@@ -69,7 +69,7 @@ def found_chunks(index: Index, array: StoredArray, grid: Bounds) -> Iterator[Fou
             flat = flat * n + i - low
 
         yield from _boxes(extent, lows, done, flat)
-        yield Found(at, ones, index.value(row))
+        yield ChunkBox(at, ones, index.value(row))
         done = flat + 1
 
     yield from _boxes(extent, lows, done, math.prod(extent))
@@ -77,12 +77,12 @@ def found_chunks(index: Index, array: StoredArray, grid: Bounds) -> Iterator[Fou
 
 def first_missing(index: Index, array: StoredArray, grid: Bounds) -> tuple[int, ...] | None:
     """Return the index of the first chunk that is not stored; None if all are."""
-    return next((found.start for found in found_chunks(index, array, grid) if found.value is None), None)
+    return next((found.start for found in chunk_boxes(index, array, grid) if found.value is None), None)
 
 
-def _boxes(extent: tuple[int, ...], lows: list[int], first: int, stop: int) -> Iterator[Found]:
+def _boxes(extent: tuple[int, ...], lows: list[int], first: int, stop: int) -> Iterator[ChunkBox]:
     for _, start, shape in rectangles(extent, first, stop):
-        yield Found(tuple(map(int.__add__, start, lows)), shape, None)
+        yield ChunkBox(tuple(map(int.__add__, start, lows)), shape, None)
 
 
 def stored_rows(index: Index, array: StoredArray, grid: Bounds) -> Iterator[tuple[tuple[int, ...], int]]:

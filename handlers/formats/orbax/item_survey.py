@@ -25,7 +25,7 @@ from penstock.handlers.formats import integrity
 from penstock.handlers.formats.checksummed_reads import NONE
 from penstock.handlers.formats.integrity import Checksum, Checksums, problem_of_holes
 from penstock.handlers.formats.leaf_table import StoredArray
-from penstock.handlers.formats.orbax.chunk_lookup import found_chunks
+from penstock.handlers.formats.orbax.chunk_lookup import chunk_boxes
 from penstock.handlers.formats.orbax.discovery import disk_mark
 from penstock.handlers.formats.orbax.embedded_arrays import PackedArray
 from penstock.handlers.formats.orbax.file_names import (
@@ -204,7 +204,7 @@ def _extents(
     if not isinstance(array, StoredArray) or not leaf.spec.nbytes:
         return
 
-    for found in found_chunks(checkpoint.index, array, tuple([(0, n) for n in array.format.grid_shape])):
+    for found in chunk_boxes(checkpoint.index, array, tuple([(0, n) for n in array.format.grid_shape])):
         key, value = array.prefix + array.format.chunk_key(found.start), found.value
         if isinstance(value, Indirect):
             expected = leaf.spec.chunk_nbytes

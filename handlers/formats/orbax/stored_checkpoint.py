@@ -39,7 +39,7 @@ from penstock.handlers.formats.chunk_regions import (
 )
 from penstock.handlers.formats.integrity import Checksum, Checksums, bytes_on_medium
 from penstock.handlers.formats.leaf_table import StoredArray, StoredLeaves
-from penstock.handlers.formats.orbax.chunk_lookup import Found, found_chunks, stored_rows
+from penstock.handlers.formats.orbax.chunk_lookup import ChunkBox, chunk_boxes, stored_rows
 from penstock.handlers.formats.orbax.discovery import disk_mark
 from penstock.handlers.formats.orbax.embedded_arrays import PackedArray, packed_reads
 from penstock.handlers.formats.orbax.file_names import MANIFEST
@@ -191,7 +191,8 @@ class OrbaxCheckpoint:
                 if covers_others(recorded, value.offset, nbytes):
                     problem = f"has a checksum of the chunk at byte {value.offset} together with other bytes"
                     raise CorruptCheckpointError(file, problem, key_path=stored.info.key_path)
-                if nbytes == region.nbytes and bounds == _bounds_of(start, shape):
+                whole = tuple([(at, at + n) for at, n in zip(start, shape, strict=True)])
+                if nbytes == region.nbytes and bounds == whole:
                     yield DirectRead(leaf, file, value.offset, nbytes, region, 0)
                     continue
 
@@ -237,7 +238,7 @@ class OrbaxCheckpoint:
         stored: StoredLeaf,
         array: StoredArray,
         region: Destination,
-        box: Found,
+        box: ChunkBox,
         piece_bytes: int,
     ) -> Iterator[Read]:
         """Fill chunks that were never written: each read fills any number of them from one element."""
@@ -257,7 +258,7 @@ class OrbaxCheckpoint:
         stored: StoredLeaf,
         array: StoredArray,
         region: Destination,
-        found: Found,
+        found: ChunkBox,
         codec: Codec | None,
     ) -> ScatterRead | None:
         """Read a chunk with a codec and decode it; None if TensorStore reads it, without a checksum."""
@@ -325,7 +326,7 @@ class OrbaxCheckpoint:
         nbytes: int | None,
         *,
         only_here: bool = False,
-    ) -> Iterator[Found]:
+    ) -> Iterator[ChunkBox]:
         """Look up the chunks of a part of the grid, which must be of `nbytes` if that is given.
 
         With `only_here`, those that another process has on its own disk are left out.
@@ -334,7 +335,7 @@ class OrbaxCheckpoint:
             CorruptCheckpointError: If one is of another size, or missing where all were written.
             NotOnThisDiskError: If one is missing because another process has it on its own disk.
         """
-        for found in found_chunks(self.index, array, grid):
+        for found in chunk_boxes(self.index, array, grid):
             value, problem = found.value, ""
             if value is None and self.all_chunks_written:
                 problem, mark = "is missing", self._mark
@@ -379,10 +380,6 @@ class OrbaxCheckpoint:
         from penstock.handlers.formats.orbax.tensorstore_reads import decode_into
 
         return decode_into
-
-
-def _bounds_of(start: tuple[int, ...], shape: tuple[int, ...]) -> Bounds:
-    return tuple([(at, at + n) for at, n in zip(start, shape, strict=True)])
 
 
 def _parts(grid: Bounds, limit: int) -> Iterator[Bounds]:

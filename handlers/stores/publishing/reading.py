@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ("MOST_READS", "Reading", "read_unchanged", "reading")
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
 from penstock.handlers.stores.publishing.snapshots import Views, identity_now
@@ -96,7 +96,8 @@ async def reading(
     """
     held = await take_hold(store, threads, path, hold)
     try:
-        async with _viewed(store, threads, path, views, shared) as view:
+        viewed = nullcontext(store) if views is None else views.of(store, threads, path, shared)
+        async with viewed as view:
             source = Reading(view, threads, path, await threads.run(view.identity, path))
             try:
                 yield source
@@ -160,12 +161,6 @@ async def read_unchanged(
         get_logger().warning("restore.overtaken", path=path)
 
     raise ReplacedError(path, MOST_READS)
-
-
-def _viewed(
-    store: Store, threads: Threads, path: str, views: Views | None, shared: SharedReads | None
-) -> AbstractAsyncContextManager[Store]:
-    return nullcontext(store) if views is None else views.of(store, threads, path, shared)
 
 
 def _may_be_of_the_way(error: PenstockError) -> bool:

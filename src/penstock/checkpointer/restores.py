@@ -83,30 +83,26 @@ class RestoreTask:
         """Return the tree, and the report of the restore."""
         engine, path = self._engine, self._request.path
         with observed(engine.observers, "restore", path, engine.events) as tell:
-            tree, report = await self._restore(path)
+            since = engine.store.request_figures()
+            result, run, source = await engine.read_unchanged(path, self._threads, self._once)
+            restored: RestoredTree = result.value
+            plan = restored.plan
+            if restored.references and plan is not None:
+                KnownValues(run.caches.known_values).remember(
+                    path, source.identity, {plan.directory: restored.references}
+                )
+
+            report = RestoreReport(
+                run.path,
+                run.progress.leaves_total,
+                run.progress.bytes_done,
+                () if plan is None else plan.changes,
+                stages=result.stages,
+                requests=engine.store.request_figures().since(since),
+            )
             tell(report)
 
-        return tree, report
-
-    async def _restore(self, path: str) -> tuple[Any, RestoreReport]:
-        since = self._engine.store.request_figures()
-        result, run, source = await self._engine.read_unchanged(path, self._threads, self._once)
-        restored: RestoredTree = result.value
-        plan, progress = restored.plan, run.progress
-        if restored.references and plan is not None:
-            KnownValues(run.caches.known_values).remember(
-                path, source.identity, {plan.directory: restored.references}
-            )
-
-        changes = () if plan is None else plan.changes
-        return restored.tree, RestoreReport(
-            run.path,
-            progress.leaves_total,
-            progress.bytes_done,
-            changes,
-            stages=result.stages,
-            requests=self._engine.store.request_figures().since(since),
-        )
+        return restored.tree, report
 
     async def _once(self, source: Reading) -> tuple[PipelineResult, RestoreRun, Reading]:
         run = self._engine.with_store(source.store).restore_run(self._request.path, self._threads)
