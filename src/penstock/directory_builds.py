@@ -27,9 +27,9 @@ from penstock.checkpointer.save_future import SaveFuture
 from penstock.handlers.coordinators.job_coordinator import JobCoordinator
 from penstock.handlers.coordinators.job_options import JobOptions
 from penstock.handlers.formats.orbax.document_files import mark_complete
-from penstock.handlers.formats.orbax.file_names import temporary_path
 from penstock.handlers.stores.local import LocalStore
 from penstock.handlers.stores.publishing.deletion import remove_abandoned
+from penstock.handlers.stores.publishing.paths import temporary_path
 from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.kernel.concurrency.threads import LoopHandle, Threads, await_future
 from penstock.kernel.errors import (

@@ -25,7 +25,6 @@ __all__ = (
     "STRINGS",
     "TEMPORARY_SUFFIX",
     "V1_MARK",
-    "temporary_path",
     "unfinished_at",
 )
 
@@ -33,7 +32,7 @@ import os
 from typing import Final
 
 from penstock.handlers.stores.publishing.paths import TEMPORARY_SUFFIX
-from penstock.kernel.errors import IncompleteCheckpointError, PathError
+from penstock.kernel.errors import IncompleteCheckpointError
 from penstock.kernel.protocols.holds import is_at_work
 from penstock.kernel.protocols.stores import Store
 
@@ -61,18 +60,6 @@ MARKS: Final = frozenset({METADATA, CHECKPOINT_METADATA, MANIFEST, COMMIT_MARK, 
 
 PARTIAL_SUFFIX: Final = ".partial_save"
 """In the name of the directory in which Orbax's v1 API gathers a partial save until it is finalized."""
-
-
-def temporary_path(path: str) -> str:
-    """Return the path where the checkpoint `path` is built before it is published.
-
-    Raises:
-        PathError: If `path` itself is named like an interrupted save, which no reader would open.
-    """
-    if TEMPORARY_SUFFIX in os.path.basename(path):
-        raise PathError(path, f"has {TEMPORARY_SUFFIX!r} in its name, which marks an interrupted save")
-
-    return path + TEMPORARY_SUFFIX
 
 
 def unfinished_at(store: Store, path: str, built: str) -> IncompleteCheckpointError:

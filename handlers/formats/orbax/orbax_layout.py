@@ -44,7 +44,6 @@ from penstock.handlers.formats.orbax.file_names import (
     OF_A_PROCESS,
     SHARDING,
     STRINGS,
-    temporary_path,
 )
 from penstock.handlers.formats.orbax.leaf_documents import (
     encode_array_metadatas,
@@ -59,6 +58,7 @@ from penstock.handlers.formats.orbax.tree_columns import TreeColumns, check_dire
 from penstock.handlers.formats.orbax.tree_documents import RememberedDocuments
 from penstock.handlers.formats.orbax.tree_metadata import encode_tree_metadata
 from penstock.handlers.formats.zarr import METADATA_KEYS, array_metadata, chunk_key, prefix_of
+from penstock.handlers.stores.publishing.paths import temporary_path
 from penstock.kernel.codecs import codec_of
 from penstock.kernel.concurrency.brief_steps import append
 from penstock.kernel.errors import DuplicateNameError
@@ -83,16 +83,11 @@ class EncodedTrees:
         form: How they are stored.
     """
 
-    __slots__ = ("_form", "_known")
+    __slots__ = ("_form", "known")
 
     def __init__(self, most: int = 2, form: SaveFormat | None = None) -> None:
         self._form = SaveFormat() if form is None else form
-        self._known: BoundedCache[ByIdentity, EncodedTree] = BoundedCache(most)
-
-    @property
-    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
-        """See `Caching`."""
-        return (self._known,)
+        self.known: BoundedCache[ByIdentity, EncodedTree] = BoundedCache(most)
 
     def of(self, tree: TreeColumns) -> EncodedTree:
         """Return the encoded tree of these very columns (by identity); encode it if needed.
@@ -101,12 +96,12 @@ class EncodedTrees:
             DuplicateNameError, InvalidLeafError: As `check_names`.
         """
         nbytes = _BYTES_OF_A_LEAF * len(tree)
-        is_kept = self._known.takes(nbytes)
+        is_kept = self.known.takes(nbytes)
 
         def make() -> EncodedTree:
             return EncodedTree(tree, self._form, is_kept=is_kept)
 
-        return self._known.get_or_make(tree.identity, make, lambda _: nbytes)
+        return self.known.get_or_make(tree.identity, make, lambda _: nbytes)
 
 
 @final
@@ -195,29 +190,26 @@ class EncodedTree:
         return _with_record(self._own_documents(batches, committed_ns), batches, digests, beside)
 
     def _own_documents(self, batches: Sequence[WrittenLeaves], committed_ns: int) -> Iterator[Document]:
-        yield from self._index_documents(batches, committed_ns)
+        index = self._made_index() if self._documents is None else self._index
+        if index is not None:
+            node_file = f"{DATA_FOLDER}/{uuid.uuid4().hex}"
+            encoded = index.encode(
+                batches, node_file=node_file, uuid=uuid.uuid4().bytes, commit_time_ns=committed_ns
+            )
+            del index  # of a large tree nothing else has it
+            manifest = Document(MANIFEST, encoded.manifest)
+            yield Document(node_file, encoded.nodes)
+            del encoded
+            yield manifest
+            del manifest
+
         if self._documents is None:
             yield from _tree(self.tree, self._form, self._custom_metadata)
         else:
             yield from self._documents
 
-    def _index_documents(self, batches: Sequence[WrittenLeaves], committed_ns: int) -> Iterator[Document]:
-        """Encode the OCDBT index; there is none without arrays."""
-        index = self._made_index() if self._documents is None else self._index
-        if index is None:
-            return
-
-        node_file = f"{DATA_FOLDER}/{uuid.uuid4().hex}"
-        encoded = index.encode(
-            batches, node_file=node_file, uuid=uuid.uuid4().bytes, commit_time_ns=committed_ns
-        )
-        del index
-        manifest = Document(MANIFEST, encoded.manifest)
-        yield Document(node_file, encoded.nodes)
-        del encoded
-        yield manifest
-
     def _made_index(self) -> ChunkIndex | None:
+        """Make the OCDBT index; there is none without arrays."""
         arrays = self.tree.arrays()
         return ChunkIndex(arrays, self._form.zarr) if len(arrays) and self._form.ocdbt else None
 
@@ -355,11 +347,12 @@ class OrbaxLayout:
         "_as_described",
         "_coded_chunk",
         "_custom",
-        "_form",
         "_plain_chunk",
         "_remembered",
         "_trees",
+        "caches",
         "directory",
+        "save_format",
     )
 
     def __init__(
@@ -374,11 +367,13 @@ class OrbaxLayout:
         self.directory = directory
         self._custom = tree_custom_metadata
         self._coded_chunk, self._plain_chunk = coded_chunk, plain_chunk
-        self._form = form = SaveFormat() if form is None else form
+        self.save_format = form = SaveFormat() if form is None else form  #: how arrays are written
         plain = SaveFormat(ocdbt=form.ocdbt, zarr=form.zarr, replica_parallel=form.replica_parallel)
         self._as_described = form == plain and not form.replica_parallel and plain_chunk is None
         self._remembered = RememberedDocuments()
         self._trees = EncodedTrees(form=form)
+        self.caches: Sequence[BoundedCache[Any, Any]]  #: see `Caching`
+        self.caches = (*self._remembered.caches, self._trees.known)
 
     def with_foreign(self, typestrs: frozenset[str]) -> OrbaxLayout:
         """Return this layout for trees in which a handler may keep leaves of these types in its own files."""
@@ -401,11 +396,6 @@ class OrbaxLayout:
         """None: all leaves are in the directory of the tree."""
         return
 
-    @property
-    def caches(self) -> Sequence[BoundedCache[Any, Any]]:
-        """See `Caching`."""
-        return (*self._remembered.caches, *self._trees.caches)
-
     def temporary_name(self, path: str) -> str:
         """The name of the same folder while it is being written; the path itself, if that is in place.
 
@@ -419,28 +409,23 @@ class OrbaxLayout:
 
     def process_folder(self, process_index: int) -> str:
         """The folder that Orbax would give that process; with a directory for each array there is none."""
-        return f"{OF_A_PROCESS}{process_index}" if self._form.ocdbt else ""
-
-    @property
-    def save_format(self) -> SaveFormat:
-        """The options by which arrays are written."""
-        return self._form
+        return f"{OF_A_PROCESS}{process_index}" if self.save_format.ocdbt else ""
 
     def chunk_file(self, name: str, chunk: tuple[int, ...]) -> str | None:
         """Return the chunk's own file, if each array has a directory."""
-        if self._form.ocdbt:
+        if self.save_format.ocdbt:
             return None
 
-        return prefix_of(name) + chunk_key(chunk, self._form.zarr)
+        return prefix_of(name) + chunk_key(chunk, self.save_format.zarr)
 
     def fit(self, spec: LeafSpec, info: ParamInfo, args: SaveArgs | None) -> LeafSpec:
         """Choose chunks, dtype and codec; see `fitted` for what it raises."""
-        if self.directory is not None and not self._form.replica_parallel:
+        if self.directory is not None and not self.save_format.replica_parallel:
             spec = split_among_replicas(spec)
         if spec.shape is None or (args is None and self._as_described):
             return spec
 
-        return fitted(spec, info.key_path, self._form, args, self._coded_chunk, self._plain_chunk)
+        return fitted(spec, info.key_path, self.save_format, args, self._coded_chunk, self._plain_chunk)
 
     def encode(self, codec: str, chunks: Sequence[memoryview], itemsize: int) -> Sequence[bytes]:
         found = codec_of(codec)
@@ -450,7 +435,7 @@ class OrbaxLayout:
     def check(self, leaves: Sequence[Leaf]) -> None:
         """Check only the names; see `check_names` for the errors."""
         single = self.directory is not None and self.directory.single
-        check_names(TreeColumns.of(leaves), self._form, single=single)
+        check_names(TreeColumns.of(leaves), self.save_format, single=single)
 
     def documents(
         self,
@@ -492,7 +477,7 @@ class OrbaxLayout:
         if custom_metadata is None:
             return self._trees.of(columns)
 
-        return EncodedTree(columns, self._form, custom_metadata)
+        return EncodedTree(columns, self.save_format, custom_metadata)
 
     def recognises(self, store: Store, path: str) -> bool:
         """Return whether `path` is empty or holds a file that a checkpoint of some version has.

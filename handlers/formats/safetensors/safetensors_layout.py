@@ -27,11 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.handlers.formats.checksummed_reads import append_zeros_to_each
-from penstock.handlers.formats.orbax.file_names import (
-    TEMPORARY_SUFFIX,
-    temporary_path,
-    unfinished_at,
-)
+from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX, unfinished_at
 from penstock.handlers.formats.safetensors import file_digests
 from penstock.handlers.formats.safetensors import penstock_metadata as notes
 from penstock.handlers.formats.safetensors.file_digests import BLOCK_BYTES, blocks_of, filled
@@ -52,6 +48,7 @@ from penstock.handlers.formats.safetensors.tensor_paths import (
     holds_only_tensors,
     holds_tensors,
 )
+from penstock.handlers.stores.publishing.paths import temporary_path
 from penstock.kernel.errors import ConfigError, InvalidLeafError, NotACheckpointError, PathError, SpecError
 from penstock.kernel.protocols.layouts import Arrangement, Opening, Place, WrittenRange
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo

@@ -11,6 +11,7 @@ __all__ = (
     "path_to_save_to",
     "root_of",
     "scheme_of",
+    "temporary_path",
 )
 
 import os
@@ -30,6 +31,18 @@ Orbax's, so that its tools know such a directory, too.
 """
 
 _SETTING: Final = "has a {} in it; options and credentials come from the configuration and the environment"
+
+
+def temporary_path(path: str) -> str:
+    """Return the path where the checkpoint `path` is built before it is published.
+
+    Raises:
+        PathError: If `path` itself is named like an interrupted save, which no reader would open.
+    """
+    if TEMPORARY_SUFFIX in os.path.basename(path):
+        raise PathError(path, f"has {TEMPORARY_SUFFIX!r} in its name, which marks an interrupted save")
+
+    return path + TEMPORARY_SUFFIX
 
 
 def is_scheme(name: str) -> bool:

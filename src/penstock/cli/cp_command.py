@@ -23,10 +23,9 @@ from anyio.from_thread import check_cancelled
 import penstock
 from penstock.cli.terminal import Bar, CommandError, Output, format_bytes
 from penstock.handlers.formats.orbax.discovery import ROOT_FOLDER, step_at
-from penstock.handlers.formats.orbax.file_names import temporary_path
 from penstock.handlers.layouts.discovery import Place, checkpoint_path, find_place
 from penstock.handlers.stores.local import LocalStore
-from penstock.handlers.stores.publishing.paths import scheme_of
+from penstock.handlers.stores.publishing.paths import scheme_of, temporary_path
 from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
 from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.inspection.file_sizes import sizes_below

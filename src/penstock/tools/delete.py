@@ -9,10 +9,9 @@ import os
 from penstock.checkpointer.checkpointer import Path
 from penstock.checkpointer.parts import config_and_regulator
 from penstock.config.config import Config
-from penstock.handlers.formats.orbax.file_names import temporary_path
 from penstock.handlers.layouts.discovery import check_deletable
 from penstock.handlers.stores.publishing.deletion import delete_file
-from penstock.handlers.stores.publishing.paths import path_or_url
+from penstock.handlers.stores.publishing.paths import path_or_url, temporary_path
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import Store

@@ -23,8 +23,8 @@ from anyio import move_on_after
 
 from penstock.handlers.dtypes import numpy_dtype
 from penstock.handlers.formats.npz_archive import is_npz
-from penstock.handlers.formats.orbax.file_names import temporary_path
 from penstock.handlers.leaves.stored_value import StoredValue, StoredValueHandler
+from penstock.handlers.stores.publishing.paths import temporary_path
 from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, SpecError

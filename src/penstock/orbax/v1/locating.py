@@ -254,7 +254,7 @@ def _delete(path: str, name: str | None, missing_ok: bool) -> bool:
             raise ValueError(f"{name!r} is the only checkpointable of {path}: delete the whole checkpoint")
 
     if found.kind is Kind.SAFETENSORS and os.path.isfile(path):
-        deletion.delete_file(built_in.LocalStore(), path, file_names.temporary_path(path))
+        deletion.delete_file(built_in.LocalStore(), path, paths.temporary_path(path))
         return True
 
     if name is None:

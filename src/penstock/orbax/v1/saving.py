@@ -271,7 +271,7 @@ class ItemsSave:
         self._jointly = saves_jointly(context)
         self._started_ns = time.time_ns()
         self._store = built_in.LocalStore()
-        file_names.temporary_path(path)  # refuses names that cannot be read again
+        paths.temporary_path(path)  # refuses names that cannot be read again
         self._bucket: BucketSave | None = None
         if paths.scheme_of(path) is not None:
             job = job_options(context.multiprocessing) if self._jointly else None
