@@ -66,6 +66,7 @@ __all__ = (
     "Pipeline",
     "Place",
     "Placement",
+    "PlannedBatch",
     "Published",
     "Read",
     "ReadBatch",
@@ -125,6 +126,7 @@ if TYPE_CHECKING:
         HostBatch,
         HostPart,
         Located,
+        PlannedBatch,
         ReadBatch,
         RestoredBatch,
         RestoredTree,
@@ -226,8 +228,8 @@ else:
             "penstock.kernel.messages.changed_specs": ("SpecChange",),
             "penstock.kernel.messages.opaque": ("OpaquePiece", "decoded"),
             "penstock.kernel.messages.restore": (
-                "HostBatch", "HostPart", "Located", "ReadBatch", "RestorePlan", "RestoreRequest",
-                "RestoredBatch", "RestoredTree", "Change",
+                "HostBatch", "HostPart", "Located", "PlannedBatch", "ReadBatch", "RestorePlan",
+                "RestoreRequest", "RestoredBatch", "RestoredTree", "Change",
             ),
             "penstock.kernel.messages.save": (
                 "Committed", "Extents", "LeafBatch", "Piece", "Published", "SavePlan", "StagedBatch",

@@ -59,7 +59,7 @@ class DeviceToHost:
     leaves itself, in one call.
     """
 
-    messages: ClassVar[Messages] = {LeafBatch[Leaf]: StagedBatch}
+    messages: ClassVar[Messages] = {LeafBatch: StagedBatch}
     advice: ClassVar[Advice] = Advice(
         work=(
             'Copies to the host take that long: `staging="overlap"` lets the program go on '
@@ -89,7 +89,7 @@ class _Stager:
         self._thread = thread  #: makes the copies
         self._most = run.limits.piece_bytes
 
-    async def stage(self, batch: LeafBatch[Leaf], /) -> AsyncIterator[StagedBatch]:
+    async def stage(self, batch: LeafBatch, /) -> AsyncIterator[StagedBatch]:
         threads, prioritised, plan = self._run.threads, batch.prioritised, batch.plan
         if not batch.leaves:
             yield StagedBatch(plan=plan)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, TypeAlias, cast, final
 from penstock.kernel.errors import HandlerFailedError, InvalidLeafError, NoSpaceError, SpecError
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 from penstock.kernel.messages.changed_specs import CodecChoice, LeafChange, SpecChange, resolved_spec
-from penstock.kernel.messages.leaves import Leaf, Leaves
+from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.messages.save import LeafBatch, SavePlan, TreeToSave
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
@@ -222,7 +222,7 @@ class Flatten:
     aside. Every batch refers to the plan, even the empty one of a save that has nothing to write.
     """
 
-    messages: ClassVar[Messages] = {TreeToSave: LeafBatch[Leaf]}
+    messages: ClassVar[Messages] = {TreeToSave: LeafBatch}
     advice: ClassVar[Advice] = Advice(
         work=(
             "Its time grows with the number of leaves: save fewer and larger ones, as by stacking "
@@ -238,7 +238,7 @@ class Flatten:
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
 
-        async def flatten(message: TreeToSave, /) -> AsyncIterator[LeafBatch[Leaf]]:
+        async def flatten(message: TreeToSave, /) -> AsyncIterator[LeafBatch]:
             alone = run.operation.is_alone  # then nothing is awaited between planning and batches, mostly
             if alone and run.base is None and not run.request.by_digest:
                 planned = await run.threads.run(_plan_all, run, message)
@@ -261,7 +261,7 @@ class Flatten:
 class _Planned:
     """The plan of what a save will write. Made in a thread: it takes a few microseconds for each leaf."""
 
-    batches: list[LeafBatch[Leaf]]  #: the last one first
+    batches: list[LeafBatch]  #: the last one first
     n_leaves: int  #: of the tree
     n_to_write: int
     nbytes: int  #: array bytes to be written

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, final
 
 from penstock.kernel.memory.byte_account import ByteAccount, ByteLease, acquire_from_both
-from penstock.kernel.messages.restore import ReadBatch
-from penstock.kernel.messages.save import LeafBatch, StagedBatch
+from penstock.kernel.messages.restore import PlannedBatch, ReadBatch
+from penstock.kernel.messages.save import StagedBatch
 from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.files_handler import FilesHandler
-from penstock.kernel.protocols.leaf_handlers import ReadLeaf, ReadLeaves
+from penstock.kernel.protocols.leaf_handlers import ReadLeaves
 from penstock.kernel.protocols.reads import Read
 from penstock.stages.messages.batching import cuts, grouped
 from penstock.stages.planning.leaf_reads import scratch_bytes
@@ -36,7 +36,7 @@ class LimitBytes:
             within the shared one; None for no limit of its own.
     """
 
-    messages: ClassVar[Messages] = {StagedBatch: StagedBatch, LeafBatch[ReadLeaf]: ReadBatch}
+    messages: ClassVar[Messages] = {StagedBatch: StagedBatch, PlannedBatch: ReadBatch}
     advice: ClassVar[Advice] = Advice(
         work=("It cuts what is too large into pieces: raise `piece_bytes` of `[save]` or `[restore]`."),
         memory=(
@@ -65,7 +65,7 @@ class _Limiter:
         self._most = min(shared.limit if own is None else own.limit, shared.limit, run.limits.piece_bytes)
 
     def __call__(
-        self, batch: StagedBatch | LeafBatch[ReadLeaf], /
+        self, batch: StagedBatch | PlannedBatch, /
     ) -> AsyncIterator[StagedBatch] | AsyncIterator[ReadBatch]:
         if isinstance(batch, StagedBatch):
             return self._admit_extents(batch)
@@ -87,7 +87,7 @@ class _Limiter:
         lease = await self._let_in(sum([extents.nbytes for extents in last]))
         yield replace(batch, extents=last, in_flight=lease)
 
-    async def _admit_reads(self, batch: LeafBatch[ReadLeaf]) -> AsyncIterator[ReadBatch]:
+    async def _admit_reads(self, batch: PlannedBatch) -> AsyncIterator[ReadBatch]:
         if not batch.leaves:  # nothing is read: the batch only brings the plan
             yield ReadBatch((), (), plan=batch.plan)
 
@@ -119,9 +119,7 @@ class _Limiter:
 
             del unit, reads
 
-    async def _admit_handler(
-        self, batch: LeafBatch[ReadLeaf], handler: FilesHandler
-    ) -> AsyncIterator[ReadBatch]:
+    async def _admit_handler(self, batch: PlannedBatch, handler: FilesHandler) -> AsyncIterator[ReadBatch]:
         """Admit leaves that their handler reads in one call, with the host bytes it says that holds.
 
         Where it does not know, a leaf counts as one piece, and all such leaves as no more than the limit.

@@ -19,8 +19,7 @@ from crc32c import crc32c
 
 from penstock.kernel.errors import ChecksumError, UnsupportedByStoreError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
-from penstock.kernel.messages.restore import Located
-from penstock.kernel.messages.save import LeafBatch
+from penstock.kernel.messages.restore import Located, PlannedBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
@@ -133,7 +132,7 @@ def _is_one_range(reads: Sequence[DirectRead], nbytes: int) -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Takes the `Located`, yields `LeafBatch[ReadLeaf]`es: small leaves in packs, then the others in order.
+    """Takes the `Located`, yields `PlannedBatch`es: small leaves in packs, then the others in order.
 
     Every batch refers to the `RestorePlan`. If nothing is read, one empty batch carries it.
 
@@ -148,7 +147,7 @@ class Plan:
         max_expansion: How many times the bytes stored a result without a target may take.
     """
 
-    messages: ClassVar[Messages] = {Located: LeafBatch[ReadLeaf]}
+    messages: ClassVar[Messages] = {Located: PlannedBatch}
     advice: ClassVar[Advice] = Advice(
         work="Its time grows with the number of leaves: restore fewer, with `only=`.",
         few_leaves=(
@@ -163,7 +162,7 @@ class Plan:
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one restore."""
 
-        async def plan(located: Located, /) -> AsyncIterator[LeafBatch[ReadLeaf]]:
+        async def plan(located: Located, /) -> AsyncIterator[PlannedBatch]:
             result, packs, leaves = await run.threads.run(plan_restore, run, located, self.max_expansion)
             if located.request.options.mmap:
                 leaves = await run.threads.run(
@@ -174,11 +173,11 @@ class Plan:
             nbytes = sum([leaf.nbytes for leaf in leaves]) + sum([pack.nbytes for pack in packs])
             run.progress.plan(n_leaves, nbytes)
             if not n_leaves:
-                yield LeafBatch((), plan=result)
+                yield PlannedBatch((), plan=result)
 
             packs.reverse()
             while packs:  # what is yielded is held no longer, for it will have a buffer
-                yield LeafBatch(packs.pop(), plan=result)
+                yield PlannedBatch(packs.pop(), plan=result)
 
             for batch in batched(leaves, run.limits, plan=result):
                 yield batch

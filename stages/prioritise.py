@@ -7,16 +7,18 @@ __all__ = ("Prioritise",)
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, final
+from typing import ClassVar, Generic, TypeVar, final
 
-from penstock.kernel.messages.save import Leaf, LeafBatch
+from penstock.kernel.messages.restore import PlannedBatch
+from penstock.kernel.messages.save import LeafBatch
 from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.leaf import KeyPath, ParamInfo
-from penstock.kernel.protocols.leaf_handlers import ReadLeaf
 from penstock.stages.messages.batching import infos_of, part_of
 from penstock.stages.planning.key_patterns import pattern_fits
+
+Batch = TypeVar("Batch", LeafBatch, PlannedBatch)
 
 
 @final
@@ -33,8 +35,8 @@ class Prioritise:
     """
 
     messages: ClassVar[Messages] = {
-        LeafBatch[Leaf]: LeafBatch[Leaf],
-        LeafBatch[ReadLeaf]: LeafBatch[ReadLeaf],
+        LeafBatch: LeafBatch,
+        PlannedBatch: PlannedBatch,
     }
     advice: ClassVar[Advice] = Advice(
         "It looks at every leaf: leave `prioritise` empty if the order does not matter.",
@@ -59,23 +61,23 @@ class Prioritise:
         return any(pattern_fits(pattern, info.name, info.keys, below=False) for pattern in self.first)
 
 
-async def _pass_on(batch: LeafBatch[Any], /) -> LeafBatch[Any]:
+async def _pass_on(batch: Batch, /) -> Batch:
     return batch
 
 
 @final
-class _Prioritiser:
+class _Prioritiser(Generic[Batch]):
     __slots__ = ("_batches", "_is_first", "_run")
 
     def __init__(self, is_first: Callable[[ParamInfo], bool], run: Run) -> None:
         self._is_first = is_first
         self._run = run
-        self._batches: list[LeafBatch[Any]] = []
+        self._batches: list[Batch] = []
 
-    async def __call__(self, batch: LeafBatch[Any], /) -> None:
+    async def __call__(self, batch: Batch, /) -> None:
         self._batches.append(batch)
 
-    async def finish(self) -> AsyncIterator[LeafBatch[Any]]:
+    async def finish(self) -> AsyncIterator[Batch]:
         batches, self._batches = self._batches, []
         if batches and not any(len(batch.leaves) for batch in batches):
             yield batches[0]  # it brings the plan
@@ -86,10 +88,10 @@ class _Prioritiser:
         while divided:
             yield divided.pop()  # and hold it no longer: the leaves belong to the next stage
 
-    def _divided(self, batches: list[LeafBatch[Any]]) -> list[LeafBatch[Any]]:
+    def _divided(self, batches: list[Batch]) -> list[Batch]:
         """Divide batches into those that go first and all others. Empties the list that it is given."""
-        first: list[LeafBatch[Any]] = []
-        rest: list[LeafBatch[Any]] = []
+        first: list[Batch] = []
+        rest: list[Batch] = []
         batches.reverse()
         while batches:
             batch = batches.pop()

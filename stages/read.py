@@ -24,8 +24,7 @@ from crc32c import crc32c
 from penstock.kernel.errors import ChecksumError, PipelineError, TruncatedDataError
 from penstock.kernel.memory.buffers import anonymous_memory
 from penstock.kernel.memory.byte_account import ByteLease
-from penstock.kernel.messages.restore import HostBatch, ReadBatch
-from penstock.kernel.messages.save import LeafBatch
+from penstock.kernel.messages.restore import HostBatch, PlannedBatch, ReadBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
@@ -51,7 +50,7 @@ LARGE = 2**20  #: bytes; a larger read gains nothing by being joined with its ne
 class Read:
     """Takes `ReadBatch`es, yields a `HostBatch` whenever leaves are complete.
 
-    In a pipeline without `limit_bytes` it takes `LeafBatch`es.
+    In a pipeline without `limit_bytes` it takes `PlannedBatch`es.
 
     Small ranges that follow each other in a file are one read. Bytes whose checksum is known are
     checked. Reads through a driver run concurrently. A handler that keeps files of its own reads its leaves
@@ -64,7 +63,7 @@ class Read:
         verify: Whether checksums are compared; a mismatch is a `ChecksumError`.
     """
 
-    messages: ClassVar[Messages] = {ReadBatch: HostBatch, LeafBatch[ReadLeaf]: HostBatch}
+    messages: ClassVar[Messages] = {ReadBatch: HostBatch, PlannedBatch: HostBatch}
     advice: ClassVar[Advice] = Advice(
         work=(
             "If the store can do more at once, raise `[restore.read] concurrency`; if not, read "
@@ -103,9 +102,9 @@ class _Reader:
         self._outstanding: dict[int, int] = {}
         self._staged: dict[int, ByteLease] = {}
 
-    async def __call__(self, batch: ReadBatch | LeafBatch[ReadLeaf], /) -> HostBatch | None:
+    async def __call__(self, batch: ReadBatch | PlannedBatch, /) -> HostBatch | None:
         leaves = ReadLeaves.of(batch.leaves)
-        if isinstance(batch, LeafBatch):  # nothing limits what is in flight
+        if isinstance(batch, PlannedBatch):  # nothing limits what is in flight
             batch = ReadBatch(leaves, leaves.reads, handler=batch.handler, plan=batch.plan)
         if batch.handler is not None:
             return await self._load(batch, batch.handler)

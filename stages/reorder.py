@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 from penstock.kernel.errors import HandlerFailedError
-from penstock.kernel.messages.restore import Order, RestorePlan
-from penstock.kernel.messages.save import LeafBatch
+from penstock.kernel.messages.restore import Order, PlannedBatch, RestorePlan
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.leaf import ParamInfo
-from penstock.kernel.protocols.leaf_handlers import ReadLeaf, ReadLeaves
+from penstock.kernel.protocols.leaf_handlers import ReadLeaves
 from penstock.stages.planning.key_patterns import pattern_fits
 
 
@@ -29,7 +28,7 @@ class InOrder:
         order: As for `ranks_of`.
     """
 
-    messages: ClassVar[Messages] = {LeafBatch[ReadLeaf]: LeafBatch[ReadLeaf]}
+    messages: ClassVar[Messages] = {PlannedBatch: PlannedBatch}
 
     order: Order
 
@@ -78,12 +77,12 @@ class _Sorter:
     def __init__(self, order: Order, run: RestoreRun) -> None:
         self._order = order
         self._run = run
-        self._batches: list[LeafBatch[ReadLeaf]] = []
+        self._batches: list[PlannedBatch] = []
 
-    async def __call__(self, batch: LeafBatch[ReadLeaf], /) -> None:
+    async def __call__(self, batch: PlannedBatch, /) -> None:
         self._batches.append(batch)
 
-    async def finish(self) -> AsyncIterator[LeafBatch[ReadLeaf]]:
+    async def finish(self) -> AsyncIterator[PlannedBatch]:
         batches, self._batches = self._batches, []
         plan = next((batch.plan for batch in batches if batch.plan is not None), None)
         if plan is None:
@@ -98,10 +97,10 @@ class _Sorter:
         while in_order:
             yield in_order.pop()  # and hold it no longer: the leaves belong to the next stage
 
-    def _sorted(self, batches: list[LeafBatch[ReadLeaf]], plan: RestorePlan) -> list[LeafBatch[ReadLeaf]]:
+    def _sorted(self, batches: list[PlannedBatch], plan: RestorePlan) -> list[PlannedBatch]:
         """Divide batches by rank. A call of a handler stays whole: it comes when its first leaf is due."""
         ranks = ranks_of(self._order, plan.infos)
-        by_rank: dict[int, list[LeafBatch[ReadLeaf]]] = defaultdict(list)
+        by_rank: dict[int, list[PlannedBatch]] = defaultdict(list)
         for batch in batches:
             leaves = ReadLeaves.of(batch.leaves)
             numbers: dict[int, list[int]] = defaultdict(list)

@@ -67,9 +67,9 @@ NAMES = {
     "penstock.kernel": """
         Actor Background Committed Coordinator DataFile FilesHandler ReadLeaf ReadLeaves FormattedLayout
         HandlerLookup Hold HostBatch KeyPath Layout Leaf LeafBatch LeafHandler LeafSpec MemoryRegulator
-        Milestone ParamInfo Piece Pipeline ReadBatch ReadableFile RestoreRequest RestoreRun RestoredBatch
-        RestoredTree SaveRun Slot Stage StageStatistics StagedBatch Store StoredCheckpoint Threads
-        TreeToSave TypeHandler Written WrittenBatch bottleneck run_pipeline
+        Milestone ParamInfo Piece Pipeline PlannedBatch ReadBatch ReadableFile RestoreRequest RestoreRun
+        RestoredBatch RestoredTree SaveRun Slot Stage StageStatistics StagedBatch Store StoredCheckpoint
+        Threads TreeToSave TypeHandler Written WrittenBatch bottleneck run_pipeline
     """,
     "penstock.stages": """
         Assemble Commit DeviceToHost Encode Finalize Flatten HostToDevice LimitBytes Locate Plan Prioritise

@@ -17,7 +17,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 import penstock
-from penstock.kernel import LeafBatch, LeafSpec, OpaquePiece, Piece, ReadLeaf, StagedBatch, decoded
+from penstock.kernel import LeafSpec, OpaquePiece, Piece, PlannedBatch, StagedBatch, decoded
 from penstock.pipelines import restore_pipeline, save_pipeline
 
 
@@ -81,7 +81,7 @@ class Decrypt:
 
     key: bytes = field(repr=False)
 
-    def __call__(self, batch: LeafBatch[ReadLeaf]) -> LeafBatch[ReadLeaf]:
+    def __call__(self, batch: PlannedBatch) -> PlannedBatch:
         return decoded(batch, CODEC, self.opened)
 
     def opened(self, piece: OpaquePiece) -> bytes:

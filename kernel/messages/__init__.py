@@ -2,8 +2,8 @@
 
 Save:     TreeToSave → flatten → LeafBatch → device_to_host → StagedBatch → write → WrittenBatch
           → commit → Committed → finalize → Published
-Restore:  RestoreRequest → locate → Located → plan → LeafBatch → limit_bytes → ReadBatch → read → HostBatch
-          → host_to_device → RestoredBatch → assemble → RestoredTree
+Restore:  RestoreRequest → locate → Located → plan → PlannedBatch → limit_bytes → ReadBatch → read
+          → HostBatch → host_to_device → RestoredBatch → assemble → RestoredTree
 
 **Save.** `TreeToSave` holds the caller's tree until `flatten` takes it. `flatten` gives the leaves in
 `LeafBatch`es of `Leaf`s, each with the value, its place in the tree and the spec of what will be stored.
@@ -18,15 +18,15 @@ on their way to storage. `write` writes them, gives back the leases and gives `W
 where everything is, with its checksum. `commit` compares what was written with the plan, leaf by leaf,
 and writes the documents: `Committed`. `finalize` publishes the checkpoint: `Published`.
 
-**Restore.** `RestoreRequest` says which checkpoint is wanted, and as what. `locate` reads the documents
-of the checkpoint: `Located`. `plan` compares it with the target and gives `LeafBatch`es of `ReadLeaf`s, each
+**Restore.** `RestoreRequest` says which checkpoint is wanted, and as what. `locate` reads the documents of
+the checkpoint: `Located`. `plan` compares it with the target and gives `PlannedBatch`es of `ReadLeaf`s, each
 with the reads that fill its buffers. They travel in the columns of `ReadLeaves`, in which small leaves share
 a read and a buffer. What it decided about the result as a whole is the `RestorePlan`, to which every later
-batch refers. `prioritise` changes the order,
-`limit_bytes` cuts the reads into `ReadBatch`es under leases, and `read` performs them: `HostBatch`es, whose
-bytes are all on the host; a stage behind it sees them with `HostBatch.parts`. `host_to_device` builds values
-of them, on devices or not: `RestoredBatch`es. `derive`, which is there if functions make some leaves, puts
-what they make in the place of what they took. `assemble` makes the tree: `RestoredTree`.
+batch refers. `prioritise` changes the order, `limit_bytes` cuts the reads into `ReadBatch`es under leases,
+and `read` performs them: `HostBatch`es, whose bytes are all on the host; a stage behind it sees them with
+`HostBatch.parts`. `host_to_device` builds values of them, on devices or not: `RestoredBatch`es. `derive`,
+which is there if functions make some leaves, puts what they make in the place of what they took. `assemble`
+makes the tree: `RestoredTree`.
 
 The unit is the batch: a hop between two stages costs more than a small leaf does, so small leaves travel
 together and only a large one travels alone. Messages are frozen. A stage that drops a batch with leases

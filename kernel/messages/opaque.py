@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from penstock.kernel.errors import CorruptCheckpointError
-from penstock.kernel.messages.save import LeafBatch
-from penstock.kernel.protocols.leaf_handlers import ReadLeaf, ReadLeaves
+from penstock.kernel.messages.restore import PlannedBatch
+from penstock.kernel.protocols.leaf_handlers import ReadLeaves
 from penstock.kernel.protocols.reads import OpaqueChunk, Read, ScatterRead
 
 
@@ -26,9 +26,7 @@ class OpaquePiece:
     data: memoryview  #: bytes; not valid after the function has returned
 
 
-def decoded(
-    batch: LeafBatch[ReadLeaf], codec: str, function: Callable[[OpaquePiece], Any]
-) -> LeafBatch[ReadLeaf]:
+def decoded(batch: PlannedBatch, codec: str, function: Callable[[OpaquePiece], Any]) -> PlannedBatch:
     """Return a batch in which leaves with this codec are read through `function`.
 
     Checksums are compared first, on the stored bytes. Nothing is called yet.

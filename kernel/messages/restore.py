@@ -10,6 +10,7 @@ __all__ = (
     "HostPart",
     "IndexedValues",
     "Located",
+    "PlannedBatch",
     "ReadBatch",
     "Rename",
     "RestoreOptions",
@@ -233,6 +234,16 @@ class RestorePlan:
     computed: Sequence[ComputedLeaf] = ()  #: leaves that functions make
     changes: tuple[Change, ...] = ()  #: how the result departs from what is stored, as it was asked for
     read_alone: Sequence[int] = ()  #: indices of the leaves that share no buffer, as small ones do
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """Leaves of a restore that travel together before they are read."""
+
+    leaves: Sequence[ReadLeaf]  #: mostly in columns: `ReadLeaves`
+    prioritised: bool = False
+    plan: RestorePlan | None = field(default=None, compare=False, repr=False)
+    handler: FilesHandler | None = None  #: if these are all leaves of a handler with files of its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 __all__ = (
-    "Batchable",
     "Committed",
     "Extents",
     "Leaf",
@@ -22,7 +21,7 @@ __all__ = (
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 from weakref import ReferenceType
 
 from penstock.kernel.errors import ChangedLeafError
@@ -45,28 +44,13 @@ References: TypeAlias = Mapping[str, "ReferenceType[Any]"]
 """Stored name -> the object that was saved or restored under it, if it can never change."""
 
 
-class Batchable(Protocol):
-    """A member of a `LeafBatch`: it knows its place, its handler and its weight."""
-
-    @property
-    def info(self) -> ParamInfo: ...
-    @property
-    def handler(self) -> LeafHandler: ...
-    @property
-    def nbytes(self) -> int: ...
-
-
-L = TypeVar("L", bound=Batchable)
-
-
 @dataclass(frozen=True, slots=True)
-class LeafBatch(Generic[L]):
-    """Leaves that travel together: `Leaf`s of a save or `ReadLeaf`s of a restore."""
+class LeafBatch:
+    """Leaves of a save that travel together."""
 
-    leaves: Sequence[L]  #: mostly in columns: `Leaves`, or of a restore `ReadLeaves`
+    leaves: Sequence[Leaf]  #: mostly in columns: `Leaves`
     prioritised: bool = False
-    plan: Any = field(default=None, compare=False, repr=False)
-    """The `SavePlan`; of a restore, its `RestorePlan`."""
+    plan: SavePlan | None = field(default=None, compare=False, repr=False)
     handler: FilesHandler | None = None  #: if these are all leaves of a handler with files of its own
 
 

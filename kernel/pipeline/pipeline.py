@@ -254,7 +254,7 @@ def _with_options(slot: Slot[RunT], given: Mapping[str, Any], source: str) -> St
 
 
 Kind: TypeAlias = Any
-"""A message type: a class, or a generic such as `LeafBatch[Leaf]`. Any means unknown."""
+"""A message type: a class, perhaps a generic one. Any means unknown."""
 
 ENDS: Final[Mapping[Kind, Kind]] = {TreeToSave: Published, RestoreRequest: RestoredTree}
 """First message of a flow -> last message."""

@@ -51,7 +51,7 @@ Actor: TypeAlias = Callable[[Any], "Awaitable[Any] | AsyncIterator[Any]"]
 """One message in; one message, None for none, or an async iterator of messages out (None is one, too)."""
 
 Messages: TypeAlias = Mapping[Any, Any]
-"""For each type of message that a stage takes, as `LeafBatch[Leaf]`, the type that it gives."""
+"""For each type of message that a stage takes, as `LeafBatch`, the type that it gives."""
 
 RunT_contra = TypeVar("RunT_contra", contravariant=True)
 

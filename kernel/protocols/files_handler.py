@@ -29,7 +29,7 @@ class Background:
 class FilesHandler(Capability, Protocol):
     """A `LeafHandler` that stores its leaves in files of its own, many leaves in one call.
 
-    Its leaves travel in a `LeafBatch` of their own, which names the handler. They have no pieces and no
+    Its leaves travel in batches of their own, which name the handler. They have no pieces and no
     regions: `pieces` and `build` are never called.
     """
 

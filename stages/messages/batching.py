@@ -30,7 +30,7 @@ __all__ = (
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import is_
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,8 @@ import numpy.typing as npt
 from penstock.kernel.codecs import AUTO
 from penstock.kernel.errors import ChangedLeafError, IncompletePipelineError, InvalidLeafError, PipelineError
 from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
-from penstock.kernel.messages.restore import RestorePlan
-from penstock.kernel.messages.save import Batchable, Extents, LeafBatch, SavePlan, StagedBatch, WrittenBatch
+from penstock.kernel.messages.restore import PlannedBatch, RestorePlan
+from penstock.kernel.messages.save import Extents, LeafBatch, SavePlan, StagedBatch, WrittenBatch
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import ReadLeaf, ReadLeaves
@@ -53,18 +53,22 @@ class _Weighs(Protocol):
     def nbytes(self) -> int: ...
 
 
-L = TypeVar("L", bound=Batchable)
+L = TypeVar("L", Leaf, ReadLeaf)
 W = TypeVar("W", bound=_Weighs)
 T = TypeVar("T")
 
 
-def batched(leaves: list[ReadLeaf], limits: RunLimits, *, plan: Any = None) -> Iterator[LeafBatch[ReadLeaf]]:
+def batched(
+    leaves: list[ReadLeaf], limits: RunLimits, *, plan: RestorePlan | None = None
+) -> Iterator[PlannedBatch]:
     """Yield the leaves in order, grouped within the limits; a leaf above `batch_bytes` goes alone.
 
     All leaves of a handler that keeps files of its own are one batch, which comes before the others.
     The list is emptied as it goes, so that leaves already passed on are not kept alive.
     """
-    yield from _owned(leaves, plan)
+    for handler, owned in _owned(leaves):
+        yield PlannedBatch(owned, plan=plan, handler=handler)
+
     leaves.reverse()
     while leaves:
         batch = [leaves.pop()]
@@ -76,13 +80,15 @@ def batched(leaves: list[ReadLeaf], limits: RunLimits, *, plan: Any = None) -> I
 
             batch.append(leaves.pop())
 
-        message: LeafBatch[ReadLeaf] = LeafBatch(ReadLeaves.of(batch), plan=plan)
+        message = PlannedBatch(ReadLeaves.of(batch), plan=plan)
         del batch
         yield message
         del message
 
 
-def batched_columns(leaves: Leaves, limits: RunLimits, *, plan: Any = None) -> Iterator[LeafBatch[Leaf]]:
+def batched_columns(
+    leaves: Leaves, limits: RunLimits, *, plan: SavePlan | None = None
+) -> Iterator[LeafBatch]:
     """Do what `batched` does with leaves in columns. Their values are taken out as it goes."""
     handlers = leaves.handlers
     owners = {
@@ -96,7 +102,8 @@ def batched_columns(leaves: Leaves, limits: RunLimits, *, plan: Any = None) -> I
         rest = leaves.part([at for at, is_one in enumerate(is_owned) if not is_one])
         leaves.take(0, len(leaves))  # these columns hold no value any more
         leaves = rest
-        yield from _owned(owned, plan)
+        for handler, group in _owned(owned):
+            yield LeafBatch(group, plan=plan, handler=handler)
 
     for start, stop in cuts(leaves.sizes, limits.batch_bytes, limits.batch_leaves):
         batch = LeafBatch(leaves.take(start, stop), False, plan)
@@ -117,7 +124,7 @@ def cuts(sizes: Sequence[int], most: int, most_items: int | None = None) -> Iter
         yield start, len(sizes)
 
 
-def infos_of(leaves: Sequence[Batchable]) -> Iterator[ParamInfo]:
+def infos_of(leaves: Sequence[Leaf] | Sequence[ReadLeaf]) -> Iterator[ParamInfo]:
     """Yield where the leaves of a batch stand, without making those that are in columns."""
     if isinstance(leaves, ReadLeaves):
         return map(leaves.info, leaves.indices)
@@ -133,7 +140,7 @@ def part_of(leaves: Sequence[T], numbers: Sequence[int]) -> Sequence[T]:
     return tuple([leaves[number] for number in numbers])
 
 
-def _owned(leaves: list[L], plan: Any) -> Iterator[LeafBatch[L]]:
+def _owned(leaves: list[L]) -> Iterator[tuple[FilesHandler, tuple[L, ...]]]:
     """Remove the leaves whose handlers keep files of their own from the list; yield them by handler."""
     # Keyed by identity: handlers need not be hashable.
     handlers = {id(leaf.handler): leaf.handler for leaf in leaves}
@@ -154,7 +161,7 @@ def _owned(leaves: list[L], plan: Any) -> Iterator[LeafBatch[L]]:
     del rest
     for number in list(found):
         handler, owned = found.pop(number)
-        yield LeafBatch(tuple(owned), False, plan, handler)
+        yield handler, tuple(owned)
 
 
 def grouped(

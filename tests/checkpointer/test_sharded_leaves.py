@@ -23,7 +23,7 @@ import penstock
 from penstock import HandlerRegistry, SaveFormat
 from penstock.errors import ChecksumError
 from penstock.handlers import ArrayHandler, LocalStore, OrbaxLayout, SafetensorsLayout, default_handlers
-from penstock.kernel import Extents, LeafBatch, ReadLeaf, ReadLeaves, StagedBatch
+from penstock.kernel import Extents, PlannedBatch, ReadLeaves, StagedBatch
 from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.pipelines import restore_pipeline, save_pipeline
 
@@ -124,7 +124,7 @@ async def test_small_sharded_leaves_travel_in_packs(source: str, tmp_path: Path)
     packed: list[int] = []
     alone: list[str] = []
 
-    async def look(batch: LeafBatch[ReadLeaf]) -> LeafBatch[ReadLeaf]:
+    async def look(batch: PlannedBatch) -> PlannedBatch:
         if isinstance(batch.leaves, ReadLeaves) and batch.leaves.shared is not None:
             packed.append(len(batch.leaves))
         else:

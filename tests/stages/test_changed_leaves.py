@@ -35,7 +35,7 @@ def cast(leaf: Leaf, dtype: str) -> Leaf:
 def cast_leaves(dtype: str) -> Any:
     """Make a stage after `flatten` that casts values, and declares it only in the specs of the leaves."""
 
-    async def cast_leaves(batch: LeafBatch[Leaf]) -> LeafBatch[Leaf]:
+    async def cast_leaves(batch: LeafBatch) -> LeafBatch:
         return replace(batch, leaves=tuple(cast(leaf, dtype) for leaf in batch.leaves))
 
     return cast_leaves
@@ -119,7 +119,7 @@ async def test_an_undeclared_cast_of_staged_bytes_is_refused(
 
 
 async def test_a_value_of_another_shape_is_refused_though_it_has_as_many_bytes(tmp_path: Path) -> None:
-    async def transpose(batch: LeafBatch[Leaf]) -> LeafBatch[Leaf]:
+    async def transpose(batch: LeafBatch) -> LeafBatch:
         return replace(batch, leaves=tuple(_transposed(leaf) for leaf in batch.leaves))
 
     pipeline = save_pipeline().insert_after("flatten", transpose)
@@ -135,7 +135,7 @@ def _transposed(leaf: Leaf) -> Leaf:
 
 
 async def test_a_value_of_the_same_shape_and_dtype_may_take_the_place_of_another(tmp_path: Path) -> None:
-    async def double(batch: LeafBatch[Leaf]) -> LeafBatch[Leaf]:
+    async def double(batch: LeafBatch) -> LeafBatch:
         doubled: list[Leaf] = []
         for leaf in batch.leaves:
             value: Any = leaf.value
@@ -191,7 +191,7 @@ class Cast:
 class CastLeaves(Cast):
     """The same stage for before `device_to_host`."""
 
-    def __call__(self, batch: LeafBatch[Leaf]) -> LeafBatch[Leaf]:  # type: ignore[override]  # another message
+    def __call__(self, batch: LeafBatch) -> LeafBatch:  # type: ignore[override]  # another message
         leaves = [replace(leaf, spec=self.resolve_spec(leaf.spec)) for leaf in batch.leaves]
         return replace(batch, leaves=tuple(leaves))
 

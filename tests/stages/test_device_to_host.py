@@ -28,7 +28,7 @@ from tests.stages.stage_rig import (
 
 from penstock.errors import DeletedLeafError, HandlerFailedError
 from penstock.handlers import ArrayHandler
-from penstock.kernel import Actor, Leaf, LeafBatch, StagedBatch, TreeToSave, run_pipeline
+from penstock.kernel import Actor, LeafBatch, StagedBatch, TreeToSave, run_pipeline
 from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.pipelines import save_pipeline
 from penstock.stages import DeviceToHost, Flatten
@@ -240,7 +240,7 @@ async def test_a_prioritised_leaf_waits_before_others(rig: Rig) -> None:
     async def save(name: str, prioritised: bool) -> None:
         run = rig.save_run()
         (batch,) = await save_stages(run, {name: np.ones(80, np.uint8)}, Flatten())
-        message: LeafBatch[Leaf] = replace(batch, prioritised=prioritised)
+        message: LeafBatch = replace(batch, prioritised=prioritised)
 
         async def note(staged: StagedBatch) -> StagedBatch:
             order.append(staged.leaves[0].info.name)
@@ -279,7 +279,7 @@ async def test_an_array_that_is_deleted_between_planning_and_staging_is_named(ri
         copy_from_devices(rig)
     arrays = {name: jnp.ones(10) for name in "abc"}
 
-    async def donate(batch: LeafBatch[Leaf]) -> LeafBatch[Leaf]:
+    async def donate(batch: LeafBatch) -> LeafBatch:
         jax.jit(lambda x: x + 1, donate_argnums=0)(arrays["b"])
         assert arrays["b"].is_deleted()
         return batch

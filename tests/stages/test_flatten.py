@@ -90,7 +90,7 @@ def array(*shape: int) -> np.ndarray[Any, Any]:
     return np.ones(shape, np.float32)
 
 
-async def flattened(rig: Rig, tree: object) -> list[LeafBatch[Leaf]]:
+async def flattened(rig: Rig, tree: object) -> list[LeafBatch]:
     return await save_stages(rig.save_run(), tree, Flatten())
 
 
@@ -161,6 +161,7 @@ async def test_a_tree_without_a_leaf_is_an_empty_batch_with_its_plan(rig: Rig) -
     (batch,) = await flattened(rig, cast("Any", core).FrozenDict({}))
 
     assert batch.leaves == ()
+    assert batch.plan is not None
     assert list(batch.plan.infos) == []
 
 
@@ -246,7 +247,7 @@ async def test_a_leaf_that_was_passed_on_is_not_kept_alive_by_those_that_wait(
     references = {name: weakref.ref(value) for name, value in values.items()}
     seen: list[str] = []
 
-    async def count_alive(batch: LeafBatch[Leaf]) -> str:
+    async def count_alive(batch: LeafBatch) -> str:
         name = batch.leaves[0].info.name
         del batch
         most = max(8 - len(seen), 1)  # this one, and those that are still waiting

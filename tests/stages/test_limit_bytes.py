@@ -18,11 +18,11 @@ from penstock.kernel import (
     DriverRead,
     Extents,
     HostBatch,
-    LeafBatch,
     LeafSpec,
     MemoryRegulator,
     ParamInfo,
     Piece,
+    PlannedBatch,
     Read,
     ReadBatch,
     ReadLeaf,
@@ -187,7 +187,7 @@ async def test_stopped_midway_it_gives_back_every_lease(rig: Rig, saving: bool, 
             await save_stages(rig.save_run(), tree, Flatten(), DeviceToHost(), LimitBytes(120), last)
         else:
             leaves = tuple(read_leaf(at, [60], staging=50) for at in range(5))
-            await run_stages(rig.restore_run(), LimitBytes(120), last, message=LeafBatch(leaves))
+            await run_stages(rig.restore_run(), LimitBytes(120), last, message=PlannedBatch(leaves))
 
     async def stop_it(scope: CancelScope) -> None:
         # Two are held, and a third is in the stage. In a save, a fourth is on its way to the stage.
@@ -217,7 +217,7 @@ async def test_bytes_of_a_restore_in_flight_never_exceed_the_limit(rig: Rig, lim
     leaves = tuple(read_leaf(at, [min(at * 3, limit)] * 5) for at in range(15))
     probe = Probe()
 
-    batches = await run_stages(run, LimitBytes(limit), probe, message=LeafBatch(leaves))
+    batches = await run_stages(run, LimitBytes(limit), probe, message=PlannedBatch(leaves))
 
     assert 0 < probe.peak <= limit
     sent = [read for batch in batches for read in batch.reads]
@@ -229,7 +229,7 @@ async def test_bytes_of_a_restore_in_flight_never_exceed_the_limit(rig: Rig, lim
 async def test_a_leafs_staging_lease_goes_with_its_first_read(rig: Rig) -> None:
     leaves = (read_leaf(0, [40, 40, 40], staging=120), read_leaf(1, [5], staging=7), read_leaf(2, [5]))
 
-    batches = await run_stages(rig.restore_run(), LimitBytes(50), message=LeafBatch(leaves))
+    batches = await run_stages(rig.restore_run(), LimitBytes(50), message=PlannedBatch(leaves))
 
     assert [batch.staged is not None for batch in batches] == [True, False, False, True]
     assert [[leaf.index for leaf in batch.leaves] for batch in batches] == [[0], [0], [0], [1, 2]]
@@ -244,7 +244,7 @@ async def test_an_indivisible_read_above_the_limit_goes_alone(rig: Rig) -> None:
     probe = Probe()
 
     leaves = (small, large, read_leaf(2, [30]))
-    await run_stages(rig.restore_run(), LimitBytes(100), probe, message=LeafBatch(leaves))
+    await run_stages(rig.restore_run(), LimitBytes(100), probe, message=PlannedBatch(leaves))
 
     assert probe.peak == 500
 
@@ -259,7 +259,7 @@ async def test_buffers_that_reads_go_through_are_leased_until_they_are_read(rig:
         batch.release_read()
 
     leaves = (scattered(read_leaf(0, [60, 70])), read_leaf(1, [90]))
-    await run_stages(rig.restore_run(), LimitBytes(1000), FunctionStage(read), message=LeafBatch(leaves))
+    await run_stages(rig.restore_run(), LimitBytes(1000), FunctionStage(read), message=PlannedBatch(leaves))
 
     assert leased == [(60, 60), (70, 70), (90, 0)]
     assert rig.memory.statistics().peak <= 100
@@ -277,7 +277,7 @@ async def test_of_a_leaf_that_is_staged_the_buffers_are_leased_with_it(rig: Rig)
         kept.append(batch)
 
     leaf = scattered(read_leaf(0, [40, 30], staging=70))
-    await run_stages(rig.restore_run(), LimitBytes(50), FunctionStage(read), message=LeafBatch((leaf,)))
+    await run_stages(rig.restore_run(), LimitBytes(50), FunctionStage(read), message=PlannedBatch((leaf,)))
 
     assert leased == [(40, 140), (0, 100), (30, 100), (0, 70)]
     for batch in kept:
@@ -295,7 +295,7 @@ async def test_leaves_that_are_staged_without_reads_do_not_all_come_at_once(rig:
         held.append(rig.memory.statistics().leased)
         batch.release()
 
-    await run_stages(rig.restore_run(), LimitBytes(), FunctionStage(load), message=LeafBatch(leaves))
+    await run_stages(rig.restore_run(), LimitBytes(), FunctionStage(load), message=PlannedBatch(leaves))
 
     assert held == [60] * 5
 
@@ -312,7 +312,7 @@ async def test_all_restores_share_what_is_in_flight(rig: Rig) -> None:
         return batch
 
     async def work() -> None:
-        message = LeafBatch((read_leaf(0, [50]),))
+        message = PlannedBatch((read_leaf(0, [50]),))
         results.extend(
             await run_stages(rig.restore_run(), LimitBytes(), FunctionStage(look), message=message)
         )
@@ -340,7 +340,7 @@ async def test_cancelled_while_it_waits_for_what_is_in_flight_it_leases_no_buffe
     async def work() -> None:
         with scope:
             leaves = (scattered(read_leaf(0, [50], staging)),)
-            await run_stages(rig.restore_run(), LimitBytes(), message=LeafBatch(leaves))
+            await run_stages(rig.restore_run(), LimitBytes(), message=PlannedBatch(leaves))
 
     with await account.acquire(80):
         async with create_task_group() as tasks:
@@ -357,7 +357,7 @@ async def test_cancelled_while_it_waits_for_what_is_in_flight_it_leases_no_buffe
 async def test_leaves_without_bytes_pass(rig: Rig) -> None:
     leaves = (read_leaf(0, []), read_leaf(1, [0]), read_leaf(2, []))
 
-    batches = await run_stages(rig.restore_run(), LimitBytes(1), message=LeafBatch(leaves))
+    batches = await run_stages(rig.restore_run(), LimitBytes(1), message=PlannedBatch(leaves))
 
     assert [leaf.index for batch in batches for leaf in batch.leaves] == [0, 1, 2]
 
@@ -416,7 +416,7 @@ async def test_staging_leases_of_a_restore_never_deadlock(
         read_leaf(at, each, 0 if at in unstaged else sum(each), handler) for at, each in enumerate(sizes)
     ]
     leaves = [scattered(leaf) if at in buffered else leaf for at, leaf in enumerate(leaves)]
-    messages = [LeafBatch(tuple(leaves[at : at + batch])) for at in range(0, len(leaves), batch)]
+    messages = [PlannedBatch(tuple(leaves[at : at + batch])) for at in range(0, len(leaves), batch)]
     complete = FunctionStage(Complete(), workers)
 
     with anyio.fail_after(10):
@@ -483,7 +483,7 @@ async def test_a_prioritised_restore_waits_for_memory_before_others(rig: Rig) ->
         return batch
 
     async def restore(index: int, prioritised: bool) -> None:
-        message = LeafBatch((read_leaf(index, [5], 80),), prioritised)
+        message = PlannedBatch((read_leaf(index, [5], 80),), prioritised)
         await run_stages(rig.restore_run(), LimitBytes(), FunctionStage(note), message=message)
 
     lease = await rig.memory.acquire(100)

@@ -22,7 +22,7 @@ from penstock.errors import (
     StructureMismatchError,
     TreeDifference,
 )
-from penstock.kernel import LeafBatch, Located, ReadLeaf, RestoreRequest, TreeToSave, run_pipeline
+from penstock.kernel import Located, PlannedBatch, ReadLeaf, RestoreRequest, TreeToSave, run_pipeline
 from penstock.pipelines import save_pipeline
 from penstock.stages import Locate, Plan
 
@@ -169,9 +169,7 @@ async def test_batches_are_bounded(rig: Rig) -> None:
     await saved(rig)
     rig.limits = replace(rig.limits, batch_leaves=2, batch_bytes=20)
 
-    batches: list[LeafBatch[ReadLeaf]] = await run_stages(
-        rig.restore_run(), Locate(), Plan(), message=request(rig)
-    )
+    batches: list[PlannedBatch] = await run_stages(rig.restore_run(), Locate(), Plan(), message=request(rig))
 
     assert all(len(batch.leaves) <= 2 for batch in batches)
     assert all(len(batch.leaves) == 1 or sum(leaf.nbytes for leaf in batch.leaves) <= 20 for batch in batches)

@@ -17,10 +17,9 @@ from tests.stages.stage_rig import Rig, cancel_in, feed, run_stages
 from penstock.errors import ChecksumError, PenstockError, StructureMismatchError, TruncatedDataError
 from penstock.kernel import (
     HostBatch,
-    LeafBatch,
+    PlannedBatch,
     ReadableFile,
     ReadBatch,
-    ReadLeaf,
     ReadLeaves,
     RestoredTree,
     RestoreRequest,
@@ -51,12 +50,12 @@ async def saved(rig: Rig, tree: object = TREE) -> str:
     return str(rig.final)
 
 
-async def planned(rig: Rig, *like: object) -> list[LeafBatch[ReadLeaf]]:
+async def planned(rig: Rig, *like: object) -> list[PlannedBatch]:
     request = RestoreRequest(str(rig.final), like[0] if like else None, bool(like))
     return await run_stages(rig.restore_run(), Locate(), Plan(), message=request)
 
 
-def packs_of(batches: Sequence[LeafBatch[ReadLeaf]]) -> list[ReadLeaves]:
+def packs_of(batches: Sequence[PlannedBatch]) -> list[ReadLeaves]:
     """Return the leaves of the batches that are read together."""
     tables = [ReadLeaves.of(batch.leaves) for batch in batches]
     return [leaves for leaves in tables if leaves.shared is not None]
@@ -106,7 +105,7 @@ async def test_without_limit_bytes(rig: Rig) -> None:
 
 
 async def test_a_stage_may_unpack(rig: Rig) -> None:
-    async def unpack(batch: LeafBatch[ReadLeaf]) -> LeafBatch[ReadLeaf]:
+    async def unpack(batch: PlannedBatch) -> PlannedBatch:
         return replace(batch, leaves=tuple(batch.leaves))
 
     await saved(rig)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.stages.stage_rig import Rig, cancel_in, save_stages
 
-from penstock.kernel import KeyPath, Leaf, LeafBatch, TreeToSave, run_pipeline
+from penstock.kernel import KeyPath, LeafBatch, TreeToSave, run_pipeline
 from penstock.pipelines import save_pipeline
 from penstock.stages import Flatten, Prioritise
 from penstock.testing import Hang, Operation
@@ -23,11 +23,11 @@ TREE = {
 NAMES = ["opt.0.mu", "opt.0.nu", "params.b", "params.w", "step"]
 
 
-async def prioritised(rig: Rig, stage: Prioritise, tree: object = TREE) -> list[LeafBatch[Leaf]]:
+async def prioritised(rig: Rig, stage: Prioritise, tree: object = TREE) -> list[LeafBatch]:
     return await save_stages(rig.save_run(), tree, Flatten(), stage)
 
 
-def names(batches: list[LeafBatch[Leaf]]) -> list[str]:
+def names(batches: list[LeafBatch]) -> list[str]:
     return [leaf.info.name for batch in batches for leaf in batch.leaves]
 
 
@@ -89,7 +89,7 @@ async def test_batches_are_bounded_again_and_never_mix_the_two_parts(rig: Rig) -
 async def test_with_nothing_to_prioritise_batches_pass_as_they_come(rig: Rig) -> None:
     rig.limits = replace(rig.limits, batch_leaves=1)
     stage = Prioritise()
-    batch: LeafBatch[Leaf] = LeafBatch(())
+    batch: LeafBatch = LeafBatch(())
 
     async with stage.open(rig.save_run()) as actor:
         result: Any = actor(batch)

@@ -21,9 +21,9 @@ from penstock.kernel import (
     DirectRead,
     DriverRead,
     HostBatch,
-    LeafBatch,
     LeafSpec,
     ParamInfo,
+    PlannedBatch,
     Read,
     ReadBatch,
     ReadLeaf,
@@ -242,7 +242,7 @@ async def test_a_file_that_two_workers_want_at_once_is_opened_once(rig: Rig, fil
 async def test_without_limit_bytes_leaf_batches_are_read(rig: Rig, file: str) -> None:
     read, buffer = direct(0, file, 3, 10)
 
-    (batch,) = await run_one(rig.restore_run(), module.Read(), LeafBatch((leaf_of(0, read), leaf_of(1))))
+    (batch,) = await run_one(rig.restore_run(), module.Read(), PlannedBatch((leaf_of(0, read), leaf_of(1))))
 
     assert [leaf.index for leaf in batch.leaves] == [0, 1]
     assert bytes(buffer.data) == DATA[3:13]
@@ -368,7 +368,7 @@ async def test_cancelled_while_a_read_hangs_it_closes_files_and_gives_back_lease
     leaves = tuple(leaf_of(at, direct(at, file, at * 20, 10)[0], staging=10) for at in range(4))
 
     async def work() -> None:
-        await run_stages(rig.restore_run(), LimitBytes(10), module.Read(), message=LeafBatch(leaves))
+        await run_stages(rig.restore_run(), LimitBytes(10), module.Read(), message=PlannedBatch(leaves))
 
     await cancel_in(hang, work, native=native)
 
@@ -465,7 +465,7 @@ async def test_a_third_partys_failure_names_the_leaf(rig: Rig) -> None:
     error = handler.fail("deserialize", "0")
 
     adapted = AdaptedHandler(handler)
-    batch = LeafBatch((leaf_of(0, handler=adapted),), handler=adapted)
+    batch = PlannedBatch((leaf_of(0, handler=adapted),), handler=adapted)
 
     with pytest.raises(HandlerFailedError) as raised:
         await run_one(rig.restore_run(), module.Read(), batch)

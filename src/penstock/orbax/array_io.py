@@ -249,13 +249,13 @@ def _save_of(writer: _WriteBySpecs) -> Pipeline[kernel.SaveRun]:
 class _TakeLeaves:
     """Takes the leaves of a batch, which its caller has described."""
 
-    messages: ClassVar[kernel.Messages] = {kernel.TreeToSave: kernel.LeafBatch[kernel.Leaf]}
+    messages: ClassVar[kernel.Messages] = {kernel.TreeToSave: kernel.LeafBatch}
 
     @asynccontextmanager
     async def open(self, run: kernel.SaveRun, /) -> AsyncGenerator[kernel.Actor]:
         """Yield the actor of one save."""
 
-        async def take(message: kernel.TreeToSave, /) -> kernel.LeafBatch[kernel.Leaf]:
+        async def take(message: kernel.TreeToSave, /) -> kernel.LeafBatch:
             leaves = tuple(cast("list[kernel.Leaf]", message.take()))
             run.progress.plan(len(leaves), sum(leaf.nbytes for leaf in leaves))
             return kernel.LeafBatch(leaves)

@@ -9,7 +9,15 @@ import pytest
 
 import penstock
 from penstock.errors import PipelineError
-from penstock.kernel import Leaf, LeafBatch, Pipeline, RestoreRequest, StagedBatch, TreeToSave, WrittenBatch
+from penstock.kernel import (
+    LeafBatch,
+    Pipeline,
+    PlannedBatch,
+    RestoreRequest,
+    StagedBatch,
+    TreeToSave,
+    WrittenBatch,
+)
 from penstock.pipelines import restore_pipeline, save_pipeline
 
 pytestmark = pytest.mark.anyio
@@ -27,11 +35,11 @@ async def many_staged(batch: StagedBatch) -> AsyncIterator[StagedBatch]:
     yield batch
 
 
-async def on_leaves(batch: LeafBatch[Leaf]) -> LeafBatch[Leaf]:
+async def on_leaves(batch: LeafBatch) -> LeafBatch:
     return batch
 
 
-async def on_any_leaves(batch: LeafBatch[Any]) -> LeafBatch[Any]:
+async def on_any_leaves(batch: LeafBatch | PlannedBatch) -> LeafBatch | PlannedBatch:
     return batch
 
 
@@ -89,16 +97,16 @@ def test_a_pipeline_that_can_work_passes(pipeline: Pipeline[Any]) -> None:
         ),
         (
             SAVE.without("device_to_host"),
-            "stage 'limit_bytes' takes LeafBatch[ReadLeaf] or StagedBatch, but 'prioritise' before it gives",
+            "stage 'limit_bytes' takes PlannedBatch or StagedBatch, but 'prioritise' before it gives",
         ),
         (SAVE.without("finalize"), "the last stage, 'commit', gives Committed, not Published"),
         (SAVE.without("flatten"), "a save begins with TreeToSave and a restore with RestoreRequest"),
         (SAVE.without("write"), "stage 'commit' takes WrittenBatch"),
         (SAVE.insert_after("flatten", on_staged), "stage 'on_staged' takes StagedBatch"),
         (SAVE.insert_after("flatten", OnStaged()), "stage 'on_staged' takes StagedBatch"),
-        (SAVE.insert_after("device_to_host", on_leaves), "stage 'on_leaves' takes LeafBatch[Leaf]"),
+        (SAVE.insert_after("device_to_host", on_leaves), "stage 'on_leaves' takes LeafBatch"),
         (SAVE.replace("commit", on_staged), "stage 'commit' takes StagedBatch"),
-        (RESTORE.insert_after("plan", on_leaves), "stage 'on_leaves' takes LeafBatch[Leaf]"),
+        (RESTORE.insert_after("plan", on_leaves), "stage 'on_leaves' takes LeafBatch"),
         (RESTORE.without("read"), "stage 'host_to_device' takes HostBatch"),
         (RESTORE.without("assemble"), "'host_to_device', gives RestoredBatch, not RestoredTree"),
         (Pipeline(()), "needs at least one stage"),
