@@ -25,6 +25,8 @@ from penstock.handlers.stores.direct_io import (
     Io,
     Part,
     address_of,
+    allocate,
+    cached_bytes,
     cut,
     open_direct,
     parts_of,
@@ -36,7 +38,6 @@ from penstock.handlers.stores.regular_files import (
     translated,
     write_vectored,
 )
-from penstock.handlers.stores.system_calls.linux_calls import allocate, cached_bytes
 from penstock.kernel.errors import StorageError, TruncatedDataError
 from penstock.kernel.protocols.stores import Transfers
 

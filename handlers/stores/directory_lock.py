@@ -20,12 +20,12 @@ from contextlib import suppress
 from typing import Final, TypeAlias, final
 from weakref import WeakValueDictionary
 
+from penstock.handlers.stores.file_system import FileSystem, rename_only_to_absent
 from penstock.handlers.stores.publishing.claims import Claim, check_unclaimed
 from penstock.handlers.stores.publishing.paths import TEMPORARY_SUFFIX
 from penstock.handlers.stores.publishing.process_identity import HomeProcess
 from penstock.handlers.stores.regular_files import create_whole, read_whole, translated
-from penstock.handlers.stores.system_calls.file_system import FileSystem, rename_only_to_absent
-from penstock.handlers.stores.system_calls.tree_removal import remove_tree
+from penstock.handlers.stores.tree_removal import remove_tree
 from penstock.kernel.errors import BuildChangedError, InUseError, StorageError
 from penstock.kernel.protocols.stores import BuildToken, Hold
 
@@ -194,23 +194,40 @@ class DirectoryHolds:
         hold = self._alone[path] = DirectoryHold(path, system=self._system)
         return hold
 
-    def take_shared(self, path: str) -> DirectoryHold:
-        """Hold the directory at `path` together with others who do.
-
-        Raises:
-            InUseError: If it is held exclusively.
-        """
-        return DirectoryHold(path, shared=True, system=self._system)
-
     def make(self, path: str) -> DirectoryHold:
         """Create the directory at `path`, in one that exists, held before it is seen. Its name is not synced.
 
-        If it fails, nothing is left there.
+        It is made under another name, held, and then renamed. Every process uses the same other name. So the
+        next one finds what one left that was killed, and uses it; of several who are as far, one can hold it,
+        and the others are refused.
+
+        Where the file system cannot rename to a free name alone, it is made first and held then; who finds it
+        in between may take it, and this call is refused. If it fails, nothing is left at `path`.
 
         Raises:
             InUseError: If something is at `path`, or another one was faster.
         """
-        hold = self._alone[path] = _make_held(path, self._system)
+        beside, system = first_name(path), self._system
+        hold = _hold_beside(beside, path, system)
+        is_ours = False
+        try:
+            with translated("mkdir", path):
+                is_ours = rename_only_to_absent(beside, path, system.calls.renameat2)
+        except StorageError as error:
+            if error.errno in {errno.EEXIST, errno.ENOENT}:
+                raise InUseError(path) from error
+
+            raise
+        finally:
+            if not is_ours:
+                _remove_if_empty(beside)
+                hold.release()
+
+        if not is_ours:
+            hold = _make_then_hold(path, system)
+            system.note_weaker("renameat2", path)
+
+        self._alone[path] = hold
         return hold
 
     def lies_at(self, path: str) -> bool:
@@ -304,39 +321,6 @@ def identity_at(path: str) -> Identity | None:
 def first_name(path: str) -> str:
     """Return the name under which a directory is until it is held and has the name `path`."""
     return path + _NOT_HELD
-
-
-def _make_held(path: str, system: FileSystem) -> DirectoryHold:
-    """Make it under another name, hold it, and then rename it.
-
-    Every process uses the same other name. So the next one finds what one left that was killed, and uses it;
-    of several who are as far, one can hold it, and the others are refused.
-
-    Where the file system cannot rename to a free name alone, it is made first and held then; who finds it in
-    between may take it, and this call is refused.
-    """
-    beside = first_name(path)
-    hold = _hold_beside(beside, path, system)
-    is_ours = False
-    try:
-        with translated("mkdir", path):
-            is_ours = rename_only_to_absent(beside, path, system.calls.renameat2)
-    except StorageError as error:
-        if error.errno in {errno.EEXIST, errno.ENOENT}:
-            raise InUseError(path) from error
-
-        raise
-    finally:
-        if not is_ours:
-            _remove_if_empty(beside)
-            hold.release()
-
-    if is_ours:
-        return hold
-
-    held = _make_then_hold(path, system)
-    system.note_weaker("renameat2", path)
-    return held
 
 
 def _hold_beside(beside: str, path: str, system: FileSystem) -> DirectoryHold:

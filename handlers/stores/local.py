@@ -16,6 +16,12 @@ from typing import Any, Literal, TypeAlias, final, get_args
 from penstock.handlers.stores.data_file import LocalDataFile, LocalReadableFile
 from penstock.handlers.stores.direct_io import DIRECT_FROM, PAGE, Arena, Io
 from penstock.handlers.stores.directory_lock import DirectoryHold, DirectoryHolds, Identity, identity_at
+from penstock.handlers.stores.file_system import (
+    FileSystem,
+    SystemCalls,
+    exchange,
+    rename_to_absent,
+)
 from penstock.handlers.stores.regular_files import (
     Descriptor,
     SyncedFiles,
@@ -28,13 +34,7 @@ from penstock.handlers.stores.regular_files import (
     replace_whole,
     translated,
 )
-from penstock.handlers.stores.system_calls.file_system import (
-    FileSystem,
-    SystemCalls,
-    exchange,
-    rename_to_absent,
-)
-from penstock.handlers.stores.system_calls.tree_removal import remove_tree
+from penstock.handlers.stores.tree_removal import remove_tree
 from penstock.kernel.errors import (
     BuildChangedError,
     ConfigError,
@@ -48,40 +48,7 @@ Links: TypeAlias = Literal["inside", "any"]
 """Which links a checkpoint may have in it."""
 
 
-def check_links(root: str, directory: str) -> None:
-    """Refuse symbolic links at and below `directory` that lead out of `root`. Blocking; opens no file.
-
-    In the cache of the Hugging Face hub, all files of a snapshot are links to the `blobs` next to it: these
-    are allowed.
-
-    Args:
-        root: A checkpoint; may be a link itself.
-        directory: The part of it to look at; `root` or a directory below it.
-
-    Raises:
-        LinkOutsideError: If there is one.
-        StorageError: If a directory cannot be listed.
-    """
-    allowed = [os.path.realpath(root)]
-    above, folder = os.path.split(os.path.dirname(allowed[0]))
-    if folder == "snapshots":
-        allowed.append(os.path.join(above, "blobs"))
-
-    if directory != root and os.path.islink(directory):
-        _check(directory, allowed)
-
-    pending = [directory]
-    while pending:
-        path = pending.pop()
-        with translated("list", path), os.scandir(path) as entries:
-            for entry in entries:
-                if entry.is_symlink():
-                    _check(entry.path, allowed)
-                elif entry.is_dir(follow_symlinks=False):
-                    pending.append(entry.path)
-
-
-def _check(path: str, allowed: list[str]) -> None:
+def _check_link(path: str, allowed: list[str]) -> None:
     target = os.path.realpath(path)
     if not any(target == place or target.startswith(os.path.join(place, "")) for place in allowed):
         raise LinkOutsideError(path, target)
@@ -243,7 +210,7 @@ class LocalStore(Directories, SystemFiles):
 
     def hold_reading(self, path: str) -> DirectoryHold:
         """Lock the directory together with other readers; see `DirectoryHold`."""
-        return self._holds.take_shared(path)
+        return DirectoryHold(path, shared=True, system=self._system)
 
     def list_directory(self, path: str) -> Sequence[str]:
         """Return the names in the directory, sorted."""
@@ -273,9 +240,35 @@ class LocalStore(Directories, SystemFiles):
         return data_sizes(paths)
 
     def check_links(self, root: str, directory: str) -> None:
-        """Refuse links that lead out of a checkpoint, unless they are allowed; see `links.check_links`."""
-        if self._links == "inside":
-            check_links(root, directory)
+        """Refuse links at and below `directory` that lead out of `root`, unless they are allowed.
+
+        Opens no file. In the cache of the Hugging Face hub, all files of a snapshot are links to the `blobs`
+        next to it: these are allowed.
+
+        Raises:
+            LinkOutsideError: If there is one.
+            StorageError: If a directory cannot be listed.
+        """
+        if self._links == "any":
+            return
+
+        allowed = [os.path.realpath(root)]
+        above, folder = os.path.split(os.path.dirname(allowed[0]))
+        if folder == "snapshots":
+            allowed.append(os.path.join(above, "blobs"))
+
+        if directory != root and os.path.islink(directory):
+            _check_link(directory, allowed)
+
+        pending = [directory]
+        while pending:
+            path = pending.pop()
+            with translated("list", path), os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.is_symlink():
+                        _check_link(entry.path, allowed)
+                    elif entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
 
     def write_file(self, path: str, data: bytes, *, create: bool = False) -> bool:
         """Write a whole file and make its content durable; see `Store.write_file`.

@@ -36,7 +36,7 @@ from errno import EIO
 from itertools import islice
 from typing import Final, final
 
-from penstock.handlers.stores.system_calls.file_system import rename_to_absent
+from penstock.handlers.stores.file_system import rename_to_absent
 from penstock.kernel.errors import (
     CorruptCheckpointError,
     NotAFileError,

@@ -13,8 +13,8 @@ import pytest
 import penstock
 from penstock.errors import NoSpaceError, NotDurableError, StepExistsError, StorageError
 from penstock.handlers import LocalStore
+from penstock.handlers.stores.file_system import SystemCalls
 from penstock.handlers.stores.publishing.deletion import delete_file, remove_abandoned
-from penstock.handlers.stores.system_calls.file_system import SystemCalls
 from penstock.steps import KeepLast
 from penstock.testing import CrashStore
 

@@ -12,7 +12,7 @@ import pytest
 from penstock import Checkpointer
 from penstock.errors import DestinationExistsError
 from penstock.handlers import LocalStore
-from penstock.handlers.stores.system_calls.file_system import rename_to_absent
+from penstock.handlers.stores.file_system import rename_to_absent
 from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio

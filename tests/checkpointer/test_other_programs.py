@@ -15,8 +15,8 @@ import pytest
 import penstock
 from penstock.errors import BuildChangedError, IncompleteCheckpointError, StorageError
 from penstock.handlers import LocalStore
+from penstock.handlers.stores.file_system import exchange
 from penstock.handlers.stores.publishing.deletion import delete_checkpoint
-from penstock.handlers.stores.system_calls.file_system import exchange
 from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio

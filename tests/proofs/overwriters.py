@@ -38,7 +38,7 @@ import numpy as np
 import penstock
 from penstock import cli
 from penstock.errors import IncompleteCheckpointError, NotACheckpointError, PenstockError, StorageError
-from penstock.handlers.stores.system_calls.file_system import RENAME_EXCHANGE, system_renameat2
+from penstock.handlers.stores.file_system import RENAME_EXCHANGE, system_renameat2
 
 N_LEAVES = 12
 LEAF = 3_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("renew_leases", "renewing_leases")
+__all__ = ("renewing_leases",)
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
@@ -25,35 +25,28 @@ _PER_LEASE: Final = 3
 def renewing_leases(
     tasks: TaskGroup, stores: Callable[[], Iterable[ObjectStore]], lease_s: float
 ) -> Generator[None]:
-    """Renew leases in a task of `tasks` while the body runs; see `renew_leases`."""
+    """Renew what stores build and hold, three times in each lease, while the body runs.
+
+    While the event loop stands still nothing is renewed. That is safe: of who was taken over, the next swap
+    fails, before anything is published or deleted. At the end a request under way is waited for.
+
+    Args:
+        tasks: In which the renewals go on.
+        stores: Returns those to renew, which may become more.
+        lease_s: The shortest of their leases.
+    """
     scope = CancelScope()
+    threads = Threads(1)  # of its own: eight long uploads must not keep a renewal waiting
 
     async def renew() -> None:
         with scope:
-            await renew_leases(stores, lease_s)
+            while True:
+                await sleep(lease_s / _PER_LEASE)
+                for store in stores():
+                    await threads.run(store.renew_leases)
 
     tasks.start_soon(renew, name="penstock leases")
     try:
         yield
     finally:
         scope.cancel()
-
-
-async def renew_leases(stores: Callable[[], Iterable[ObjectStore]], lease_s: float) -> None:
-    """Renew what stores build and hold, three times in each lease, until cancelled.
-
-    While the event loop stands still nothing is renewed. That is safe: of who was taken over, the next swap
-    fails, before anything is published or deleted.
-
-    Args:
-        stores: Returns those to renew, which may become more.
-        lease_s: The shortest of their leases.
-
-    Cancellation:
-        Waits for the request under way.
-    """
-    threads = Threads(1)  # of its own: eight long uploads must not keep a renewal waiting
-    while True:
-        await sleep(lease_s / _PER_LEASE)
-        for store in stores():
-            await threads.run(store.renew_leases)

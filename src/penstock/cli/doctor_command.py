@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, final
 
 from penstock.cli.terminal import Output, Table, format_bytes
-from penstock.handlers.stores.system_calls.file_system import rename_only_to_absent
+from penstock.handlers.stores.file_system import rename_only_to_absent
 from penstock.kernel.memory.memory_limit import auto_memory_limit, free_memory
 
 _EXTRAS: Final = {

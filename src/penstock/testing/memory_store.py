@@ -12,8 +12,8 @@ from itertools import count
 from threading import RLock
 from typing import Final, Literal, final
 
+from penstock.handlers.stores.file_system import SystemCalls
 from penstock.handlers.stores.local import LocalStore
-from penstock.handlers.stores.system_calls.file_system import SystemCalls
 from penstock.kernel.errors import StorageError, TruncatedDataError
 from penstock.kernel.protocols.stores import BuildToken, Store, Transfers
 

@@ -22,10 +22,10 @@ from tests.handlers.stores.large_files import IOS, MIB, SHARED_MEMORY, aligned, 
 
 from penstock.errors import ConfigError, StorageError
 from penstock.handlers import LocalStore
+from penstock.handlers.stores import direct_io
 from penstock.handlers.stores.data_file import LocalDataFile
 from penstock.handlers.stores.direct_io import DIRECT_FROM, PAGE, Arena, Io, cut, open_direct, parts_of
 from penstock.handlers.stores.regular_files import Descriptor
-from penstock.handlers.stores.system_calls import linux_calls as linux
 from penstock.kernel import Transfers
 
 
@@ -259,7 +259,7 @@ def test_room_that_nobody_has_is_an_error(tmp_path: Path) -> None:
 
 def test_where_no_room_can_be_reserved_nothing_is() -> None:
     with closing(os.fdopen(os.open(os.devnull, os.O_WRONLY), "wb")) as null:
-        assert not linux.allocate(null.fileno(), 0, MIB)
+        assert not direct_io.allocate(null.fileno(), 0, MIB)
 
 
 def test_a_lost_file_reserves_nothing(tmp_path: Path) -> None:

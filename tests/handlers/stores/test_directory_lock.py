@@ -22,7 +22,7 @@ LEFT = "a.orbax-checkpoint-tmp-new"
 IS_KILLED = """
 import fcntl, os, sys
 from penstock.handlers.stores.local import LocalStore
-from penstock.handlers.stores.system_calls.file_system import SystemCalls
+from penstock.handlers.stores.file_system import SystemCalls
 
 def killed(number, operation):
     os.kill(os.getpid(), 9)

@@ -19,7 +19,7 @@ from penstock.errors import InUseError, PenstockError, StorageError, TruncatedDa
 from penstock.handlers import LocalStore
 from penstock.handlers.stores import regular_files as vectored
 from penstock.handlers.stores.data_file import LocalDataFile
-from penstock.handlers.stores.system_calls.file_system import exchange_in_steps
+from penstock.handlers.stores.file_system import exchange_in_steps
 from penstock.kernel import BuildToken, Hold, Store
 
 NOBODY = 65534

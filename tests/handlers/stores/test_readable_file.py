@@ -16,9 +16,9 @@ from tests.handlers.stores.large_files import IOS, MIB, aligned, content
 
 from penstock.errors import TruncatedDataError
 from penstock.handlers import LocalStore
+from penstock.handlers.stores import direct_io
 from penstock.handlers.stores.data_file import SUMMED, WINDOW, LocalReadableFile
 from penstock.handlers.stores.direct_io import PAGE, Io
-from penstock.handlers.stores.system_calls import linux_calls as linux
 from penstock.kernel import Transfers
 
 
@@ -37,7 +37,7 @@ def forget(path: Path) -> None:
     """Have the system drop what it keeps of a file."""
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        if linux.cached_bytes(file.fileno(), 0, 4 * MIB) != 0:
+        if direct_io.cached_bytes(file.fileno(), 0, 4 * MIB) != 0:
             pytest.skip("the system does not forget, or does not say")
 
 
@@ -110,7 +110,7 @@ def test_each_window_takes_the_way_that_suits_it(disk: Path) -> None:
     os.sync()
     with path.open("rb") as opened:
         os.posix_fadvise(opened.fileno(), WINDOW, WINDOW, os.POSIX_FADV_DONTNEED)
-        if linux.cached_bytes(opened.fileno(), WINDOW, WINDOW) != 0:
+        if direct_io.cached_bytes(opened.fileno(), WINDOW, WINDOW) != 0:
             pytest.skip("the system does not forget, or does not say")
 
     into = aligned(2 * WINDOW)

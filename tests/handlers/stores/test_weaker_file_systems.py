@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock.errors import NotDurableError, StorageError
 from penstock.handlers import LocalStore
-from penstock.handlers.stores.system_calls.file_system import SystemCalls
+from penstock.handlers.stores.file_system import SystemCalls
 
 pytestmark = pytest.mark.anyio
 

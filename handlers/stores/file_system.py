@@ -266,13 +266,9 @@ class FileSystem:
             self.note_weaker("statvfs", path)
             return None
 
-        if any(_is_unknown(value) for value in (found.f_flag, found.f_bfree, found.f_bavail, found.f_blocks)):
+        numbers = (found.f_flag, found.f_bfree, found.f_bavail, found.f_blocks)
+        if any(value < 0 or value >= 2**63 or value == 2**32 - 1 for value in numbers):  # -1, of any width
             self.note_weaker("statvfs", path)
             return None
 
         return found
-
-
-def _is_unknown(value: int) -> bool:
-    """True if a number of statvfs is -1, of whatever width, or another negative one."""
-    return value < 0 or value >= 2**63 or value == 2**32 - 1

@@ -1,1 +1,0 @@
-"""System calls that Python lacks, or that several steps must be made of."""
