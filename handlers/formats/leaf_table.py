@@ -165,13 +165,9 @@ class StoredLeaves(Sequence[StoredLeaf]):
     def __iter__(self) -> Iterator[StoredLeaf]:
         return map(self._leaf, range(len(self)))
 
-    def info(self, at: int) -> ParamInfo:
-        """Return the place of one leaf in the tree."""
-        keys, kinds = self.keys[at], self.kinds[at]
-        return ParamInfo(keys, kinds, show_key_path(keys, kinds), self.directory)
-
     def _leaf(self, at: int) -> StoredLeaf:
-        info, form = self.info(at), self.table.formats[at]
+        keys, kinds, form = self.table.keys[at], self.table.kinds[at], self.table.formats[at]
+        info = ParamInfo(keys, kinds, show_key_path(keys, kinds), self.directory)
         if form is None:
             return StoredLeaf(info, self.specs[at], self.table.details.get(at))
 

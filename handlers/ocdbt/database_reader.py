@@ -248,7 +248,21 @@ class Database:
     def _range(self, origin: Origin, reference: NodeReference) -> bytes:
         path, end = origin.path, reference.offset + reference.length
         try:
-            file, size = self._opened(origin)
+            if path not in self._sizes:
+                if self._store.kind(path) == "directory":
+                    raise origin.corrupt("Is a directory")
+
+                self._sizes[path] = self._store.size(path)
+                self._unread += self._sizes[path]
+
+            size, file = self._sizes[path], self._open.pop(path, None)
+            if file is None:
+                if len(self._open) == _MOST_OPEN:
+                    self._open.pop(next(iter(self._open))).close()
+
+                file = self._store.open_data_file(path)
+
+            self._open[path] = file
             # Checked first, so that a corrupt length is never allocated.
             if end > size:
                 raise TruncatedDataError(path, end, size)
@@ -261,25 +275,6 @@ class Database:
             raise _translated(origin, error) from error
 
         return bytes(data)
-
-    def _opened(self, origin: Origin) -> tuple[ReadableFile, int]:
-        path = origin.path
-        if path not in self._sizes:
-            if self._store.kind(path) == "directory":
-                raise origin.corrupt("Is a directory")
-
-            self._sizes[path] = self._store.size(path)
-            self._unread += self._sizes[path]
-
-        file = self._open.pop(path, None)
-        if file is None:
-            if len(self._open) == _MOST_OPEN:
-                self._open.pop(next(iter(self._open))).close()
-
-            file = self._store.open_data_file(path)
-
-        self._open[path] = file
-        return file, self._sizes[path]
 
     def close(self) -> None:
         """Close the files that are open."""

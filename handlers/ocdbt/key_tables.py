@@ -23,7 +23,7 @@ __all__ = (
     "shared_prefixes",
 )
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from operator import add, gt, lt
@@ -147,24 +147,24 @@ def decode_keys(
         raise cursor.origin.corrupt(f"keys of {nbytes} bytes, of at most {MOST_BYTES_OF_KEYS}")
 
     encoded = cursor.take(sum(suffixes))
+    stored = (tuple(shared), tuple(suffixes), encoded, before)
+    keys = None if known is None else known.nodes.get(stored)
+    if keys is not None:
+        return keys, inherited
 
-    def decode() -> list[bytes]:
-        keys: list[bytes] = []
-        key, position = before, 0
-        for first, suffix in zip((0, *shared), suffixes, strict=True):
-            key = key[: len(before) + first] + encoded[position : position + suffix]
-            position += suffix
-            keys.append(key)
+    keys = []
+    key, position = before, 0
+    for first, suffix in zip((0, *shared), suffixes, strict=True):
+        key = key[: len(before) + first] + encoded[position : position + suffix]
+        position += suffix
+        keys.append(key)
 
-        if not all(map(lt, keys, islice(keys, 1, None))):
-            raise cursor.origin.corrupt("keys are not in ascending order")
+    if not all(map(lt, keys, islice(keys, 1, None))):
+        raise cursor.origin.corrupt("keys are not in ascending order")
+    if known is not None:
+        known.nodes.put(stored, keys, _nbytes(keys))
 
-        return keys
-
-    if known is None:
-        return decode(), inherited
-
-    return known.keys((tuple(shared), tuple(suffixes), encoded, before), decode), inherited
+    return keys, inherited
 
 
 @final
@@ -280,25 +280,23 @@ class RememberedKeys:
     with the same lists share one table.
     """
 
-    _nodes: BoundedCache[Columns, list[bytes]] = field(default_factory=lambda: BoundedCache(16), init=False)
+    nodes: BoundedCache[Columns, list[bytes]] = field(default_factory=lambda: BoundedCache(16), init=False)
     _tables: BoundedCache[ByIdentity, KeyTable] = field(default_factory=lambda: BoundedCache(2), init=False)
 
     @property
     def caches(self) -> Sequence[BoundedCache[Any, Any]]:
         """See `Caching`."""
-        return (self._tables, self._nodes)
-
-    def keys(self, stored: Columns, decode: Callable[[], list[bytes]]) -> list[bytes]:
-        """Return the keys of a node; `decode` is called only if they are not cached."""
-        return self._nodes.get_or_make(stored, decode, _nbytes)
+        return (self._tables, self.nodes)
 
     def table(self, nodes: list[list[bytes]]) -> KeyTable:
         """Return the table of a database, given the keys of each of its nodes in order."""
+        identity = ByIdentity(*nodes)
+        found = self._tables.get(identity)
+        if found is None:
+            found = KeyTable.of([key for keys in nodes for key in keys])
+            self._tables.put(identity, found, _nbytes(found.keys))
 
-        def make() -> KeyTable:
-            return KeyTable.of([key for keys in nodes for key in keys])
-
-        return self._tables.get_or_make(ByIdentity(*nodes), make, lambda table: _nbytes(table.keys))
+        return found
 
 
 def _nbytes(keys: list[bytes]) -> int:

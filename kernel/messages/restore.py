@@ -144,8 +144,13 @@ class RestoreOptions:
                 if not isinstance(key, str) or not isinstance(rule, Transform):
                     raise SpecError(f"transforms maps texts to penstock.Transform, not {key!r} to {rule!r}")
 
-        _one_of("on_missing", self.on_missing, "raise", "keep")
-        _one_of("on_unexpected", self.on_unexpected, "raise", "skip")
+        for name, value, other in (
+            ("on_missing", self.on_missing, "keep"),
+            ("on_unexpected", self.on_unexpected, "skip"),
+        ):
+            if value not in ("raise", other):
+                raise SpecError(f"{name} is 'raise' or {other!r}, not {value!r}")
+
         partial = (self.on_missing, self.on_unexpected) != ("raise", "raise")
         if transforms is not None and (rename is not None or partial):
             other = "rename" if rename is not None else "on_missing and on_unexpected"
@@ -163,11 +168,6 @@ class RestoreOptions:
         needing = [name for name, given in asked.items() if given]
         if needing and not has_like:
             raise SpecError(f"{', '.join(needing)}: only with a target; pass `like`")
-
-
-def _one_of(name: str, value: object, *allowed: str) -> None:
-    if value not in allowed:
-        raise SpecError(f"{name} is {' or '.join(map(repr, allowed))}, not {value!r}")
 
 
 @final

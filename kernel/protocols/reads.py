@@ -37,7 +37,7 @@ from functools import partial
 from itertools import islice
 from operator import lt
 from threading import Lock
-from typing import Any, Final, Protocol, TypeAlias, TypeVar, final, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar, final, runtime_checkable
 
 from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.leaf import LeafSpec
@@ -119,6 +119,8 @@ class Target:
 class DirectRead:
     """A range of a file that goes unchanged to one place in the destination."""
 
+    scratch_nbytes: ClassVar[int] = 0  #: host bytes next to the destination
+
     leaf: int
     file: str  #: absolute
     offset: int
@@ -130,11 +132,6 @@ class DirectRead:
     def into(self) -> memoryview:
         """The memory that the bytes go to; allocates the region on first use."""
         return self.region.view()[self.start : self.start + self.nbytes]
-
-    @property
-    def scratch_nbytes(self) -> int:
-        """Host bytes next to the destination: none."""
-        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,39 +320,32 @@ class DriverRead:
 
 @final
 class SharedBuffer:
-    """Memory with the bytes of many leaves, of which their values keep nothing. Filled once."""
+    """Memory with the bytes of many leaves, of which their values keep nothing. Filled once.
 
-    __slots__ = ("_filled",)
+    Attributes:
+        data: The bytes of all leaves, writable, each leaf in C order.
+        starts: The offset of each leaf's bytes in `data`.
+        is_filled: Whether the leaves were read.
+    """
+
+    __slots__ = ("data", "is_filled", "starts")
 
     def __init__(self) -> None:
-        self._filled: tuple[memoryview, Sequence[int]] | None = None
-
-    @property
-    def is_filled(self) -> bool:
-        """True once the leaves were read."""
-        return self._filled is not None
-
-    @property
-    def data(self) -> memoryview:
-        """The bytes of all leaves, writable, each leaf in C order."""
-        assert self._filled is not None, "it is read before values are built"
-        return self._filled[0]
-
-    @property
-    def starts(self) -> Sequence[int]:
-        """The offset of each leaf's bytes in `data`."""
-        assert self._filled is not None, "it is read before values are built"
-        return self._filled[1]
+        self.data = memoryview(b"")
+        self.starts: Sequence[int] = ()
+        self.is_filled = False
 
     def fill(self, data: memoryview, starts: Sequence[int]) -> None:
         """Take the bytes that were read."""
-        self._filled = data, starts
+        self.data, self.starts, self.is_filled = data, starts, True
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SharedRead:
     """Small leaves, each a range of one file, that are read into one buffer. Columns of one length."""
+
+    scratch_nbytes: ClassVar[int] = 0  #: host bytes next to the buffer
 
     leaves: Sequence[int]
     file: str  #: absolute
@@ -374,11 +364,6 @@ class SharedRead:
     def nbytes(self) -> int:
         """Bytes of all leaves."""
         return sum(self.sizes)
-
-    @property
-    def scratch_nbytes(self) -> int:
-        """Host bytes next to the buffer: none."""
-        return 0
 
     def part(self, numbers: Sequence[int]) -> SharedRead:
         """Return the read of some of the leaves, into a buffer of their own."""

@@ -17,7 +17,6 @@ import os
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, TypeVar, final
 
@@ -563,7 +562,10 @@ class RememberedDocuments:
             path: Where `data` was found.
             data: The content of the file.
         """
-        found: T = self._documents.get_or_make(
-            (kind, blake2b(data).digest()), partial(decoder, path, data), lambda _: len(data)
-        )
+        key = kind, blake2b(data).digest()
+        found: T | None = self._documents.get(key)
+        if found is None:
+            found = decoder(path, data)
+            self._documents.put(key, found, len(data))
+
         return found

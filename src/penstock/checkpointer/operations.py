@@ -337,7 +337,13 @@ class Operations:
         pipeline, options = pipelines.with_options(pipeline, options, is_checked=given is None)
         request = RestoreRequest(final, target if has_like else None, has_like, options)
         engine = self.engine.at(final).with_progress(call.progress)
-        task = _restore_task(engine, threads, pipeline, request)
+        task: RestoreTask | SingleReplicaTask = RestoreTask(engine, threads, pipeline, request)
+        if options.replica_axis is not None:
+            check_single_replica(request)
+            # One process reads each shard once anyway, and on local disks each has its own to read.
+            if engine.is_joint and not engine.is_local(final):
+                task = SingleReplicaTask(engine, threads, pipeline, request, options.replica_axis)
+
         tree, report = await self.life.run(task)
         result = finish(tree)
         check(result)
@@ -453,19 +459,3 @@ def _targets(found: FoundItems, like: Mapping[str, Any], names: Iterable[str] | 
             raise SpecError(f"like has {name!r}, which is not among the requested items")
 
     return {name: like.get(name, ...) for name in chosen}
-
-
-def _restore_task(
-    engine: Engine,
-    threads: Threads,
-    pipeline: Pipeline[RestoreRun],
-    request: RestoreRequest,
-) -> Callable[[], Awaitable[tuple[Any, RestoreReport]]]:
-    axis = request.options.replica_axis
-    if axis is not None:
-        check_single_replica(request)
-    # One process reads each shard once anyway, and on local disks each has its own to read.
-    if axis is None or not engine.is_joint or engine.is_local(request.path):
-        return RestoreTask(engine, threads, pipeline, request)
-
-    return SingleReplicaTask(engine, threads, pipeline, request, axis)
