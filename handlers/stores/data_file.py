@@ -56,7 +56,7 @@ class LocalDataFile:
     Args:
         path: Path of the file.
         io: Whether large requests bypass the page cache; "auto" decides by the type of the file system.
-        arena: Lends aligned buffers; shared by the files of a store.
+        arena: The aligned buffers; shared by the files of a store.
         synced: Called with the file once it is synced.
         create: Whether it must not exist yet; otherwise another process has made it.
     """
@@ -72,8 +72,8 @@ class LocalDataFile:
         "_open",
         "_refused",
         "_synced",
-        "_transfers",
         "path",
+        "transfers",
     )
 
     def __init__(
@@ -87,16 +87,11 @@ class LocalDataFile:
         self._synced = synced
         self._lock = Lock()
         self._allocated = self._end = 0
-        self._transfers = Transfers()
+        self.transfers = Transfers()  #: the bytes written so far, by the way that they went
         self._lost: StorageError | None = None
         self.path = path
         self._open = True
         arena.enter()
-
-    @property
-    def transfers(self) -> Transfers:
-        """The bytes written so far, by the way that they went."""
-        return self._transfers
 
     def allocate(self, nbytes: int) -> None:
         """Reserve room for the first `nbytes` of the file, so that a full disk is noticed now.
@@ -146,7 +141,7 @@ class LocalDataFile:
 
         with self._lock:
             self._end = max(self._end, offset + nbytes)
-            self._transfers += Transfers(direct_bytes, nbytes - direct_bytes)
+            self.transfers += Transfers(direct_bytes, nbytes - direct_bytes)
 
     def sync(self) -> None:
         """Make every byte, and the size of the file, durable.
@@ -234,7 +229,7 @@ class LocalReadableFile:
         io: "auto" is described above; "direct" ignores the page cache; "buffered" always reads through it.
     """
 
-    __slots__ = ("_descriptor", "_direct", "_io", "_lock", "_refused", "_transfers", "path")
+    __slots__ = ("_descriptor", "_direct", "_io", "_lock", "_refused", "path", "transfers")
 
     def __init__(self, path: str, io: Io) -> None:
         self._descriptor = Descriptor.of_regular(path)
@@ -242,13 +237,8 @@ class LocalReadableFile:
         self._io: Io = io
         self._refused = io == "buffered"
         self._lock = Lock()
-        self._transfers = Transfers()
+        self.transfers = Transfers()  #: the bytes read so far, by the way that they came
         self.path = path
-
-    @property
-    def transfers(self) -> Transfers:
-        """The bytes read so far, by the way that they came."""
-        return self._transfers
 
     def read_at(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fill all buffers, beginning at `offset`.
@@ -373,7 +363,7 @@ class LocalReadableFile:
 
     def _count(self, direct_bytes: int = 0, buffered_bytes: int = 0) -> None:
         with self._lock:
-            self._transfers += Transfers(direct_bytes, buffered_bytes)
+            self.transfers += Transfers(direct_bytes, buffered_bytes)
 
 
 @final

@@ -132,7 +132,7 @@ HUGE_PAGE = 2**21
 
 @final
 class Arena:
-    """Lends blocks of memory to writing threads. Thread-safe.
+    """Blocks of memory for writing threads. Thread-safe.
 
     Blocks are reused, so there are never more of them than writing threads. All are freed when the last
     user leaves.
@@ -152,7 +152,7 @@ class Arena:
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes in blocks that are not lent now."""
+        """Bytes in blocks that no thread uses now."""
         with self._lock:
             return len(self._free) * self.block_bytes
 
@@ -170,7 +170,7 @@ class Arena:
 
     @contextmanager
     def block(self) -> Generator[npt.NDArray[np.uint8]]:
-        """Lend a block until the end of the context. Its content is undefined."""
+        """Give a block until the end of the context. Its content is undefined."""
         with self._lock:
             block = self._free.pop() if self._free else None
 

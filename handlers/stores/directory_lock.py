@@ -207,12 +207,12 @@ class DirectoryHolds:
         Raises:
             InUseError: If something is at `path`, or another one was faster.
         """
-        beside, system = first_name(path), self._system
-        hold = _hold_beside(beside, path, system)
+        first, system = first_name(path), self._system
+        hold = _make_first(first, path, system)
         is_ours = False
         try:
             with translated("mkdir", path):
-                is_ours = rename_only_to_absent(beside, path, system.calls.renameat2)
+                is_ours = rename_only_to_absent(first, path, system.calls.renameat2)
         except StorageError as error:
             if error.errno in {errno.EEXIST, errno.ENOENT}:
                 raise InUseError(path) from error
@@ -220,7 +220,7 @@ class DirectoryHolds:
             raise
         finally:
             if not is_ours:
-                _remove_if_empty(beside)
+                _remove_if_empty(first)
                 hold.release()
 
         if not is_ours:
@@ -323,8 +323,8 @@ def first_name(path: str) -> str:
     return path + _NOT_HELD
 
 
-def _hold_beside(beside: str, path: str, system: FileSystem) -> DirectoryHold:
-    """Make the empty directory `beside` what will be `path`, unless it is there, and hold it.
+def _make_first(first: str, path: str, system: FileSystem) -> DirectoryHold:
+    """Make the empty directory `first`, which will be `path`, unless it is there, and hold it.
 
     Raises:
         InUseError: If somebody else holds it, or has removed it.
@@ -333,28 +333,28 @@ def _hold_beside(beside: str, path: str, system: FileSystem) -> DirectoryHold:
     is_made = True
     try:
         with translated("mkdir", path):
-            os.mkdir(beside)
+            os.mkdir(first)
     except StorageError as error:
         if error.errno != errno.EEXIST:
             raise
         is_made = False  # it was left there, or another one is as far
 
     try:
-        hold = DirectoryHold(beside, name=path, system=system)
+        hold = DirectoryHold(first, name=path, system=system)
     except InUseError as error:
         if is_made and error.more and os.path.lexists(path):  # a claim of the name needs this no more
-            _remove_if_empty(beside)
+            _remove_if_empty(first)
         raise InUseError(path, error.more) from error
     except BaseException as error:
         if isinstance(error, StorageError) and error.errno == errno.ENOENT:
             raise InUseError(path) from error
         if is_made:
-            _remove_if_empty(beside)
+            _remove_if_empty(first)
         raise
 
     try:
         if not is_made:
-            _make_empty(beside)
+            _make_empty(first)
     except BaseException:
         hold.release()
         raise

@@ -26,10 +26,8 @@ from penstock.handlers.stores.regular_files import (
     Descriptor,
     SyncedFiles,
     create_whole,
-    data_sizes,
-    file_sizes,
-    map_file,
-    read_files,
+    data_bytes,
+    open_regular,
     read_whole,
     replace_whole,
     translated,
@@ -40,12 +38,14 @@ from penstock.kernel.errors import (
     ConfigError,
     LinkOutsideError,
     NotAFileError,
+    PenstockError,
     StorageError,
 )
+from penstock.kernel.memory.buffers import file_memory
 from penstock.kernel.protocols.stores import BuildToken, Directories, Placement, SystemFiles
 
 Links: TypeAlias = Literal["inside", "any"]
-"""Which links a checkpoint may have in it."""
+"""The links that a checkpoint may have in it."""
 
 
 def _check_link(path: str, allowed: list[str]) -> None:
@@ -228,16 +228,61 @@ class LocalStore(Directories, SystemFiles):
             return read_whole(path)
 
     def read_files(self, paths: Iterable[str]) -> Sequence[bytes | None]:
-        """Return the content of each file; None for a missing one."""
-        return read_files(paths)
+        """Return the content of each file; None for a missing one, a directory, or a name no file can have.
+
+        Raises:
+            NotAFileError: If one is a pipe, a socket or a device.
+            CorruptCheckpointError: If one is too long for a document, or most of it is a hole.
+            StorageError: If one cannot be read.
+        """
+        found: list[bytes | None] = []
+        for path in paths:
+            try:
+                found.append(read_whole(path))
+            except PenstockError:
+                raise
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+                found.append(None)
+            except OSError as error:
+                raise StorageError.of("read", path, error) from error
+
+        return found
 
     def file_sizes(self, paths: Iterable[str]) -> Sequence[int | None]:
-        """Return the size of each file in bytes; -1 for what is no file, None for nothing."""
-        return file_sizes(paths)
+        """Return the size of each file in bytes; -1 for what is no file, None where there is nothing.
+
+        Raises:
+            StorageError: If the status of one cannot be read.
+        """
+        found: list[int | None] = []
+        for path in paths:
+            try:
+                status = os.stat(path)
+            except (FileNotFoundError, NotADirectoryError, ValueError):
+                found.append(None)
+            except OSError as error:
+                raise StorageError.of("stat", path, error) from error
+            else:
+                found.append(status.st_size if stat.S_ISREG(status.st_mode) else -1)
+
+        return found
 
     def data_sizes(self, paths: Iterable[str]) -> Sequence[int]:
-        """Return the bytes of each file outside of its holes; 0 for what is no file."""
-        return data_sizes(paths)
+        """Return the bytes of each file outside of its holes; 0 for what is no file.
+
+        Raises:
+            StorageError: If one cannot be looked at.
+        """
+        found: list[int] = []
+        for path in paths:
+            try:
+                found.append(_data_size(path))
+            except (FileNotFoundError, NotADirectoryError, ValueError):
+                found.append(0)
+            except OSError as error:
+                raise StorageError.of("stat", path, error) from error
+
+        return found
 
     def check_links(self, root: str, directory: str) -> None:
         """Refuse links at and below `directory` that lead out of `root`, unless they are allowed.
@@ -298,8 +343,28 @@ class LocalStore(Directories, SystemFiles):
         return LocalReadableFile(path, self._io)
 
     def map_file(self, path: str) -> memoryview:
-        """Return the file's bytes without reading them; see `regular_files.map_file`."""
-        return map_file(path)
+        """Map a whole file, read-only and shared, in the same time for any size.
+
+        The mapping lives as long as the view or any slice of it, even if the file is renamed or removed. It
+        keeps no descriptor open.
+
+        Use it only for files that never change: if a mapped file is truncated, a process that reads past its
+        new end is killed (SIGBUS).
+
+        Returns:
+            The bytes; empty for an empty file.
+
+        Raises:
+            NotAFileError: If it is a pipe, a socket or a device.
+            StorageError: If it cannot be opened or mapped.
+        """
+        file = Descriptor.of_regular(path)
+        try:
+            with translated("map", path):
+                nbytes = os.fstat(file.number).st_size
+                return file_memory(file.number, nbytes) if nbytes else memoryview(b"")
+        finally:
+            file.close()
 
     def sync_directory(self, path: str) -> None:
         """Make the directory's entries durable.
@@ -525,6 +590,20 @@ class LocalStore(Directories, SystemFiles):
             remove_tree(path, lambda: self._holds.give_up_spare(path))
 
         self._holds.note_removed(path)
+
+
+def _data_size(path: str) -> int:
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        return 0
+    if status.st_blocks * 512 >= status.st_size:
+        return status.st_size  # no holes, or few
+
+    number, nbytes = open_regular(path)
+    try:
+        return data_bytes(number, nbytes)
+    finally:
+        os.close(number)
 
 
 def _reraise(error: OSError) -> None:

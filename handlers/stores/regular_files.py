@@ -1,4 +1,4 @@
-"""Regular files: opened only if they are that, read, measured and mapped, one or thousands, written whole.
+"""Regular files: opened only if they are that, read, measured and written whole.
 
 A checkpoint may be hostile. Where it has a pipe, opening it would wait for a writer that never comes; where
 it has a device, reading it may never end.
@@ -12,11 +12,7 @@ __all__ = (
     "SyncedFiles",
     "create_whole",
     "data_bytes",
-    "data_sizes",
-    "file_sizes",
-    "map_file",
     "open_regular",
-    "read_files",
     "read_vectored",
     "read_whole",
     "replace_whole",
@@ -30,7 +26,7 @@ import stat
 import uuid
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from errno import EIO
 from itertools import islice
@@ -45,7 +41,6 @@ from penstock.kernel.errors import (
     UnsupportedFormatError,
 )
 from penstock.kernel.memory.bounded_cache import BoundedCache
-from penstock.kernel.memory.buffers import file_memory
 
 MOST_DOCUMENT_BYTES: Final = 2**30
 """Longer files are not read as a whole. The longest document of a million leaves has a fifth of it."""
@@ -272,11 +267,11 @@ def create_whole(path: str, data: bytes) -> bool:
     Raises:
         StorageError: With `errno.EEXIST` if it existed with other content.
     """
-    beside = f"{path}.penstock-new-{uuid.uuid4().hex}"
+    new = f"{path}.penstock-new-{uuid.uuid4().hex}"
     try:
-        replace_whole(beside, data, new=True)
+        replace_whole(new, data, new=True)
         with translated("create", path):
-            _link_to_absent(beside, path)
+            _link_to_absent(new, path)
     except StorageError as error:
         if error.errno != errno.EEXIST or not _holds(path, data):
             raise
@@ -284,7 +279,7 @@ def create_whole(path: str, data: bytes) -> bool:
         return False
     finally:
         with suppress(OSError):  # already renamed, or never created
-            os.unlink(beside)
+            os.unlink(new)
 
     return True
 
@@ -305,105 +300,6 @@ def _holds(path: str, data: bytes) -> bool:
             return read_whole(path) == data
     except PenstockError:
         return False
-
-
-def read_files(paths: Iterable[str]) -> list[bytes | None]:
-    """Return the content of each file; None for a missing one, a directory, or a name no file can have.
-
-    Raises:
-        NotAFileError: If one is a pipe, a socket or a device.
-        CorruptCheckpointError: If one is too long for a document, or most of it is a hole.
-        StorageError: If one cannot be read.
-    """
-    found: list[bytes | None] = []
-    for path in paths:
-        try:
-            data = read_whole(path)
-        except PenstockError:
-            raise
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
-            found.append(None)
-        except OSError as error:
-            raise StorageError.of("read", path, error) from error
-        else:
-            found.append(data)
-
-    return found
-
-
-def file_sizes(paths: Iterable[str]) -> list[int | None]:
-    """Return the size of each file in bytes; -1 for a directory or a device, None where there is nothing.
-
-    Raises:
-        StorageError: If the status of one cannot be read.
-    """
-    found: list[int | None] = []
-    for path in paths:
-        try:
-            status = os.stat(path)
-        except (FileNotFoundError, NotADirectoryError, ValueError):
-            found.append(None)
-        except OSError as error:
-            raise StorageError.of("stat", path, error) from error
-        else:
-            found.append(status.st_size if stat.S_ISREG(status.st_mode) else -1)
-
-    return found
-
-
-def data_sizes(paths: Iterable[str]) -> list[int]:
-    """Return the bytes of each file outside of its holes; 0 for what is no file, or a name no file can have.
-
-    Raises:
-        StorageError: If one cannot be looked at.
-    """
-    found: list[int] = []
-    for path in paths:
-        try:
-            status = os.stat(path)
-            found.append(_data_bytes(path, status) if stat.S_ISREG(status.st_mode) else 0)
-        except (FileNotFoundError, NotADirectoryError, ValueError):
-            found.append(0)
-        except OSError as error:
-            raise StorageError.of("stat", path, error) from error
-
-    return found
-
-
-def _data_bytes(path: str, status: os.stat_result) -> int:
-    if status.st_blocks * 512 >= status.st_size:
-        return status.st_size  # no holes, or few
-
-    number, nbytes = open_regular(path)
-    try:
-        return data_bytes(number, nbytes)
-    finally:
-        os.close(number)
-
-
-def map_file(path: str) -> memoryview:
-    """Map a whole file, read-only and shared, in the same time for any size.
-
-    The mapping lives as long as the view or any slice of it, even if the file is renamed or removed. It keeps
-    no descriptor open.
-
-    Use it only for files that never change: if a mapped file is truncated, a process that reads past its new
-    end is killed (SIGBUS).
-
-    Returns:
-        The bytes; empty for an empty file.
-
-    Raises:
-        NotAFileError: If it is a pipe, a socket or a device.
-        StorageError: If it cannot be opened or mapped.
-    """
-    file = Descriptor.of_regular(path)
-    try:
-        with translated("map", path):
-            nbytes = os.fstat(file.number).st_size
-            return file_memory(file.number, nbytes) if nbytes else memoryview(b"")
-    finally:
-        file.close()
 
 
 _MOST: Final = 1 << 16

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeAlias
 from penstock.kernel.errors import ReplacedError, StorageError
 
 Overwrite: TypeAlias = bool | Literal["delete-first"]
-"""Whether what is at a path may be replaced, and whether it may be deleted before the new one is there."""
+"""True if what is at a path may be replaced; `"delete-first"` if it may go before the new one is there."""
 
 
 class BuildPlace(Protocol):

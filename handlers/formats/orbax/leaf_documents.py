@@ -1,4 +1,4 @@
-"""The documents beside `_METADATA` that say more about some of the leaves.
+"""The documents next to `_METADATA` that say more about some of the leaves.
 
 * `array_metadatas/process_N`: how each jax.Array was cut, and the kind of each typed PRNG key (§1.4).
 * `_sharding`: the sharding of each jax.Array, as JSON as text within JSON (§1.3). Only the array handler

@@ -101,7 +101,7 @@ class EncodedTrees:
         def make() -> EncodedTree:
             return EncodedTree(tree, self._form, is_kept=is_kept)
 
-        return self.known.get_or_make(tree.identity, make, lambda _: nbytes)
+        return self.known.get_or_make(ByIdentity(tree.infos, tree.specs), make, lambda _: nbytes)
 
 
 @final
@@ -338,7 +338,7 @@ class OrbaxLayout:
         coded_chunk: Bytes of a chunk with a codec, about, if `form` does not say it: such a chunk is
             held in memory as a whole, before and after encoding.
         plain_chunk: Bytes of any other chunk, about, if `form` does not say it; None: a shard is one chunk.
-        tree_custom_metadata: Any JSON that is stored with the tree of each flat checkpoint, beside what is
+        tree_custom_metadata: Any JSON that is stored with the tree of each flat checkpoint, next to what is
             stored with the checkpoint.
         directory: Says that it writes no whole checkpoints, but trees in place.
     """

@@ -24,7 +24,6 @@ from penstock.handlers.formats.orbax.file_names import (
 )
 from penstock.handlers.formats.zarr import METADATA_KEYS, chunk_keys, prefix_of
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError
-from penstock.kernel.memory.bounded_cache import ByIdentity
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, names_of
 from penstock.kernel.protocols.leaf_handlers import Leaf
@@ -75,11 +74,6 @@ class TreeColumns:
             [leaf.index for leaf in ordered], [leaf.info for leaf in ordered], [leaf.spec for leaf in ordered]
         )
 
-    @property
-    def identity(self) -> ByIdentity:
-        """A key that is equal for the same places and specs: the very objects."""
-        return ByIdentity(self.infos, self.specs)
-
     def __len__(self) -> int:
         return len(self.specs)
 
@@ -91,8 +85,9 @@ class TreeColumns:
 
         return names_of(self.infos)
 
-    def chosen(self, numbers: Sequence[int]) -> TreeColumns:
-        """Return some of them, by number."""
+    def arrays(self) -> TreeColumns:
+        """Return those with array bytes, or of which a shape at least is stored."""
+        numbers = [at for at, spec in enumerate(self.specs) if spec.shape is not None]
         if len(numbers) == len(self):
             return self
 
@@ -101,10 +96,6 @@ class TreeColumns:
             _Chosen(self.infos, numbers),
             [self.specs[at] for at in numbers],
         )
-
-    def arrays(self) -> TreeColumns:
-        """Return those with array bytes, or of which a shape at least is stored."""
-        return self.chosen([at for at, spec in enumerate(self.specs) if spec.shape is not None])
 
     def texts(self) -> Iterator[tuple[ParamInfo, str]]:
         """Yield each string leaf: its place and its value."""

@@ -87,7 +87,7 @@ class TreeMetadata:
     value_metadata_tree: object = None  #: as recorded; see `rich_types`
 
     def in_msgpack(self, at: int) -> bool:
-        """Return whether the value of a leaf is in the file beside `_METADATA` that early Orbax wrote."""
+        """Return whether the value of a leaf is in the file next to `_METADATA` that early Orbax wrote."""
         return self.skips[at] and self.typestrs[at] not in EMPTY_MARKERS
 
 
