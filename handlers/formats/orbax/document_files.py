@@ -13,21 +13,22 @@ from dataclasses import dataclass, replace
 from typing import Final, final
 
 from penstock.handlers.formats import integrity
-from penstock.handlers.formats.integrity import digest_of
+from penstock.handlers.formats.integrity import Digest, Integrity, digest_of, digest_of_file
 from penstock.handlers.formats.orbax.checkpoint_metadata import content_of
 from penstock.handlers.formats.orbax.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
+    DATA_FOLDER,
     INTEGRITY,
+    OF_A_PROCESS,
     TEMPORARY_SUFFIX,
 )
 from penstock.handlers.formats.orbax.sealed_documents import (
     SealedDocuments,
     digest_in_mark,
+    documents_below,
     encode_mark,
     mark_without_digest,
-    record_documents,
-    renew_record,
 )
 from penstock.handlers.stores.publishing.paths import path_or_url
 from penstock.kernel.errors import UnsupportedByStoreError
@@ -169,16 +170,41 @@ def mark_complete(store: Store, directory: str, *, whole: bool) -> None:
         store: Where.
         directory: In which everything else is written.
         whole: Whether it is a checkpoint, which gets a record of the digests of all its documents; an item
-            of one has that of its own tree, or none.
+            of one has that of its tree, or none.
     """
     record = os.path.join(directory, INTEGRITY)
+    data = store.read_file(record) if store.kind(record) == "file" else None
     if whole:
-        data: bytes | None = record_documents(store, directory)
-    else:
-        data = store.read_file(record) if store.kind(record) == "file" else None
+        data = _with_all_documents(store, directory, data)
+        store.write_file(record, data)
+        store.sync_directory(directory)
 
     store.write_file(os.path.join(directory, COMMIT_MARK), encode_mark(data))
     store.sync_directory(directory)
+
+
+def _with_all_documents(store: Store, directory: str, data: bytes | None) -> bytes:
+    """Return the record of a directory that is being built: what it said so far, and every document.
+
+    The data files of a database are left out: what is in them has its checksums elsewhere, or none.
+    """
+    path = os.path.join(directory, INTEGRITY)
+    before = Integrity() if data is None else integrity.decode(path, data)
+    documents: dict[str, Digest] = {}
+    for name in documents_below(store, directory, before.files):
+        folder = name.partition("/")[0]
+        is_of_database = folder == DATA_FOLDER or folder.startswith(OF_A_PROCESS)
+        if name in before.documents or not is_of_database:
+            known = before.documents.get(name)
+            documents[name] = known or digest_of_file(store, os.path.join(directory, name))
+
+    about = None
+    if CHECKPOINT_METADATA in documents:
+        file = os.path.join(directory, CHECKPOINT_METADATA)
+        content = store.read_file(file)
+        about = content_of(file, content) if content else None
+
+    return integrity.with_documents(path, data, documents, about)
 
 
 def record_changes(store: Store, directory: str) -> None:
@@ -191,4 +217,17 @@ def record_changes(store: Store, directory: str) -> None:
         raise UnsupportedByStoreError("let a leaf handler write files at", directory, store, SystemFiles)
 
     files.sync_tree(directory)
-    renew_record(store, directory)
+    path, mark = os.path.join(directory, INTEGRITY), os.path.join(directory, COMMIT_MARK)
+    if store.kind(path) != "file":
+        return
+
+    data = store.read_file(path)
+    documents = {
+        name: digest_of_file(store, os.path.join(directory, name))
+        for name in integrity.decode(path, data).documents
+        if store.kind(os.path.join(directory, name)) == "file"
+    }
+    record = integrity.with_documents(path, data, documents)
+    store.write_file(path, record)
+    if store.kind(mark) == "file":
+        store.write_file(mark, encode_mark(record, store.read_file(mark)))

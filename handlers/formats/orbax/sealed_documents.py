@@ -3,8 +3,6 @@
 Digests are in `_PENSTOCK_INTEGRITY`, and the digest of that file is in the commit mark, so that a lost or
 damaged record is noticed. The mark's text is free, and Orbax looks only at whether the file is there.
 What Orbax wrote has no digests, nor what penstock 0.1 wrote: there every document is read as it is.
-
-`record_documents` and `renew_record` make a record for documents that others wrote.
 """
 
 from __future__ import annotations
@@ -16,8 +14,6 @@ __all__ = (
     "documents_below",
     "encode_mark",
     "mark_without_digest",
-    "record_documents",
-    "renew_record",
 )
 
 import errno
@@ -32,7 +28,6 @@ from penstock.handlers.formats.inside_paths import EnteredDirectories
 from penstock.handlers.formats.integrity import Digest, Integrity, digest_of, digest_of_file
 from penstock.handlers.formats.orbax.checkpoint_metadata import (
     CheckpointMetadata,
-    content_of,
     decode_checkpoint_metadata,
     is_left_of,
 )
@@ -40,10 +35,8 @@ from penstock.handlers.formats.orbax.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
     COMMIT_MARK_TEXT,
-    DATA_FOLDER,
     DELETION,
     INTEGRITY,
-    OF_A_PROCESS,
 )
 from penstock.kernel.errors import ChecksumError, CorruptCheckpointError, MissingFileError, StorageError
 from penstock.kernel.protocols.stores import Store
@@ -298,60 +291,3 @@ def documents_below(store: Store, directory: str, files: Collection[str]) -> Ite
                 pending.append(full)
             else:
                 yield full
-
-
-def record_documents(store: Store, directory: str) -> bytes:
-    """Write the record of a directory that is being built: what it said so far, and every document. Blocking.
-
-    The data files of a database are left out: what is in them has checksums of its own, or none.
-
-    Args:
-        store: Where.
-        directory: Of a checkpoint.
-
-    Returns:
-        The content of the record.
-    """
-    path = os.path.join(directory, INTEGRITY)
-    data = store.read_file(path) if store.kind(path) == "file" else None
-    before = integrity.Integrity() if data is None else integrity.decode(path, data)
-    documents = {
-        name: before.documents.get(name) or digest_of_file(store, os.path.join(directory, name))
-        for name in documents_below(store, directory, before.files)
-        if name in before.documents or not _is_database_file(name)
-    }
-    about = None
-    if CHECKPOINT_METADATA in documents:
-        file = os.path.join(directory, CHECKPOINT_METADATA)
-        content = store.read_file(file)
-        about = content_of(file, content) if content else None
-
-    record = integrity.with_documents(path, data, documents, about)
-    store.write_file(path, record)
-    store.sync_directory(directory)
-    return record
-
-
-def renew_record(store: Store, directory: str) -> None:
-    """Record anew the documents of a tree that is being built, which changed after they were recorded."""
-    path = os.path.join(directory, INTEGRITY)
-    if store.kind(path) != "file":
-        return
-
-    data = store.read_file(path)
-    documents = {
-        name: digest_of_file(store, os.path.join(directory, name))
-        for name in integrity.decode(path, data).documents
-        if store.kind(os.path.join(directory, name)) == "file"
-    }
-    record = integrity.with_documents(path, data, documents)
-    store.write_file(path, record)
-    mark = os.path.join(directory, COMMIT_MARK)
-    if store.kind(mark) == "file":
-        store.write_file(mark, encode_mark(record, store.read_file(mark)))
-
-
-def _is_database_file(name: str) -> bool:
-    """Return whether a file, named from the directory of its tree, holds values of a database."""
-    steps = name.split("/")
-    return steps[0] == DATA_FOLDER or steps[0].startswith(OF_A_PROCESS)
