@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("clear_place", "delete_checkpoint", "delete_file", "move_checkpoint", "remove_abandoned")
+__all__ = ("delete_checkpoint", "delete_file", "move_checkpoint", "remove_abandoned")
 
 import errno
 import os
@@ -15,7 +15,7 @@ from penstock.kernel.errors import InUseError, StorageError, UnsupportedByStoreE
 from penstock.kernel.protocols.stores import Directories, Hold, Store
 
 _LOOK_S: Final = 0.002
-"""How long a reader may hold a directory that looks whether somebody is at work there."""
+"""A reader that looks whether somebody is at work in a directory holds it no longer."""
 
 _NOT_OURS: Final = frozenset({errno.EACCES, errno.EPERM})
 
@@ -44,7 +44,7 @@ def delete_checkpoint(
     if (directories := store.directories) is None:  # the first step of its removal makes it invisible
         return _remove_in_place(store, path, is_wanted)
 
-    clear_place(store, hidden)
+    remove_abandoned(store, hidden, set_aside=True)
     held = store.hold(path)
     try:
         if not is_wanted():
@@ -83,7 +83,7 @@ def delete_file(store: Store, path: str, hidden: str) -> None:
         store.remove_tree(path)
         return
 
-    clear_place(store, hidden)
+    remove_abandoned(store, hidden, set_aside=True)
     held = directories.make_held(hidden)
     try:
         try:
@@ -142,69 +142,51 @@ def move_checkpoint(
     return None
 
 
-def remove_abandoned(store: Store, path: str) -> None:
+def remove_abandoned(store: Store, path: str, *, set_aside: bool = False) -> StorageError | None:
     """Remove what an interrupted save or deletion left at `path`, if anything is there. Blocking.
 
     That may be a checkpoint that was replaced, by a save that ended before the name of the new one was
     durable. So the names in the directory are made durable first.
 
+    Args:
+        store: Where it is.
+        path: Of a build, or of what a deletion has hidden.
+        set_aside: Whether what may not be removed, as it is another user's, is renamed to `<path>-<hex>`: in
+            a directory of ours that is allowed, and who may remove it finds it by that name.
+
+    Returns:
+        Why something was left, under the other name; None if nothing was.
+
     Raises:
         InUseError: If somebody is at work there: then it is not abandoned.
         StorageError: If the medium refuses.
     """
-    _remove_abandoned(store, path, lambda _: False)
-
-
-def clear_place(store: Store, path: str) -> StorageError | None:
-    """Remove what was left at `path` as `remove_abandoned` does, to make something there. Blocking.
-
-    What may not be removed, as it is another user's, is renamed to `<path>-<hex>`: in a directory of ours
-    that is allowed, and who may remove it finds it by that name.
-
-    Returns:
-        Why something was left there, under the other name.
-
-    Raises:
-        InUseError: If somebody is at work there.
-        StorageError: If the medium refuses.
-    """
-    left: list[StorageError] = []
-
-    def set_aside(error: StorageError) -> bool:
-        directories = store.directories
-        if error.errno not in _NOT_OURS or directories is None:
-            return False
-
-        aside = f"{path}-{uuid.uuid4().hex}"
-        directories.rename(path, aside)
-        left.append(StorageError("remove", aside, error.problem, error.errno))
-        return True
-
-    _remove_abandoned(store, path, set_aside)
-    return left[0] if left else None
-
-
-def _remove_abandoned(store: Store, path: str, otherwise: Callable[[StorageError], bool]) -> None:
-    """Remove it, holding it. If that fails, `otherwise` is called; unless it did something else, raise."""
     if store.kind(path) is None:
-        return
+        return None
 
     store.sync_directory(os.path.dirname(path))
     try:
         held = _hold_abandoned(store, path)
     except StorageError as error:
-        if error.errno == errno.ENOENT:  # whoever was at work there has removed it
-            return
+        if error.errno == errno.ENOENT:  # who was at work there has removed it
+            return None
 
         raise
 
     try:
         store.remove_tree(path)
     except StorageError as error:
-        if not otherwise(error):
+        directories = store.directories
+        if not set_aside or error.errno not in _NOT_OURS or directories is None:
             raise
+
+        aside = f"{path}-{uuid.uuid4().hex}"
+        directories.rename(path, aside)
+        return StorageError("remove", aside, error.problem, error.errno)
     finally:
         held.release()
+
+    return None
 
 
 def _hold_abandoned(store: Store, path: str) -> Hold:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from anyio import Lock
 
-from penstock.handlers.stores.publishing.deletion import clear_place, delete_checkpoint
+from penstock.handlers.stores.publishing.deletion import delete_checkpoint, remove_abandoned
 from penstock.kernel.errors import (
     REPLACED_AT_ONCE,
     BuildChangedError,
@@ -332,7 +332,7 @@ class Workspace:
 
         place = self._token.place
         if (directories := store.directories) is not None:
-            self.left_behind = clear_place(store, place)
+            self.left_behind = remove_abandoned(store, place, set_aside=True)
             self._hold = directories.make_held(place)
             self._is_ours = True
         else:
