@@ -111,7 +111,7 @@ class LeafTable:
         prefix = prefix_of(".".join(self.keys[number])).encode()
         try:
             return list(map(self.rows.__getitem__, map(prefix.__add__, keys)))
-        except KeyError:  # it is told when the leaf is restored on its own
+        except KeyError:  # an error when the leaf is restored alone
             return []
 
 
@@ -203,7 +203,7 @@ class KeyPathBudget:
     """
 
     MOST_CHARACTERS: Final = 256 * 1024 * 1024
-    LEAF_CHARACTERS: Final = 128  #: counted for each leaf beside those of its keys
+    LEAF_CHARACTERS: Final = 128  #: counted for each leaf, besides those of its keys
 
     __slots__ = ("_left", "_path")
 

@@ -396,7 +396,7 @@ def grid_indices(grid: Sequence[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
 class GridKeys:
     """The keys of all chunks of a grid, in C order. Each is made when it is first asked for, and kept.
 
-    Many arrays share a grid, so that a key is made once. An array may claim a grid of any size: whoever
+    Many arrays share a grid, so that a key is made once. An array may claim a grid of any size: a reader that
     stops at the first chunk that is not stored pays only for those that are.
 
     Args:

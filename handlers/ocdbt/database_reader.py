@@ -320,7 +320,7 @@ def salvage_index(store: Store, directory: str, data_folder: str) -> SalvagedInd
         data_folder: The name of the folder in it where a lost root is looked for.
 
     Returns:
-        None if nobody knows where its root is. Compressed nodes are found only from an intact manifest.
+        None if its root is not found. Compressed nodes are found only from an intact manifest.
     """
     problems: list[str] = []
 

@@ -158,7 +158,7 @@ if TYPE_CHECKING:
     from penstock.handlers.leaves.empty import EmptyNamedTuple
     from penstock.handlers.leaves.single_replica import ReplicaAxis
     from penstock.handlers.stores.publishing import deletion, paths
-    from penstock.handlers.stores.publishing.snapshots import snapshot_of
+    from penstock.handlers.stores.publishing.reading import snapshot_of
     from penstock.handlers.stores.publishing.workspace import make_name_durable
     from penstock.kernel.concurrency.threads import LoopHandle, await_future
     from penstock.kernel.lazy_names import lazy_names
@@ -235,7 +235,7 @@ else:
             "penstock.handlers.leaves.adapted_handler": ("AdaptedHandler",),
             "penstock.kernel.protocols.leaf": ("EMPTY_MARKERS",),
             "penstock.kernel.pipeline.run_context": ("BaseIfWhole",),
-            "penstock.handlers.stores.publishing.snapshots": ("snapshot_of",),
+            "penstock.handlers.stores.publishing.reading": ("snapshot_of",),
             "penstock.handlers.stores.publishing.workspace": ("make_name_durable",),
             "penstock.stages.planning.leaf_sources": ("describe_target",),
             "penstock.stages.planning.matching": ("pair_keys",),

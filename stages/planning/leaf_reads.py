@@ -67,7 +67,7 @@ def in_parts(
     A leaf that is read straight into the memory of its value holds no budget and is never split. A leaf
     that its handler cannot split stays whole, and is admitted alone. What parts of one leaf need of one
     checksummed range is read once, unless leaves are to be mapped: then some of it is never read. Blocks that
-    nobody needs are read by nobody.
+    are not needed are not read.
     """
     most = run.memory.limit_of(run.flow) // SHARE
     numbers = itertools.count(-1, -1)

@@ -28,8 +28,7 @@ from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK
 from penstock.handlers.layouts.auto_layout import AutoLayout
 from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.handlers.stores.publishing.paths import path_or_url, scheme_of
-from penstock.handlers.stores.publishing.reading import Reading, read_unchanged, reading
-from penstock.handlers.stores.publishing.snapshots import Views
+from penstock.handlers.stores.publishing.reading import Reading, Views, read_unchanged, reading
 from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (

@@ -25,8 +25,7 @@ from penstock.handlers.formats.verification import (
     finding_of,
 )
 from penstock.handlers.layouts.discovery import find_checkpoints
-from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
-from penstock.handlers.stores.publishing.snapshots import Views
+from penstock.handlers.stores.publishing.reading import Reading, Views, read_unchanged
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.memory.regulator import MemoryRegulator
