@@ -30,7 +30,7 @@ class Scheme:
     """Returns the `Store` of a root, `scheme://name`, given the options of the scheme. Connects to nothing.
 
     The store gets whole URLs as paths. It is made once for each root and Checkpointer. The options of other
-    distributions are the `Scheme` itself. An `ObjectStore` has leases of `SHORTEST_LEASE_S` at least.
+    distributions are the `Scheme` itself. Leases of an `ObjectStore` last `SHORTEST_LEASE_S` at least.
     """
     file_bytes: int = 16 * 2**20  #: of a data file, which the writer fills before it begins another
     concurrency: int = 8  #: so many threads write at once, and so many read

@@ -13,13 +13,14 @@ from anyio import Event, create_task_group, fail_after, from_thread
 from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, Interposed, bucket_of_every_url
 
 import penstock
+from penstock.config import StoreOptions
 from penstock.errors import ClaimLostError
 from penstock.handlers.stores.buckets import bucket_options
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.object_client import ObjectClient
-from penstock.handlers.stores.publishing.lease_renewal import renewing_leases
-from penstock.kernel.protocols.stores import StoreWrapper
+from penstock.kernel.protocols.stores import ObjectStore, StoreWrapper
 from penstock.steps import CheckpointManager
+from penstock.stores.store_finder import StoreFinder
 from penstock.testing import FaultyStore, MemoryStore
 
 pytestmark = pytest.mark.anyio
@@ -30,6 +31,10 @@ BEATS = 4
 
 class Beating(StoreWrapper):
     """A store that counts its renewals."""
+
+    @property
+    def objects(self) -> ObjectStore:
+        return self
 
     @property
     def lease_s(self) -> float:
@@ -47,8 +52,9 @@ class Beating(StoreWrapper):
 
 async def test_leases_are_renewed_while_the_body_runs_and_no_longer() -> None:
     store = Beating()
+    finder = StoreFinder(store, StoreOptions())
     async with create_task_group() as tasks:
-        with fail_after(30), renewing_leases(tasks, lambda: [store], LEASE_S):
+        with fail_after(30), finder.renewing_leases(tasks):
             await store.enough.wait()
 
     n_beats = store.n_beats

@@ -43,7 +43,6 @@ from penstock.event_loop.interpreter_settings import calm_interpreter
 from penstock.handlers.layouts.auto_layout import AutoLayout
 from penstock.handlers.layouts.item_parts import message_target
 from penstock.handlers.layouts.item_types import Composite
-from penstock.handlers.stores.publishing.lease_renewal import renewing_leases
 from penstock.handlers.stores.publishing.paths import path_or_url, scheme_of
 from penstock.handlers.stores.publishing.reading import Reading
 from penstock.kernel.concurrency.threads import Threads
@@ -114,7 +113,7 @@ class Lifetime:
                     sharing.going_on(tasks),
                     memory.counting(self._engine.counted_caches),
                     watched(self._engine.observers, memory.statistics, events),
-                    renewing_leases(tasks, stores.leases, stores.shortest_lease_s),
+                    stores.renewing_leases(tasks),
                 ):
                     yield
                     self.streams.stop()

@@ -5,16 +5,26 @@ from __future__ import annotations
 __all__ = ("StoreFinder", "store_at", "store_of")
 
 import os
-from collections.abc import Sequence
+from collections.abc import Generator
+from contextlib import contextmanager
 from threading import Lock
-from typing import cast, final
+from typing import TYPE_CHECKING, Final, cast, final
+
+from anyio import CancelScope, sleep
 
 from penstock.config.config import Config, StoreOptions
 from penstock.handlers.stores.local import LocalStore
 from penstock.handlers.stores.publishing.paths import path_or_url, root_of, scheme_of
+from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PathError, SpecError
-from penstock.kernel.protocols.stores import ObjectStore, Store
+from penstock.kernel.protocols.stores import Store
 from penstock.kernel.schemes import SCHEMES
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
+_PER_LEASE: Final = 3
+"""Renewals. Two of them may fail before a lease is over."""
 
 
 @final
@@ -48,12 +58,32 @@ class StoreFinder:
         objects = self.default.objects
         return self._options.shortest_lease_s if objects is None else objects.lease_s
 
-    def leases(self) -> Sequence[ObjectStore]:
-        """Return the stores of now whose builds and holds are leases."""
-        with self._lock:
-            stores = (self.default, *self._buckets.values())
+    @contextmanager
+    def renewing_leases(self, tasks: TaskGroup) -> Generator[None]:
+        """Renew builds and holds that are leases, three times in each lease, while the body runs.
 
-        return [store.objects for store in stores if store.objects is not None]
+        While the event loop stands still nothing is renewed. That is safe: of who was taken over, the next
+        swap fails, before anything is published or deleted. At the end a request under way is waited for.
+        """
+        scope = CancelScope()
+        threads = Threads(1)  # apart from the others: eight long uploads must not keep a renewal waiting
+
+        async def renew() -> None:
+            with scope:
+                while True:
+                    await sleep(self.shortest_lease_s / _PER_LEASE)
+                    with self._lock:
+                        stores = (self.default, *self._buckets.values())
+
+                    for store in stores:
+                        if store.objects is not None:
+                            await threads.run(store.objects.renew_leases)
+
+        tasks.start_soon(renew, name="penstock leases")
+        try:
+            yield
+        finally:
+            scope.cancel()
 
     def at(self, path: str) -> Store:
         """Return the store of an absolute path or a URL. Quick; connects to nothing."""
