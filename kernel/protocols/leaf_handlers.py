@@ -189,11 +189,12 @@ class ReadLeaves(Sequence[ReadLeaf]):
         if self.shared is not None:
             return self.shared.sizes
 
-        scratch = [sum([read.scratch_nbytes for read in leaf.reads]) for leaf in self]
-        return [
-            max(leaf.nbytes, leaf.target.staging_bytes + nbytes)
-            for leaf, nbytes in zip(self, scratch, strict=True)
-        ]
+        weights: list[int] = []
+        for leaf in self:
+            scratch = sum([read.scratch_nbytes for read in leaf.reads])
+            weights.append(max(leaf.nbytes, leaf.target.staging_bytes + scratch))
+
+        return weights
 
     @property
     def n_ended(self) -> int:

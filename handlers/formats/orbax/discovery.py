@@ -127,10 +127,10 @@ class ItemPlace:
     directory: str  #: holds `_METADATA` and the arrays, or the item's other files
     names: frozenset[str]  #: of what is in it
     checkpoint: CheckpointMetadata  #: of the checkpoint it belongs to
-    path: str = ""  #: of the checkpoint: as it was asked for, or a step there
-    kind: ItemKind = ItemKind.TREE
-    root_metadata: Mapping[str, Any] | None = None  #: the caller's metadata of the directory of steps
-    sealed: SealedDocuments | None = None  #: the documents in `directory`
+    path: str  #: of the checkpoint: as it was asked for, or a step there
+    kind: ItemKind
+    root_metadata: Mapping[str, Any] | None  #: the caller's metadata of the directory of steps
+    sealed: SealedDocuments  #: the documents in `directory`
 
 
 def locate(store: Store, path: str, item: str | None = None) -> ItemPlace:

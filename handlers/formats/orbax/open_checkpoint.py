@@ -27,7 +27,6 @@ from penstock.handlers.formats.orbax.discovery import (
 )
 from penstock.handlers.formats.orbax.embedded_arrays import number
 from penstock.handlers.formats.orbax.file_names import MANIFEST, METADATA, SHARDING, STRINGS
-from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.tree_documents import RememberedDocuments, Source, open_tree
 from penstock.handlers.ocdbt.database_reader import index_bytes
@@ -132,7 +131,7 @@ def _open_json(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
     name = json_file(source.store, place.directory, place.names)
     assert name is not None, "the kind says that there is one"
     path = os.path.join(place.directory, name)
-    return _of_leaves(source, place, json_leaves(path, _read(source, place, name), place.directory))
+    return _of_leaves(source, place, json_leaves(path, place.sealed.read(name), place.directory))
 
 
 def _open_proto(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
@@ -141,7 +140,7 @@ def _open_proto(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
     assert name is not None, "the kind says that there is one"
     path = os.path.join(place.directory, name)
     try:
-        text = _read(source, place, name).decode()
+        text = place.sealed.read(name).decode()
     except UnicodeDecodeError as error:
         raise CorruptCheckpointError(path, f"is not UTF-8: {error.reason}") from error
 
@@ -161,8 +160,8 @@ def _open_jax_key(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
     (leaf,) = tree.leaves
     shape = leaf.spec.shape or (0,)
     impl = None
-    if _flag(source, place, "typed"):
-        path, about = _about(source, place)
+    if _flag(place, "typed"):
+        path, about = _about(place)
         recorded = about.get("impl", _IMPLS.get(shape[-1]))
         impl = None if recorded is None else as_string(path, "impl", recorded)
 
@@ -174,7 +173,7 @@ def _open_jax_key(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
 def _open_numpy_key(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
     """Open the state of a generator as numpy takes it: a tuple if it is a legacy one, or a dict."""
     tree = _inner(source, place)
-    if not _flag(source, place, "legacy"):
+    if not _flag(place, "legacy"):
         return tree
 
     kinds = [(KeyKind.TUPLE, *kinds[1:]) for kinds in tree.leaves.kinds]
@@ -185,13 +184,13 @@ def _open_numpy_key(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
 def _inner(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
     directory = os.path.join(place.directory, RANDOM_KEYS[place.kind])
     names = frozenset(source.store.list_directory(directory))
-    inner = _sealed(source, place).item(RANDOM_KEYS[place.kind], names)
+    inner = place.sealed.item(RANDOM_KEYS[place.kind], names)
     at = replace(place, directory=directory, names=names, kind=ItemKind.TREE, sealed=inner)
     return open_tree(source, at)
 
 
-def _flag(source: Source, place: ItemPlace, name: str) -> bool:
-    path, about = _about(source, place)
+def _flag(place: ItemPlace, name: str) -> bool:
+    path, about = _about(place)
     value = about.get(name)
     if type(value) is not bool:
         raise CorruptCheckpointError(path, f"{name} is {value!r}, not a boolean")
@@ -199,18 +198,10 @@ def _flag(source: Source, place: ItemPlace, name: str) -> bool:
     return value
 
 
-def _about(source: Source, place: ItemPlace) -> tuple[str, dict[str, object]]:
+def _about(place: ItemPlace) -> tuple[str, dict[str, object]]:
     name = f"{RANDOM_KEYS[place.kind]}_metadata/metadata"
     path = os.path.join(place.directory, name)
-    return path, parse_object(path, _read(source, place, name))
-
-
-def _read(source: Source, place: ItemPlace, name: str) -> bytes:
-    return _sealed(source, place).read(name)
-
-
-def _sealed(source: Source, place: ItemPlace) -> SealedDocuments:
-    return place.sealed or SealedDocuments.open(source.store, place.directory, place.names)
+    return path, parse_object(path, place.sealed.read(name))
 
 
 def _of_leaves(source: Source, place: ItemPlace, leaves: tuple[StoredLeaf, ...]) -> OrbaxCheckpoint:

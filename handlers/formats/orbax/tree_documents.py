@@ -91,15 +91,14 @@ def open_tree(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
         TruncatedDataError: If a data file is shorter than the index says.
         CorruptCheckpointError: If a document is damaged or missing; the message names it.
     """
-    sealed = place.sealed or SealedDocuments.open(source.store, place.directory, place.names)
     if METADATA not in place.names:
-        sealed.check_absent(METADATA)  # the names of arrays would tell another tree
+        place.sealed.check_absent(METADATA)  # the names of arrays would tell another tree
 
-    structure = read_structure(source.store, place, source.remembered, sealed)
+    structure = read_structure(source.store, place, source.remembered)
     tree = structure.tree
     uses_ocdbt = MANIFEST in place.names if tree.use_ocdbt is None else tree.use_ocdbt
-    index = _index(source, place, tree, sealed, uses_ocdbt=uses_ocdbt)
-    table = _leaf_table(source, place, structure, sealed, index, uses_ocdbt=uses_ocdbt)
+    index = _index(source, place, tree, uses_ocdbt=uses_ocdbt)
+    table = _leaf_table(source, place, structure, index, uses_ocdbt=uses_ocdbt)
     return OrbaxCheckpoint(
         store=source.store,
         path=place.path,
@@ -109,8 +108,8 @@ def open_tree(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
         committed_at_ns=place.checkpoint.committed_at_ns,
         uses_ocdbt=uses_ocdbt,
         all_chunks_written=tree.all_chunks_written,
-        checksums=sealed.recorded.files,
-        digests=sealed.recorded.digests,
+        checksums=place.sealed.recorded.files,
+        digests=place.sealed.recorded.digests,
         index=index,
         tree_custom_metadata=deepcopy(tree.custom_metadata),  # the caller may change it
         root_custom_metadata=place.root_metadata,
@@ -119,9 +118,7 @@ def open_tree(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
     )
 
 
-def _index(
-    source: Source, place: ItemPlace, tree: TreeMetadata, sealed: SealedDocuments, *, uses_ocdbt: bool
-) -> Index:
+def _index(source: Source, place: ItemPlace, tree: TreeMetadata, *, uses_ocdbt: bool) -> Index:
     """Find where the arrays of a tree are.
 
     Raises:
@@ -139,7 +136,7 @@ def _index(
     entries = zip(tree.keys, tree.typestrs, tree.skips, strict=True)
     if not uses_ocdbt:
         names = [".".join(keys) for keys, typestr, skip in entries if has_value(typestr, skip)]
-        return Index.of(directory_index(store, directory, names, sealed.check))
+        return Index.of(directory_index(store, directory, names, place.sealed.check))
     if MANIFEST not in place.names:
         expected = ARRAY_TYPES - source.foreign
         if not any(typestr in expected and not skip for _, typestr, skip in entries):
@@ -152,18 +149,12 @@ def _index(
 
 
 def _leaf_table(
-    source: Source,
-    place: ItemPlace,
-    structure: Structure,
-    sealed: SealedDocuments,
-    index: Index,
-    *,
-    uses_ocdbt: bool,
+    source: Source, place: ItemPlace, structure: Structure, index: Index, *, uses_ocdbt: bool
 ) -> LeafTable:
     """Return the table of the leaves: one made before from the same documents, or a new one."""
-    texts = _document(source, place, sealed, STRINGS, decode_strings)
-    shardings = _document(source, place, sealed, SHARDING, decode_shardings)
-    random_keys = _document(source, place, sealed, ARRAY_METADATAS, decode_random_keys)
+    texts = _document(source, place, STRINGS, decode_strings)
+    shardings = _document(source, place, SHARDING, decode_shardings)
+    random_keys = _document(source, place, ARRAY_METADATAS, decode_random_keys)
     key = ByIdentity(structure.tree, texts, shardings, random_keys), index.content_key()
     table = source.remembered.tables.get(key)
     if table is not None:
@@ -173,7 +164,7 @@ def _leaf_table(
         place.directory,
         structure.tree,
         index,
-        sealed,
+        place.sealed,
         strings=(os.path.join(place.directory, STRINGS), texts),
         shardings=shardings,
         random_keys=random_keys,
@@ -191,7 +182,6 @@ def _leaf_table(
 def _document(
     source: Source,
     place: ItemPlace,
-    sealed: SealedDocuments,
     name: str,
     decoder: Callable[[str, bytes], dict[str, T]],
 ) -> dict[str, T]:
@@ -201,11 +191,11 @@ def _document(
         files = source.store.list_directory(os.path.join(place.directory, name))
         file = f"{name}/{min(files)}" if files else None
     if file is None:
-        sealed.check_absent(name)
+        place.sealed.check_absent(name)
         return NONE
 
     path = os.path.join(place.directory, file)
-    return source.remembered.decode(name, decoder, path, sealed.read(file))
+    return source.remembered.decode(name, decoder, path, place.sealed.read(file))
 
 
 ARRAY_TYPES: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
@@ -392,9 +382,7 @@ class Structure:
     packed: Mapping[KeyPath, PackedLeaf] = field(default_factory=dict[KeyPath, PackedLeaf])
 
 
-def read_structure(
-    store: Store, place: ItemPlace, remembered: RememberedDocuments, sealed: SealedDocuments
-) -> Structure:
+def read_structure(store: Store, place: ItemPlace, remembered: RememberedDocuments) -> Structure:
     """Read which leaves the tree at `place` has. `_METADATA` is decoded only if it was not before.
 
     Raises:
@@ -402,19 +390,19 @@ def read_structure(
         UnsupportedFormatError: If it is valid, but penstock cannot represent it.
     """
     if place.kind is ItemKind.PACKED:
-        sealed.check_file(LEGACY_MSGPACK)
+        place.sealed.check_file(LEGACY_MSGPACK)
         return _packed(read_tree(store, os.path.join(place.directory, LEGACY_MSGPACK)))
     if place.kind is ItemKind.NAMED:
         names = array_directories(store, place.directory)
-        return Structure(_named(place.directory, names, _sharded(place, sealed)))
+        return Structure(_named(place.directory, names, _sharded(place)))
 
     path = os.path.join(place.directory, METADATA)
     if METADATA not in place.names and _is_single_array(store, place):
-        return Structure(_named(place.directory, [LEGACY_MSGPACK], _sharded(place, sealed)))
+        return Structure(_named(place.directory, [LEGACY_MSGPACK], _sharded(place)))
     if METADATA not in place.names:
         raise MissingFileError(path, "is missing, and the structure of the tree with it")
 
-    tree, first = remembered.decode(METADATA, _decode, path, sealed.read(METADATA))
+    tree, first = remembered.decode(METADATA, _decode, path, place.sealed.read(METADATA))
     # Early Orbax always wrote this file, but it is read only if it is recorded to hold values.
     if first is None:
         return Structure(tree)
@@ -424,7 +412,7 @@ def read_structure(
         key_path = show_key_path(tree.keys[first], tree.kinds[first])
         raise CorruptCheckpointError(packed, "is missing, and values are in it", key_path=key_path)
 
-    sealed.check_file(LEGACY_MSGPACK)
+    place.sealed.check_file(LEGACY_MSGPACK)
     found = {leaf.keys: leaf for leaf in read_tree(store, packed)}
     elsewhere = {keys for keys, leaf in found.items() if leaf.elsewhere}
     skips = [skip and keys not in elsewhere for keys, skip in zip(tree.keys, tree.skips, strict=True)]
@@ -475,13 +463,13 @@ def _is_single_array(store: Store, place: ItemPlace) -> bool:
     return {key.rpartition(b"/")[0] for key in keys} == {LEGACY_MSGPACK.encode()}
 
 
-def _sharded(place: ItemPlace, sealed: SealedDocuments) -> Collection[str]:
+def _sharded(place: ItemPlace) -> Collection[str]:
     """Name the arrays that have a recorded sharding: those that were jax.Arrays."""
     if SHARDING not in place.names:
         return ()
 
     path = os.path.join(place.directory, SHARDING)
-    return decode_shardings(path, sealed.read(SHARDING))
+    return decode_shardings(path, place.sealed.read(SHARDING))
 
 
 def _named(directory: str, names: Iterable[str], sharded: Collection[str]) -> TreeMetadata:

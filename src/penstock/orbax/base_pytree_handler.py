@@ -179,7 +179,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
         build = joint_build_around(directory)
         if build is not None:
-            return [await self._save_jointly(ItemPlace(path_text(directory), build), args)]
+            return [await self._save_jointly(JointItem(path_text(directory), build), args)]
 
         with timed(f"{WRITE}blocking_tree_map_duration_secs"):
             keywords: dict[str, Any] = {
@@ -204,7 +204,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
         return [PipelineFuture(save, keep=self._loop)]
 
-    async def _save_jointly(self, place: JointDirectory | ItemPlace, args: BasePyTreeSaveArgs) -> Future:
+    async def _save_jointly(self, place: JointDirectory | JointItem, args: BasePyTreeSaveArgs) -> Future:
         """Begin to save a tree together with the other processes, or as a whole checkpoint in a bucket.
 
         Raises:
@@ -484,7 +484,7 @@ def own_links(path: str, loop: LoopThread[Resources]) -> Mapping[str, Any]:
     return {"base": links.base_of(path)}
 
 
-def joint_links(place: ItemPlace | JointDirectory, loop: LoopThread[Resources]) -> Mapping[str, Any]:
+def joint_links(place: JointItem | JointDirectory, loop: LoopThread[Resources]) -> Mapping[str, Any]:
     """Return the same for a save of several processes.
 
     Args:
@@ -564,7 +564,7 @@ def save_limit(
 
 
 @dataclass(frozen=True, slots=True)
-class ItemPlace:
+class JointItem:
     """A directory of a checkpoint that all processes build."""
 
     path: str
@@ -625,7 +625,7 @@ async def start_joint_save(
     resources: Resources,
     registry: Any,
     workers: StageWorkers,
-    place: JointDirectory | ItemPlace,
+    place: JointDirectory | JointItem,
     item: Any,
     keywords: dict[str, Any],
 ) -> SaveFuture:
@@ -639,10 +639,10 @@ async def start_joint_save(
     if isinstance(place, JointDirectory) and paths.scheme_of(place.path) is not None:
         return await _start_in_bucket(resources, registry, workers, place, item, keywords)
 
-    chosen = _joined(resources.within if isinstance(place, ItemPlace) else resources.together)
+    chosen = _joined(resources.within if isinstance(place, JointItem) else resources.together)
     limiters = Limiters.of(chosen.engine.memory, "save")
     handlers = StageRegistry(registry, replace(workers, limiters=limiters))
-    if isinstance(place, ItemPlace):
+    if isinstance(place, JointItem):
         chosen = chosen.with_handlers(handlers, coordinator=place.build.nested_coordinator())
         begin = partial(chosen.save, place.path, item, overwrite=True, **keywords)
         return await place.build.begin_within(begin)
