@@ -5,11 +5,11 @@ from __future__ import annotations
 __all__ = ("AutoLayout",)
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import final
 
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
-from penstock.handlers.layouts.discovery import tensors_at
 from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.protocols.checkpoints import FoundItems, ListedItems, StoredCheckpoint
 from penstock.kernel.protocols.layouts import Layout, Opening
@@ -40,7 +40,14 @@ class AutoLayout:
 
     def find(self, store: Store, path: str, item: str | None = None) -> Opening:
         """Find what `open` opens, and tell what its documents take."""
-        return tensors_at(store, path, item) or self.written.find(store, path, item)
+        if not is_safetensors(store, path):
+            return self.written.find(store, path, item)
+
+        # Here, because most checkpoints are not.
+        from penstock.handlers.formats.safetensors.file_set import bytes_to_decode
+        from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
+
+        return Opening(bytes_to_decode(store, path), partial(open_checkpoint, store, path, item))
 
     def open(self, store: Store, path: str, item: str | None = None) -> StoredCheckpoint:
         """Find the checkpoint at `path`, or an item of it, and read its documents.

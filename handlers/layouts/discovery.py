@@ -3,7 +3,7 @@
 `look_at` says what it is. Nothing at all, a damaged checkpoint and what an interrupted save left are answers,
 too: the place then has the error that opening it raises, and `find_place` raises it. The managers, the
 tools, `verify`, the command line and the Orbax face ask here, so that they agree. `checkpoint_path` says
-which checkpoint is meant, `tensors_at` finds safetensors for reading. Anything else is in Orbax's layout:
+which checkpoint is meant. What is not safetensors is in Orbax's layout:
 `penstock.handlers.formats.orbax.discovery` goes on inside it. All of it blocks, and reads names and few
 documents.
 """
@@ -21,13 +21,11 @@ __all__ = (
     "finished_steps",
     "look_at",
     "look_inside",
-    "tensors_at",
 )
 
 import os
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Final, Literal, TypeAlias, final
 
 from penstock.handlers.formats.inside_paths import EnteredDirectories
@@ -68,7 +66,6 @@ from penstock.kernel.errors import (
     PenstockError,
     UnsupportedFormatError,
 )
-from penstock.kernel.protocols.layouts import Opening
 from penstock.kernel.protocols.stores import Store
 
 PlaceKind: TypeAlias = Literal["root", "checkpoint", "tensors", "folder", "unfinished", "file", "nothing"]
@@ -249,18 +246,6 @@ def check_deletable(store: Store, path: str) -> Literal["file", "directory"]:
         raise NotACheckpointError(path, "is an item of a checkpoint; only whole checkpoints are deleted")
 
     return kind
-
-
-def tensors_at(store: Store, path: str, item: str | None = None) -> Opening | None:
-    """Find safetensors at `path`; None if there are none. They have no items, so `item` is an error then."""
-    if not is_safetensors(store, path):
-        return None
-
-    # Here, because most checkpoints are not, and lists of steps ask of each of them.
-    from penstock.handlers.formats.safetensors.file_set import bytes_to_decode
-    from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
-
-    return Opening(bytes_to_decode(store, path), partial(open_checkpoint, store, path, item))
 
 
 def checkpoint_path(store: Store, path: str, step: int | None = None) -> str:

@@ -12,7 +12,6 @@ from typing import Any, final
 from penstock.handlers.formats.orbax.discovery import contents_of
 from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
-from penstock.handlers.layouts.discovery import tensors_at
 from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.protocols.checkpoints import StorageDetails, StoredCheckpoint
@@ -99,8 +98,13 @@ def _opened(store: Store, path: str, item: str | None) -> ItemFacts:
 
 def _open(store: Store, path: str, item: str | None) -> StoredCheckpoint:
     """Open a checkpoint as a layout does, without the modules of one that are for saves."""
-    tensors = tensors_at(store, path, item)
-    return open_checkpoint(store, path, item) if tensors is None else tensors.open()
+    if not is_safetensors(store, path):
+        return open_checkpoint(store, path, item)
+
+    # Here, because most checkpoints are not.
+    from penstock.handlers.formats.safetensors import safetensors_checkpoint
+
+    return safetensors_checkpoint.open_checkpoint(store, path, item)
 
 
 def _leaves(opened: StoredCheckpoint) -> list[LeafFacts]:

@@ -26,8 +26,8 @@ from penstock.handlers.formats.orbax.discovery import (
 from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA
 from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
+from penstock.handlers.formats.safetensors import safetensors_checkpoint
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
-from penstock.handlers.layouts.discovery import tensors_at
 from penstock.handlers.layouts.item_parts import HANDLERS, Parts, TreePart
 from penstock.handlers.layouts.item_types import Json, NumpyRandomKey, Proto, PyTree, RandomKey
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue
@@ -207,9 +207,8 @@ class ItemsReader:
         parts.directories += [place, f"{place}_metadata"]
 
     def _open(self, path: str, item: str | None) -> StoredCheckpoint:
-        tensors = tensors_at(self.store, path, item)
-        if tensors is not None:
-            return tensors.open()
+        if is_safetensors(self.store, path):
+            return safetensors_checkpoint.open_checkpoint(self.store, path, item)
         if is_npz(self.store, path):
             archive = open_npz(self.store, path, item)
             check_expansion(self.store, archive, range(len(archive.leaves)), self.max_expansion)
