@@ -17,7 +17,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Final, NoReturn, final
 
-from penstock.handlers.ocdbt.key_tables import MOST_BYTES_OF_KEYS, DataFile, KeyTable, RememberedKeys
+from penstock.handlers.ocdbt.key_tables import MOST_BYTES_OF_KEYS, DataFileId, KeyTable, RememberedKeys
 from penstock.handlers.ocdbt.node_decoding import (
     DumpedDatabase,
     Index,
@@ -379,7 +379,7 @@ def _last_node(store: Store, path: str, name: str) -> NodeReference | None:
 
     height = data[last + _HEIGHT_AT]
     n_keys = MAX_OFFSET if height else 0  # how many there are is recorded in the manifest alone
-    return NodeReference(DataFile("", name), last, at - last, height, n_keys)
+    return NodeReference(DataFileId("", name), last, at - last, height, n_keys)
 
 
 def _beginning(store: Store, path: str) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 __all__ = (
     "MOST_BYTES_OF_KEYS",
-    "DataFile",
+    "DataFileId",
     "KeyTable",
     "RememberedKeys",
     "common_prefix",
@@ -148,11 +148,11 @@ def decode_keys(
 
     encoded = cursor.take(sum(suffixes))
     stored = (tuple(shared), tuple(suffixes), encoded, before)
-    keys = None if known is None else known.nodes.get(stored)
-    if keys is not None:
-        return keys, inherited
+    found = None if known is None else known.nodes.get(stored)
+    if found is not None:
+        return found, inherited
 
-    keys = []
+    keys: list[bytes] = []
     key, position = before, 0
     for first, suffix in zip((0, *shared), suffixes, strict=True):
         key = key[: len(before) + first] + encoded[position : position + suffix]
@@ -169,7 +169,7 @@ def decode_keys(
 
 @final
 @dataclass(frozen=True, slots=True)
-class DataFile:
+class DataFileId:
     """One row of a data file table. Both paths are empty in a database without keys."""
 
     base: str  #: prefix of all paths in the nodes that this file holds
@@ -201,7 +201,7 @@ def encode_files(paths: Sequence[str]) -> bytes:
     return b"".join((varint(len(paths)), prefixes, lengths, bytes(len(paths)), suffixes))
 
 
-def decode_files(cursor: Cursor, transitive: str) -> list[DataFile]:
+def decode_files(cursor: Cursor, transitive: str) -> list[DataFileId]:
     """Read a data file table.
 
     Args:
@@ -215,7 +215,7 @@ def decode_files(cursor: Cursor, transitive: str) -> list[DataFile]:
     prefixes = (0, *cursor.varints(count - 1)) if count else ()
     suffixes = cursor.varints(count)
     bases = cursor.varints(count)
-    files: list[DataFile] = []
+    files: list[DataFileId] = []
     path = b""
     base_before = path_bytes = 0
     for prefix, suffix, base in zip(prefixes, suffixes, bases, strict=True):
@@ -232,7 +232,7 @@ def decode_files(cursor: Cursor, transitive: str) -> list[DataFile]:
 
         path = path[:prefix] + cursor.take(suffix)
         try:
-            file = DataFile(transitive + path[:base].decode(), transitive + path.decode())
+            file = DataFileId(transitive + path[:base].decode(), transitive + path.decode())
         except UnicodeDecodeError as error:
             raise cursor.origin.corrupt(f"data file path {path!r} is not UTF-8") from error
 
@@ -245,7 +245,7 @@ def decode_files(cursor: Cursor, transitive: str) -> list[DataFile]:
     return files
 
 
-Columns: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], bytes, bytes]
+StoredKeys: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], bytes, bytes]
 """Keys in their stored form: lengths of prefixes and suffixes, all suffixes, and what is before each key."""
 
 _SLICE: Final = 8192  # keys: a millisecond or less
@@ -280,7 +280,7 @@ class RememberedKeys:
     with the same lists share one table.
     """
 
-    nodes: BoundedCache[Columns, list[bytes]] = field(default_factory=lambda: BoundedCache(16), init=False)
+    nodes: BoundedCache[StoredKeys, list[bytes]] = field(default_factory=lambda: BoundedCache(16), init=False)
     _tables: BoundedCache[ByIdentity, KeyTable] = field(default_factory=lambda: BoundedCache(2), init=False)
 
     @property

@@ -34,7 +34,7 @@ import numpy.typing as npt
 
 from penstock.handlers.ocdbt.key_tables import (
     MOST_BYTES_OF_KEYS,
-    DataFile,
+    DataFileId,
     KeyTable,
     RememberedKeys,
     decode_files,
@@ -65,7 +65,7 @@ _MANIFEST_KINDS = (0, 1)  # single, numbered
 class NodeReference:
     """The place of a B+tree node, and what its parent records about it."""
 
-    file: DataFile
+    file: DataFileId
     offset: int  #: bytes from the start of the file
     length: int  #: bytes, compressed or not
     height: int  #: 0 for a leaf
@@ -147,7 +147,7 @@ def decode_manifest(cursor: Cursor) -> Manifest:
 
 
 def _references(
-    cursor: Cursor, files: list[DataFile], count: int, heights: bytes
+    cursor: Cursor, files: list[DataFileId], count: int, heights: bytes
 ) -> list[NodeReference | None]:
     """Read the columns that refer to nodes, including the columns of subtree statistics."""
     ids = cursor.varints(count)
@@ -207,7 +207,7 @@ def decode_node(
     return node
 
 
-def _values(cursor: Cursor, files: list[DataFile], count: int) -> Values:
+def _values(cursor: Cursor, files: list[DataFileId], count: int) -> Values:
     """Read the values of a leaf. An inline value's offset is the length of the inline values before it."""
     lengths = cursor.varints(count)
     kinds = cursor.varints(count)
@@ -463,7 +463,7 @@ def _reference(origin: Origin, entry: dict[str, Any], height: int) -> NodeRefere
     return NodeReference(file, offset, length, height, about["num_keys"], about["num_tree_bytes"])
 
 
-def _location(origin: Origin, location: str) -> tuple[DataFile, int, int]:
+def _location(origin: Origin, location: str) -> tuple[DataFileId, int, int]:
     """Parse `kind:base:path:offset:length`, where base and path are percent-encoded."""
     _, base, relative, offset, length = location.split(":")
     try:
@@ -472,7 +472,7 @@ def _location(origin: Origin, location: str) -> tuple[DataFile, int, int]:
     except UnicodeDecodeError as error:
         raise origin.corrupt(f"data file path of {location!r} is not UTF-8") from error
 
-    file = DataFile(base, base + relative)
+    file = DataFileId(base, base + relative)
     if problem := path_problem(file.path):
         raise origin.corrupt(problem)
 

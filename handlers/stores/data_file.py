@@ -23,7 +23,7 @@ from penstock.handlers.stores.direct_io import (
     PAGE,
     Arena,
     Io,
-    Part,
+    TransferPart,
     address_of,
     allocate,
     cached_bytes,
@@ -298,7 +298,7 @@ class LocalReadableFile:
 
     def _read_large(self, offset: int, view: memoryview, summed: _Summed | None = None) -> int:
         """Read each part directly or through the page cache, and return the offset reached."""
-        parts = [Part(len(view), direct=False)]
+        parts = [TransferPart(len(view), direct=False)]
         if not self._refused and (offset - address_of(view)) % PAGE == 0:
             parts = parts_of(offset, len(view), WINDOW)
 

@@ -10,7 +10,7 @@ __all__ = (
     "PAGE",
     "Arena",
     "Io",
-    "Part",
+    "TransferPart",
     "address_of",
     "allocate",
     "cached_bytes",
@@ -44,14 +44,14 @@ PAGE = max(4096, mmap.PAGESIZE)  #: bytes of a page; also a multiple of what eve
 DIRECT_FROM = 2**20  #: bytes; for smaller requests, disk latency costs more than the page cache
 
 
-class Part(NamedTuple):
+class TransferPart(NamedTuple):
     """A part of a request, and whether its bytes bypass the page cache."""
 
     nbytes: int
     direct: bool
 
 
-def parts_of(offset: int, nbytes: int, block_bytes: int) -> list[Part]:
+def parts_of(offset: int, nbytes: int, block_bytes: int) -> list[TransferPart]:
     """Cut a request, in order, into parts that may bypass the page cache and parts that must not.
 
     Only whole pages inside the request may. A page at its edge may also hold bytes of another request,
@@ -65,10 +65,10 @@ def parts_of(offset: int, nbytes: int, block_bytes: int) -> list[Part]:
     head = -offset % PAGE
     whole = (nbytes - head) // PAGE * PAGE
     if whole < DIRECT_FROM:
-        return [Part(nbytes, direct=False)] if nbytes else []
+        return [TransferPart(nbytes, direct=False)] if nbytes else []
 
     tail = nbytes - head - whole
-    direct = [Part(min(block_bytes, whole - at), direct=True) for at in range(0, whole, block_bytes)]
+    direct = [TransferPart(min(block_bytes, whole - at), direct=True) for at in range(0, whole, block_bytes)]
     return [*_buffered(head), *direct, *_buffered(tail)]
 
 
@@ -123,8 +123,8 @@ def open_direct(descriptor: Descriptor, flags: int, io: Io) -> Descriptor | None
     return None
 
 
-def _buffered(nbytes: int) -> list[Part]:
-    return [Part(nbytes, direct=False)] if nbytes else []
+def _buffered(nbytes: int) -> list[TransferPart]:
+    return [TransferPart(nbytes, direct=False)] if nbytes else []
 
 
 HUGE_PAGE = 2**21

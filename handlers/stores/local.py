@@ -56,7 +56,7 @@ def _check_link(path: str, allowed: list[str]) -> None:
 
 @final
 @dataclass(slots=True)
-class Build:
+class LocalBuild:
     """The state of one save's build: the claim in its `BuildToken`."""
 
     published: Identity | None = None  #: what was published; None if nothing was yet
@@ -410,7 +410,7 @@ class LocalStore(Directories, SystemFiles):
             if os.path.islink(beside):
                 os.unlink(beside)
 
-        return BuildToken(final, beside, file, Build())
+        return BuildToken(final, beside, file, LocalBuild())
 
     def publish(self, token: BuildToken) -> None:
         """Rename what was built to its final path, which must be free, in one step.
@@ -420,7 +420,7 @@ class LocalStore(Directories, SystemFiles):
         """
         built = self._holds.built(token)
         self._move(token.built, token.final, built)
-        if isinstance(token.claim, Build):
+        if isinstance(token.claim, LocalBuild):
             token.claim.published = built
 
     def exchange(self, token: BuildToken) -> str:
@@ -434,7 +434,7 @@ class LocalStore(Directories, SystemFiles):
         Raises:
             BuildChangedError: If another program was at work there; then it is undone.
         """
-        build = token.claim if isinstance(token.claim, Build) else Build()
+        build = token.claim if isinstance(token.claim, LocalBuild) else LocalBuild()
         built = self._holds.built(token)
         with translated("exchange", token.final):
             older = exchange(token.built, token.final, self._system.calls.renameat2)
@@ -458,7 +458,7 @@ class LocalStore(Directories, SystemFiles):
         Raises:
             BuildChangedError: If another program took away what was published; then what it replaced stays.
         """
-        build = token.claim if isinstance(token.claim, Build) else Build()
+        build = token.claim if isinstance(token.claim, LocalBuild) else LocalBuild()
         if build.replaced:
             problem = self._holds.problem_of(token, build.published)
             if problem is not None:
@@ -508,7 +508,7 @@ class LocalStore(Directories, SystemFiles):
         problem = f"another program has put something else at {source!r}, or taken this away"
         raise BuildChangedError("rename", destination, problem)
 
-    def _given_back(self, problem: str, build: Build, final: str, *, swap: bool) -> BuildChangedError:
+    def _given_back(self, problem: str, build: LocalBuild, final: str, *, swap: bool) -> BuildChangedError:
         """Put what was replaced to its path again; say what was done.
 
         Args:

@@ -5,7 +5,7 @@ Their bytes are in C order, in one run or several, or few enough to be at hand.
 
 from __future__ import annotations
 
-__all__ = ("PackedArray", "Run", "number", "packed_reads")
+__all__ = ("ElementRun", "PackedArray", "number", "packed_reads")
 
 import struct
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from penstock.kernel.protocols.reads import Destination, Read, ScatterRead
 
 @final
 @dataclass(frozen=True, slots=True)
-class Run:
+class ElementRun:
     """Elements that follow one another in a file."""
 
     first: int  #: index of the first one in the array, in C order
@@ -37,7 +37,7 @@ class PackedArray:
     file: str  #: the document, absolute
     shape: tuple[int, ...]
     dtype: str  #: by name
-    runs: tuple[Run, ...] = ()  #: together they hold every element once, if it is not at hand
+    runs: tuple[ElementRun, ...] = ()  #: together they hold every element once, if it is not at hand
     data: bytes | None = None  #: all of it, where it is a single number
 
     @property

@@ -1,7 +1,7 @@
 """The msgpack files of early Orbax: a tree of values, or of placeholders for arrays elsewhere.
 
 Array bytes are read from the file only when needed, and a hostile file is refused before it takes memory:
-a `Cursor` reads one token at a time from a window of the file. `read_tree` reads the tree; `packed_spec`
+a `TokenCursor` reads one token at a time from a window of the file. `read_tree` reads the tree; `packed_spec`
 describes a leaf of it.
 
 Source:
@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, final
 from penstock.handlers.dtypes import numpy_dtype, storable
 from penstock.handlers.formats.chunk_regions import is_beyond_memory
 from penstock.handlers.formats.leaf_table import MOST_LEVELS, KeyPathBudget, show_key_path
-from penstock.handlers.formats.orbax.embedded_arrays import PackedArray, Run, number
+from penstock.handlers.formats.orbax.embedded_arrays import ElementRun, PackedArray, number
 from penstock.handlers.formats.orbax.file_names import LEGACY_MSGPACK
 from penstock.handlers.formats.orbax.tree_metadata import TreeMetadata
 from penstock.kernel.errors import CorruptCheckpointError, TruncatedDataError, UnsupportedFormatError
@@ -92,7 +92,7 @@ _SIGNED_BYTE: Final = Struct(">b")
 
 
 @final
-class Cursor:
+class TokenCursor:
     """Reads tokens one after another. Every size is checked against the file before it is used.
 
     Args:
@@ -271,7 +271,7 @@ def read_tree(store: Store, path: str) -> list[PackedLeaf]:
     size = store.size(path)
     file = store.open_data_file(path)
     try:
-        reader = _Reader(path, Cursor(path, file, size))
+        reader = _Reader(path, TokenCursor(path, file, size))
         reader.node((), ())
         if not reader.cursor.done:
             raise reader.cursor.corrupt(f"goes on behind its tree, which ends at byte {reader.cursor.at}")
@@ -293,7 +293,7 @@ class _Head(NamedTuple):
 class _Reader:
     __slots__ = ("_budget", "_heads", "_path", "cursor", "leaves")
 
-    def __init__(self, path: str, cursor: Cursor) -> None:
+    def __init__(self, path: str, cursor: TokenCursor) -> None:
         self._path = path
         self._heads: dict[bytes, _Head] = {}
         self._budget = KeyPathBudget(path)
@@ -401,7 +401,7 @@ class _Reader:
         if not self.cursor.holds(length):
             return None
 
-        run = Run(0, head.array.runs[0].count, self.cursor.at + len(head.data))
+        run = ElementRun(0, head.array.runs[0].count, self.cursor.at + len(head.data))
         self.cursor.skip(length)
         return PackedArray(self._path, head.array.shape, head.array.dtype, (run,))
 
@@ -435,7 +435,7 @@ class _Reader:
         if nbytes != count * numpy_dtype(dtype).itemsize:
             raise self.cursor.corrupt(f"an array {dtype}{list(shape)} has {nbytes} bytes")
 
-        runs = (Run(0, count, self.cursor.at),) if count else ()
+        runs = (ElementRun(0, count, self.cursor.at),) if count else ()
         array = PackedArray(self._path, shape, dtype, runs)
         head = self.cursor.since(begin) if begin is not None and runs else b""
         if _TELLING < len(head) <= _LONGEST:
@@ -499,12 +499,12 @@ def joined(path: str, members: Sequence[tuple[KeyPath, PackedArray | None]]) -> 
     if len(shape) > MOST_AXES or is_beyond_memory(shape, numpy_dtype(chunks[0].dtype).itemsize):
         raise CorruptCheckpointError(path, f"the shape of an array is beyond any memory: {shape}"[:200])
 
-    runs: list[Run] = []
+    runs: list[ElementRun] = []
     first = 0
     for chunk in chunks:
         if len(chunk.shape) != 1 or chunk.dtype != chunks[0].dtype:
             raise CorruptCheckpointError(path, "the chunks of an array are not flat, or of several dtypes")
-        runs += [Run(first + run.first, run.count, run.offset) for run in chunk.runs]
+        runs += [ElementRun(first + run.first, run.count, run.offset) for run in chunk.runs]
         first += chunk.shape[0]
 
     if first != math.prod(shape):

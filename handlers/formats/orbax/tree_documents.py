@@ -45,7 +45,7 @@ from penstock.handlers.formats.orbax.msgpack_files import PackedLeaf, packed_spe
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.tree_metadata import (
-    Columns,
+    TreeEntries,
     TreeMetadata,
     decode_tree_metadata,
     tuple_paths,
@@ -444,7 +444,7 @@ def _with_tuples(
 
 def _packed(leaves: Sequence[PackedLeaf]) -> Structure:
     """Make the structure from the msgpack file alone. It has no types for arrays in other files."""
-    columns = Columns(
+    columns = TreeEntries(
         keys=[leaf.keys for leaf in leaves],
         kinds=[leaf.kinds for leaf in leaves],
         typestrs=[leaf.typestr for leaf in leaves],
@@ -484,10 +484,10 @@ def _named(directory: str, names: Iterable[str], sharded: Collection[str]) -> Tr
     n = len(found)
     kinds = [(KeyKind.MAPPING,) * len(keys) for keys in found]
     types = ["jax.Array" if ".".join(keys) in sharded else "np.ndarray" for keys in found]
-    return _tree(Columns(list(found), kinds, types, [None] * n, [False] * n))
+    return _tree(TreeEntries(list(found), kinds, types, [None] * n, [False] * n))
 
 
-def _tree(columns: Columns) -> TreeMetadata:
+def _tree(columns: TreeEntries) -> TreeMetadata:
     return TreeMetadata(*columns, use_ocdbt=None, use_zarr3=False, all_chunks_written=False)
 
 

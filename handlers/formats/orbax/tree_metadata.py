@@ -10,7 +10,7 @@ Source:
 from __future__ import annotations
 
 __all__ = (
-    "Columns",
+    "TreeEntries",
     "TreeMetadata",
     "decode_entries",
     "decode_tree_metadata",
@@ -188,7 +188,7 @@ def decode_tree_metadata(path: str, data: bytes) -> TreeMetadata:
     outer = _proper_prefixes(columns.keys, deepest)
     if not outer.isdisjoint(columns.keys):
         kept = [at for at, keys in enumerate(columns.keys) if keys not in outer]
-        columns = Columns(
+        columns = TreeEntries(
             [columns.keys[at] for at in kept],
             [columns.kinds[at] for at in kept],
             [columns.typestrs[at] for at in kept],
@@ -257,7 +257,7 @@ _KINDS: Final = {1: KeyKind.SEQUENCE, 2: KeyKind.MAPPING}
 
 
 @final
-class Columns(NamedTuple):
+class TreeEntries(NamedTuple):
     """The entries of the document, one list per attribute."""
 
     keys: list[KeyPath]
@@ -267,7 +267,7 @@ class Columns(NamedTuple):
     skips: list[bool]
 
 
-def decode_entries(path: str, data: bytes) -> tuple[Columns, dict[str, object]]:
+def decode_entries(path: str, data: bytes) -> tuple[TreeEntries, dict[str, object]]:
     """Read the document.
 
     Args:
@@ -286,7 +286,7 @@ def decode_entries(path: str, data: bytes) -> tuple[Columns, dict[str, object]]:
         return _decode_any(path, data)  # it may be valid; if it is not, this raises the reason
 
 
-def _decode_usual(path: str, data: bytes) -> tuple[Columns, dict[str, object]]:
+def _decode_usual(path: str, data: bytes) -> tuple[TreeEntries, dict[str, object]]:
     end = data.find(_END)
     if not data.startswith(_START) or end < 0:
         raise UnusualFormError
@@ -303,7 +303,7 @@ def _decode_usual(path: str, data: bytes) -> tuple[Columns, dict[str, object]]:
     return collected.columns, rest
 
 
-def _decode_any(path: str, data: bytes) -> tuple[Columns, dict[str, object]]:
+def _decode_any(path: str, data: bytes) -> tuple[TreeEntries, dict[str, object]]:
     document = parse_distinct(path, data)
     collected = _Collected()
     members = as_object(path, _MEMBER, document.pop(_MEMBER, None))
@@ -321,7 +321,7 @@ class _Collected:
     __slots__ = ("_kinds", "_shapes", "_typestrs", "columns")
 
     def __init__(self) -> None:
-        self.columns = Columns([], [], [], [], [])
+        self.columns = TreeEntries([], [], [], [], [])
         self._kinds: dict[tuple[int, ...], tuple[KeyKind, ...]] = {}
         self._typestrs: dict[str, str] = {}
         self._shapes: dict[tuple[int, ...], tuple[int, ...]] = {}

@@ -20,7 +20,7 @@ from itertools import islice
 from threading import Lock
 from typing import Final, Literal, TypeAlias, final
 
-from penstock.handlers.stores.buckets.bucket_claims import CLAIM, Claim, ClaimRecord, Claims
+from penstock.handlers.stores.buckets.bucket_claims import CLAIM, ClaimRecord, Claims, ObjectClaim
 from penstock.handlers.stores.buckets.objects import Created, Objects
 from penstock.kernel.errors import (
     AccessDeniedError,
@@ -56,7 +56,7 @@ class Build:
     final: str  #: the key that will be published
     place: str  #: the path to build at, by which the store knows it
     file: str | None  #: the one file at the place that becomes `final`
-    claim: Claim
+    claim: ObjectClaim
     phase: Literal["building", "committing", "ended"] = "building"
     mark: bytes | None = None  #: what the save wrote as its mark, kept back until it is published
     created: set[str] = field(default_factory=set[str])  #: keys whose objects are this save's
@@ -92,7 +92,7 @@ class _RootHold(Hold):
 
     __slots__ = ("_builds", "_claim")
 
-    def __init__(self, builds: Builds, claim: Claim) -> None:
+    def __init__(self, builds: Builds, claim: ObjectClaim) -> None:
         self._builds, self._claim = builds, claim
 
     def confirm(self) -> None:
@@ -118,9 +118,9 @@ class Builds:
     def __init__(self, client: Objects, claims: Claims) -> None:
         self._client, self.claims = client, claims
         self._unfinished: set[str] = set()  # keys of claims that could not be dropped yet
-        self._working: dict[str, Claim] = {}  # of removals and collections under way, by token
+        self._working: dict[str, ObjectClaim] = {}  # of removals and collections under way, by token
         self.live: dict[str, Build] = {}  #: by place
-        self.holds: dict[str, Claim] = {}  #: on directories of steps, by token
+        self.holds: dict[str, ObjectClaim] = {}  #: on directories of steps, by token
 
     # Saves of one process.
 
@@ -145,7 +145,7 @@ class Builds:
         build = self.live[place] = Build(final, place, file, claim)
         return build
 
-    def _prepare(self, claim: Claim, final: str, file: str | None) -> bool:
+    def _prepare(self, claim: ObjectClaim, final: str, file: str | None) -> bool:
         """Put the mark that a dead save did not come to put, or remove what it left. Return if it is free."""
         if claim.found == "committing":
             self._client.create(f"{final}/{MARK}", claim.mark)
@@ -156,11 +156,11 @@ class Builds:
 
         return True
 
-    def _wipe(self, claim: Claim) -> None:
+    def _wipe(self, claim: ObjectClaim) -> None:
         for prefix in (claim.final, f"{claim.final}{CLAIM}{_STAGED}"):
             self._delete(claim, list(self._client.walk(prefix)))
 
-    def _delete(self, claim: Claim, keys: Sequence[str]) -> None:
+    def _delete(self, claim: ObjectClaim, keys: Sequence[str]) -> None:
         """Delete objects under a claim.
 
         Raises:
@@ -258,7 +258,7 @@ class Builds:
             self._client.delete([f"{build.final}/{MARK}"])
             self.claims.check(build.claim)
 
-    def drop(self, claim: Claim, *, asks: bool = False) -> None:
+    def drop(self, claim: ObjectClaim, *, asks: bool = False) -> None:
         """Delete a claim. If the server does not, that is tried again, and the next one takes it over."""
         try:
             self.claims.drop(claim, asks=asks)
@@ -266,7 +266,7 @@ class Builds:
             self._give_up(claim)
 
     @contextmanager
-    def _at_work(self, claim: Claim) -> Generator[None]:
+    def _at_work(self, claim: ObjectClaim) -> Generator[None]:
         """Have a claim renewed while what it is for is done. If that fails, the next one goes on from it."""
         self._working[claim.token] = claim
         try:
@@ -277,7 +277,7 @@ class Builds:
         finally:
             del self._working[claim.token]
 
-    def _give_up(self, claim: Claim) -> None:
+    def _give_up(self, claim: ObjectClaim) -> None:
         """Let this process, or the next one, go on from a claim whose work could not be finished."""
         self.claims.me.let_go(claim.token)
         self._unfinished.add(claim.final)
@@ -346,7 +346,7 @@ class Builds:
 
     def join(self, final: str, place: str) -> Build:
         """Write into what another process began at a place."""
-        claim = Claim(final, place.rsplit("/", 1)[-1])
+        claim = ObjectClaim(final, place.rsplit("/", 1)[-1])
         probe = uuid.uuid4().hex  # other processes try at the same time
         self.claims.try_conditions(f"{claim.key}.probe-{probe}", probe.encode())
         build = self.live[place] = Build(final, place, None, claim, is_shared=True, is_joined=True)

@@ -9,7 +9,7 @@ The page "Commits in a bucket" of docs/design tells what each step is for.
 
 from __future__ import annotations
 
-__all__ = ("CLAIM", "LEASE_S", "Claim", "ClaimRecord", "Claims", "ConditionalWrites", "Purpose")
+__all__ = ("CLAIM", "LEASE_S", "ClaimRecord", "Claims", "ConditionalWrites", "ObjectClaim", "Purpose")
 
 import json
 import math
@@ -87,7 +87,7 @@ class ClaimRecord:
         owner = ProcessIdentity.decode(data)
         return cls(token, purpose, owner, mark, str(members.get("process", "")), lease_s)
 
-    def is_of(self, claim: Claim) -> bool:
+    def is_of(self, claim: ObjectClaim) -> bool:
         """True if it is what the holder of a claim wrote, who has not given it up. Pure."""
         return self.purpose != "left" and (self.token, self.process) == (claim.token, claim.process)
 
@@ -123,7 +123,7 @@ class ClaimRecord:
 
 @final
 @dataclass(slots=True, eq=False)
-class Claim:
+class ObjectClaim:
     """A claim as its owner knows it, or one that writes at the same time. Thread-safe through `Claims`."""
 
     final: str  #: the key that is claimed
@@ -204,7 +204,7 @@ class Claims:
         """The process that claims. In a fork it is another one."""
         return this_process() if self._process is None else self._process
 
-    def take(self, final: str, purpose: Purpose, older_than_s: float | None = None) -> Claim:
+    def take(self, final: str, purpose: Purpose, older_than_s: float | None = None) -> ObjectClaim:
         """Claim a key, or take over one that was given up or not renewed.
 
         Args:
@@ -218,7 +218,7 @@ class Claims:
             UnsupportedByStoreError: If the server does not keep to conditions.
         """
         me = self.me
-        claim = Claim(final, uuid.uuid4().hex, purpose, process=me.key)
+        claim = ObjectClaim(final, uuid.uuid4().hex, purpose, process=me.key)
         if self._single_writer:
             self.try_conditions(f"{claim.key}.probe", claim.token.encode())
 
@@ -231,7 +231,7 @@ class Claims:
 
         return claim
 
-    def _take(self, claim: Claim, me: ThisProcess, older_than_s: float | None) -> None:
+    def _take(self, claim: ObjectClaim, me: ThisProcess, older_than_s: float | None) -> None:
         client, key, path = self.client, claim.key, self.client.path(claim.final)
         for _ in range(_TRIES):
             claim.renewed = self._clock()
@@ -260,7 +260,7 @@ class Claims:
 
         raise InUseError(path, "others claim it and give it up all the time")
 
-    def _check_over(self, claim: Claim, other: ClaimRecord, older_than_s: float | None) -> None:
+    def _check_over(self, claim: ObjectClaim, other: ClaimRecord, older_than_s: float | None) -> None:
         """Return if a claim was not renewed in time.
 
         Raises:
@@ -290,7 +290,7 @@ class Claims:
 
         return (now.modified - claim.modified).total_seconds()
 
-    def swap(self, claim: Claim, purpose: Purpose, mark: bytes = b"") -> bool:
+    def swap(self, claim: ObjectClaim, purpose: Purpose, mark: bytes = b"") -> bool:
         """Write in a claim what it is for, which also renews it; return whether it is still ours.
 
         Raises:
@@ -299,7 +299,7 @@ class Claims:
         with claim.lock:
             return self._swap(claim, purpose, mark)
 
-    def _swap(self, claim: Claim, purpose: Purpose, mark: bytes, within_s: float | None = None) -> bool:
+    def _swap(self, claim: ObjectClaim, purpose: Purpose, mark: bytes, within_s: float | None = None) -> bool:
         if claim.is_lost or claim.process != self.me.key:  # the second is so in a fork of the process
             return False
 
@@ -320,7 +320,7 @@ class Claims:
         claim.tag, claim.purpose, claim.mark, claim.renewed = tag, purpose, mark, begun
         return True
 
-    def renew(self, claim: Claim) -> None:
+    def renew(self, claim: ObjectClaim) -> None:
         """Write a claim anew, unless it is being swapped. A server that does not answer is no failure yet."""
         if claim.lock.acquire(blocking=False):
             try:
@@ -330,7 +330,7 @@ class Claims:
             finally:
                 claim.lock.release()
 
-    def keep(self, claim: Claim) -> None:
+    def keep(self, claim: ObjectClaim) -> None:
         """Renew a claim if it is due: for work without an event loop that would do so meanwhile.
 
         Raises:
@@ -341,16 +341,16 @@ class Claims:
 
         self.check(claim)
 
-    def is_due(self, claim: Claim) -> bool:
+    def is_due(self, claim: ObjectClaim) -> bool:
         """True if a claim was not renewed for a third of its lease. Before that nobody takes it over."""
         return self._clock() - claim.renewed > self.lease_s / _PER_LEASE
 
-    def check(self, claim: Claim) -> None:
+    def check(self, claim: ObjectClaim) -> None:
         """Raise `ClaimLostError` if a claim is known to be lost. Asks nobody."""
         if claim.is_lost:
             raise ClaimLostError(self.client.path(claim.final), claim.holder)
 
-    def change(self, claim: Claim, purpose: Purpose, mark: bytes = b"") -> None:
+    def change(self, claim: ObjectClaim, purpose: Purpose, mark: bytes = b"") -> None:
         """Swap a claim as `swap` does.
 
         Raises:
@@ -359,7 +359,7 @@ class Claims:
         if not self.swap(claim, purpose, mark):
             raise ClaimLostError(self.client.path(claim.final), claim.holder)
 
-    def drop(self, claim: Claim, *, asks: bool = False) -> None:
+    def drop(self, claim: ObjectClaim, *, asks: bool = False) -> None:
         """Delete a claim, unless another process has it. If that fails, this process does not hold it either.
 
         An object is deleted without a condition. So the claim is swapped first, which has one, unless that
@@ -379,7 +379,7 @@ class Claims:
         """True if somebody builds or removes there, or died while doing so."""
         return self.client.head(key + CLAIM) is not None
 
-    def _written(self, claim: Claim, purpose: Purpose, mark: bytes) -> bytes:
+    def _written(self, claim: ObjectClaim, purpose: Purpose, mark: bytes) -> bytes:
         me = self.me
         return ClaimRecord(claim.token, purpose, me.identity, mark, me.key, self.lease_s).encode(me.identity)
 
@@ -391,7 +391,7 @@ class Claims:
             self.client.delete([key])
             self._is_checked = True
 
-    def _check_conditions(self, claim: Claim, data: bytes) -> None:
+    def _check_conditions(self, claim: ObjectClaim, data: bytes) -> None:
         """Try once, on an object that is ours, whether the server keeps to conditions at all."""
         if self._is_checked:
             return

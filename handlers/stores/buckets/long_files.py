@@ -10,10 +10,10 @@ from __future__ import annotations
 __all__ = (
     "BucketScratch",
     "Bytes",
+    "FileRun",
     "Gathered",
     "Kept",
     "LongFile",
-    "Run",
     "Scratch",
     "kept",
 )
@@ -41,7 +41,7 @@ from penstock.kernel.protocols.stores import Transfers
 Bytes: TypeAlias = NDArray[np.uint8]
 
 
-class Run(NamedTuple):
+class FileRun(NamedTuple):
     """Bytes that follow each other in the file, and where they are."""
 
     offset: int  #: in the file
@@ -75,7 +75,7 @@ class Gathered:
     def __init__(self, nbytes: int) -> None:
         self._data: Bytes = new_bytes(nbytes)
         self._used = 0
-        self.runs: list[Run] = []
+        self.runs: list[FileRun] = []
 
     @property
     def is_full(self) -> bool:
@@ -90,19 +90,19 @@ class Gathered:
         if last is not None and last.offset + last.nbytes == offset:
             self.runs[-1] = last._replace(nbytes=last.nbytes + taken)
         else:
-            self.runs.append(Run(offset, self._used, taken))
+            self.runs.append(FileRun(offset, self._used, taken))
 
         self._used += taken
         return taken
 
-    def in_order(self) -> tuple[Bytes, Sequence[Run]]:
+    def in_order(self) -> tuple[Bytes, Sequence[FileRun]]:
         """Return the bytes in the order of the file, and their runs."""
         data = self._data[: self._used]
         ascending = sorted(self.runs)
         if ascending == self.runs:
             return data, ascending
 
-        moved: list[Run] = []
+        moved: list[FileRun] = []
         at = 0
         for run in ascending:
             moved.append(run._replace(at=at))
@@ -111,7 +111,9 @@ class Gathered:
         return np.concatenate([data[run.at : run.at + run.nbytes] for run in ascending]), moved
 
 
-def kept(source: str | Bytes, data: Bytes, runs: Sequence[Run], stretch: int) -> Iterator[tuple[int, Kept]]:
+def kept(
+    source: str | Bytes, data: Bytes, runs: Sequence[FileRun], stretch: int
+) -> Iterator[tuple[int, Kept]]:
     """Say which bytes of an object belong to which stretch of the file, with their checksum. Pure.
 
     Args:
@@ -138,12 +140,12 @@ def kept(source: str | Bytes, data: Bytes, runs: Sequence[Run], stretch: int) ->
         first = at
 
 
-def _cut(run: Run, stretch: int) -> Iterator[Run]:
+def _cut(run: FileRun, stretch: int) -> Iterator[FileRun]:
     done = 0
     while done < run.nbytes:
         offset = run.offset + done
         nbytes = min(run.nbytes - done, stretch - offset % stretch)
-        yield Run(offset, run.at + done, nbytes)
+        yield FileRun(offset, run.at + done, nbytes)
         done += nbytes
 
 
@@ -236,7 +238,7 @@ class LongFile:
         """Put bytes from where they are."""
         for at in range(0, len(source), self._object_bytes):
             part = source[at : at + self._object_bytes]
-            self._put(part, [Run(offset + at, 0, len(part))])
+            self._put(part, [FileRun(offset + at, 0, len(part))])
             with self._lock:
                 self.transfers += Transfers(direct_bytes=len(part))
 
@@ -259,7 +261,7 @@ class LongFile:
             if filled:
                 self._put(*gathered.in_order())  # while others go on
 
-    def _put(self, data: Bytes, runs: Sequence[Run]) -> None:
+    def _put(self, data: Bytes, runs: Sequence[FileRun]) -> None:
         with self._lock:
             self._check_open()
             number = len(self._keys)

@@ -14,7 +14,7 @@ import pytest
 from penstock.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.handlers import LocalStore, OrbaxLayout
 from penstock.handlers.formats.leaf_table import MOST_LEVELS
-from penstock.handlers.formats.orbax.embedded_arrays import PackedArray, Run, number
+from penstock.handlers.formats.orbax.embedded_arrays import ElementRun, PackedArray, number
 from penstock.handlers.formats.orbax.msgpack_files import read_tree
 from penstock.kernel import KeyKind
 
@@ -275,7 +275,7 @@ def test_runs_are_covered_by_rectangles(tmp_path: Path) -> None:
 
     assert isinstance(leaf.array, PackedArray)
     assert [(run.first, run.count) for run in leaf.array.runs] == [(0, 7), (7, 53)]
-    assert all(isinstance(run, Run) for run in leaf.array.runs)
+    assert all(isinstance(run, ElementRun) for run in leaf.array.runs)
 
 
 def test_arrays_that_begin_alike_are_told_apart(tmp_path: Path) -> None:
