@@ -116,12 +116,20 @@ class LeafTable:
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
 class StoredLeaves(Sequence[StoredLeaf]):
-    """Every leaf and empty marker, in stored order. Immutable: specs and formats are shared by many."""
+    """Every leaf and empty marker, in stored order. Immutable: specs and formats are shared by many.
 
-    directory: str
-    table: LeafTable
+    Args:
+        directory: Of the tree.
+        table: What is stored of the leaves.
+    """
+
+    __slots__ = ("_directory", "keys", "kinds", "specs", "table")
+
+    def __init__(self, directory: str, table: LeafTable) -> None:
+        self._directory = directory
+        self.table = table
+        self.keys, self.kinds, self.specs = table.keys, table.kinds, table.specs
 
     @classmethod
     def of(cls, directory: str, leaves: Iterable[StoredLeaf]) -> StoredLeaves:
@@ -136,18 +144,6 @@ class StoredLeaves(Sequence[StoredLeaf]):
             details={at: leaf.detail for at, leaf in enumerate(known)},
         )
         return cls(directory, table)
-
-    @property
-    def keys(self) -> Sequence[KeyPath]:
-        return self.table.keys
-
-    @property
-    def kinds(self) -> Sequence[tuple[KeyKind, ...]]:
-        return self.table.kinds
-
-    @property
-    def specs(self) -> Sequence[LeafSpec]:
-        return self.table.specs
 
     @overload
     def __getitem__(self, index: int, /) -> StoredLeaf: ...
@@ -166,8 +162,8 @@ class StoredLeaves(Sequence[StoredLeaf]):
         return map(self._leaf, range(len(self)))
 
     def _leaf(self, at: int) -> StoredLeaf:
-        keys, kinds, form = self.table.keys[at], self.table.kinds[at], self.table.formats[at]
-        info = ParamInfo(keys, kinds, show_key_path(keys, kinds), self.directory)
+        keys, kinds, form = self.keys[at], self.kinds[at], self.table.formats[at]
+        info = ParamInfo(keys, kinds, show_key_path(keys, kinds), self._directory)
         if form is None:
             return StoredLeaf(info, self.specs[at], self.table.details.get(at))
 
