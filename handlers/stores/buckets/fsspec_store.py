@@ -16,7 +16,14 @@ from threading import Lock
 from typing import Any, Final, TypeVar, final
 
 from penstock.handlers.stores.buckets.bucket_store import FILE_BYTES, BucketStore
-from penstock.handlers.stores.buckets.objects import Created, Entry, Listed, Read, Stat, same_content
+from penstock.handlers.stores.buckets.objects import (
+    Created,
+    Listed,
+    ListedObject,
+    ObjectContent,
+    Stat,
+    same_content,
+)
 from penstock.kernel.errors import AccessDeniedError, SpecError, StorageError, UnreachableError
 from penstock.kernel.protocols.stores import RequestFigures
 
@@ -64,12 +71,12 @@ class FsspecObjects:
         """Return nothing: the file system does not say what it asks."""
         return RequestFigures()
 
-    def read(self, key: str) -> Read | None:
+    def read(self, key: str) -> ObjectContent | None:
         found = self.head(key)
         if found is None:
             return None
         try:
-            return Read(bytes(self._call("get", key, self._fs.cat_file, self._at(key))), found.tag)
+            return ObjectContent(bytes(self._call("get", key, self._fs.cat_file, self._at(key))), found.tag)
         except StorageError as error:
             if error.errno in _ABSENT:
                 return None
@@ -174,7 +181,7 @@ class FsspecObjects:
 
         yield from [name[len(self._root) + 1 :] for name in map(str, found) if name.startswith(f"{at}/")]
 
-    def entries(self, prefix: str) -> Iterator[Sequence[Entry]]:
+    def entries(self, prefix: str) -> Iterator[Sequence[ListedObject]]:
         """Yield nothing: `find` of many file systems asks for each directory."""
         yield from ()
 

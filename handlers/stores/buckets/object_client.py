@@ -14,7 +14,14 @@ from typing import Any, Final, TypeVar, cast, final
 
 from penstock.handlers.stores.buckets.connections import Connection
 from penstock.handlers.stores.buckets.object_errors import NO_BUCKET, WITHIN_SUCCESS, translated
-from penstock.handlers.stores.buckets.objects import Created, Entry, Listed, Read, Stat, same_content
+from penstock.handlers.stores.buckets.objects import (
+    Created,
+    Listed,
+    ListedObject,
+    ObjectContent,
+    Stat,
+    same_content,
+)
 from penstock.handlers.stores.buckets.retries import Repeated, RetryPolicy, pause_in_thread
 from penstock.kernel.errors import MissingExtraError, StorageError, ThrottledError
 from penstock.kernel.protocols.stores import RequestFigures
@@ -88,16 +95,16 @@ class ObjectClient:
 
         return Stat(found["size"], found[self._tag], found["last_modified"])
 
-    def read(self, key: str) -> Read | None:
+    def read(self, key: str) -> ObjectContent | None:
         """Return an object's content and its tags; None if there is no such object."""
         return self._read(key)
 
-    def _read(self, key: str, *, paced: bool = True, within_s: float | None = None) -> Read | None:
+    def _read(self, key: str, *, paced: bool = True, within_s: float | None = None) -> ObjectContent | None:
         obstore, store = self._client()
 
-        def get() -> Read:
+        def get() -> ObjectContent:
             found = obstore.get(store, key)
-            return Read(bytes(found.bytes()), found.meta[self._tag], _plain_tag(found.meta["e_tag"]))
+            return ObjectContent(bytes(found.bytes()), found.meta[self._tag], _plain_tag(found.meta["e_tag"]))
 
         try:
             return self._send("get", key, get, paced=paced, within_s=within_s)
@@ -283,10 +290,12 @@ class ObjectClient:
         for some in self._pages(prefix, _AT_ONCE):
             yield from (str(each["path"]) for each in some)
 
-    def entries(self, prefix: str) -> Iterator[Sequence[Entry]]:
+    def entries(self, prefix: str) -> Iterator[Sequence[ListedObject]]:
         """Yield what is below a prefix, at any depth, by one request each time."""
         for some in self._pages(prefix, _AT_ONCE):
-            yield [Entry(str(each["path"]), int(each["size"]), _plain_tag(each["e_tag"])) for each in some]
+            yield [
+                ListedObject(str(each["path"]), int(each["size"]), _plain_tag(each["e_tag"])) for each in some
+            ]
 
     def has_below(self, prefix: str) -> bool:
         """True if any object is below a prefix."""

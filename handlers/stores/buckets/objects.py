@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Created", "Entry", "Listed", "Objects", "Read", "Stat", "same_content")
+__all__ = ("Created", "Listed", "ListedObject", "ObjectContent", "Objects", "Stat", "same_content")
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Stat:
     modified: datetime  #: the server's time of the last change
 
 
-class Read(NamedTuple):
+class ObjectContent(NamedTuple):
     """An object that was read."""
 
     data: bytes
@@ -33,7 +33,7 @@ class Read(NamedTuple):
     list_tag: str | None = None  #: as a list has it
 
 
-class Entry(NamedTuple):
+class ListedObject(NamedTuple):
     """An object as a list has it."""
 
     key: str
@@ -70,7 +70,7 @@ class Objects(Protocol):
         """Return an object's properties; None if there is no such object."""
         ...
 
-    def read(self, key: str) -> Read | None:
+    def read(self, key: str) -> ObjectContent | None:
         """Return an object's content and its tags; None if there is no such object."""
         ...
 
@@ -125,7 +125,7 @@ class Objects(Protocol):
         """Yield the key of every object below a prefix, at any depth."""
         ...
 
-    def entries(self, prefix: str) -> Iterator[Sequence[Entry]]:
+    def entries(self, prefix: str) -> Iterator[Sequence[ListedObject]]:
         """Yield what is below a prefix, at any depth, by one request each time. None of it is empty."""
         ...
 

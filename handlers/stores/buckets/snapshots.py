@@ -21,7 +21,7 @@ import msgpack
 from penstock.handlers.stores.buckets.bucket_builds import MARK
 from penstock.handlers.stores.buckets.bucket_claims import CLAIM
 from penstock.handlers.stores.buckets.bucket_files import BucketReadableFile
-from penstock.handlers.stores.buckets.objects import Entry, Objects
+from penstock.handlers.stores.buckets.objects import ListedObject, Objects
 from penstock.kernel.errors import StorageError, ThrottledError, UnreachableError
 from penstock.kernel.protocols.stores import ReadableFile, Snapshot, Store, StoreWrapper, Transfers
 
@@ -62,7 +62,7 @@ class BucketSnapshot(StoreWrapper, Snapshot):
         client: Objects,
         path: str,
         key: str,
-        entries: Mapping[str, Entry],
+        entries: Mapping[str, ListedObject],
         mark: bytes | None = None,
     ) -> None:
         self.path = path
@@ -92,7 +92,7 @@ class BucketSnapshot(StoreWrapper, Snapshot):
         short.sort(key=lambda each: (each.key.count("/"), each.size))
         return [partial(self._read, each) for each in short[:_MOST_READ]]
 
-    def _read(self, entry: Entry) -> None:
+    def _read(self, entry: ListedObject) -> None:
         try:
             found = self._client.read(entry.key)
         except (ThrottledError, UnreachableError):
@@ -344,7 +344,7 @@ def begin_snapshot(
     Returns:
         None if nothing is published right there, or if it has too many objects.
     """
-    entries: dict[str, Entry] = {}
+    entries: dict[str, ListedObject] = {}
     for some in client.entries(key):
         entries |= {each.key: each for each in some}
         is_marked = f"{key}/{MARK}" in entries
@@ -370,7 +370,7 @@ def decoded_snapshot(
         if version != _VERSION:
             return None
 
-        entries = {key + name: Entry(key + name, size, tag) for name, size, tag in rows}
+        entries = {key + name: ListedObject(key + name, size, tag) for name, size, tag in rows}
         found = BucketSnapshot(store, client, path, key, entries)
         found.recall({key + name: data for name, data in contents.items()}, mark)
     except (zlib.error, ValueError, TypeError, msgpack.UnpackException):
