@@ -67,11 +67,12 @@ class StoreFinder:
         """
         scope = CancelScope()
         threads = Threads(1)  # apart from the others: eight long uploads must not keep a renewal waiting
+        interval_s = self.shortest_lease_s / _PER_LEASE
 
         async def renew() -> None:
             with scope:
                 while True:
-                    await sleep(self.shortest_lease_s / _PER_LEASE)
+                    await sleep(interval_s)
                     with self._lock:
                         stores = (self.default, *self._buckets.values())
 
