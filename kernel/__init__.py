@@ -33,6 +33,7 @@ __all__ = (
     "Document",
     "DriverRead",
     "Extents",
+    "FilePosition",
     "FilesHandler",
     "Finishing",
     "FormattedLayout",
@@ -64,7 +65,6 @@ __all__ = (
     "Piece",
     "PiecePlan",
     "Pipeline",
-    "Place",
     "Placement",
     "PlannedBatch",
     "Published",
@@ -165,11 +165,11 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.layouts import (
         ArrangedLayout,
         Arrangement,
+        FilePosition,
         FormattedLayout,
         ItemsLayout,
         Layout,
         Opening,
-        Place,
     )
     from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, Replicas, StoredLeaf
     from penstock.kernel.protocols.leaf_handlers import (
@@ -250,7 +250,7 @@ else:
             "penstock.kernel.protocols.files_handler": ("Background", "FilesHandler"),
             "penstock.kernel.protocols.layouts": (
                 "ArrangedLayout", "Arrangement", "FormattedLayout", "ItemsLayout", "Layout", "Opening",
-                "Place",
+                "FilePosition",
             ),
             "penstock.kernel.protocols.leaf": (
                 "KeyKind", "KeyPath", "LeafSpec", "ParamInfo", "Replicas", "StoredLeaf",

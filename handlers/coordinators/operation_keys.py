@@ -28,7 +28,7 @@ from __future__ import annotations
 
 __all__ = (
     "JOIN_FOLDER",
-    "Joining",
+    "JoinRecord",
     "OperationKeys",
     "announcements_key",
     "join_folder",
@@ -86,7 +86,7 @@ def _digest(text: str) -> str:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Joining:
+class JoinRecord:
     """The content of a join key."""
 
     identity: str  #: of the operation
@@ -99,7 +99,7 @@ class Joining:
         return json.dumps([self.identity, self.group, self.about, self.path]).encode()
 
     @classmethod
-    def decoded(cls, data: bytes) -> Joining:
+    def decoded(cls, data: bytes) -> JoinRecord:
         """Read what `encoded` made.
 
         Raises:

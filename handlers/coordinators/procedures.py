@@ -43,7 +43,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, cast, final
 from penstock.handlers.coordinators.job_options import JobLimits
 from penstock.handlers.coordinators.operation_keys import (
     JOIN_FOLDER,
-    Joining,
+    JoinRecord,
     OperationKeys,
     join_folder,
     join_key,
@@ -319,7 +319,7 @@ def begin(member: Member, path: str, keys: OperationKeys, first: bytes) -> Proce
     key = member.join_key(path)
     yield from recall(lambda memory: memory.opened(key, keys.identity))
     yield from come(member, keys, first)  # before anybody can find it: see `is_forgotten`
-    yield from put(key, Joining(keys.identity, member.group, member.about, path).encoded(), replace=True)
+    yield from put(key, JoinRecord(keys.identity, member.group, member.about, path).encoded(), replace=True)
 
 
 def find(member: Member, path: str, first: bytes) -> Procedure[OperationKeys]:
@@ -341,7 +341,7 @@ def find(member: Member, path: str, first: bytes) -> Procedure[OperationKeys]:
             seen = yield from look(member, path, seen)
             continue
 
-        keys = OperationKeys(Joining.decoded(found).identity)
+        keys = OperationKeys(JoinRecord.decoded(found).identity)
         if (yield from come(member, keys, first)):
             return keys
 
@@ -359,11 +359,11 @@ def give_up(member: Member, path: str) -> Procedure[None]:
     It would blame those who waited for it. For the others.
     """
     yield from recall(lambda memory: replace(memory, given_up=(*_without(memory.given_up, path), path)))
-    note = Joining("", member.group, member.about, path)
+    note = JoinRecord("", member.group, member.about, path)
     yield from put(member.given_up_key(path), note.encoded(), replace=True)
     begun = yield from wait(member.join_key(path))
     if begun is not None:  # just now: it may have looked for this note before that was there
-        keys = OperationKeys(Joining.decoded(begun).identity)
+        keys = OperationKeys(JoinRecord.decoded(begun).identity)
         if keys.identity not in (yield from recall()).left:
             error = PeerSilentError({member.primary: None}, member.limits.patience_s)
             yield from _tell_others(keys, verdict_of(error, member.index, "join"), member.primary)
@@ -450,7 +450,7 @@ def check_begun(member: Member, path: str) -> Procedure[None]:
         raise PeerSilentError({member.primary: None}, member.limits.patience_s)
 
 
-def _check_groups(member: Member, path: str, joinings: Sequence[Joining]) -> Procedure[None]:
+def _check_groups(member: Member, path: str, joinings: Sequence[JoinRecord]) -> Procedure[None]:
     """Look whether others begin an operation with another list, which shares a process with that of this one.
 
     They are told, if that is so: they would wait for processes that do not come. Groups that share none
@@ -471,9 +471,9 @@ def _check_groups(member: Member, path: str, joinings: Sequence[Joining]) -> Pro
         raise error
 
 
-def _joinings(prefix: str) -> Procedure[Sequence[Joining]]:
+def _joinings(prefix: str) -> Procedure[Sequence[JoinRecord]]:
     found = cast("Mapping[str, bytes]", (yield Call("under", prefix)))
-    return [Joining.decoded(found[key]) for key in sorted(found)]
+    return [JoinRecord.decoded(found[key]) for key in sorted(found)]
 
 
 def say(member: Member, keys: OperationKeys, what: str, data: bytes) -> Procedure[None]:
@@ -621,10 +621,10 @@ def forget(member: Member, identity: str, path: str | None = None) -> Procedure[
 def _take_back(member: Member, identity: str, path: str) -> Procedure[None]:
     key = member.join_key(path)
     said = yield from wait(key)
-    if said is not None and Joining.decoded(said).identity == identity:
+    if said is not None and JoinRecord.decoded(said).identity == identity:
         yield from delete(key)
 
     memory = yield from recall(lambda memory: memory.closed(key, identity))
     now = dict(memory.open).get(key)
     if now is not None and now != identity:  # begun meanwhile, by the next save to that path
-        yield from put(key, Joining(now, member.group, member.about, path).encoded(), replace=True)
+        yield from put(key, JoinRecord(now, member.group, member.about, path).encoded(), replace=True)

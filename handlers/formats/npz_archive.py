@@ -8,7 +8,7 @@ from __future__ import annotations
 __all__ = (
     "SUFFIX",
     "Archive",
-    "Member",
+    "ArchiveMember",
     "check_crc32",
     "compare_plain_members",
     "fill_region",
@@ -71,7 +71,7 @@ _NOT_AN_ARCHIVE: Final = (
 
 @final
 @dataclass(frozen=True, slots=True)
-class Member:
+class ArchiveMember:
     """One array, and where it is in the archive."""
 
     name: str  #: without `.npy`
@@ -103,7 +103,7 @@ class Member:
 class Archive:
     """All members of an archive, in its order, and the JSON object in its comment, if that is one."""
 
-    members: tuple[Member, ...]
+    members: tuple[ArchiveMember, ...]
     metadata: dict[str, Any] | None
 
 
@@ -164,7 +164,7 @@ def compare_plain_members(
         file.close()
 
 
-def check_crc32(path: str, member: Member, crc32: int) -> None:
+def check_crc32(path: str, member: ArchiveMember, crc32: int) -> None:
     """Compare the checksum of all bytes of a member with the recorded one.
 
     Raises:
@@ -175,8 +175,8 @@ def check_crc32(path: str, member: Member, crc32: int) -> None:
         raise ChecksumError(path, problem, key_path=member.key_path)
 
 
-def _members(archive: zipfile.ZipFile, path: str) -> tuple[Member, ...]:
-    members: dict[str, Member] = {}
+def _members(archive: zipfile.ZipFile, path: str) -> tuple[ArchiveMember, ...]:
+    members: dict[str, ArchiveMember] = {}
     for info in archive.infolist():
         name = info.filename
         if not name.endswith(_ARRAY):
@@ -189,7 +189,7 @@ def _members(archive: zipfile.ZipFile, path: str) -> tuple[Member, ...]:
     return tuple(members.values())
 
 
-def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: str) -> Member:
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: str) -> ArchiveMember:
     name = info.filename.removesuffix(_ARRAY)
     if info.flag_bits & _ENCRYPTED:
         raise UnsupportedFormatError(path, f"its member {info.filename!r} is encrypted")
@@ -217,7 +217,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: str) -> Membe
     if not is_deflated and info.compress_size != info.file_size:
         raise ValueError(f"{info.filename!r} is not compressed, and has two lengths")
 
-    return Member(
+    return ArchiveMember(
         name, shape, dtype, in_fortran_order, _offset(archive, info), info.compress_size, info.file_size,
         head_nbytes, info.CRC, is_deflated, text and _written(text),
     )  # fmt: skip
@@ -312,7 +312,7 @@ class _Window(io.RawIOBase):
         return len(view)
 
 
-def fill_region(path: str, member: Member, region: Destination, stored: memoryview) -> None:
+def fill_region(path: str, member: ArchiveMember, region: Destination, stored: memoryview) -> None:
     """Fill a region from all stored bytes of a member, which are compared with their checksum.
 
     Args:
@@ -334,7 +334,7 @@ def fill_region(path: str, member: Member, region: Destination, stored: memoryvi
     filled[...] = part
 
 
-def _inflated(path: str, member: Member, stored: memoryview) -> bytes:
+def _inflated(path: str, member: ArchiveMember, stored: memoryview) -> bytes:
     inflating = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
         data = inflating.decompress(stored, member.nbytes + 1)
@@ -395,7 +395,7 @@ class NpzCheckpoint:
         A plain member is read in pieces; `compare_plain_members` compares it. Any other is read whole.
         """
         member = stored.detail
-        if not isinstance(member, Member) or not all(start < stop for start, stop in region.bounds):
+        if not isinstance(member, ArchiveMember) or not all(start < stop for start, stop in region.bounds):
             return iter(())
         if not member.is_plain:
             fill = partial(fill_region, self.path, member, region)
@@ -450,7 +450,7 @@ def open_npz(store: Store, path: str, item: str | None = None) -> NpzCheckpoint:
     return NpzCheckpoint(path, tuple([_leaf(path, member) for member in archive.members]), archive)
 
 
-def _leaf(path: str, member: Member) -> StoredLeaf:
+def _leaf(path: str, member: ArchiveMember) -> StoredLeaf:
     info = ParamInfo((member.name,), (_MAPPING,), member.key_path, os.path.dirname(path))
     if member.text is not None:
         return StoredLeaf(info, LeafSpec("string", text=member.text))

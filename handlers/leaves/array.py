@@ -242,7 +242,7 @@ class ArrayHandler:
         return join_parts(part)
 
     def pack_details(self, specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> Sequence[Any]:
-        """Accept leaves that go to one device whole and unchanged; their detail is the `Placement`."""
+        """Accept leaves that go to one device whole and unchanged; their detail is the `ArrayPlacement`."""
         return pack_placements(specs, likes)
 
     def build(self, leaves: ReadLeaves) -> Sequence[Any]:

@@ -20,7 +20,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from penstock.handlers.leaves.blocks import Box, HostRegion, boxes
 from penstock.handlers.leaves.devices import Device, device_indices, devices_of, is_subtype
-from penstock.handlers.leaves.restore_target import Bounds, Placement, bounds_of
+from penstock.handlers.leaves.restore_target import ArrayPlacement, Bounds, bounds_of
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import ReadLeaf
 from penstock.kernel.protocols.reads import Target
@@ -32,7 +32,7 @@ def canvas_parts(stored: StoredLeaf, target: Target, part_bytes: int, *, whole_c
     Shards that hold the same rows are cut alike, and their boxes form one part, because the bytes read for
     one also contain those of the others.
     """
-    placement = cast("Placement", target.detail)
+    placement = cast("ArrayPlacement", target.detail)
     if not target.staging_bytes or placement.as_numpy or not _in_main_memory(placement.sharding):
         return []
 
@@ -78,7 +78,7 @@ class _Canvas:
 
     __slots__ = ("_dtype", "_homes", "_lock", "_placement", "_shape", "_shards")
 
-    def __init__(self, placement: Placement, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, placement: ArrayPlacement, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._placement = placement
         self._shape = shape
         self._dtype = dtype

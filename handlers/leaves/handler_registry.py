@@ -30,7 +30,7 @@ class MakesWorker(Capability, Protocol):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HandlerEntry:
     """A type and what handles it."""
 
     type_: type
@@ -38,13 +38,13 @@ class Entry:
     handler: LeafHandler
 
 
-def entry_of(type_: object, handler: object) -> Entry:
+def entry_of(type_: object, handler: object) -> HandlerEntry:
     """Check a type and a handler, and adapt the handler if it has the batch protocol only.
 
     Raises:
         HandlerError: If `issubclass` does not accept the type, or the handler is not one.
     """
-    return Entry(_checked(type_), handler, _adapted(handler))
+    return HandlerEntry(_checked(type_), handler, _adapted(handler))
 
 
 def type_name(type_: type) -> str:
@@ -89,7 +89,7 @@ def _adapted(handler: object) -> LeafHandler:
     raise HandlerError(f"{handler_name(handler)} is not a handler: it has no {', '.join(sorted(lacking))}")
 
 
-def _entries(function: Callable[[], object]) -> list[Entry]:
+def _entries(function: Callable[[], object]) -> list[HandlerEntry]:
     returned = function()
     if not isinstance(returned, Mapping):
         raise HandlerError(f"it returned {returned!r}, not a mapping from type to handler")
@@ -104,8 +104,8 @@ HANDLERS: Final = PluginKind("handler", "penstock.handlers", HandlerError, _entr
 class _State:
     """All mutable state, guarded by the registry's lock."""
 
-    explicit: dict[type, Entry] = field(default_factory=dict[type, Entry])
-    plugged_in: dict[type, list[Entry]] = field(default_factory=dict[type, list[Entry]])
+    explicit: dict[type, HandlerEntry] = field(default_factory=dict[type, HandlerEntry])
+    plugged_in: dict[type, list[HandlerEntry]] = field(default_factory=dict[type, list[HandlerEntry]])
     to_load: bool = True
     cache: dict[type, LeafHandler] = field(default_factory=dict[type, LeafHandler])
 
@@ -113,7 +113,7 @@ class _State:
         plugged_in = {type_: list(entries) for type_, entries in self.plugged_in.items()}
         return _State(dict(self.explicit), plugged_in, self.to_load, dict(self.cache))
 
-    def entries(self, type_: type) -> list[Entry]:
+    def entries(self, type_: type) -> list[HandlerEntry]:
         """Return the entries for exactly this type; manual registrations outrank entry points."""
         return [self.explicit[type_]] if type_ in self.explicit else self.plugged_in.get(type_, [])
 
@@ -258,7 +258,7 @@ class HandlerRegistry:
             types = self._state.types()
             return tuple(sorted({entry.handler.typestr for t in types for entry in self._state.entries(t)}))
 
-    def _fitting(self, type_: type) -> list[Entry]:
+    def _fitting(self, type_: type) -> list[HandlerEntry]:
         for base in type_.__mro__:
             entries = [] if base is object else self._state.entries(base)
             if entries:
@@ -271,7 +271,7 @@ class HandlerRegistry:
         if not self._state.to_load:
             return
 
-        plugged_in: dict[type, list[Entry]] = {}
+        plugged_in: dict[type, list[HandlerEntry]] = {}
         for entries in HANDLERS.load_all():
             for entry in entries:
                 plugged_in.setdefault(entry.type_, []).append(entry)
@@ -280,7 +280,7 @@ class HandlerRegistry:
         self._state.to_load = False  # only now, so that a broken entry point is reported each time
 
 
-def _named(typestr: str, entries: Iterable[Entry]) -> list[Entry]:
+def _named(typestr: str, entries: Iterable[HandlerEntry]) -> list[HandlerEntry]:
     return [entry for entry in entries if entry.handler.typestr == typestr]
 
 
@@ -297,7 +297,7 @@ def _most(closer: Callable[[type, type], bool], types: list[type]) -> list[type]
     return [a for a in types if not any(closer(b, a) and not closer(a, b) for b in types)]
 
 
-def _the_only_one(what: str, entries: list[Entry], key_path: str) -> LeafHandler:
+def _the_only_one(what: str, entries: list[HandlerEntry], key_path: str) -> LeafHandler:
     first = entries[0]
     for other in entries[1:]:
         if other.given is not first.given and other.given != first.given:

@@ -6,7 +6,7 @@ process needs, and `make_arrays` the jax.Array once they are filled.
 
 from __future__ import annotations
 
-__all__ = ("Bounds", "Placement", "array_target", "bounds_of", "make_arrays", "split")
+__all__ = ("ArrayPlacement", "Bounds", "array_target", "bounds_of", "make_arrays", "split")
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -42,7 +42,7 @@ def array_target(stored: StoredLeaf, like: Any, *, alias: bool = True) -> Target
         alias: Whether arrays on CPU devices may keep the memory they were read into.
 
     Returns:
-        A target whose detail is a `Placement`, or the difference between target and leaf.
+        A target whose detail is an `ArrayPlacement`, or the difference between target and leaf.
 
     Raises:
         UnsupportedFormatError: If this process does not know the stored dtype or PRNG implementation.
@@ -64,15 +64,17 @@ def array_target(stored: StoredLeaf, like: Any, *, alias: bool = True) -> Target
     return _target(stored, placement, like, alias=alias)
 
 
-def _with_keys(placement: Placement, impl: str | None) -> Placement:
+def _with_keys(placement: ArrayPlacement, impl: str | None) -> ArrayPlacement:
     return placement if impl is None else replace(placement, key_impl=impl)
 
 
-def _target(stored: StoredLeaf, placement: Placement, like: Any, *, alias: bool) -> Target | TreeDifference:
+def _target(
+    stored: StoredLeaf, placement: ArrayPlacement, like: Any, *, alias: bool
+) -> Target | TreeDifference:
     dtype = stored_dtype(stored)
     shape = stored.spec.shape or ()
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:  # jax would narrow it
-        placement = Placement(as_numpy=True) if like is None else replace(placement, wide=True)
+        placement = ArrayPlacement(as_numpy=True) if like is None else replace(placement, wide=True)
 
     try:
         parts = split(placement.sharding, shape)
@@ -126,17 +128,17 @@ def _checked_impl(stored: StoredLeaf) -> str | None:
     return impl
 
 
-def _place(stored: StoredLeaf, like: Abstract) -> Placement:
+def _place(stored: StoredLeaf, like: Abstract) -> ArrayPlacement:
     sharding: Sharding | None = like.sharding
     if sharding is None or (isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh)):
         return _saved_place(stored, named=True)
     if isinstance(like, jax.Array) and not like.committed:
-        return Placement()
+        return ArrayPlacement()
 
-    return Placement(sharding)
+    return ArrayPlacement(sharding)
 
 
-def _saved_place(stored: StoredLeaf, *, named: bool) -> Placement:
+def _saved_place(stored: StoredLeaf, *, named: bool) -> ArrayPlacement:
     """Choose a placement from the saved sharding, for a target that names none.
 
     Args:
@@ -145,13 +147,15 @@ def _saved_place(stored: StoredLeaf, *, named: bool) -> Placement:
     """
     saved = decode(stored.spec.sharding)
     if saved.sharding is None:
-        return Placement(as_numpy=saved.n_devices > 1 and not named and stored.spec.random_key_impl is None)
+        return ArrayPlacement(
+            as_numpy=saved.n_devices > 1 and not named and stored.spec.random_key_impl is None
+        )
 
     if isinstance(saved.sharding, SingleDeviceSharding) and default_device() in devices_of(saved.sharding):
-        return Placement()
+        return ArrayPlacement()
 
     # A saved sharding that does not fit this array is ignored.
-    return Placement(saved.sharding if _divides(saved.sharding, stored.spec.shape or ()) else None)
+    return ArrayPlacement(saved.sharding if _divides(saved.sharding, stored.spec.shape or ()) else None)
 
 
 def _divides(sharding: Sharding, shape: tuple[int, ...]) -> bool:
@@ -175,7 +179,7 @@ Bounds: TypeAlias = tuple[tuple[int, int], ...]
 
 @final
 @dataclass(frozen=True, slots=True)
-class Placement:
+class ArrayPlacement:
     """The way from its regions to the value of one leaf: the array handler's `Target.detail`."""
 
     sharding: Sharding | None = None  #: of the data or key data; None for jax's default device, uncommitted
@@ -213,7 +217,7 @@ def make_arrays(leaves: Sequence[ReadLeaf]) -> list[object]:
     Arrays on CPU devices keep using the regions' memory. For other devices the bytes are copied, and this
     returns only when the copies are done, so that the regions can be freed.
     """
-    plans = [cast("Placement", leaf.target.detail) for leaf in leaves]
+    plans = [cast("ArrayPlacement", leaf.target.detail) for leaf in leaves]
     # Whether jax narrows 64-bit types is a thread-local setting; a target that names one gets it.
     with jax.enable_x64(True) if any(plan.wide for plan in plans) else nullcontext():
         loose, placed = _put(leaves, plans)
@@ -226,7 +230,7 @@ def make_arrays(leaves: Sequence[ReadLeaf]) -> list[object]:
 
 
 def _put(
-    leaves: Sequence[ReadLeaf], plans: Sequence[Placement]
+    leaves: Sequence[ReadLeaf], plans: Sequence[ArrayPlacement]
 ) -> tuple[Iterator[jax.Array], Iterator[jax.Array]]:
     """Transfer the leaves for the default device, and those for one given device, each in order."""
     loose: list[npt.NDArray[Any]] = []
@@ -246,7 +250,7 @@ def _put(
 
 
 def _value(
-    leaf: ReadLeaf, plan: Placement, loose: Iterator[jax.Array], placed: Iterator[jax.Array]
+    leaf: ReadLeaf, plan: ArrayPlacement, loose: Iterator[jax.Array], placed: Iterator[jax.Array]
 ) -> object:
     if plan.as_numpy:
         return _host(leaf, plan)
@@ -265,7 +269,7 @@ def _value(
     return value
 
 
-def _sharded(leaf: ReadLeaf, plan: Placement, sharding: Sharding) -> jax.Array:
+def _sharded(leaf: ReadLeaf, plan: ArrayPlacement, sharding: Sharding) -> jax.Array:
     """Make an array on several devices; its shards alias their regions where possible."""
     shape = leaf.stored.spec.shape or ()
     if not leaf.target.regions:  # it is on devices of other processes alone
@@ -287,9 +291,9 @@ def bounds_of(index: Slices, shape: tuple[int, ...]) -> Bounds:
     return tuple([part.indices(size)[:2] for part, size in zip(index, shape, strict=True)])
 
 
-def _host(leaf: ReadLeaf, plan: Placement) -> npt.NDArray[Any]:
+def _host(leaf: ReadLeaf, plan: ArrayPlacement) -> npt.NDArray[Any]:
     return _copied_if(plan, cast("HostRegion", leaf.target.regions[0]).array())
 
 
-def _copied_if(plan: Placement, host: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _copied_if(plan: ArrayPlacement, host: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return host.copy() if plan.copied else host

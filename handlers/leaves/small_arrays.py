@@ -18,7 +18,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from penstock.handlers.leaves.blocks import shared_views
 from penstock.handlers.leaves.devices import default_device, on_host
-from penstock.handlers.leaves.restore_target import Placement, array_target
+from penstock.handlers.leaves.restore_target import ArrayPlacement, array_target
 from penstock.handlers.leaves.shards import PACKED, shard_grid
 from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
@@ -27,15 +27,16 @@ from penstock.kernel.protocols.reads import SharedRead, Target
 _NOWHERE = ParamInfo((), (), "")
 
 
-def pack_placements(specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> list[Placement | None]:
+def pack_placements(specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> list[ArrayPlacement | None]:
     """Decide where to place the array of each leaf; None for a leaf that cannot be part of a pack.
 
     A tree has many leaves but few kinds of them, so leaf and target are compared once for each kind.
     """
     wanted = [None] * len(specs) if likes is None else likes
-    alike: dict[Placement, Placement] = {}  # equal ones are one object: such arrays are made in one step
-    known: dict[object, Placement | None] = {}
-    placements: list[Placement | None] = []
+    # Equal ones are one object: such arrays are made in one step.
+    alike: dict[ArrayPlacement, ArrayPlacement] = {}
+    known: dict[object, ArrayPlacement | None] = {}
+    placements: list[ArrayPlacement | None] = []
     # A loop, because `map` and `zip` over all leaves would hold the interpreter to their ends.
     for spec, like in zip(specs, wanted, strict=True):
         kind = (id(spec), None if like is None else _kind(like))
@@ -58,7 +59,7 @@ def _kind(like: Any) -> object:
     return id(like)
 
 
-def _placement(spec: LeafSpec, like: Any) -> Placement | None:
+def _placement(spec: LeafSpec, like: Any) -> ArrayPlacement | None:
     try:
         target = array_target(StoredLeaf(_NOWHERE, spec), like)
     except UnsupportedFormatError:
@@ -66,7 +67,7 @@ def _placement(spec: LeafSpec, like: Any) -> Placement | None:
     if not isinstance(target, Target) or spec.dtype in PACKED:
         return None
 
-    placement = cast("Placement", target.detail)
+    placement = cast("ArrayPlacement", target.detail)
     plain = not (placement.as_numpy or placement.wide or placement.key_impl)
     even = placement.sharding is None or shard_grid(placement.sharding, spec.shape or ()) is not None
     return placement if plain and even else None
@@ -80,7 +81,7 @@ def make_small(shared: SharedRead, placements: Sequence[Any]) -> list[jax.Array]
     at = 0
     for _, group in itertools.groupby(kinds):
         stop = at + len(list(group))
-        sharding = cast("Placement", placements[at]).sharding
+        sharding = cast("ArrayPlacement", placements[at]).sharding
         arrays += put_small(views[at:stop], sharding)
         on_cpu = default_device().platform == "cpu" if sharding is None else on_host(sharding)
         if not on_cpu:  # the buffer may be freed after this call

@@ -91,8 +91,8 @@ class ByteAccount:
         self._whole = _Room(limit)
         self._bounded: dict[str, _Room] = {}
         self._overtaken = 0
-        self._prioritised = _Line()
-        self._waiting = _Line()
+        self._prioritised = _WaitQueue()
+        self._waiting = _WaitQueue()
 
     @property
     def limit(self) -> int:
@@ -178,7 +178,7 @@ class ByteAccount:
         waiting = sum([line.waiting(flow) for line in (self._prioritised, self._waiting)])
         return AccountStatistics(room.limit, room.leased, room.peak, waiting, room.waited_s)
 
-    async def _wait(self, waiter: _Waiter, line: _Line) -> None:
+    async def _wait(self, waiter: _Waiter, line: _WaitQueue) -> None:
         line.append(waiter)
         since = time.perf_counter()
         # A prioritised newcomer may fit although the head of the other line does not.
@@ -250,7 +250,7 @@ class ByteAccount:
 
 
 @final
-class _Line:
+class _WaitQueue:
     """The waiters: each flow in order of arrival; flows ordered by the bytes they got while others waited."""
 
     __slots__ = ("_flows", "_served")

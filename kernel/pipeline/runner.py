@@ -127,7 +127,7 @@ async def _run_stages(
     """Connect the stages and run them; what failed is in the outcome, and only a cancellation is raised."""
     try:
         async with create_task_group() as stages:
-            _Line(tasks, stages, outcome.results, _n_on_demand(tasks, awaited)).start(0, inlet)
+            _StageStarter(tasks, stages, outcome.results, _n_on_demand(tasks, awaited)).start(0, inlet)
     except BaseExceptionGroup:
         outcome.drop_results()
         if not outcome.failures:
@@ -143,7 +143,7 @@ async def _run_stages(
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _StageStarter:
     """Starts each stage with the first message for it, so that what comes later delays no awaited milestone.
 
     The first message behind the stage of that milestone starts all the rest, a few turns of the loop later:

@@ -10,11 +10,11 @@ __all__ = (
     "ArrangedLayout",
     "Arrangement",
     "CheckpointFinder",
+    "FilePosition",
     "FormattedLayout",
     "ItemsLayout",
     "Layout",
     "Opening",
-    "Place",
     "WrittenRange",
     "chunk_file_of",
     "process_folder_of",
@@ -128,7 +128,7 @@ class Layout(CheckpointFinder, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FilePosition:
     """The place where the bytes of a whole leaf begin."""
 
     file: str  #: relative to the checkpoint directory
@@ -140,7 +140,8 @@ class Arrangement:
     """All places in a checkpoint whose format needs them decided before anything is written."""
 
     heads: tuple[Document, ...]  #: what each data file begins with, of the final length
-    places: tuple[Place | None, ...]  #: of each leaf, whole and in C order; None if it has no array bytes
+    #: Of each leaf, whole and in C order; None if it has no array bytes.
+    places: tuple[FilePosition | None, ...]
     documents: tuple[Document, ...] = ()  #: what is next to the data files
 
 

@@ -10,6 +10,7 @@ __all__ = (
     "EMPTY_MARKERS",
     "ONE_REPLICA",
     "Children",
+    "ContainerNode",
     "InfoRun",
     "KeyKind",
     "KeyPath",
@@ -19,7 +20,6 @@ __all__ = (
     "ParamInfo",
     "Replicas",
     "StoredLeaf",
-    "TreeNode",
     "keys_of",
     "names_of",
     "runs_of",
@@ -178,7 +178,7 @@ class Children:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class TreeNode:
+class ContainerNode:
     """A container with its place in the tree."""
 
     keys: KeyPath
@@ -221,7 +221,9 @@ class LeafInfos(Sequence[ParamInfo]):
 
     __slots__ = ("_n_leaves", "_runs", "_starts", "distinct")
 
-    def __init__(self, runs: Sequence[tuple[int, TreeNode, int]], n_leaves: int, *, distinct: bool) -> None:
+    def __init__(
+        self, runs: Sequence[tuple[int, ContainerNode, int]], n_leaves: int, *, distinct: bool
+    ) -> None:
         self._runs = runs
         self._starts = [start for start, _, _ in runs]
         self._n_leaves = n_leaves
@@ -255,7 +257,7 @@ class LeafInfos(Sequence[ParamInfo]):
                 children = node.children
                 yield InfoRun(node.keys, node.kinds, children.keys[at:stop], children.kinds[at:stop])
 
-    def _bounded(self) -> Iterator[tuple[int, TreeNode, int]]:
+    def _bounded(self) -> Iterator[tuple[int, ContainerNode, int]]:
         """Yield how many leaves each run has, their container, and the number of the first."""
         ends = [*self._starts, self._n_leaves][1:]
         for (start, node, first), end in zip(self._runs, ends, strict=True):

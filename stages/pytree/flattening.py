@@ -37,7 +37,7 @@ from jax import tree_util
 
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError, SpecError
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
-from penstock.kernel.protocols.leaf import Children, KeyKind, KeyPath, LeafInfos, ParamInfo, TreeNode
+from penstock.kernel.protocols.leaf import Children, ContainerNode, KeyKind, KeyPath, LeafInfos, ParamInfo
 
 T = TypeVar("T")
 Divide: TypeAlias = Callable[[Sequence[Any], int, int], Any]
@@ -556,18 +556,18 @@ def _infos(marks: Sequence[_Mark], n_leaves: int) -> Sequence[ParamInfo] | None:
     if not marks:
         return (ParamInfo((), (), ""),) if n_leaves == 1 else None
 
-    runs: list[tuple[int, TreeNode, int]] = []
+    runs: list[tuple[int, ContainerNode, int]] = []
     distinct = True
     n_found = 0
     following = iter(marks)
-    stack: list[tuple[TreeNode, int]] = []  # each container, and the number of its next child
+    stack: list[tuple[ContainerNode, int]] = []  # each container, and the number of its next child
     inner = next(following, None)
     opened: _Outer | None = _Outer((), (), "")
     while inner is not None or stack:
         if inner is not None and opened is not None:
             children = _children(inner)
             distinct = distinct and _is_distinct(inner, children.keys)
-            stack.append((TreeNode(opened.keys, opened.kinds, opened.key_path, children), 0))
+            stack.append((ContainerNode(opened.keys, opened.kinds, opened.key_path, children), 0))
             inner, opened = next(following, None), None
 
         if not stack:

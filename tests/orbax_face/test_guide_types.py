@@ -22,7 +22,7 @@ import penstock
 from penstock.errors import HandlerFailedError
 from penstock.orbax import metadata as penstock_metadata
 from penstock.orbax import type_handlers as penstock_handlers
-from penstock.orbax.stage_workers import StageRegistry
+from penstock.orbax.stage_workers import TypeHandlerLookup
 
 orbax_handlers: Any = orbax.checkpoint.type_handlers
 orbax_metadata: Any = orbax.checkpoint.metadata
@@ -174,7 +174,7 @@ async def test_the_handler_is_a_worker_of_penstock_s_pipelines(
     )
     tree = {"state": my_state(1), "deep": [my_state(2), np.arange(3)]}
     path = tmp_path / "checkpoint"
-    async with penstock.Checkpointer(registry=StageRegistry(registry)) as checkpointer:
+    async with penstock.Checkpointer(registry=TypeHandlerLookup(registry)) as checkpointer:
         save = await checkpointer.save(path, tree)
         tree["state"].a[:] = -1  # type: ignore[attr-defined]  # staged: it may change
         await save
@@ -218,7 +218,7 @@ async def test_an_error_in_the_background_names_the_leaf_and_the_handler(tmp_pat
 
     handler._write = fail
     registry = penstock_handlers.create_type_handler_registry((MyState, handler))
-    async with penstock.Checkpointer(registry=StageRegistry(registry)) as checkpointer:
+    async with penstock.Checkpointer(registry=TypeHandlerLookup(registry)) as checkpointer:
         with pytest.raises(HandlerFailedError, match=r"\['s'\].*MyStateHandler.*no space left") as caught:
             await (await checkpointer.save(tmp_path / "x", {"s": my_state()}))
 

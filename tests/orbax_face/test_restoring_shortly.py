@@ -104,7 +104,7 @@ def test_the_short_way_is_taken_where_it_may(tmp_path: Path) -> None:
         raise AssertionError("it is not needed")
 
     result = restoring.restore_tree(
-        restoring.RestoreRequest(tree, asked), restoring.Reader(metadata=metadata, restore=lambda like: tree)
+        restoring.TreeRequest(tree, asked), restoring.Reader(metadata=metadata, restore=lambda like: tree)
     )
     assert result is tree
     assert restoring.target_of({**tree, "more": 1}, asked) is None

@@ -20,7 +20,7 @@ from penstock.handlers.leaves import scalar as string
 from penstock.handlers.leaves.adapted_handler import AdaptedHandler
 from penstock.orbax import type_handlers as ours
 from penstock.orbax.database_merging import MergeProcessFiles
-from penstock.orbax.stage_workers import StageRegistry, StageWorkers, UnknownTypeError
+from penstock.orbax.stage_workers import StageWorkers, TypeHandlerLookup, UnknownTypeError
 
 theirs: Any = ocp.type_handlers
 BOTH = pytest.mark.parametrize("library", [ours, theirs], ids=["penstock", "orbax"])
@@ -194,7 +194,7 @@ async def test_arrays_of_a_changed_handler_are_found_by_everybody(database: bool
     form = penstock.SaveFormat(ocdbt=database)
     pipeline = pipelines.save_pipeline().insert_before("finalize", MergeProcessFiles(), called="merge")
     async with penstock.Checkpointer(
-        registry=StageRegistry(registry_of(loud), workers), save_pipeline=pipeline, save_format=form
+        registry=TypeHandlerLookup(registry_of(loud), workers), save_pipeline=pipeline, save_format=form
     ) as checkpointer:
         await (await checkpointer.save(tmp_path / "x", tree))
         back = await checkpointer.restore(tmp_path / "x")
@@ -214,7 +214,7 @@ async def test_arrays_of_a_changed_handler_are_found_by_everybody(database: bool
 
 async def test_a_type_without_a_handler_is_an_error_of_orbax_s_kind(tmp_path: Path) -> None:
     async with penstock.Checkpointer(
-        registry=StageRegistry(registry_of(ours.ArrayHandler()))
+        registry=TypeHandlerLookup(registry_of(ours.ArrayHandler()))
     ) as checkpointer:
         for value in (1.5, "text", np.bool_(True)):
             with pytest.raises(ValueError, match=r"\['a'\].*no type handler") as caught:
@@ -232,7 +232,7 @@ async def test_a_stored_type_without_a_handler_is_an_error(tmp_path: Path) -> No
     async with penstock.Checkpointer() as checkpointer:
         await (await checkpointer.save(tmp_path / "x", {"a": "text"}))
     async with penstock.Checkpointer(
-        registry=StageRegistry(registry_of(ours.ArrayHandler()))
+        registry=TypeHandlerLookup(registry_of(ours.ArrayHandler()))
     ) as checkpointer:
         with pytest.raises(UnknownTypeError, match=r"\['a'\].*'string'"):
             await checkpointer.restore(tmp_path / "x")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.testing.crash_store import RecordedDisk
-from penstock.testing.volatile_disk import Effect, Node, Resize, SyncFile, SyncNames, Write
+from penstock.testing.volatile_disk import DiskWrite, Effect, Inode, Resize, SyncFile, SyncNames
 
 MARK: Final = "/penstock-mark"
 """A directory that does not exist: to make the directory `<number>` in it is a mark in the trace."""
@@ -62,7 +62,7 @@ class SystemCalls:
         self._folder = str(folder)
         self._disk: RecordedDisk | None = None
         self._root = ""
-        self._at: dict[Node, int] = {}
+        self._at: dict[Inode, int] = {}
         self._unfinished: dict[str, str] = {}
         self._opened: dict[str, str] = {}
 
@@ -136,11 +136,11 @@ class SystemCalls:
             case "write" | "writev":
                 offset = self._at.get(file, 0)
                 self._at[file] = offset + len(data)
-                yield Write(file, offset, data)
+                yield DiskWrite(file, offset, data)
             case "pwrite64" | "pwritev":
-                yield Write(file, numbers[-1], data)
+                yield DiskWrite(file, numbers[-1], data)
             case "pwritev2":  # with flags behind the offset
-                yield Write(file, numbers[-2], data)
+                yield DiskWrite(file, numbers[-2], data)
             case "ftruncate":
                 yield Resize(file, numbers[-1])
             case _:  # fallocate

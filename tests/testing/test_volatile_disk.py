@@ -10,20 +10,20 @@ from penstock.handlers import LocalStore
 from penstock.testing import CrashStore
 from penstock.testing.volatile_disk import (
     Content,
+    DirectoryEntry,
+    DiskWrite,
     Effect,
-    Entry,
     FileLeft,
+    Inode,
     Names,
-    Node,
     Resize,
     SyncFile,
     SyncNames,
     VolatileDisk,
-    Write,
 )
 
-A, B = Node(1), Node(2)
-FOLDER = Node(3, is_directory=True)
+A, B = Inode(1), Inode(2)
+FOLDER = Inode(3, is_directory=True)
 
 
 def disk(*effects: Effect) -> VolatileDisk:
@@ -34,8 +34,8 @@ def disk(*effects: Effect) -> VolatileDisk:
     return made
 
 
-def name(at: str, node: Node | None, directory: Node | None = None) -> Names:
-    return Names((Entry(directory or VolatileDisk().top, at, node),))
+def name(at: str, node: Inode | None, directory: Inode | None = None) -> Names:
+    return Names((DirectoryEntry(directory or VolatileDisk().top, at, node),))
 
 
 TOP = SyncNames(VolatileDisk().top)
@@ -62,21 +62,23 @@ def test_each_name_that_was_not_synced_may_be_lost() -> None:
 
 
 def test_changes_of_one_name_keep_their_order() -> None:
-    rename = Names((Entry(VolatileDisk().top, "b", A), Entry(VolatileDisk().top, "a", None)))
+    rename = Names(
+        (DirectoryEntry(VolatileDisk().top, "b", A), DirectoryEntry(VolatileDisk().top, "a", None))
+    )
 
     assert left(disk(name("a", A), rename)) == [{}, {"b": b""}, {"a": b""}]
 
 
 def test_a_rename_and_an_exchange_happen_as_a_whole_or_not() -> None:
     top = VolatileDisk().top
-    before: list[Effect] = [name("a", A), name("b", B), Write(A, 0, b"A"), SyncFile(A), TOP]
-    exchange = Names((Entry(top, "a", B), Entry(top, "b", A)))
+    before: list[Effect] = [name("a", A), name("b", B), DiskWrite(A, 0, b"A"), SyncFile(A), TOP]
+    exchange = Names((DirectoryEntry(top, "a", B), DirectoryEntry(top, "b", A)))
 
     assert left(disk(*before, exchange)) == [{"a": b"A", "b": b""}, {"a": b"", "b": b"A"}]
 
 
 def test_bytes_that_were_not_synced_are_lost_or_there_or_torn() -> None:
-    written = disk(name("a", A), TOP, Write(A, 0, b"01"), Write(A, 2, b"23"))
+    written = disk(name("a", A), TOP, DiskWrite(A, 0, b"01"), DiskWrite(A, 2, b"23"))
 
     assert [found["a"] for found in left(written)] == [b"", b"0123", b"012", bytes(4), b"01\0\0"]
     written.apply(SyncFile(A))
@@ -84,13 +86,15 @@ def test_bytes_that_were_not_synced_are_lost_or_there_or_torn() -> None:
 
 
 def test_what_was_synced_before_stays_where_more_is_written() -> None:
-    written = disk(name("a", A), TOP, Write(A, 0, b"0123"), SyncFile(A), Resize(A, 6), Write(A, 4, b"45"))
+    written = disk(
+        name("a", A), TOP, DiskWrite(A, 0, b"0123"), SyncFile(A), Resize(A, 6), DiskWrite(A, 4, b"45")
+    )
 
     assert [found["a"] for found in left(written)] == [b"0123", b"012345", b"01234\0", b"0123\0\0"]
 
 
 def test_a_file_of_two_names_is_synced_under_both() -> None:
-    linked = disk(name("a", A), Write(A, 0, b"A"), name("b", A), SyncFile(A), TOP)
+    linked = disk(name("a", A), DiskWrite(A, 0, b"A"), name("b", A), SyncFile(A), TOP)
 
     assert left(linked) == [{"a": b"A", "b": b"A"}]
 
@@ -103,7 +107,13 @@ def test_a_directory_without_its_name_is_lost_with_all_that_is_in_it() -> None:
 
 
 def test_what_no_power_loss_can_bring_back_is_no_longer_tried() -> None:
-    made: list[Effect] = [name("d", FOLDER), TOP, name("a", A, FOLDER), SyncNames(FOLDER), Write(A, 0, b"A")]
+    made: list[Effect] = [
+        name("d", FOLDER),
+        TOP,
+        name("a", A, FOLDER),
+        SyncNames(FOLDER),
+        DiskWrite(A, 0, b"A"),
+    ]
     removed = disk(*made, name("a", None, FOLDER), name("d", None))
     assert len(left(removed)) > 4
 
@@ -113,7 +123,7 @@ def test_what_no_power_loss_can_bring_back_is_no_longer_tried() -> None:
 
 
 def test_of_many_changes_so_many_choices_are_tried() -> None:
-    nodes = [Node(at) for at in range(1, 101)]
+    nodes = [Inode(at) for at in range(1, 101)]
     found = left(disk(*[name(str(node.number), node) for node in nodes]), limit=32)
 
     assert 20 < len(found) <= 34

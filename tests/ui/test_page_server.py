@@ -20,7 +20,7 @@ pytest.importorskip("starlette", reason="`penstock ui` needs it: pip install 'pe
 import penstock
 from penstock.inspection.texts import one_line
 from penstock.stores.store_finder import store_of
-from penstock.ui.page_server import Connection, make_app, make_server, open_socket
+from penstock.ui.page_server import PageConnection, make_app, make_server, open_socket
 
 KEEPING = penstock.Config.load(environ={}, arguments={"telemetry": {"keep_reports": 5}})
 EVIL = "\x1b]0;owned\x07<script>alert(1)</script>\u202e"
@@ -266,7 +266,7 @@ async def test_the_page_has_no_web_sockets(root: Path) -> None:
 
 
 @asynccontextmanager
-async def served(root: Path, connection: type[Connection]) -> AsyncGenerator[int]:
+async def served(root: Path, connection: type[PageConnection]) -> AsyncGenerator[int]:
     """Serve the page for the block; yield the port. Uvicorn runs on asyncio alone."""
     store, path = store_of(root)
     with open_socket() as listening:
@@ -284,11 +284,11 @@ ON_ASYNCIO = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 """As uvicorn runs."""
 
 
-class Quick(Connection):
+class Quick(PageConnection):
     request_s = 0.1
 
 
-class Few(Connection):
+class Few(PageConnection):
     most = 3
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 __all__ = (
     "PYTREE_HANDLER",
-    "CheckpointMetadata",
+    "CheckpointDocument",
     "content_of",
     "decode_checkpoint_metadata",
     "encode_checkpoint_metadata",
@@ -35,7 +35,7 @@ PYTREE_HANDLER: Final = "orbax.checkpoint._src.handlers.pytree_checkpoint_handle
 
 @final
 @dataclass(frozen=True, slots=True)
-class CheckpointMetadata:
+class CheckpointDocument:
     """The members of the document that a reader needs."""
 
     item_handlers: Mapping[str, str] | str | None = None  #: by item; one string for a flat checkpoint
@@ -75,27 +75,27 @@ def encode_checkpoint_metadata(
         raise SpecError(f"custom_metadata cannot be written as JSON: {error}") from error
 
 
-def read_checkpoint_metadata(store: Store, path: str, names: Collection[str]) -> CheckpointMetadata:
+def read_checkpoint_metadata(store: Store, path: str, names: Collection[str]) -> CheckpointDocument:
     """Read the document of the checkpoint at `path`, if it is among the `names` there.
 
     Raises:
         CorruptCheckpointError: As `decode_checkpoint_metadata`.
     """
     if CHECKPOINT_METADATA not in names:
-        return CheckpointMetadata()
+        return CheckpointDocument()
 
     file = os.path.join(path, CHECKPOINT_METADATA)
     return decode_checkpoint_metadata(file, store.read_file(file))
 
 
-def decode_checkpoint_metadata(path: str, data: bytes) -> CheckpointMetadata:
+def decode_checkpoint_metadata(path: str, data: bytes) -> CheckpointDocument:
     """Read the document, of any Orbax version. An empty file says nothing, and that is allowed.
 
     Raises:
         CorruptCheckpointError: If it is malformed.
     """
     if not data:
-        return CheckpointMetadata()
+        return CheckpointDocument()
 
     document = parse_object(path, data)
     handlers = document.get("item_handlers")
@@ -106,7 +106,7 @@ def decode_checkpoint_metadata(path: str, data: bytes) -> CheckpointMetadata:
         handlers = as_string(path, "item_handlers", handlers)
 
     custom = document.get("custom_metadata", document.get("custom"))
-    return CheckpointMetadata(
+    return CheckpointDocument(
         item_handlers=handlers,
         started_at_ns=_time(path, document, "init_timestamp_nsecs"),
         committed_at_ns=_time(path, document, "commit_timestamp_nsecs"),

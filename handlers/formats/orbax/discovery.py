@@ -50,7 +50,7 @@ from enum import Enum, auto
 from typing import Any, Final, Literal, TypeAlias, final
 
 from penstock.handlers.formats.json_documents import as_object, as_string, parse_object
-from penstock.handlers.formats.orbax.checkpoint_metadata import CheckpointMetadata, read_checkpoint_metadata
+from penstock.handlers.formats.orbax.checkpoint_metadata import CheckpointDocument, read_checkpoint_metadata
 from penstock.handlers.formats.orbax.file_names import (
     ARRAY_METADATAS,
     CHECKPOINT_METADATA,
@@ -126,7 +126,7 @@ class ItemPlace:
 
     directory: str  #: holds `_METADATA` and the arrays, or the item's other files
     names: frozenset[str]  #: of what is in it
-    checkpoint: CheckpointMetadata  #: of the checkpoint it belongs to
+    checkpoint: CheckpointDocument  #: of the checkpoint it belongs to
     path: str  #: of the checkpoint: as it was asked for, or a step there
     kind: ItemKind
     root_metadata: Mapping[str, Any] | None  #: the caller's metadata of the directory of steps
@@ -297,7 +297,7 @@ def list_items(store: Store, path: str) -> FoundItems:
     return FoundItems(at.path, {name: _kind(recorded, name) for name in names})
 
 
-def _kind(recorded: CheckpointMetadata, name: str) -> Literal["tree", "array"]:
+def _kind(recorded: CheckpointDocument, name: str) -> Literal["tree", "array"]:
     handlers = recorded.item_handlers
     handler = handlers.get(name, "") if isinstance(handlers, Mapping) else ""
     return "array" if handler.endswith(_ARRAY_HANDLER) else "tree"
@@ -331,7 +331,7 @@ def _kind_of_named(store: Store, path: str, names: frozenset[str], item: str) ->
 
 
 def _choose(
-    store: Store, path: str, contents: Contents, recorded: CheckpointMetadata
+    store: Store, path: str, contents: Contents, recorded: CheckpointDocument
 ) -> tuple[str, ItemKind]:
     """Return the name and kind of the item to read; the name is empty if it is all of `path`."""
     names, kind, items = contents.names, contents.whole, contents.items
@@ -648,7 +648,7 @@ def names_a_step(name: str) -> bool:
     return TEMPORARY_SUFFIX not in name and _STEP.fullmatch(name) is not None
 
 
-def is_unfinished(names: Collection[str], found: CheckpointMetadata) -> bool:
+def is_unfinished(names: Collection[str], found: CheckpointDocument) -> bool:
     """Return whether a directory under its final name is still being written, or its writer died.
 
     Orbax writes this way on request, for example on object stores: the document then has the start of the

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Survey", "check_arrays", "holds_recorded_bytes", "survey_item")
+__all__ = ("ItemSurvey", "check_arrays", "holds_recorded_bytes", "survey_item")
 
 import math
 import os
@@ -70,7 +70,7 @@ def _nothing(_: str) -> bool:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Survey:
+class ItemSurvey:
     """All that can be compared of an item, and what is known without reading a byte of an array."""
 
     n_leaves: int = 0
@@ -82,7 +82,7 @@ class Survey:
     """Whether a file holds chunks of leaves, or has checksums of its own."""
 
 
-def survey_item(store: Store, path: str, item: str = "") -> Survey:
+def survey_item(store: Store, path: str, item: str = "") -> ItemSurvey:
     """Find what can be compared of an item of the checkpoint at `path`, or of the one tree it is. Blocking.
 
     Nothing is raised for what is damaged: it is among the findings.
@@ -95,10 +95,10 @@ def survey_item(store: Store, path: str, item: str = "") -> Survey:
     try:
         return _opened(checkpoint)
     except PenstockError as error:
-        return Survey(len(checkpoint.leaves), findings=(finding_of(error, checkpoint.directory),))
+        return ItemSurvey(len(checkpoint.leaves), findings=(finding_of(error, checkpoint.directory),))
 
 
-def _unopened(store: Store, directory: str, error: PenstockError) -> Survey:
+def _unopened(store: Store, directory: str, error: PenstockError) -> ItemSurvey:
     """Survey what is left: checksums tell what data files hold, even if no document says for which leaves."""
     findings = [finding_of(error, directory)]
     file = os.path.join(directory, INTEGRITY)
@@ -114,14 +114,14 @@ def _unopened(store: Store, directory: str, error: PenstockError) -> Survey:
         findings.append(finding_of(second, directory))
         ranges = ()
 
-    return Survey(0, ranges, tuple(dict.fromkeys(findings)), _everything, _everything)
+    return ItemSurvey(0, ranges, tuple(dict.fromkeys(findings)), _everything, _everything)
 
 
 def _everything(_: str) -> bool:
     return True
 
 
-def _opened(checkpoint: OrbaxCheckpoint) -> Survey:
+def _opened(checkpoint: OrbaxCheckpoint) -> ItemSurvey:
     extents: dict[str, list[_Extent]] = defaultdict(list)
     findings: list[Finding] = []
     # Of what several processes saved to disks of their own, the others have the rest.
@@ -156,7 +156,7 @@ def _opened(checkpoint: OrbaxCheckpoint) -> Survey:
             or (checkpoint.uses_ocdbt and _DATABASE.fullmatch(name) is not None)
         )
 
-    return Survey(len(checkpoint.leaves), ranges, tuple(findings), accounts_for, holds_data)
+    return ItemSurvey(len(checkpoint.leaves), ranges, tuple(findings), accounts_for, holds_data)
 
 
 def _without_holes(

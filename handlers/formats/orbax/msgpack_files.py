@@ -26,7 +26,7 @@ from penstock.handlers.formats.chunk_regions import is_beyond_memory
 from penstock.handlers.formats.leaf_table import MOST_LEVELS, KeyPathBudget, show_key_path
 from penstock.handlers.formats.orbax.embedded_arrays import ElementRun, PackedArray, number
 from penstock.handlers.formats.orbax.file_names import LEGACY_MSGPACK
-from penstock.handlers.formats.orbax.tree_metadata import TreeMetadata
+from penstock.handlers.formats.orbax.tree_metadata import TreeDocument
 from penstock.kernel.errors import CorruptCheckpointError, TruncatedDataError, UnsupportedFormatError
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec
 from penstock.kernel.protocols.stores import ReadableFile, Store
@@ -35,7 +35,7 @@ _WINDOW_BYTES: Final = 64 * 1024
 _MOST_TEXT_BYTES: Final = 64 * 2**20  # it is held in memory; a file may be a hole for the most part
 
 
-class Kind(Enum):
+class TokenKind(Enum):
     """The kinds of a token."""
 
     NIL = auto()
@@ -50,7 +50,7 @@ class Kind(Enum):
 class Token(NamedTuple):
     """One msgpack value, or the head of one."""
 
-    kind: Kind
+    kind: TokenKind
     value: Any = None  #: of a number or text; of an extension its type
     size: int = 0  #: items that follow, pairs that follow, or bytes that follow and were not taken
 
@@ -69,24 +69,24 @@ _NUMBERS: Final = {
     0xD3: Struct(">q"),
 }
 _SIZED: Final = {
-    0xC4: (Kind.BINARY, Struct(">B")),
-    0xC5: (Kind.BINARY, Struct(">H")),
-    0xC6: (Kind.BINARY, Struct(">I")),
-    0xC7: (Kind.EXTENSION, Struct(">B")),
-    0xC8: (Kind.EXTENSION, Struct(">H")),
-    0xC9: (Kind.EXTENSION, Struct(">I")),
-    0xD9: (Kind.TEXT, Struct(">B")),
-    0xDA: (Kind.TEXT, Struct(">H")),
-    0xDB: (Kind.TEXT, Struct(">I")),
-    0xDC: (Kind.ARRAY, Struct(">H")),
-    0xDD: (Kind.ARRAY, Struct(">I")),
-    0xDE: (Kind.MAP, Struct(">H")),
-    0xDF: (Kind.MAP, Struct(">I")),
+    0xC4: (TokenKind.BINARY, Struct(">B")),
+    0xC5: (TokenKind.BINARY, Struct(">H")),
+    0xC6: (TokenKind.BINARY, Struct(">I")),
+    0xC7: (TokenKind.EXTENSION, Struct(">B")),
+    0xC8: (TokenKind.EXTENSION, Struct(">H")),
+    0xC9: (TokenKind.EXTENSION, Struct(">I")),
+    0xD9: (TokenKind.TEXT, Struct(">B")),
+    0xDA: (TokenKind.TEXT, Struct(">H")),
+    0xDB: (TokenKind.TEXT, Struct(">I")),
+    0xDC: (TokenKind.ARRAY, Struct(">H")),
+    0xDD: (TokenKind.ARRAY, Struct(">I")),
+    0xDE: (TokenKind.MAP, Struct(">H")),
+    0xDF: (TokenKind.MAP, Struct(">I")),
 }
 _CONSTANTS: Final = {
-    0xC0: Token(Kind.NIL),
-    0xC2: Token(Kind.NUMBER, value=False),
-    0xC3: Token(Kind.NUMBER, value=True),
+    0xC0: Token(TokenKind.NIL),
+    0xC2: Token(TokenKind.NUMBER, value=False),
+    0xC3: Token(TokenKind.NUMBER, value=True),
 }
 _SIGNED_BYTE: Final = Struct(">b")
 
@@ -124,21 +124,21 @@ class TokenCursor:
         """
         first = self._byte()
         if first < 0x80:
-            return Token(Kind.NUMBER, first)
+            return Token(TokenKind.NUMBER, first)
         if first >= 0xE0:
-            return Token(Kind.NUMBER, first - 0x100)
+            return Token(TokenKind.NUMBER, first - 0x100)
         if first < 0xC0:
             if first >= 0xA0:
-                return self._sized(Kind.TEXT, first & 0x1F)
+                return self._sized(TokenKind.TEXT, first & 0x1F)
 
-            return self._sized(Kind.MAP if first < 0x90 else Kind.ARRAY, first & 0x0F)
+            return self._sized(TokenKind.MAP if first < 0x90 else TokenKind.ARRAY, first & 0x0F)
         if first in _NUMBERS:
-            return Token(Kind.NUMBER, self._number(_NUMBERS[first]))
+            return Token(TokenKind.NUMBER, self._number(_NUMBERS[first]))
         if first in _SIZED:
             kind, form = _SIZED[first]
             return self._sized(kind, self._number(form))
         if 0xD4 <= first <= 0xD8:
-            return self._sized(Kind.EXTENSION, 1 << (first - 0xD4))
+            return self._sized(TokenKind.EXTENSION, 1 << (first - 0xD4))
         if first in _CONSTANTS:
             return _CONSTANTS[first]
 
@@ -186,14 +186,14 @@ class TokenCursor:
         """Make the error that names this file."""
         return CorruptCheckpointError(self._path, problem)
 
-    def _sized(self, kind: Kind, size: int) -> Token:
-        if kind is Kind.EXTENSION:
+    def _sized(self, kind: TokenKind, size: int) -> Token:
+        if kind is TokenKind.EXTENSION:
             value = self._number(_SIGNED_BYTE)
             self._check(size)
             return Token(kind, value, size)
 
-        self._check(2 * size if kind is Kind.MAP else size)  # nothing takes less than a byte
-        if kind is not Kind.TEXT:
+        self._check(2 * size if kind is TokenKind.MAP else size)  # nothing takes less than a byte
+        if kind is not TokenKind.TEXT:
             return Token(kind, None, size)
 
         if size > _MOST_TEXT_BYTES:
@@ -238,7 +238,7 @@ class TokenCursor:
 _TELLING: Final = 6  # bytes of the head of an array: its size, its type and how many axes it has
 _LONGEST: Final = 64  # bytes of such a head, with few axes
 _ELSEWHERE: Final = ("PLACEHOLDER://", "AGGREGATED://")
-_MARKERS: Final = {Kind.ARRAY: "List", Kind.MAP: "Dict"}
+_MARKERS: Final = {TokenKind.ARRAY: "List", TokenKind.MAP: "Dict"}
 
 
 class _Extension(IntEnum):
@@ -313,11 +313,11 @@ class _Reader:
 
         try:
             token = self.cursor.token()
-            if token.kind is Kind.MAP and token.size:
+            if token.kind is TokenKind.MAP and token.size:
                 self._map(token.size, keys, kinds)
-            elif token.kind is Kind.ARRAY and token.size:
+            elif token.kind is TokenKind.ARRAY and token.size:
                 self._items(token.size, keys, kinds, KeyKind.SEQUENCE)
-            elif token.kind is Kind.EXTENSION:
+            elif token.kind is TokenKind.EXTENSION:
                 with self.cursor.inside(token.size):
                     self._extension(token, keys, kinds, begin)
             else:
@@ -331,7 +331,7 @@ class _Reader:
         first, seen = len(self.leaves), set[str]()
         for _ in range(n_pairs):
             token = self.cursor.token()
-            if token.kind not in (Kind.TEXT, Kind.NUMBER) or type(token.value) not in (str, int):
+            if token.kind not in (TokenKind.TEXT, TokenKind.NUMBER) or type(token.value) not in (str, int):
                 raise self.cursor.corrupt(f"a key before byte {self.cursor.at} is neither a text nor an int")
 
             key = str(token.value)
@@ -349,15 +349,15 @@ class _Reader:
 
     def _leaf(self, token: Token, keys: KeyPath, kinds: tuple[KeyKind, ...]) -> PackedLeaf:
         match token.kind:
-            case Kind.NIL:
+            case TokenKind.NIL:
                 return PackedLeaf(keys, kinds, "None")
-            case Kind.ARRAY | Kind.MAP:
+            case TokenKind.ARRAY | TokenKind.MAP:
                 return PackedLeaf(keys, kinds, _MARKERS[token.kind])
-            case Kind.TEXT if token.value.startswith(_ELSEWHERE):
+            case TokenKind.TEXT if token.value.startswith(_ELSEWHERE):
                 return PackedLeaf(keys, kinds, "np.ndarray", elsewhere=True)
-            case Kind.TEXT:
+            case TokenKind.TEXT:
                 return PackedLeaf(keys, kinds, "string", text=token.value)
-            case Kind.NUMBER:
+            case TokenKind.NUMBER:
                 array = number(self._path, token.value)
                 assert array is not None, "msgpack has no wider ints"
                 return PackedLeaf(keys, kinds, "scalar", array)
@@ -379,7 +379,7 @@ class _Reader:
                     raise self.cursor.corrupt(f"a numpy scalar has the shape {array.shape}")
                 self._add(PackedLeaf(keys, kinds, "scalar", array))
             case _Extension.TUPLE:
-                count = self._sized("a tuple", Kind.ARRAY)
+                count = self._sized("a tuple", TokenKind.ARRAY)
                 if count:
                     self._items(count, keys, kinds, KeyKind.TUPLE)
                 else:
@@ -411,10 +411,10 @@ class _Reader:
         Args:
             begin: Where the array began, if others with an equal head may follow.
         """
-        if self._sized("an array", Kind.ARRAY) != 3:
+        if self._sized("an array", TokenKind.ARRAY) != 3:
             raise self.cursor.corrupt("an array is not stored as shape, dtype and bytes")
 
-        n_axes = self._sized("the shape of an array", Kind.ARRAY)
+        n_axes = self._sized("the shape of an array", TokenKind.ARRAY)
         if n_axes > MOST_AXES:
             raise UnsupportedFormatError(self._path, f"an array has {n_axes} axes; most are {MOST_AXES}")
 
@@ -427,7 +427,7 @@ class _Reader:
                 self._path, f"an array of type {dtype!r}, which penstock does not read"
             )
 
-        nbytes = self._sized("the content of an array", Kind.BINARY)
+        nbytes = self._sized("the content of an array", TokenKind.BINARY)
         if is_beyond_memory(shape, numpy_dtype(dtype).itemsize):
             raise self.cursor.corrupt(f"the shape of an array is beyond any memory: {shape}"[:200])
 
@@ -445,8 +445,8 @@ class _Reader:
         return array
 
     def _numbers(self, what: str, count: int) -> list[float]:
-        found = [self.cursor.token() for _ in range(self._sized(what, Kind.ARRAY, count))]
-        if not all(token.kind is Kind.NUMBER for token in found):
+        found = [self.cursor.token() for _ in range(self._sized(what, TokenKind.ARRAY, count))]
+        if not all(token.kind is TokenKind.NUMBER for token in found):
             raise self.cursor.corrupt(f"{what} is not made of numbers")
 
         return [token.value for token in found]
@@ -458,7 +458,7 @@ class _Reader:
 
         return size
 
-    def _sized(self, what: str, kind: Kind, size: int | None = None) -> int:
+    def _sized(self, what: str, kind: TokenKind, size: int | None = None) -> int:
         """Take the head of something that must be of `kind`; return how much follows."""
         token = self.cursor.token()
         if token.kind is not kind or size not in (None, token.size):
@@ -543,7 +543,7 @@ def _size(path: str, number: PackedArray) -> int:
 
 def packed_spec(
     directory: str,
-    tree: TreeMetadata,
+    tree: TreeDocument,
     at: int,
     found: PackedLeaf | None,
     sharding: str | None,

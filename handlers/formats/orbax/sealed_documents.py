@@ -27,7 +27,7 @@ from penstock.handlers.formats import integrity
 from penstock.handlers.formats.inside_paths import EnteredDirectories
 from penstock.handlers.formats.integrity import Digest, Integrity, digest_of, digest_of_file
 from penstock.handlers.formats.orbax.checkpoint_metadata import (
-    CheckpointMetadata,
+    CheckpointDocument,
     decode_checkpoint_metadata,
     is_left_of,
 )
@@ -158,7 +158,7 @@ class SealedDocuments:
         ):
             raise MissingFileError(os.path.join(self.directory, name), "is missing, and was written")
 
-    def about(self, names: Collection[str]) -> CheckpointMetadata:
+    def about(self, names: Collection[str]) -> CheckpointDocument:
         """Read `_CHECKPOINT_METADATA`, if it is among the `names` here.
 
         Raises:
@@ -168,7 +168,7 @@ class SealedDocuments:
         """
         if CHECKPOINT_METADATA not in names:
             self.check_absent(CHECKPOINT_METADATA)
-            return CheckpointMetadata()
+            return CheckpointDocument()
 
         path = os.path.join(self.directory, CHECKPOINT_METADATA)
         return decode_checkpoint_metadata(path, self.read(CHECKPOINT_METADATA))

@@ -45,8 +45,8 @@ from penstock.handlers.formats.orbax.msgpack_files import PackedLeaf, packed_spe
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.tree_metadata import (
+    TreeDocument,
     TreeEntries,
-    TreeMetadata,
     decode_tree_metadata,
     tuple_paths,
 )
@@ -118,7 +118,7 @@ def open_tree(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
     )
 
 
-def _index(source: Source, place: ItemPlace, tree: TreeMetadata, *, uses_ocdbt: bool) -> Index:
+def _index(source: Source, place: ItemPlace, tree: TreeDocument, *, uses_ocdbt: bool) -> Index:
     """Find where the arrays of a tree are.
 
     Raises:
@@ -213,7 +213,7 @@ def find_formats(
     sealed: SealedDocuments,
     directory: str,
     index: Index,
-    tree: TreeMetadata,
+    tree: TreeDocument,
     names: Sequence[str],
     valued: Sequence[int],
 ) -> tuple[list[ArrayFormat | None], bool]:
@@ -280,7 +280,7 @@ def _far_value(
 
 def leaf_table(
     directory: str,
-    tree: TreeMetadata,
+    tree: TreeDocument,
     index: Index,
     sealed: SealedDocuments,
     *,
@@ -358,7 +358,7 @@ def _spec_of_text(strings: tuple[str, dict[str, object]], name: str, typestr: st
     return LeafSpec(typestr, text=stored_text(strings[1], name) if strings[1] else None)
 
 
-def _absent(directory: str, tree: TreeMetadata, at: int, *, ocdbt: bool) -> CorruptCheckpointError:
+def _absent(directory: str, tree: TreeDocument, at: int, *, ocdbt: bool) -> CorruptCheckpointError:
     """Make the error of a leaf that must be an array, where there is no array."""
     name, key_path = ".".join(tree.keys[at]), show_key_path(tree.keys[at], tree.kinds[at])
     if ocdbt:
@@ -378,7 +378,7 @@ _MOST_LEVELS: Final = 64  # of directories
 class Structure:
     """The leaves, and the values of those not stored as arrays."""
 
-    tree: TreeMetadata
+    tree: TreeDocument
     packed: Mapping[KeyPath, PackedLeaf] = field(default_factory=dict[KeyPath, PackedLeaf])
 
 
@@ -419,7 +419,7 @@ def read_structure(store: Store, place: ItemPlace, remembered: RememberedDocumen
     return Structure(replace(tree, skips=skips), found)
 
 
-def _decode(path: str, data: bytes) -> tuple[TreeMetadata, int | None]:
+def _decode(path: str, data: bytes) -> tuple[TreeDocument, int | None]:
     """Read `_METADATA`, and return the first leaf whose value is in the msgpack file."""
     tree = decode_tree_metadata(path, data)
     tuples = tuple_paths(path, tree.value_metadata_tree)
@@ -472,7 +472,7 @@ def _sharded(place: ItemPlace) -> Collection[str]:
     return decode_shardings(path, place.sealed.read(SHARDING))
 
 
-def _named(directory: str, names: Iterable[str], sharded: Collection[str]) -> TreeMetadata:
+def _named(directory: str, names: Iterable[str], sharded: Collection[str]) -> TreeDocument:
     """Make a tree of dicts of the names alone, in which a dot may be a step or part of a key."""
     found = dict.fromkeys([tuple(name.split(".")) if name else () for name in sorted(names)])
     for keys in found:
@@ -487,8 +487,8 @@ def _named(directory: str, names: Iterable[str], sharded: Collection[str]) -> Tr
     return _tree(TreeEntries(list(found), kinds, types, [None] * n, [False] * n))
 
 
-def _tree(columns: TreeEntries) -> TreeMetadata:
-    return TreeMetadata(*columns, use_ocdbt=None, use_zarr3=False, all_chunks_written=False)
+def _tree(columns: TreeEntries) -> TreeDocument:
+    return TreeDocument(*columns, use_ocdbt=None, use_zarr3=False, all_chunks_written=False)
 
 
 def array_directories(store: Store, directory: str) -> Iterator[str]:

@@ -10,8 +10,8 @@ Source:
 from __future__ import annotations
 
 __all__ = (
+    "TreeDocument",
     "TreeEntries",
-    "TreeMetadata",
     "decode_entries",
     "decode_tree_metadata",
     "encode_tree_metadata",
@@ -67,7 +67,7 @@ _DEEP: Final = 64
 
 @final
 @dataclass(frozen=True, slots=True)
-class TreeMetadata:
+class TreeDocument:
     """The whole document. Its entries for leaves and empty markers are in columns of equal length.
 
     Columns of strings and of tuples of strings cost the garbage collector next to nothing.
@@ -162,7 +162,7 @@ def _value_metadata(spec: LeafSpec) -> dict[str, object]:
     return value
 
 
-def decode_tree_metadata(path: str, data: bytes) -> TreeMetadata:
+def decode_tree_metadata(path: str, data: bytes) -> TreeDocument:
     """Read the document. Unknown members are ignored, at every level.
 
     An entry whose key path is a proper prefix of another one is left out, as Orbax does.
@@ -196,7 +196,7 @@ def decode_tree_metadata(path: str, data: bytes) -> TreeMetadata:
             [columns.skips[at] for at in kept],
         )
 
-    return TreeMetadata(
+    return TreeDocument(
         *columns,
         use_ocdbt=_flag(path, document, "use_ocdbt"),
         use_zarr3=_flag(path, document, "use_zarr3") or False,

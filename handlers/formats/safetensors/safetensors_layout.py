@@ -50,7 +50,7 @@ from penstock.handlers.formats.safetensors.tensor_paths import (
 )
 from penstock.handlers.stores.publishing.paths import temporary_path
 from penstock.kernel.errors import ConfigError, InvalidLeafError, NotACheckpointError, PathError, SpecError
-from penstock.kernel.protocols.layouts import Arrangement, Opening, Place, WrittenRange
+from penstock.kernel.protocols.layouts import Arrangement, FilePosition, Opening, WrittenRange
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import Leaf
 from penstock.kernel.protocols.stores import Store
@@ -139,12 +139,12 @@ def arrange(
         for number in range(1, len(shards) + 1)
     ]
     heads: list[Document] = []
-    places: list[Place | None] = [None] * len(infos)
+    places: list[FilePosition | None] = [None] * len(infos)
     for number, (name, shard) in enumerate(zip(names, shards, strict=True)):
         head = _head(shard, {**texts, notes.MEMBER: notes.encode(note)} if number == 0 else texts)
         heads.append(Document(name, head))
         for index, begin in shard.begins.items():
-            places[index] = Place(name, len(head) + begin)
+            places[index] = FilePosition(name, len(head) + begin)
 
     return Arrangement(tuple(heads), tuple(places), _index(names, shards))
 

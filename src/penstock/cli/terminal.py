@@ -250,11 +250,11 @@ def _rich_bar(total: int | None, unit: str) -> Generator[Bar]:
         transient=True,
         redirect_stdout=sys.stdout.isatty(),  # what is said meanwhile stands above the bar
     ) as progress:
-        yield _RichBar(progress, progress.add_task(unit, total=total, text=""))
+        yield _RichTerminalBar(progress, progress.add_task(unit, total=total, text=""))
 
 
 @final
-class _RichBar:
+class _RichTerminalBar:
     __slots__ = ("_progress", "_task")
 
     def __init__(self, progress: Any, task: Any) -> None:

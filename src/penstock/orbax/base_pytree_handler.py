@@ -63,8 +63,8 @@ from penstock.orbax.leaf_type_handlers import single_replica_keywords
 from penstock.orbax.measurements import WRITE, timed
 from penstock.orbax.multihost import process_count
 from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions, PyTreeMetadataOptions
-from penstock.orbax.restore_tree import Reader, RestoreRequest, describe_tree, restore_tree, with_markers
-from penstock.orbax.stage_workers import Flow, Limiters, StageRegistry, StageWorkers, UnknownTypeError
+from penstock.orbax.restore_tree import Reader, TreeRequest, describe_tree, restore_tree, with_markers
+from penstock.orbax.stage_workers import Flow, Limiters, StageWorkers, TypeHandlerLookup, UnknownTypeError
 from penstock.orbax.step_links import links_in_force
 from penstock.orbax.tree import get_param_names, is_empty_or_leaf, to_flat_dict
 from penstock.orbax.type_handlers import default_registry
@@ -256,13 +256,13 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         if bucket_url(path) is None and not os.path.isdir(path):
             raise NotACheckpointError(path, "Requested directory for restore does not exist")
 
-        asked = RestoreRequest(args.item, args.restore_args, args.partial_restore, rich=self._form.rich_types)
+        asked = TreeRequest(args.item, args.restore_args, args.partial_restore, rich=self._form.rich_types)
         workers = self._workers(use_ocdbt=None, restore_args=_by_name(args.restore_args, RestoreArgs))
         serves = partial(with_type_handlers, self._registry, workers, self._layout)
         calls = Reader(
             metadata=partial(self._loop.call, describe, serves, path),
             restore=partial(self._restore, serves, path),
-            own_files=StageRegistry(self._registry, workers).own_files,
+            own_files=TypeHandlerLookup(self._registry, workers).own_files,
         )
         return called_as_raised(restore_tree, asked, calls)
 
@@ -641,7 +641,7 @@ async def start_joint_save(
 
     chosen = _joined(resources.within if isinstance(place, JointItem) else resources.together)
     limiters = Limiters.of(chosen.engine.memory, "save")
-    handlers = StageRegistry(registry, replace(workers, limiters=limiters))
+    handlers = TypeHandlerLookup(registry, replace(workers, limiters=limiters))
     if isinstance(place, JointItem):
         chosen = chosen.with_handlers(handlers, coordinator=place.build.nested_coordinator())
         begin = partial(chosen.save, place.path, item, overwrite=True, **keywords)
@@ -675,7 +675,7 @@ async def _start_in_bucket(
         plain_chunk=engine.config.store.of_scheme(scheme).file_bytes,
     )
     limiters = Limiters.of(engine.memory, "save")
-    handlers = StageRegistry(registry, replace(workers, limiters=limiters))
+    handlers = TypeHandlerLookup(registry, replace(workers, limiters=limiters))
     chosen = chosen.with_handlers(handlers, built_in.AutoLayout(layout))
     overwrite: Any = "delete-first" if place.overwrite else False
     place.begun.set()
@@ -713,7 +713,7 @@ def with_type_handlers(
     What only such a handler finds is then not taken for missing.
     """
     limiters = Limiters.of(checkpointer.engine.memory, flow)
-    handlers = StageRegistry(registry, replace(workers, limiters=limiters))
+    handlers = TypeHandlerLookup(registry, replace(workers, limiters=limiters))
     own_files = handlers.own_files()
     if not own_files:
         return checkpointer.with_handlers(handlers)

@@ -9,7 +9,7 @@ __all__ = (
     "EMPTY",
     "PLACEHOLDER",
     "Reader",
-    "RestoreRequest",
+    "TreeRequest",
     "as_lists",
     "describe_tree",
     "empty_value",
@@ -70,7 +70,7 @@ _tree: Any = tree_util  # jax declares no types for it
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreRequest:
+class TreeRequest:
     """The request of a restore.
 
     Attributes:
@@ -102,7 +102,7 @@ class Reader:
     own_files: Callable[[], Collection[str]] = frozenset
 
 
-def restore_tree(asked: RestoreRequest, calls: Reader) -> Any:
+def restore_tree(asked: TreeRequest, calls: Reader) -> Any:
     """Restore a tree.
 
     Raises:
@@ -156,7 +156,7 @@ def restore_tree(asked: RestoreRequest, calls: Reader) -> Any:
     return _put_together(treedef, here, stored, values, asked)
 
 
-def _restore_shortly(asked: RestoreRequest, calls: Reader) -> tuple[Any] | None:
+def _restore_shortly(asked: TreeRequest, calls: Reader) -> tuple[Any] | None:
     """Restore onto the item directly; None if that is not possible, which mostly shows before reading."""
     target = target_of(asked.item, asked.restore_args)
     if target is None:
@@ -174,14 +174,14 @@ def _put_together(
     here: Mapping[kernel.KeyPath, Any],
     stored: Mapping[kernel.KeyPath, LeafMetadata],
     values: Mapping[kernel.KeyPath, Any],
-    asked: RestoreRequest,
+    asked: TreeRequest,
 ) -> Any:
     leaves = [_value(keys, value, stored, values, asked) for keys, value in here.items()]
     result = _tree.tree_unflatten(treedef, leaves)
     return _plain(result, asked) if asked.item is None else result
 
 
-def _plain(tree: Any, asked: RestoreRequest) -> Any:
+def _plain(tree: Any, asked: TreeRequest) -> Any:
     return tree if asked.rich else as_lists(tree)
 
 
@@ -189,7 +189,7 @@ _AS_SAVED: Final = RestoreArgs()
 
 
 def _to_be_read(
-    item: Sequence[TreeNode], stored: Mapping[kernel.KeyPath, LeafMetadata], asked: RestoreRequest, path: str
+    item: Sequence[TreeNode], stored: Mapping[kernel.KeyPath, LeafMetadata], asked: TreeRequest, path: str
 ) -> list[kernel.KeyPath]:
     """Compare the structures; return the leaves to read."""
     check, leaves = is_empty(), list(stored.values())
@@ -218,7 +218,7 @@ def _to_be_read(
     return read
 
 
-def _check_args(asked: RestoreRequest, here: Mapping[kernel.KeyPath, Any]) -> None:
+def _check_args(asked: TreeRequest, here: Mapping[kernel.KeyPath, Any]) -> None:
     """Refuse restore args that are not of the structure of the tree.
 
     Raises:
@@ -288,7 +288,7 @@ def _value(
     in_item: Any,
     stored: Mapping[kernel.KeyPath, LeafMetadata],
     values: Mapping[kernel.KeyPath, Any],
-    asked: RestoreRequest,
+    asked: TreeRequest,
 ) -> Any:
     """The leaf of the result: the value read, an empty node, or the leaf of the item."""
     if keys in values:

@@ -9,10 +9,10 @@ from __future__ import annotations
 __all__ = (
     "ByteLimiter",
     "Limiters",
-    "StageRegistry",
     "StageTypeHandler",
     "StageWorkers",
     "TypeHandler",
+    "TypeHandlerLookup",
     "UnknownTypeError",
     "as_stored",
     "key_entries",
@@ -258,7 +258,7 @@ class StageTypeHandler:
 
 
 @final
-class StageRegistry:
+class TypeHandlerLookup:
     """Orbax's registry behind the kernel's lookup protocol: the first entry that fits a type counts.
 
     Args:

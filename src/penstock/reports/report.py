@@ -4,11 +4,11 @@ from __future__ import annotations
 
 __all__ = (
     "COLUMNS",
-    "Bar",
     "RestoreReport",
     "Row",
     "SaveReport",
     "StageReport",
+    "TimelineBar",
     "counted",
     "explained",
     "find_bottleneck",
@@ -405,7 +405,7 @@ _WORK, _MEMORY = "#2563eb", "#f59e0b"
 
 @final
 @dataclass(frozen=True, slots=True)
-class Bar:
+class TimelineBar:
     """Work of one worker, in seconds from the first work of any; `memory_s` of it waited for memory."""
 
     start_s: float
@@ -419,7 +419,7 @@ class Row:
     """The work of one worker."""
 
     label: str
-    bars: tuple[Bar, ...]
+    bars: tuple[TimelineBar, ...]
 
 
 def timeline_rows(stages: Sequence[StageStatistics], most_bars: int = MOST_BARS) -> list[Row]:
@@ -431,7 +431,7 @@ def timeline_rows(stages: Sequence[StageStatistics], most_bars: int = MOST_BARS)
     for stage in stages:
         for worker in range(stage.workers):
             bars = [
-                Bar(span.start - start, span.end - span.start, span.memory_wait_s)
+                TimelineBar(span.start - start, span.end - span.start, span.memory_wait_s)
                 for span in stage.spans
                 if span.worker == worker
             ]
@@ -470,15 +470,15 @@ def timeline_svg(stages: Sequence[StageStatistics]) -> str:
     return "".join(lines)
 
 
-def _joined(bars: Sequence[Bar], whole_s: float, most: int) -> tuple[Bar, ...]:
+def _joined(bars: Sequence[TimelineBar], whole_s: float, most: int) -> tuple[TimelineBar, ...]:
     """Join neighbours, so that at most about `most` remain."""
-    joined: list[Bar] = []
+    joined: list[TimelineBar] = []
     gap_s = whole_s / most
     for bar in sorted(bars, key=lambda bar: bar.start_s):
         last = joined[-1] if joined else None
         if last is not None and len(bars) > most and bar.start_s - last.start_s - last.seconds <= gap_s:
             end = max(last.start_s + last.seconds, bar.start_s + bar.seconds)
-            joined[-1] = Bar(last.start_s, end - last.start_s, last.memory_s + bar.memory_s)
+            joined[-1] = TimelineBar(last.start_s, end - last.start_s, last.memory_s + bar.memory_s)
         else:
             joined.append(bar)
 

@@ -30,7 +30,7 @@ from typing import Any, Final, final
 from penstock.handlers.formats import integrity
 from penstock.handlers.formats.integrity import Digest, digest_of
 from penstock.handlers.formats.json_documents import parse_object
-from penstock.handlers.formats.orbax.checkpoint_metadata import CheckpointMetadata, decode_checkpoint_metadata
+from penstock.handlers.formats.orbax.checkpoint_metadata import CheckpointDocument, decode_checkpoint_metadata
 from penstock.handlers.formats.orbax.discovery import (
     ROOT_FOLDER,
     is_checkpoint,
@@ -224,7 +224,7 @@ class StepReader:
 
         return DiskMark.decoded(file, data)
 
-    def _about(self, path: str) -> CheckpointMetadata:
+    def _about(self, path: str) -> CheckpointDocument:
         """Read what the step at `path` says of itself. Opens two or three files.
 
         Raises:

@@ -18,16 +18,16 @@ from penstock.kernel.protocols.stores import BuildToken, DataFile, Hold, Store, 
 from penstock.testing.faulty_store import UNCOUNTED
 from penstock.testing.volatile_disk import (
     Content,
+    DirectoryEntry,
+    DiskWrite,
     Effect,
-    Entry,
+    Inode,
     Names,
-    Node,
     PowerLoss,
     Resize,
     SyncFile,
     SyncNames,
     VolatileDisk,
-    Write,
 )
 
 T = TypeVar("T")
@@ -218,7 +218,7 @@ class CrashStore(StoreWrapper):
 
 @final
 class _CrashDataFile:
-    def __init__(self, store: CrashStore, path: str, inner: DataFile, file: Node) -> None:
+    def __init__(self, store: CrashStore, path: str, inner: DataFile, file: Inode) -> None:
         self._store = store
         self._path = path
         self._inner = inner
@@ -243,7 +243,7 @@ class _CrashDataFile:
         def effects(_: None) -> Iterable[Effect]:
             data = b"".join(buffers)
             self._end = max(self._end, offset + len(data))
-            return (Write(self._file, offset, data),)
+            return (DiskWrite(self._file, offset, data),)
 
         self._store.change(
             "data.write_at", self._path, lambda: self._inner.write_at(offset, buffers), effects
@@ -344,12 +344,12 @@ class RecordedDisk:
             node = self._disk.names(above).get(name)
             if node is None:
                 node = self.new_node(is_directory=True)
-                yield Names((Entry(above, name, node),))
+                yield Names((DirectoryEntry(above, name, node),))
                 yield SyncNames(above)
 
             above = node
 
-    def named(self, path: str, file: Node) -> Iterator[Effect]:
+    def named(self, path: str, file: Inode) -> Iterator[Effect]:
         """`path` is a name of `file` now, which may have others."""
         yield Names((self._entry(path, file),))
 
@@ -357,7 +357,7 @@ class RecordedDisk:
         """A file with this content was written, and its content synced."""
         file = self.new_node()
         yield Names((self._entry(path, file),))
-        yield Write(file, 0, data)
+        yield DiskWrite(file, 0, data)
         yield SyncFile(file)
 
     def created_in_one_step(self, path: str, data: bytes) -> Iterator[Effect]:
@@ -375,7 +375,7 @@ class RecordedDisk:
             return
 
         yield Resize(file, 0)
-        yield Write(file, 0, data)
+        yield DiskWrite(file, 0, data)
         yield SyncFile(file)
 
     def copied(self, source: str, destination: str) -> Iterator[Effect]:
@@ -414,9 +414,9 @@ class RecordedDisk:
         """Two names were swapped."""
         yield Names((self._entry(first, self.there(second)), self._entry(second, self.there(first))))
 
-    def find(self, path: str) -> Node | None:
+    def find(self, path: str) -> Inode | None:
         """Return what is at `path`; None if nothing is."""
-        node: Node | None = self._disk.top
+        node: Inode | None = self._disk.top
         for name in self._parts(path):
             if node is None:
                 break
@@ -425,25 +425,25 @@ class RecordedDisk:
 
         return node
 
-    def there(self, path: str) -> Node:
+    def there(self, path: str) -> Inode:
         """Return what is at `path`."""
         node = self.find(path)
         assert node is not None, f"{path} is not there"
         return node
 
-    def size(self, file: Node) -> int:
+    def size(self, file: Inode) -> int:
         """Return the length of a file in bytes, as everybody sees it now."""
         return len(self._disk.data(file))
 
-    def new_node(self, *, is_directory: bool = False) -> Node:
+    def new_node(self, *, is_directory: bool = False) -> Inode:
         """Return a file or directory that has no name yet."""
-        return Node(next(self._numbers), is_directory)
+        return Inode(next(self._numbers), is_directory)
 
     def _emptied(self, path: str) -> Iterator[Effect]:
         for name in sorted(self._disk.names(self.there(path))):
             yield from self.removed(os.path.join(path, name))
 
-    def _appeared(self, path: Path, directory: Node, seen: dict[tuple[int, int], Node]) -> Iterator[Effect]:
+    def _appeared(self, path: Path, directory: Inode, seen: dict[tuple[int, int], Inode]) -> Iterator[Effect]:
         """Return what others wrote into a directory. `seen` tells files of two names, by inode."""
         with os.scandir(path) as entries:
             found = sorted(entries, key=lambda entry: entry.name)
@@ -456,14 +456,14 @@ class RecordedDisk:
             is_new = key not in seen
             seen[key] = node
             if known is None:
-                yield Names((Entry(directory, entry.name, node),))
+                yield Names((DirectoryEntry(directory, entry.name, node),))
             if node.is_directory:
                 yield from self._appeared(Path(entry.path), node, seen)
             elif is_new and (data := Path(entry.path).read_bytes()) != self._disk.data(node):
                 yield Resize(node, len(data))
-                yield Write(node, 0, data)
+                yield DiskWrite(node, 0, data)
 
-    def _synced(self, directory: Node) -> Iterator[Effect]:
+    def _synced(self, directory: Inode) -> Iterator[Effect]:
         for node in self._disk.names(directory).values():
             if node.is_directory:
                 yield from self._synced(node)
@@ -472,8 +472,8 @@ class RecordedDisk:
 
         yield SyncNames(directory)
 
-    def _entry(self, path: str, node: Node | None) -> Entry:
-        return Entry(self.there(os.path.dirname(path)), os.path.basename(path), node)
+    def _entry(self, path: str, node: Inode | None) -> DirectoryEntry:
+        return DirectoryEntry(self.there(os.path.dirname(path)), os.path.basename(path), node)
 
     def _parts(self, path: str) -> Sequence[str]:
         return Path(path).relative_to(self._root).parts

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 __all__ = (
     "Content",
+    "DirectoryEntry",
+    "DiskWrite",
     "Effect",
-    "Entry",
     "FileLeft",
+    "Inode",
     "Names",
-    "Node",
     "PowerLoss",
     "Resize",
     "SyncFile",
     "SyncNames",
     "VolatileDisk",
-    "Write",
 )
 
 import itertools
@@ -35,7 +35,7 @@ FATES: Final[tuple[Fate, ...]] = ("lost", "kept", "torn", "zeros", "holes")
 
 @final
 @dataclass(frozen=True, slots=True)
-class Node:
+class Inode:
     """A file or a directory, whatever its names are."""
 
     number: int
@@ -44,12 +44,12 @@ class Node:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DirectoryEntry:
     """A name in a directory, and what it leads to; None if it is removed."""
 
-    directory: Node
+    directory: Inode
     name: str
-    node: Node | None
+    node: Inode | None
 
 
 @final
@@ -57,15 +57,15 @@ class Entry:
 class Names:
     """Names changed in one step: one of them, or two by a rename or an exchange."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[DirectoryEntry, ...]
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Write:
+class DiskWrite:
     """Bytes written to a file."""
 
-    file: Node
+    file: Inode
     offset: int
     data: bytes
 
@@ -75,7 +75,7 @@ class Write:
 class Resize:
     """The length of a file set; what it grows by is zeros."""
 
-    file: Node
+    file: Inode
     nbytes: int
 
 
@@ -84,7 +84,7 @@ class Resize:
 class SyncFile:
     """The bytes and the length of a file made durable."""
 
-    file: Node
+    file: Inode
 
 
 @final
@@ -92,10 +92,10 @@ class SyncFile:
 class SyncNames:
     """The names in a directory made durable. A change in two directories is durable once either is synced."""
 
-    directory: Node
+    directory: Inode
 
 
-Effect: TypeAlias = Names | Write | Resize | SyncFile | SyncNames
+Effect: TypeAlias = Names | DiskWrite | Resize | SyncFile | SyncNames
 """One change of the medium, or one request to make changes durable."""
 
 
@@ -103,7 +103,7 @@ Effect: TypeAlias = Names | Write | Resize | SyncFile | SyncNames
 class FileLeft(NamedTuple):
     """A file that is found after a power loss."""
 
-    number: int  #: as in `Node`; the same under each of its names
+    number: int  #: as in `Inode`; the same under each of its names
     data: bytes
 
 
@@ -117,12 +117,12 @@ class _Bytes:
 
     __slots__ = ("_made", "durable", "pending")
 
-    def __init__(self, durable: bytes = b"", pending: tuple[Write | Resize, ...] = ()) -> None:
+    def __init__(self, durable: bytes = b"", pending: tuple[DiskWrite | Resize, ...] = ()) -> None:
         self.durable = durable
         self.pending = pending
         self._made: dict[Fate, bytes] = {"lost": durable}
 
-    def after(self, change: Write | Resize) -> _Bytes:
+    def after(self, change: DiskWrite | Resize) -> _Bytes:
         return _Bytes(self.durable, (*self.pending, change))
 
     def left(self, fate: Fate) -> bytes:
@@ -137,7 +137,7 @@ class _Bytes:
 
     def _leave(self, fate: Fate) -> bytes:
         found = bytearray(self.durable)
-        n_writes = sum(isinstance(change, Write) for change in self.pending)
+        n_writes = sum(isinstance(change, DiskWrite) for change in self.pending)
         nth = 0
         for change in self.pending:
             if isinstance(change, Resize):
@@ -204,10 +204,10 @@ class VolatileDisk:
         top: The directory in which all of it is.
     """
 
-    top: Node = field(default=Node(0, is_directory=True))
-    _files: dict[Node, _Bytes] = field(default_factory=dict[Node, _Bytes])
-    _now: dict[Node, dict[str, Node]] = field(default_factory=dict[Node, dict[str, Node]])
-    _durable: dict[Node, dict[str, Node]] = field(default_factory=dict[Node, dict[str, Node]])
+    top: Inode = field(default=Inode(0, is_directory=True))
+    _files: dict[Inode, _Bytes] = field(default_factory=dict[Inode, _Bytes])
+    _now: dict[Inode, dict[str, Inode]] = field(default_factory=dict[Inode, dict[str, Inode]])
+    _durable: dict[Inode, dict[str, Inode]] = field(default_factory=dict[Inode, dict[str, Inode]])
     _pending: list[Names] = field(default_factory=list[Names])
 
     def __post_init__(self) -> None:
@@ -219,11 +219,11 @@ class VolatileDisk:
         durable = {directory: dict(names) for directory, names in self._durable.items()}
         return VolatileDisk(self.top, dict(self._files), now, durable, list(self._pending))
 
-    def names(self, directory: Node) -> Mapping[str, Node]:
+    def names(self, directory: Inode) -> Mapping[str, Inode]:
         """The names in a directory as everybody sees them now."""
         return self._now[directory]
 
-    def data(self, file: Node) -> bytes:
+    def data(self, file: Inode) -> bytes:
         """The bytes of a file as everybody sees them now."""
         return self._files[file].left("kept")
 
@@ -234,7 +234,7 @@ class VolatileDisk:
                 self._pending.append(effect)
                 for entry in entries:
                     self._enter(self._now, entry)
-            case Write(file) | Resize(file):
+            case DiskWrite(file) | Resize(file):
                 self._know(file)
                 self._files[file] = self._files[file].after(effect)
             case SyncFile(file):
@@ -265,7 +265,7 @@ class VolatileDisk:
             for fate in fates:
                 yield self._content(self.top, names, fate)
 
-    def _content(self, directory: Node, names: dict[Node, dict[str, Node]], fate: Fate) -> Content:
+    def _content(self, directory: Inode, names: dict[Inode, dict[str, Inode]], fate: Fate) -> Content:
         return tuple(
             [
                 (
@@ -278,7 +278,7 @@ class VolatileDisk:
             ]
         )
 
-    def _sync_names(self, directory: Node) -> None:
+    def _sync_names(self, directory: Inode) -> None:
         waiting: list[Names] = []
         for change in self._pending:
             if any(entry.directory == directory for entry in change.entries):
@@ -292,7 +292,7 @@ class VolatileDisk:
 
     def _forget_what_is_gone(self) -> None:
         """Drop directories and files that no power loss can bring back, and what was pending in them."""
-        inside: dict[Node, set[Node]] = {}
+        inside: dict[Inode, set[Inode]] = {}
         for names in (self._now, self._durable):
             for directory, found in names.items():
                 inside.setdefault(directory, set()).update(found.values())
@@ -304,7 +304,7 @@ class VolatileDisk:
         there = {self.top}
         ahead = [self.top]
         while ahead:
-            new = inside.get(ahead.pop(), set[Node]()) - there
+            new = inside.get(ahead.pop(), set[Inode]()) - there
             there |= new
             ahead += new
 
@@ -315,7 +315,7 @@ class VolatileDisk:
             change for change in self._pending if any(entry.directory in there for entry in change.entries)
         ]
 
-    def _enter(self, names: dict[Node, dict[str, Node]], entry: Entry) -> None:
+    def _enter(self, names: dict[Inode, dict[str, Inode]], entry: DirectoryEntry) -> None:
         found = names.setdefault(entry.directory, {})
         if entry.node is None:
             found.pop(entry.name, None)
@@ -323,7 +323,7 @@ class VolatileDisk:
             self._know(entry.node)
             found[entry.name] = entry.node
 
-    def _know(self, node: Node) -> None:
+    def _know(self, node: Inode) -> None:
         if not node.is_directory:
             self._files.setdefault(node, _Bytes())
         elif node not in self._now:
@@ -352,7 +352,7 @@ def _choices(pending: Sequence[Names], limit: int) -> list[tuple[int, ...]]:
 
 def _keeps_order(pending: Sequence[Names], kept: Sequence[int]) -> bool:
     """True if no change of a name is kept of which an earlier one is lost."""
-    lost: set[tuple[Node, str]] = set()
+    lost: set[tuple[Inode, str]] = set()
     for at, change in enumerate(pending):
         touched = {(entry.directory, entry.name) for entry in change.entries}
         if at not in kept:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, cast, final
 
 from penstock.handlers.formats.leaf_table import StoredArray
-from penstock.handlers.formats.orbax.checkpoint_metadata import CheckpointMetadata
+from penstock.handlers.formats.orbax.checkpoint_metadata import CheckpointDocument
 from penstock.handlers.formats.orbax.discovery import (
     KINDS_OF_TREES,
     RANDOM_KEYS,
@@ -21,7 +21,7 @@ from penstock.handlers.formats.orbax.discovery import (
     contents_of,
 )
 from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, INTEGRITY
-from penstock.handlers.formats.orbax.item_survey import Survey, holds_recorded_bytes, survey_item
+from penstock.handlers.formats.orbax.item_survey import ItemSurvey, holds_recorded_bytes, survey_item
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.verification import Finding
@@ -49,9 +49,9 @@ class Damage:
 
     store: PatchedStore  #: in which damaged documents that can be done without are hidden
     path: str
-    about: CheckpointMetadata
+    about: CheckpointDocument
     kinds: Mapping[str, ItemKind]  #: by item
-    surveys: dict[str, Survey] = field(default_factory=dict[str, Survey])  #: of trees, by their place
+    surveys: dict[str, ItemSurvey] = field(default_factory=dict[str, ItemSurvey])  #: of trees, by their place
     leaves: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
     """What is wrong with each damaged leaf, by the place of its item and by key path."""
     unchecked: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
@@ -125,7 +125,7 @@ def find_damage(store: Store, path: str, others: Sequence[str]) -> Damage:
     return damage
 
 
-def _about(store: PatchedStore, path: str, lost: list[RepairedLeaf]) -> CheckpointMetadata:
+def _about(store: PatchedStore, path: str, lost: list[RepairedLeaf]) -> CheckpointDocument:
     reading = cast("Store", store)
     try:
         names = store.list_directory(path)
@@ -138,14 +138,14 @@ def _about(store: PatchedStore, path: str, lost: list[RepairedLeaf]) -> Checkpoi
 
         store.hide(os.path.join(path, CHECKPOINT_METADATA), problem)
         lost.append(RepairedLeaf("gone", "", problem=f"custom metadata: {problem}"))
-        return CheckpointMetadata()
+        return CheckpointDocument()
 
 
 def _kinds(
     patched: PatchedStore,
     path: str,
     contents: Contents,
-    about: CheckpointMetadata,
+    about: CheckpointDocument,
     lost: list[RepairedLeaf],
 ) -> Iterator[tuple[str, ItemKind]]:
     store = cast("Store", patched)

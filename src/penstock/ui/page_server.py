@@ -8,8 +8,8 @@ that no other page can read or send.
 from __future__ import annotations
 
 __all__ = (
-    "Connection",
     "Guard",
+    "PageConnection",
     "make_app",
     "make_server",
     "open_socket",
@@ -144,7 +144,7 @@ _TYPES: Final = {"page.html": "text/html", "page.js": "text/javascript", "page.c
 _MOST_PIXELS: Final = 4000
 
 
-class Connection(H11Protocol):
+class PageConnection(H11Protocol):
     """A connection that is closed if no whole request comes in time; uvicorn would wait for ever.
 
     Of too many connections the one that has waited longest is closed, so that those that send nothing never
@@ -162,8 +162,8 @@ class Connection(H11Protocol):
         self._expect()
         if len(self.connections) > self.most:
             everyone: list[object] = list(self.connections)  # of which uvicorn does not say the type
-            waiting = [one for one in everyone if isinstance(one, Connection) and one.waits]
-            longest: Connection = min(waiting, key=attrgetter("since"), default=self)
+            waiting = [one for one in everyone if isinstance(one, PageConnection) and one.waits]
+            longest: PageConnection = min(waiting, key=attrgetter("since"), default=self)
             longest.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -264,7 +264,7 @@ def serve(store: Store, path: str, listening: socket.socket, on_ready: Callable[
     server.run(sockets=[listening])
 
 
-def make_server(app: ASGIApp, connection: type[Connection] = Connection) -> uvicorn.Server:
+def make_server(app: ASGIApp, connection: type[PageConnection] = PageConnection) -> uvicorn.Server:
     """Return a server that listens nowhere yet."""
     config = uvicorn.Config(
         app, http=connection, ws="none", log_level="warning", access_log=False, server_header=False

@@ -27,7 +27,7 @@ from penstock.handlers.formats.orbax.file_names import (
     INTEGRITY,
     V1_MARK,
 )
-from penstock.handlers.formats.orbax.item_survey import Survey, survey_item
+from penstock.handlers.formats.orbax.item_survey import ItemSurvey, survey_item
 from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
@@ -78,7 +78,7 @@ def _survey_items(store: Store, path: str, item: str | None, found: CheckpointSu
     names = frozenset(store.list_directory(path))
     contents = contents_of(store, path, names)
     items = _items(store, path, contents, item, found)
-    surveys: dict[str, Survey] = {}
+    surveys: dict[str, ItemSurvey] = {}
     for name, kind in items.items():
         surveys[name] = survey = _survey_item(store, path, name, kind)
         found.n_leaves += survey.n_leaves
@@ -194,7 +194,7 @@ def _listed(store: Store, path: str, names: frozenset[str], found: CheckpointSur
         return []
 
 
-def _survey_item(store: Store, path: str, name: str, kind: ItemKind) -> Survey:
+def _survey_item(store: Store, path: str, name: str, kind: ItemKind) -> ItemSurvey:
     if kind in KINDS_OF_TREES or kind is ItemKind.NAMED:
         return survey_item(store, path, name)
 
@@ -202,7 +202,7 @@ def _survey_item(store: Store, path: str, name: str, kind: ItemKind) -> Survey:
     documents = _documents(store, directory, kind)
     n_leaves, findings = _read_document(store, path, name)
     if kind not in RANDOM_KEYS:
-        return Survey(n_leaves, (), findings, documents.__contains__)
+        return ItemSurvey(n_leaves, (), findings, documents.__contains__)
 
     # The array of a random key is an item inside of the item.
     array = survey_item(store, directory, RANDOM_KEYS[kind])
@@ -217,7 +217,7 @@ def _survey_item(store: Store, path: str, name: str, kind: ItemKind) -> Survey:
         return inside != file and array.holds_data(inside)
 
     found = tuple(dict.fromkeys([*array.findings, *findings]))
-    return Survey(array.n_leaves, array.ranges, found, accounts_for, holds_data)
+    return ItemSurvey(array.n_leaves, array.ranges, found, accounts_for, holds_data)
 
 
 def _read_document(store: Store, path: str, name: str) -> tuple[int, tuple[Finding, ...]]:
@@ -243,7 +243,7 @@ def _documents(store: Store, directory: str, kind: ItemKind) -> set[str]:
 
 
 def _belongs_to(
-    file: str, surveys: dict[str, Survey], question: Callable[[Survey], Callable[[str], bool]]
+    file: str, surveys: dict[str, ItemSurvey], question: Callable[[ItemSurvey], Callable[[str], bool]]
 ) -> bool:
     """True if a survey answers the question about a file, which is named from the item, with yes."""
     if "" in surveys:

@@ -30,7 +30,7 @@ from tests.handlers.coordinators.interleavings import (
 )
 
 from penstock.handlers.coordinators import procedures
-from penstock.handlers.coordinators.operation_keys import Joining, OperationKeys
+from penstock.handlers.coordinators.operation_keys import JoinRecord, OperationKeys
 from penstock.handlers.coordinators.procedures import Call, Member, Procedure, Verdict
 
 
@@ -72,7 +72,7 @@ def _replacing(member: Member, keys: OperationKeys, verdict: Verdict) -> Procedu
 
 def _hasty(member: Member, path: str, keys: OperationKeys, first: bytes) -> Procedure[None]:
     """Be a mutant of `begin` that says what is to be joined before the primary has come."""
-    joining = Joining(keys.identity, member.group, member.about, path)
+    joining = JoinRecord(keys.identity, member.group, member.about, path)
     yield Call("put", member.join_key(path), joining.encoded(), replace=True)
     yield from procedures.begin(member, path, keys, first)
 

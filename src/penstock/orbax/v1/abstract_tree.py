@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Plan", "StoredTree", "leaf_metadata", "plan_load", "read_tree", "save_format_of")
+__all__ = ("LoadPlan", "StoredTree", "leaf_metadata", "plan_load", "read_tree", "save_format_of")
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -89,7 +89,7 @@ def save_format_of(saving: ArrayOptions.Saving, *, jointly: bool = False) -> Sav
 
 @final
 @dataclass(slots=True)
-class Plan:
+class LoadPlan:
     """The target and the options of a restore that loads a tree as requested."""
 
     like: Any
@@ -130,7 +130,7 @@ def plan_load(
     partial: bool = False,
     resize: bool = False,
     custom: Mapping[str, type[Any]] | None = None,
-) -> Plan:
+) -> LoadPlan:
     """Decide the target and the options of `restore`.
 
     Args:
@@ -147,7 +147,7 @@ def plan_load(
     specs = dict(zip(stored.keys, stored.specs, strict=True))
     _check_keys(wanted, specs, partial=partial)
 
-    plan, likes, left_out, kept = Plan(None), list[Any](), dict[kernel.KeyPath, None](), False
+    plan, likes, left_out, kept = LoadPlan(None), list[Any](), dict[kernel.KeyPath, None](), False
     casts: dict[kernel.KeyPath, Any] = {}
     for at, leaf in enumerate(wanted):
         spec = specs.get(leaf.info.keys)

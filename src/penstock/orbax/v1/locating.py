@@ -57,7 +57,7 @@ class Survey:
     path: str
     kind: Kind
     names: frozenset[str]  #: of what is in its directory
-    about: checkpoint_metadata.CheckpointMetadata
+    about: checkpoint_metadata.CheckpointDocument
     store: kernel.Store
 
     def is_tree(self, name: str | None) -> bool:
@@ -169,7 +169,7 @@ def _find(path: str, layout: CheckpointLayout) -> Survey:
     place = find_place(store, path)
     names = frozenset(store.list_directory(path)) if store.kind(path) == "directory" else frozenset[str]()
     if layout is not CheckpointLayout.ORBAX and place.kind == "tensors":
-        return Survey(path, Kind.SAFETENSORS, names, checkpoint_metadata.CheckpointMetadata(), store)
+        return Survey(path, Kind.SAFETENSORS, names, checkpoint_metadata.CheckpointDocument(), store)
     if layout is CheckpointLayout.SAFETENSORS:
         raise ValueError(f"{path} is neither a safetensors file nor a directory with one")
     if file_names.V1_MARK in names and file_names.CHECKPOINT_METADATA not in names:

@@ -422,6 +422,6 @@ def _as_saved(context: Context, part: str) -> Context:
     return found
 
 
-def _about(store: built_in.LocalStore, part: str) -> checkpoint_metadata.CheckpointMetadata:
+def _about(store: built_in.LocalStore, part: str) -> checkpoint_metadata.CheckpointDocument:
     names = store.list_directory(part)
     return document_files.sealed_documents(store, part).about(names)

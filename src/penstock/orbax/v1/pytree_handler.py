@@ -24,7 +24,7 @@ from penstock.orbax.leaf_args import leaves_first
 from penstock.orbax.serialization import get_ts_context
 from penstock.orbax.stage_workers import Limiters, key_entries, leaf_size
 from penstock.orbax.v1.abstract_tree import (
-    Plan,
+    LoadPlan,
     StoredTree,
     leaf_metadata,
     mismatch,
@@ -233,7 +233,7 @@ class PyTreeHandler:
         operation.mark_begun()
         stored = await to_thread.run_sync(read_tree, directory)
         custom = self._custom(stored)
-        plan = Plan(None)
+        plan = LoadPlan(None)
         if abstract is not None:
             plan = plan_load(
                 abstract,

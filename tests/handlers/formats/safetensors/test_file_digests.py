@@ -26,7 +26,7 @@ from penstock.handlers.formats.safetensors.file_digests import (
     find,
 )
 from penstock.handlers.formats.safetensors.safetensors_layout import WrittenDigests
-from penstock.kernel import Arrangement, Document, LeafSpec, Place
+from penstock.kernel import Arrangement, Document, FilePosition, LeafSpec
 from penstock.kernel.protocols.layouts import WrittenRange
 
 TREE = {"a": np.arange(50, dtype=np.float32), "b": {"c": np.arange(6, dtype=np.int8)}, "s": "text"}
@@ -128,7 +128,7 @@ def test_the_checksum_of_a_block_is_that_of_its_parts_in_any_order(data: st.Data
     head = unfilled(sum(map(bool, sizes)))
     offsets = [sum(sizes[:at]) for at in range(len(sizes))]
     arrangement = Arrangement(
-        (Document("f", bytes(8) + head),), tuple([Place("f", offset) for offset in offsets])
+        (Document("f", bytes(8) + head),), tuple([FilePosition("f", offset) for offset in offsets])
     )
     specs = [LeafSpec("np.ndarray", (n,), "uint8", 1, (n or 1,)) for n in sizes]
     parts: list[WrittenRange] = []
