@@ -219,7 +219,11 @@ class Threads:
         """
         call = _Call(function, args)
         # Held here, and not by the call: what is left no longer counts as busy.
-        await self._take_thread()
+        try:
+            self._limiter.acquire_nowait()  # takes no turn of the loop: the call does
+        except WouldBlock:
+            await self._limiter.acquire()
+
         try:
             value = await to_thread.run_sync(
                 call, abandon_on_cancel=self._leaves, limiter=cast("CapacityLimiter", _TAKEN)
@@ -232,20 +236,13 @@ class Threads:
         finally:
             self._limiter.release()
 
-        error = call.take_error()
+        error, call.error = call.error, None
         if error is None:
             return cast("T", value)
         try:
             raise error
         finally:
             del error  # the traceback refers to this frame
-
-    async def _take_thread(self) -> None:
-        """Wait until one more thread may be busy. Takes no turn of the loop if it may now: the call does."""
-        try:
-            self._limiter.acquire_nowait()
-        except WouldBlock:
-            await self._limiter.acquire()
 
     def call_once(self, function: Callable[..., T], *args: Any) -> CallOnce[T]:
         """Return an async callable that runs `function(*args)` in a thread once; every call waits for it.
@@ -328,11 +325,11 @@ class _Call(Generic[T]):
     cycle, which keeps alive all that the frames above have.
     """
 
-    __slots__ = ("_call", "_error", "_lock", "_state", "_wake")
+    __slots__ = ("_call", "_lock", "_state", "_wake", "error")
 
     def __init__(self, function: Callable[..., T], args: tuple[Any, ...]) -> None:
         self._call: tuple[Callable[..., T], tuple[Any, ...]] | None = (function, args)  # until it begins
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None  #: what the call raised; its waiter takes it
         self._lock = threading.Lock()
         self._state: Literal["waiting", "running", "over"] = "waiting"
         self._wake: Callable[[], object] | None = None
@@ -350,7 +347,7 @@ class _Call(Generic[T]):
         try:
             return function(*args)
         except BaseException as error:
-            self._error = error
+            self.error = error
             return None
         finally:
             del function, args  # the traceback refers to this frame
@@ -358,11 +355,6 @@ class _Call(Generic[T]):
                 self._state = "over"
             if self._wake is not None:
                 self._wake()
-
-    def take_error(self) -> BaseException | None:
-        """Return what the call raised, once."""
-        error, self._error = self._error, None
-        return error
 
     def has_begun(self) -> bool:
         """True if the call runs or ran; if not, it never will."""

@@ -69,8 +69,7 @@ class BoundedCache(Generic[K, V]):
             nbytes: How much memory it takes, about.
         """
         with self._lock:
-            self._drop(key)
-            self._keep(key, value, nbytes)
+            self._replace(key, (value, nbytes))
 
     def get_or_make(self, key: K, make: Callable[[], V], nbytes: Callable[[V], int]) -> V:
         """Return the value kept for `key`, or make it and keep it.
@@ -98,41 +97,37 @@ class BoundedCache(Generic[K, V]):
                 its bytes, or None to keep none.
         """
         with self._lock:
-            entry = changed(self._drop(key))
-            if entry is not None:
-                self._keep(key, *entry)
+            before = self._entries.get(key)
+            self._replace(key, changed(None if before is None else before[0]))
 
     def pop(self, key: K) -> V | None:
         """Remove the value kept for `key` and return it; None if there is none."""
         with self._lock:
-            return self._drop(key)
+            before = self._replace(key, None)
+            return None if before is None else before[0]
 
     def free(self, nbytes: int) -> int:
         """Forget what was used longest ago until `nbytes` are free, or all is; return how many bytes are."""
         with self._lock:
             before = self._nbytes
             while self._entries and before - self._nbytes < nbytes:
-                self._drop(next(iter(self._entries)))
+                self._replace(next(iter(self._entries)), None)
 
             return before - self._nbytes
 
-    def _drop(self, key: K) -> V | None:
-        entry = self._entries.pop(key, None)
-        if entry is None:
-            return None
+    def _replace(self, key: K, entry: tuple[V, int] | None) -> tuple[V, int] | None:
+        """Replace what is kept for `key`, with None by nothing; return what it was. Under the lock."""
+        before = self._entries.pop(key, None)
+        if before is not None:
+            self._nbytes -= before[1]
+        if entry is not None and entry[1] <= self._most_bytes:
+            self._entries[key] = entry
+            self._nbytes += entry[1]
+            while len(self._entries) > self._most_entries or self._nbytes > self._most_bytes:
+                _, (_, freed) = self._entries.popitem(last=False)
+                self._nbytes -= freed
 
-        self._nbytes -= entry[1]
-        return entry[0]
-
-    def _keep(self, key: K, value: V, nbytes: int) -> None:
-        if not self.takes(nbytes):
-            return
-
-        self._entries[key] = (value, nbytes)
-        self._nbytes += nbytes
-        while len(self._entries) > self._most_entries or self._nbytes > self._most_bytes:
-            _, (_, freed) = self._entries.popitem(last=False)
-            self._nbytes -= freed
+        return before
 
 
 @runtime_checkable

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 __all__ = (
+    "MEMORY_WAITS",
     "AccountStatistics",
     "ByteAccount",
     "ByteLease",
     "MemoryWaits",
     "acquire_from_both",
     "waiting_for_memory",
-    "with_waits",
 )
 
 import time
@@ -49,9 +49,6 @@ class _Room:
     peak: int = 0
     waited_s: float = 0.0
 
-    def fits(self, nbytes: int) -> bool:
-        return self.leased + nbytes <= self.limit or self.leased == 0
-
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
@@ -82,17 +79,18 @@ class ByteAccount:
         ConfigError: If `limit` is not positive.
     """
 
-    __slots__ = ("_bounded", "_overtaken", "_prioritised", "_waiting", "_whole")
+    __slots__ = ("_overtaken", "_prioritised", "_rooms", "_shared", "_waiting", "_whole")
 
     def __init__(self, limit: int, name: str = "memory.limit_bytes") -> None:
         if limit <= 0:
             raise ConfigError(name, f"must be positive, not {limit}")
 
         self._whole = _Room(limit)
-        self._bounded: dict[str, _Room] = {}
+        self._shared = (self._whole,)
+        self._rooms: dict[str, tuple[_Room, ...]] = {}  # of a flow with a limit: its own, the shared one
         self._overtaken = 0
         self._prioritised = _WaitQueue()
-        self._waiting = _WaitQueue()
+        self._waiting = _WaitQueue()  # the waiters that are not prioritised
 
     @property
     def limit(self) -> int:
@@ -106,8 +104,7 @@ class ByteAccount:
 
     def limit_of(self, flow: str) -> int:
         """Bytes that one flow may lease at once."""
-        bounded = self._bounded.get(flow)
-        return self.limit if bounded is None else min(self.limit, bounded.limit)
+        return min([room.limit for room in self._rooms.get(flow, self._shared)])
 
     def resize(self, limit: int) -> None:
         """Change the limit. Leases that exist stay; if they exceed it, new ones wait until they do not."""
@@ -117,7 +114,7 @@ class ByteAccount:
 
     def bound(self, flow: str, limit: int) -> None:
         """Give a flow a limit of its own, or change it. First called before the flow leases anything."""
-        self._bounded.setdefault(flow, _Room(limit)).limit = limit
+        self._rooms.setdefault(flow, (_Room(limit), self._whole))[0].limit = limit
         self._grant()
 
     async def acquire(
@@ -144,17 +141,20 @@ class ByteAccount:
             native `Task.cancel` arrive in the same tick.
         """
         _refuse_negative(nbytes)
-        if nbytes > self.limit_of(flow) and not admit_oversize:
+        if not admit_oversize and nbytes > self.limit_of(flow):
             raise LeaseTooLargeError(nbytes, self.limit_of(flow))
 
-        rooms = self._rooms(flow)
+        rooms = self._rooms.get(flow, self._shared)
         await checkpoint_if_cancelled()
-        if nbytes and (self._waiting or self._prioritised or not _fits(rooms, nbytes)):
+        if nbytes and (self._waiting.flows or self._prioritised.flows or not _take(rooms, nbytes)):
             line = self._prioritised if prioritised else self._waiting
             await self._wait(_Waiter(nbytes, flow, rooms, Event()), line)
         else:
-            _take(rooms, nbytes)
-            await self._checkpoint(rooms, nbytes)
+            try:
+                await cancel_shielded_checkpoint()  # a loop of grants must not starve other tasks
+            except BaseException:  # a native Task.cancel goes through every shield
+                self._give_back(rooms, nbytes)
+                raise
 
         return ByteLease(nbytes, partial(self._give_back, rooms))
 
@@ -164,17 +164,17 @@ class ByteAccount:
         A holder of bytes may ask for more in this way: it cannot wait for itself.
         """
         _refuse_negative(nbytes)
-        rooms = self._rooms(flow)
-        taken = self._waiting or self._prioritised or any(room.leased + nbytes > room.limit for room in rooms)
-        if nbytes and taken:
+        rooms = self._rooms.get(flow, self._shared)
+        if nbytes and (
+            self._waiting.flows or self._prioritised.flows or not _take(rooms, nbytes, admit_alone=False)
+        ):
             return None
 
-        _take(rooms, nbytes)
         return ByteLease(nbytes, partial(self._give_back, rooms))
 
     def statistics(self, flow: str | None = None) -> AccountStatistics:
         """Return a snapshot of the whole, or of a flow that is bounded, for tests and for logs."""
-        room = self._whole if flow is None else self._bounded[flow]
+        room = self._whole if flow is None else self._rooms[flow][0]
         waiting = sum([line.waiting(flow) for line in (self._prioritised, self._waiting)])
         return AccountStatistics(room.limit, room.leased, room.peak, waiting, room.waited_s)
 
@@ -198,36 +198,19 @@ class ByteAccount:
             for room in waiter.rooms:
                 room.waited_s += time.perf_counter() - since
 
-    async def _checkpoint(self, rooms: tuple[_Room, ...], nbytes: int) -> None:
-        """Let others run, so that a loop of grants cannot starve them."""
-        try:
-            await cancel_shielded_checkpoint()
-        except BaseException:  # a native Task.cancel goes through every shield
-            self._give_back(rooms, nbytes)
-            raise
-
-    def _rooms(self, flow: str) -> tuple[_Room, ...]:
-        bounded = self._bounded.get(flow)
-        return (self._whole,) if bounded is None else (bounded, self._whole)
-
     def _give_back(self, rooms: tuple[_Room, ...], nbytes: int) -> None:
         for room in rooms:
             room.leased -= nbytes
-
-        self._grant()
+        if self._waiting.flows or self._prioritised.flows:
+            self._grant()
 
     def _grant(self) -> None:
-        while self._prioritised or self._waiting:
-            found = self._next()
-            if found is None or not self._whole.fits(found.nbytes):
-                return
-
+        while (found := self._next()) is not None and _take(found.rooms, found.nbytes):
             ahead = self._prioritised.serve(found)
             if not ahead:
                 self._waiting.serve(found)
 
-            self._overtaken = self._overtaken + found.nbytes if ahead and self._waiting else 0
-            _take(found.rooms, found.nbytes)
+            self._overtaken = self._overtaken + found.nbytes if ahead and self._waiting.flows else 0
             found.turn.set()
 
     def _next(self) -> _Waiter | None:
@@ -239,10 +222,13 @@ class ByteAccount:
         full: set[str] = set()
         for line in lines:
             for waiter in line.heads():
-                if waiter.flow not in full and waiter.rooms[0].fits(waiter.nbytes):
+                if waiter.flow in full:
+                    continue
+
+                room = waiter.rooms[0]
+                # Of the shared room nothing that follows may go first, whether this one fits or not.
+                if room is self._whole or not room.leased or room.leased + waiter.nbytes <= room.limit:
                     return waiter
-                if waiter.rooms[0] is self._whole:
-                    return waiter  # nothing behind it may go first
 
                 full.add(waiter.flow)
 
@@ -253,34 +239,31 @@ class ByteAccount:
 class _WaitQueue:
     """The waiters: each flow in order of arrival; flows ordered by the bytes they got while others waited."""
 
-    __slots__ = ("_flows", "_served")
+    __slots__ = ("_served", "flows")
 
     def __init__(self) -> None:
-        self._flows: dict[str, deque[_Waiter]] = {}
+        self.flows: dict[str, deque[_Waiter]] = {}  #: none of them empty; only changed here
         self._served: dict[str, int] = {}  # counted while anything waits
 
-    def __bool__(self) -> bool:
-        return bool(self._flows)
-
     def waiting(self, flow: str | None) -> int:
-        return sum([len(line) for name, line in self._flows.items() if flow is None or name == flow])
+        return sum([len(line) for name, line in self.flows.items() if flow is None or name == flow])
 
     def append(self, waiter: _Waiter) -> None:
-        if waiter.flow not in self._flows:
+        if waiter.flow not in self.flows:
             # A flow that was not waiting has no claim to what others got in that time.
-            least = min([self._served[flow] for flow in self._flows], default=0)
+            least = min([self._served[flow] for flow in self.flows], default=0)
             self._served[waiter.flow] = max(self._served.get(waiter.flow, 0), least)
-            self._flows[waiter.flow] = deque()
+            self.flows[waiter.flow] = deque()
 
-        self._flows[waiter.flow].append(waiter)
+        self.flows[waiter.flow].append(waiter)
 
     def heads(self) -> list[_Waiter]:
         """The first waiter of each flow; the flow that got the fewest bytes comes first."""
-        return [self._flows[flow][0] for flow in sorted(self._flows, key=self._served.__getitem__)]
+        return [self.flows[flow][0] for flow in sorted(self.flows, key=self._served.__getitem__)]
 
     def serve(self, waiter: _Waiter) -> bool:
         """Remove a head from this queue, if it is in it."""
-        flow = self._flows.get(waiter.flow)
+        flow = self.flows.get(waiter.flow)
         if flow is None or flow[0] is not waiter:
             return False
 
@@ -289,11 +272,11 @@ class _WaitQueue:
         return True
 
     def remove(self, waiter: _Waiter) -> None:
-        flow = self._flows[waiter.flow]
+        flow = self.flows[waiter.flow]
         flow.remove(waiter)
         if not flow:
-            del self._flows[waiter.flow]
-        if not self._flows:
+            del self.flows[waiter.flow]
+        if not self.flows:
             self._served.clear()
 
 
@@ -367,14 +350,17 @@ async def acquire_from_both(
     return lease.joined(other)
 
 
-def _fits(rooms: tuple[_Room, ...], nbytes: int) -> bool:
-    return all(room.fits(nbytes) for room in rooms)
+def _take(rooms: tuple[_Room, ...], nbytes: int, *, admit_alone: bool = True) -> bool:
+    """Take bytes if all rooms have them; with `admit_alone` also where nothing else is leased."""
+    for room in rooms:
+        if room.leased + nbytes > room.limit and (room.leased or not admit_alone):
+            return False
 
-
-def _take(rooms: tuple[_Room, ...], nbytes: int) -> None:
     for room in rooms:
         room.leased += nbytes
         room.peak = max(room.peak, room.leased)
+
+    return True
 
 
 def _refuse_negative(nbytes: int) -> None:
@@ -421,24 +407,14 @@ class MemoryWaits:
         return self._waited_s + under_way
 
 
-# Like the task itself, this belongs to the running task: tasks that a stage starts inherit it.
-_CURRENT: Final[ContextVar[MemoryWaits | None]] = ContextVar("penstock_memory_waits", default=None)
-
-
-@contextmanager
-def with_waits(waits: MemoryWaits) -> Generator[None]:
-    """Have what is waited for in the block, and in tasks started there, counted by `waits`."""
-    token = _CURRENT.set(waits)
-    try:
-        yield
-    finally:
-        _CURRENT.reset(token)
+MEMORY_WAITS: Final[ContextVar[MemoryWaits | None]] = ContextVar("penstock_memory_waits", default=None)
+"""Counts the waits of the running task, and of the tasks that it starts, which inherit it."""
 
 
 @contextmanager
 def waiting_for_memory() -> Generator[None]:
     """Count the block as waiting for memory, if anybody counts."""
-    waits = _CURRENT.get()
+    waits = MEMORY_WAITS.get()
     if waits is None:
         yield
         return

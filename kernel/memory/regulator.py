@@ -15,7 +15,7 @@ __all__ = (
 )
 
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, final
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 Flow: TypeAlias = Literal["save", "restore"]
 """Which way bytes go."""
-
-Caches: TypeAlias = Callable[[], Iterable[BoundedCache[Any, Any]]]
 
 IN_FLIGHT_BYTES: Final = 128 * 2**20
 """Enough to keep a disk busy; more would only wait in its queue."""
@@ -132,7 +130,7 @@ class MemoryRegulator:
             "restore": _account("restore_concurrent_bytes", restore_concurrent_bytes),
         }
         self.watcher: object | None = None  #: who adjusts the limit, if it is to be adjusted
-        self._caches: list[Caches] = []
+        self._caches: list[BoundedCache[Any, Any]] = []  # once for each Checkpointer that uses it
         self._entered = 0
         self._thread = 0
 
@@ -223,27 +221,21 @@ class MemoryRegulator:
 
         Caches give way at once, so nobody waits for them.
         """
-        cached = self._cached()
-        excess = self._host.leased + nbytes + cached - self._host.limit
-        for cache in self._counted() if cached else ():
+        caches = dict.fromkeys(self._caches)  # each once, in the order in which they came
+        excess = self._host.leased + nbytes + sum([cache.nbytes for cache in caches]) - self._host.limit
+        for cache in caches:
             if excess > 0:
                 excess -= cache.free(excess)
 
     @contextmanager
-    def counting(self, caches: Caches) -> Generator[None]:
+    def counting(self, caches: Sequence[BoundedCache[Any, Any]]) -> Generator[None]:
         """Count what these caches hold, and empty them where it is needed, for the time of the block."""
-        self._caches.append(caches)
+        self._caches += caches
         try:
             yield
         finally:
-            self._caches.remove(caches)
-
-    def _cached(self) -> int:
-        return sum([cache.nbytes for cache in self._counted()])
-
-    def _counted(self) -> Iterable[BoundedCache[Any, Any]]:
-        """Return every cache once, though two Checkpointers may have one layout."""
-        return {id(cache): cache for caches in self._caches for cache in caches()}.values()
+            for cache in caches:
+                self._caches.remove(cache)
 
     def statistics(self) -> RegulatorStatistics:
         """Return a snapshot, for tests and for logs."""
@@ -259,7 +251,7 @@ class MemoryRegulator:
                 "save_concurrent_bytes": self._in_flight["save"].statistics(),
                 "restore_concurrent_bytes": self._in_flight["restore"].statistics(),
             },
-            self._cached(),
+            sum([cache.nbytes for cache in dict.fromkeys(self._caches)]),
         )
 
     @contextmanager

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol, final, runtime_checkable
 
-from penstock.kernel.memory.byte_account import MemoryWaits, with_waits
+from penstock.kernel.memory.byte_account import MEMORY_WAITS, MemoryWaits
 from penstock.kernel.protocols.capability import Capability
 
 
@@ -207,10 +207,11 @@ class StageMeter:
     def working(self, worker: int, nbytes: int = 0) -> Generator[None]:
         """Time a stretch of the stage's own work, and apart from it what of that is waiting for memory."""
         start, waits = self.clock(), MemoryWaits(self.clock)
+        token = MEMORY_WAITS.set(waits)
         try:
-            with with_waits(waits):
-                yield
+            yield
         finally:
+            MEMORY_WAITS.reset(token)
             end, waited_s = self.clock(), waits.waited_s
             self._busy_s += end - start - waited_s
             self._memory_wait_s += waited_s

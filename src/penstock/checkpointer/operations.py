@@ -111,7 +111,7 @@ class Lifetime:
                     self.stopping.watching(tasks),
                     watching_memory(tasks, memory, events),
                     sharing.going_on(tasks),
-                    memory.counting(self._engine.counted_caches),
+                    memory.counting(self._engine.counted_caches()),
                     watched(self._engine.observers, memory.statistics, events),
                     stores.renewing_leases(tasks),
                 ):

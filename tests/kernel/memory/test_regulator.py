@@ -417,7 +417,7 @@ class TestCaches:
 
     async def test_they_give_way_to_a_lease(self) -> None:
         memory, cache = MemoryRegulator(100), self.filled(20, 30, 10)
-        with memory.counting(lambda: [cache]):
+        with memory.counting([cache]):
             with await memory.acquire(40):
                 assert memory.statistics().cached == 60
             with await memory.acquire(41):
@@ -427,7 +427,7 @@ class TestCaches:
 
     async def test_what_has_grown_since_is_freed_on_demand(self) -> None:
         memory, first, other = MemoryRegulator(100), self.filled(), self.filled(5)
-        counting = memory.counting(lambda: [first]), memory.counting(lambda: [first, other])
+        counting = memory.counting([first]), memory.counting([first, other])
         with counting[0], counting[1], await memory.acquire(60):
             first.put(1, "kept", 50)
             memory.free_caches()
@@ -436,14 +436,14 @@ class TestCaches:
 
     async def test_those_of_a_closed_checkpointer_do_not_count(self) -> None:
         memory, cache = MemoryRegulator(100), self.filled(60)
-        with memory.counting(lambda: [cache]):
+        with memory.counting([cache]):
             pass
         with await memory.acquire(100):
             assert (memory.statistics().cached, len(cache)) == (0, 1)
 
     async def test_they_give_way_only_to_what_is_granted_without_waiting(self) -> None:
         memory, cache = MemoryRegulator(100), self.filled(50)
-        with memory.counting(lambda: [cache]), await memory.acquire(45):
+        with memory.counting([cache]), await memory.acquire(45):
             assert memory.acquire_nowait(60) is None
             assert memory.statistics().cached == 50
 
