@@ -7,14 +7,15 @@ __all__ = ("BLOCK_BYTES", "Write", "block_bytes_for", "block_bytes_of", "runs_of
 import math
 import os
 import sys
+from abc import ABC, abstractmethod
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from operator import attrgetter
 from threading import Lock as ThreadLock
-from typing import ClassVar, Final, NamedTuple, Protocol, TypeAlias, final
+from typing import ClassVar, Final, NamedTuple, TypeAlias, final
 
 import numpy as np
 from anyio import Lock, create_task_group
@@ -39,11 +40,9 @@ from penstock.kernel.protocols.written import COLUMNS, ByIndex, RunningSums, Wri
 from penstock.stages.files import closing, log_transfers
 from penstock.stages.messages.batching import (
     adjacent,
-    check_encoded,
     check_planned,
     check_planned_together,
     plan_of,
-    saved_by_encoding,
 )
 
 
@@ -86,64 +85,79 @@ class Write:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save. Its files are closed at the end, whatever happened."""
-        placement = _placement(run, self.file_bytes)
-        async with closing(run.threads, placement.files):
-            yield _Writer(run, placement)
+        arrays, places = run.layout.arrays, run.layout.places
+        writer: _Writer
+        if places is not None:
+            writer = _ArrangedFiles(run, places)
+        elif arrays is not None and not arrays.save_format.ocdbt:
+            writer = _ChunkFiles(run)
+        else:
+            writer = _DataFiles(run, self.file_bytes)
 
-        log_transfers(run.events, "data.written", list(placement.files()))
+        # A list that grows: also a file is closed that a thread opens which was left behind.
+        async with closing(run.threads, lambda: writer.files):
+            yield writer
 
-
-class _Placement(Protocol):
-    """The placement of one save's bytes in files, which it opens and writes."""
-
-    async def write(self, batch: StagedBatch) -> WrittenBatch:
-        """Write a batch, which keeps its lease."""
-        ...
-
-    def finish(self) -> AsyncIterator[WrittenBatch]:
-        """Make durable what is not, once the last batch was written."""
-        ...
-
-    def files(self) -> Iterable[DataFile]:
-        """Every file that was opened."""
-        ...
+        log_transfers(run.events, "data.written", writer.files)
 
 
-def _placement(run: SaveRun, file_bytes: int | None) -> _Placement:
-    arrays, places = run.layout.arrays, run.layout.places
-    if places is not None:
-        return _ArrangedFiles(run, places)
-    if arrays is not None and not arrays.save_format.ocdbt:
-        return _ChunkFiles(run)
+class _Writer(ABC):
+    """The actor of one save: a placement of its bytes in files, which it opens and writes.
 
-    return _DataFiles(run, file_bytes)
+    Args:
+        run: The save.
+    """
 
-
-@final
-class _Writer:
-    """The actor of one save."""
-
-    __slots__ = ("_placement", "_run")
-
-    def __init__(self, run: SaveRun, placement: _Placement) -> None:
+    def __init__(self, run: SaveRun) -> None:
         self._run = run
-        self._placement = placement
+        self.files: list[DataFile] = []  #: all that were opened
 
     async def __call__(self, batch: StagedBatch, /) -> WrittenBatch:
         try:
-            written = await self._placement.write(batch)
+            # Progress counts the bytes of arrays, so a chunk that is encoded counts with its last bytes.
+            nbytes = 0
+            for extents in batch.extents:
+                _check_encoded(extents)
+                if extents.coded is None:
+                    nbytes += len(extents.data)
+                elif extents.start + len(extents.data) == extents.coded:
+                    nbytes += extents.leaves[0].spec.chunk_nbytes
+
+            table = await self._written(batch)
             for pending in batch.pending:
                 if pending.writing is not None:
                     await pending.writing.wait()
         finally:
             batch.release()
 
-        # Progress counts the bytes of arrays, of which an encoded piece has more than were written.
-        self._run.progress.advance(len(batch.leaves), written.nbytes + saved_by_encoding(batch))
-        return written
+        self._run.progress.advance(len(batch.leaves), nbytes)
+        return WrittenBatch(batch.leaves, table, handled=batch.pending, plan=batch.plan)
 
+    @abstractmethod
+    async def _written(self, batch: StagedBatch) -> WrittenTable:
+        """Write a batch, which keeps its leases; return where its bytes are."""
+
+    @abstractmethod
     def finish(self) -> AsyncIterator[WrittenBatch]:
-        return self._placement.finish()
+        """Make durable what is not, once the last batch was written."""
+
+
+def _check_encoded(extents: Extents) -> None:
+    """Refuse to write an unencoded chunk whose metadata will say that it is encoded.
+
+    Raises:
+        PipelineError: If it is such a chunk.
+    """
+    if extents.coded is not None:
+        return
+
+    for number, spec in enumerate(extents.specs):
+        if spec.codec is not None:
+            key_path = extents.leaves[number].info.key_path
+            problem = f"has the codec {spec.codec}, but the pipeline has no stage `encode`"
+            error = PipelineError(f"{key_path} {problem}")
+            error.key_path = key_path
+            raise error
 
 
 @dataclass(slots=True)
@@ -156,10 +170,6 @@ class _DataFile:
     due: int = 0  #: bytes that are placed in it but not yet written
 
 
-_Place: TypeAlias = tuple[_DataFile, int]
-"""A file, and an offset in it."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Placed:
     """Extents with where they go, one after another."""
@@ -170,147 +180,77 @@ class _Placed:
 
 
 @final
-class _DataFiles:
+class _DataFiles(_Writer):
     """Chunks follow one another in a few data files, each whole in one, wherever its pieces come from."""
 
-    __slots__ = (
-        "_chunks",
-        "_file_bytes",
-        "_files",
-        "_filling",
-        "_folder",
-        "_only_folder",
-        "_own_folder",
-        "_placed",
-        "_placement",
-        "_placing",
-        "_preallocate",
-        "_run",
-        "_unsynced",
-    )
-
     def __init__(self, run: SaveRun, file_bytes: int | None) -> None:
-        self._run = run
+        super().__init__(run)
         self._placement = run.store.placement
         self._file_bytes = self._placement.file_bytes if file_bytes is None else file_bytes
-        self._files: list[_DataFile] = []
         self._unsynced: list[_DataFile] = []
         self._placed = 0  # bytes of all files
         self._filling: dict[str, _DataFile] = {}  # by the folder that their names are relative to
-        folders = run.layout.folders
-        self._folder = _no_folder if folders is None else folders.folder
-        self._only_folder = "" if folders is None else folders.only_folder
         self._own_folder = ""
-        if not run.operation.is_alone and run.layout.arrays is not None:
+        if not run.operation.is_alone and run.layout.arrays is not None:  # as it is on disk
             self._own_folder = run.layout.arrays.process_folder(run.operation.process_index)
 
         self._chunks: dict[tuple[int, tuple[int, ...]], tuple[_DataFile, int]] = {}
         self._placing = Lock(fast_acquire=True)
         self._preallocate = True
 
-    async def write(self, batch: StagedBatch) -> WrittenBatch:
+    async def _written(self, batch: StagedBatch) -> WrittenTable:
         """Write a batch: all at once, unless that opens many files."""
+        specs = _specs_of(batch) if batch.plan is None else batch.plan.specs
         if batch.plan is not None:
+            self._preallocate = batch.plan.sizes_known
             for extents in batch.extents:
                 # A stage may have changed these leaves alone; `commit` sees those of the batch.
                 if extents.leaves is not batch.leaves:
                     check_planned_together(in_columns(extents.leaves), batch.plan)
 
-        parts = (found for extents in batch.extents for found in self._by_folder(extents))
-        specs = _specs_of(batch)
+        run, parts = self._run, self._parts(batch)
         tables: list[WrittenTable] = []
         while True:
-            # A chunk is placed once, although several workers may hold parts of it.
-            async with self._placing:
-                if batch.plan is not None:
-                    self._preallocate = batch.plan.sizes_known
-
-                placed = await self._place_some(parts)
+            async with self._placing:  # a chunk is placed once, although several workers may hold parts of it
+                placed = await self._place(parts)
             if not placed:
-                written = (
-                    tables[0] if len(tables) == 1 else await self._run.threads.run(_joined, tables, specs)
-                )
-                return WrittenBatch(batch.leaves, written, handled=batch.pending, plan=batch.plan)
-
-            blocks = block_bytes_of(self._run)
-            tables += await self._run.threads.run(_write_placed, specs, placed, blocks, self._file_bytes)
-            for entry in placed:
-                entry.target.due -= entry.extents.nbytes
-
-            await self._finish_full()
-
-    async def _place_some(self, parts: Iterator[tuple[str, Extents]]) -> list[_Placed]:
-        """Find places for the rest of a batch, or as much of it as fits a few new files."""
-        most = len(self._files) + self._placement.full_files  # all of them wait to be full
-        placed: list[_Placed] = []
-        for folder, extents in parts:
-            placed.append(await self._place(extents, folder))
-            if len(self._files) >= most:
                 break
 
-        return placed
+            tables += await run.threads.run(_write_placed, run, specs, placed, self._file_bytes)
+            for entry in placed:
+                entry.target.due -= len(entry.extents.data)
 
-    async def finish(self) -> AsyncIterator[WrittenBatch]:
-        async with create_task_group() as syncing:
-            for opened in self._unsynced:
-                syncing.start_soon(self._run.threads.run, opened.file.sync)
+            if len(self._unsynced) >= self._placement.full_files:
+                await self._finish_full()
 
-        return
-        yield
+        return tables[0] if len(tables) == 1 else await run.threads.run(_joined, tables, specs)
 
-    async def _finish_full(self) -> None:
-        """Sync and close files that are complete, if there are many of them."""
-        filling = [id(opened) for opened in self._filling.values()]
-        full = [opened for opened in self._unsynced if opened.due == 0 and id(opened) not in filling]
-        if len(full) < self._placement.full_files:
-            return
+    def _parts(self, batch: StagedBatch) -> Iterator[tuple[str, Extents]]:
+        """Yield all extents in parts that go to one file each, with the folder of the file."""
+        folders = self._run.layout.folders
+        only_folder = "" if folders is None else folders.only_folder
+        for extents in batch.extents:
+            if folders is None or only_folder is not None:
+                found = [(only_folder or "", extents)]
+            elif extents.chunk is not None:
+                found = [(folders.folder(extents.leaves[0]), extents)]
+            else:
+                runs = [(name, len(list(same))) for name, same in groupby(extents.leaves, folders.folder)]
+                ends = accumulate([n_leaves for _, n_leaves in runs])
+                found = [(name, part) for (name, _), part in zip(runs, extents.divided(ends), strict=True)]
 
-        gone = {id(opened) for opened in full}  # before the first await, so that no other worker does it too
-        self._unsynced = [opened for opened in self._unsynced if id(opened) not in gone]
-        await self._run.threads.run(_sync_and_close, [opened.file for opened in full])
-
-    def files(self) -> Iterator[DataFile]:
-        """Every file that was opened."""
-        return (opened.file for opened in self._files)
-
-    async def _place(self, extents: Extents, folder: str) -> _Placed:
-        """Find the place of whole chunks, or of a part of one; the first part reserves the whole of it."""
-        leaf = extents.leaves[0]
-        with _naming_leaf(leaf):
-            if extents.chunk is None or extents.holds_whole_chunks:
-                return _Placed(extents, *await self._reserve(extents.nbytes, folder))
-
-            key = (leaf.index, extents.chunk)
-            if key not in self._chunks:
-                self._chunks[key] = await self._reserve(extents.chunk_nbytes, folder)
-
-        target, base = self._chunks[key]
-        return _Placed(extents, target, base + extents.start)
-
-    def _by_folder(self, extents: Extents) -> Iterator[tuple[str, Extents]]:
-        """Yield extents in parts that go to one file each, with the folder of the file."""
-        check_encoded(extents)
-        if extents.chunk is not None:
-            yield self._folder(extents.leaves[0]), extents
-        elif self._only_folder is not None:
-            for part in self._fitting(extents):
-                yield self._only_folder, part
-        else:
-            runs = [(folder, len(list(same))) for folder, same in groupby(extents.leaves, self._folder)]
-            ends = accumulate([n_leaves for _, n_leaves in runs])
-            for (folder, _), found in zip(runs, extents.divided(ends), strict=True):
-                for part in self._fitting(found):
+            for folder, part in found:
+                if part.chunk is not None or len(part.data) <= self._file_bytes:
                     yield folder, part
+                else:
+                    for fitting in self._fitting(part):
+                        yield folder, fitting
 
     def _fitting(self, extents: Extents) -> Iterator[Extents]:
         """Yield the parts of what is larger than a data file, each of which grows one file to its size.
 
         Of a leaf that is larger than a file, each chunk is a part.
         """
-        if extents.nbytes <= self._file_bytes:
-            yield extents
-            return
-
         ends: list[int] = []
         nbytes = 0
         for number, size in enumerate(extents.sizes):
@@ -331,10 +271,37 @@ class _DataFiles:
             else:
                 yield part
 
-    async def _reserve(self, nbytes: int, folder: str) -> _Place:
-        target = self._filling.get(folder)
+    async def _place(self, parts: Iterator[tuple[str, Extents]]) -> list[_Placed]:
+        """Find places for the rest of a batch, or as much of it as fits a few new files.
+
+        Of a chunk that comes in parts, the first one reserves the whole.
+        """
+        most = len(self.files) + self._placement.full_files  # all of them wait to be full
+        placed: list[_Placed] = []
+        for folder, extents in parts:
+            with _naming_leaf(extents.leaves):
+                if extents.chunk is None or extents.holds_whole_chunks:
+                    target, base = await self._reserve(len(extents.data), folder)
+                else:
+                    key = (extents.leaves[0].index, extents.chunk)
+                    if key not in self._chunks:
+                        self._chunks[key] = await self._reserve(extents.chunk_nbytes, folder)
+
+                    target, base = self._chunks[key]
+
+            placed.append(_Placed(extents, target, base + extents.start))
+            if len(self.files) >= most:
+                break
+
+        return placed
+
+    async def _reserve(self, nbytes: int, folder: str) -> tuple[_DataFile, int]:
+        """Return a file with room for so many bytes, and the offset where they go."""
+        run, target = self._run, self._filling.get(folder)
         if target is None or target.end >= self._file_bytes:
-            target = self._filling[folder] = await self._open_file(folder)
+            name = os.path.join(folder, self._own_folder, run.layout.data_file())
+            await run.workspace.open(os.path.dirname(name))
+            target = self._filling[folder] = await run.threads.run(self._create, name)
             self._unsynced.append(target)  # only once it is filled: until then it would look full
 
         step = self._placement.step(nbytes)
@@ -344,27 +311,36 @@ class _DataFiles:
         target.due += nbytes
         return target, base
 
-    async def _open_file(self, folder: str) -> _DataFile:
-        name = os.path.join(folder, self._own_folder, self._run.layout.data_file())
-        await self._run.workspace.open(os.path.dirname(name))
-        return await self._run.threads.run(self._create, name)
-
     def _create(self, name: str) -> _DataFile:
-        # Stored by the opening thread: a task cancelled meanwhile would lose the open file.
+        # Noted by the opening thread: a task cancelled meanwhile would lose the open file.
         run = self._run
         file = run.store.create_data_file(run.workspace.path(name))
-        opened = _DataFile(name, file)
-        self._files.append(opened)
+        self.files.append(file)
         # Gaps before page-aligned chunks are not counted: the file merely grows by them.
         left = run.progress.bytes_total - self._placed
         if left >= self._placement.page_from_bytes and self._preallocate:
             file.allocate(min(left, self._file_bytes))
 
-        return opened
+        return _DataFile(name, file)
 
+    async def _finish_full(self) -> None:
+        """Sync and close files that are complete, if there are many of them."""
+        filling = [id(opened) for opened in self._filling.values()]
+        full = [opened for opened in self._unsynced if opened.due == 0 and id(opened) not in filling]
+        if len(full) < self._placement.full_files:
+            return
 
-def _no_folder(_: Leaf) -> str:
-    return ""
+        gone = {id(opened) for opened in full}  # before the first await, so that no other worker does it too
+        self._unsynced = [opened for opened in self._unsynced if id(opened) not in gone]
+        await self._run.threads.run(_sync_and_close, [opened.file for opened in full])
+
+    async def finish(self) -> AsyncIterator[WrittenBatch]:
+        async with create_task_group() as syncing:
+            for opened in self._unsynced:
+                syncing.start_soon(self._run.threads.run, opened.file.sync)
+
+        return
+        yield
 
 
 def _sync_and_close(files: Sequence[DataFile]) -> None:
@@ -374,44 +350,45 @@ def _sync_and_close(files: Sequence[DataFile]) -> None:
 
 
 def _specs_of(batch: StagedBatch) -> ByIndex[LeafSpec]:
-    """Return the specs of leaves as planned, which `commit` compares with what arrived."""
-    if batch.plan is not None:
-        return batch.plan.specs
-
+    """Return the specs of the leaves of a batch that has lost its plan."""
     parts = (batch.leaves, *[extents.leaves for extents in batch.extents])
     return {leaf.index: leaf.spec for part in parts for leaf in part}
 
 
 def _write_placed(
-    specs: ByIndex[LeafSpec], placed: Sequence[_Placed], block_bytes: int, file_bytes: int
+    run: SaveRun, specs: ByIndex[LeafSpec], placed: Sequence[_Placed], file_bytes: int
 ) -> list[WrittenTable]:
-    for run in adjacent(placed, _is_next):
-        with _naming_leaf(run[0].extents.leaves[0]):
-            _write_at(run[0].target, run[0].offset, [entry.extents.data for entry in run], file_bytes)
+    for together in adjacent(placed, _is_next):
+        target, offset = together[0].target, together[0].offset
+        first, *others = buffers = [entry.extents.data for entry in together]
+        # The whole of a full file is written from where it is.
+        is_whole = not others and offset == 0 and first.nbytes == target.end >= file_bytes
+        with _naming_leaf(together[0].extents.leaves):
+            if is_whole and isinstance(target.file, WholeWrites):
+                target.file.write_whole(first)
+            else:
+                target.file.write_at(offset, buffers)
 
-    tables = [_table_of(entry, specs) for entry in placed if entry.extents.chunk is None]
-    rows = [_written_extent(entry, block_bytes) for entry in placed if entry.extents.chunk is not None]
+    tables: list[WrittenTable] = []
+    rows: list[Written] = []
+    for entry in placed:
+        if entry.extents.chunk is None:
+            tables.append(_table_of(entry, specs))
+        else:
+            (piece,) = entry.extents
+            rows.append(_row_of(piece, entry.target.name, entry.offset, run))
+
     if rows:  # to put a row alone into columns would take as long as to write it
         tables.append(WrittenTable.of(rows, specs))
 
     return tables
 
 
-def _written_extent(entry: _Placed, block_bytes: int) -> Written:
-    (piece,) = entry.extents
-    checksum, running = summed(piece, block_bytes)
-    place = entry.target.name, entry.offset, piece.nbytes
+def _row_of(piece: Piece, file: str, offset: int, run: SaveRun) -> Written:
+    """Return where a piece is, with its checksums, of which every byte is read."""
+    checksum, running = summed(piece, block_bytes_of(run))
+    place = file, offset, piece.nbytes
     return Written(piece.leaf.index, piece.chunk, piece.start, *place, checksum, piece.coded, running)
-
-
-def _write_at(target: _DataFile, offset: int, buffers: Sequence[memoryview], file_bytes: int) -> None:
-    """Write buffers one after another; if they are the whole of a full file, from where they are."""
-    file, (first, *others) = target.file, buffers
-    is_whole = not others and offset == 0 and first.nbytes == target.end >= file_bytes
-    if is_whole and isinstance(file, WholeWrites):
-        file.write_whole(first)
-    else:
-        file.write_at(offset, buffers)
 
 
 def _table_of(entry: _Placed, specs: ByIndex[LeafSpec]) -> WrittenTable:
@@ -472,41 +449,27 @@ class _ChunkFile:
 
 
 @final
-class _ChunkFiles:
-    """Each chunk is a file, which is made durable and closed once its last byte was written.
-
-    Args:
-        run: Of the save.
-    """
-
-    __slots__ = ("_all", "_document_bytes", "_folders", "_lock", "_open", "_run")
+class _ChunkFiles(_Writer):
+    """Each chunk is a file, which is made durable and closed once its last byte was written."""
 
     def __init__(self, run: SaveRun) -> None:
-        self._run = run
+        super().__init__(run)
         self._document_bytes = run.store.placement.document_bytes
         self._open: dict[_Chunk, _ChunkFile] = {}
-        self._all: list[DataFile] = []
         self._folders: set[str] = set()
         self._lock = ThreadLock()
 
-    async def write(self, batch: StagedBatch) -> WrittenBatch:
+    async def _written(self, batch: StagedBatch) -> WrittenTable:
         await self._run.workspace.open()
-        written = await self._run.threads.run(self._write, batch)
-        return WrittenBatch(batch.leaves, written, handled=batch.pending, plan=batch.plan)
+        return await self._run.threads.run(self._write, batch)
 
     async def finish(self) -> AsyncIterator[WrittenBatch]:
         return
         yield
 
-    def files(self) -> Iterable[DataFile]:
-        """Every file that was opened for a large chunk."""
-        return self._all
-
     def _write(self, batch: StagedBatch) -> WrittenTable:
-        for extents in batch.extents:
-            check_encoded(extents)
-
-        return WrittenTable.of(map(self._write_piece, batch.parts()), _specs_of(batch))
+        specs = _specs_of(batch) if batch.plan is None else batch.plan.specs
+        return WrittenTable.of(map(self._write_piece, batch.parts()), specs)
 
     def _write_piece(self, piece: Piece) -> Written:
         leaf = piece.leaf
@@ -514,17 +477,19 @@ class _ChunkFiles:
         if name is None:
             raise PipelineError(f"the layout names no file for chunk {piece.chunk} of {leaf.info.key_path}")
 
-        path = self._run.workspace.path(name)
-        with _naming_leaf(leaf):
-            self._make_folder(os.path.dirname(name))
+        path, folder = self._run.workspace.path(name), os.path.dirname(name)
+        with _naming_leaf((leaf,)):
+            # Creating it twice is harmless, but no worker may go on before it exists.
+            if folder not in self._folders:
+                self._run.workspace.make_directory(folder)
+                self._folders.add(folder)
+
             if piece.nbytes == piece.chunk_nbytes and piece.nbytes < self._document_bytes:
                 self._run.store.write_file(path, bytes(piece.data))
             else:
                 self._write_part(piece, path)
 
-        checksum, running = summed(piece, block_bytes_of(self._run))
-        place = name, piece.start, piece.nbytes
-        return Written(leaf.index, piece.chunk, piece.start, *place, checksum, piece.coded, running)
+        return _row_of(piece, name, piece.start, self._run)
 
     def _write_part(self, piece: Piece, path: str) -> None:
         chunk = (piece.leaf.index, piece.chunk)
@@ -533,7 +498,7 @@ class _ChunkFiles:
             if opened is None:
                 opened = _ChunkFile(self._run.store.create_data_file(path), piece.chunk_nbytes)
                 self._open[chunk] = opened
-                self._all.append(opened.file)
+                self.files.append(opened.file)
 
         opened.file.write_at(piece.start, [piece.data])
         with self._lock:
@@ -545,12 +510,6 @@ class _ChunkFiles:
 
         opened.file.sync()
         opened.file.close()
-
-    def _make_folder(self, folder: str) -> None:
-        # Creating it twice is harmless, but no worker may go on before it exists.
-        if folder not in self._folders:
-            self._run.workspace.make_directory(folder)
-            self._folders.add(folder)
 
 
 class _Write(NamedTuple):
@@ -583,7 +542,7 @@ class _ArrangedFile:
 
 
 @final
-class _ArrangedFiles:
+class _ArrangedFiles(_Writer):
     """Each leaf is whole and in C order where its layout said in advance; chunks of a sharded one meet there.
 
     A file is created for its first piece. After its last one it gets its head, with the checksums of what was
@@ -591,20 +550,16 @@ class _ArrangedFiles:
     writes its parts into the same files, which the primary has made and completes.
     """
 
-    __slots__ = ("_all", "_beginning", "_begun", "_layout", "_lock", "_run")
-
     def __init__(self, run: SaveRun, layout: ArrangedLayout) -> None:
-        self._run = run
+        super().__init__(run)
         self._layout = layout
         self._beginning = Lock()
         self._begun: _Begun | None = None
         self._lock = ThreadLock()  # of the state of files
-        self._all: list[DataFile] = []
 
-    async def write(self, batch: StagedBatch) -> WrittenBatch:
+    async def _written(self, batch: StagedBatch) -> WrittenTable:
         begun = await self._begin(batch)
-        written = await self._run.threads.run(self._write, begun, batch)
-        return WrittenBatch(batch.leaves, written, handled=batch.pending, plan=batch.plan)
+        return await self._run.threads.run(self._write, begun, batch)
 
     async def finish(self) -> AsyncIterator[WrittenBatch]:
         begun = self._begun
@@ -624,10 +579,6 @@ class _ArrangedFiles:
         for document in begun.arrangement.documents:
             path = self._run.workspace.path(document.path)
             await self._run.threads.run(self._run.store.write_file, path, document.data)
-
-    def files(self) -> Iterable[DataFile]:
-        """Every file that was opened."""
-        return self._all
 
     async def _begin(self, batch: StagedBatch) -> _Begun:
         """Make the arrangement, once."""
@@ -650,7 +601,7 @@ class _ArrangedFiles:
         with self._lock:
             if file.opened is None:
                 file.opened = self._opened(self._run.workspace.path(name), file.end)
-                self._all.append(file.opened)
+                self.files.append(file.opened)
                 if self._run.operation.is_alone:  # or else the primary has made it, at full length
                     file.opened.allocate(file.end)
 
@@ -825,11 +776,11 @@ def summed(piece: Piece, block_bytes: int) -> tuple[int, RunningSums | None]:
 
 
 @contextmanager
-def _naming_leaf(leaf: Leaf) -> Generator[None]:
-    """Have a `StorageError` of the block name the leaf that was being written."""
+def _naming_leaf(leaves: Sequence[Leaf]) -> Generator[None]:
+    """Have a `StorageError` of the block name the first of the leaves that were being written."""
     try:
         yield
     except StorageError as error:
         if error.key_path is None:
-            error.key_path = leaf.info.key_path
+            error.key_path = leaves[0].info.key_path
         raise

@@ -1,7 +1,7 @@
 """Groups leaves into messages, and compares what arrives with the plan: nothing else is ever published.
 
-A batch carries the plan (`plan_of`). A leaf must be stored as planned (`check_planned`), an encoded chunk
-must be encoded (`check_encoded`), and all bytes must be there at the end (`arrived_leaves`).
+A batch carries the plan (`plan_of`). A leaf must be stored as planned (`check_planned`), and all bytes must
+be there at the end (`arrived_leaves`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ __all__ = (
     "batched",
     "batched_columns",
     "check_all_there",
-    "check_encoded",
     "check_planned",
     "check_planned_together",
     "cuts",
@@ -24,7 +23,6 @@ __all__ = (
     "plan_of",
     "refuse_global",
     "require_plan",
-    "saved_by_encoding",
 )
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,7 +37,7 @@ from penstock.kernel.codecs import AUTO
 from penstock.kernel.errors import ChangedLeafError, IncompletePipelineError, InvalidLeafError, PipelineError
 from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
 from penstock.kernel.messages.restore import PlannedBatch, RestorePlan
-from penstock.kernel.messages.save import Extents, LeafBatch, SavePlan, StagedBatch, WrittenBatch
+from penstock.kernel.messages.save import LeafBatch, SavePlan, WrittenBatch
 from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import ReadLeaf, ReadLeaves
@@ -296,35 +294,6 @@ def refuse_global(leaves: Leaves) -> None:
 def encoding_room(nbytes: int) -> int:
     """Upper bound for the encoded length of a chunk of `nbytes`: above what any codec here makes of noise."""
     return nbytes + nbytes // 128 + 1024
-
-
-def saved_by_encoding(batch: StagedBatch) -> int:
-    """Bytes saved by encoding, over the chunks whose last bytes are in the batch; negative for noise."""
-    return sum(
-        [
-            extent.leaves[0].spec.chunk_nbytes - extent.coded
-            for extent in batch.extents
-            if extent.coded is not None and extent.start + extent.nbytes == extent.coded
-        ]
-    )
-
-
-def check_encoded(extents: Extents) -> None:
-    """Refuse to write an unencoded chunk whose metadata will say that it is encoded.
-
-    Raises:
-        PipelineError: If it is such a chunk.
-    """
-    if extents.coded is not None:
-        return
-
-    for number, spec in enumerate(extents.specs):
-        if spec.codec is not None:
-            key_path = extents.leaves[number].info.key_path
-            problem = f"has the codec {spec.codec}, but the pipeline has no stage `encode`"
-            error = PipelineError(f"{key_path} {problem}")
-            error.key_path = key_path
-            raise error
 
 
 def arrived_leaves(plan: SavePlan, batches: Sequence[WrittenBatch]) -> Leaves:
