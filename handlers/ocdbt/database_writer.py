@@ -17,18 +17,11 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
 from operator import ne
-from typing import Any, Final, final
+from typing import Final, final
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.handlers.ocdbt.key_tables import (
-    common_prefix,
-    encode_files,
-    encode_keys,
-    key_lengths,
-    shared_prefixes,
-)
 from penstock.handlers.ocdbt.wire_format import (
     ENVELOPE_BYTES,
     MANIFEST_MAGIC,
@@ -36,23 +29,27 @@ from penstock.handlers.ocdbt.wire_format import (
     MAX_KEY_BYTES,
     MAX_NODE_ENTRIES,
     MAX_OFFSET,
+    MAX_PATH_BYTES,
     MISSING,
     NODE_MAGIC,
     UNCOMPRESSED,
     Indirect,
     Inline,
     Value,
+    path_problem,
     seal,
     varint,
     varint_column,
     varints,
 )
 from penstock.kernel.concurrency.brief_steps import (
+    STEP,
     all_neighbours,
     append,
     drop,
     integers,
     joined,
+    lengths_of,
     parts_of,
     rows_in_order,
 )
@@ -110,7 +107,13 @@ class IndexPlan:
         self._lengths = np.zeros(0, np.int64)  #: of the values in data files, in the order of their places
         rows = rows_in_order(keys)
         sorted_keys = [keys[row] for row in rows]
-        _check_keys(sorted_keys)
+        if not all_neighbours(ne, sorted_keys):
+            twice = next(a for a, b in pairwise(sorted_keys) if a == b)
+            raise SpecError(f"key {twice!r} is given twice")
+
+        longest = key_lengths(sorted_keys).max(initial=0)
+        if longest > MAX_KEY_BYTES:
+            raise SpecError(f"a key has {longest} bytes; {MAX_KEY_BYTES} are allowed")
         if not rows:
             return
 
@@ -170,8 +173,20 @@ class IndexPlan:
             node format". Every base path is left empty, because base paths only matter for nodes in a
             database below this one.
         """
-        _check_options(node_offset, uuid, commit_time_ns)
-        _check_places(places, self._lengths)
+        if len(uuid) != 16:
+            raise SpecError(f"uuid has {len(uuid)} bytes, not 16")
+        if not 0 <= commit_time_ns < 1 << 64:
+            raise SpecError(f"commit_time_ns {commit_time_ns} is not an unsigned 64-bit number")
+        if not 0 <= node_offset <= MAX_OFFSET // 2:  # the end of the nodes is then within the limit, too
+            raise SpecError(f"node_offset {node_offset} is not within a file")
+
+        offsets, lengths = places.offsets, self._lengths
+        bad = np.flatnonzero((offsets < 0) | (lengths < 0) | (offsets > MAX_OFFSET - lengths))
+        if bad.size:
+            at = int(bad[0])
+            file = places.files[int(places.file_ids[at])]
+            raise SpecError(f"{lengths[at]} bytes at {offsets[at]} are not a possible range of {file!r}")
+
         encoder = _Encoder(node_file, node_offset, self._max_node_bytes)
         level = [encoder.leaf(leaf, places) for leaf in self._leaves]
         while len(level) > 1:
@@ -227,26 +242,6 @@ def encode_index(
     return plan.encode(
         places, node_file=node_file, node_offset=node_offset, uuid=uuid, commit_time_ns=commit_time_ns
     )
-
-
-def _check_options(node_offset: int, uuid: bytes, commit_time_ns: int) -> None:
-    if len(uuid) != 16:
-        raise SpecError(f"uuid has {len(uuid)} bytes, not 16")
-    if not 0 <= commit_time_ns < 1 << 64:
-        raise SpecError(f"commit_time_ns {commit_time_ns} is not an unsigned 64-bit number")
-    if not 0 <= node_offset <= MAX_OFFSET // 2:  # the end of the nodes is then within the limit, too
-        raise SpecError(f"node_offset {node_offset} is not within a file")
-
-
-def _check_keys(keys: Sequence[bytes]) -> None:
-    """Raise `SpecError` for keys that no OCDBT database can hold. They must be in ascending order."""
-    if not all_neighbours(ne, keys):
-        twice = next(a for a, b in pairwise(keys) if a == b)
-        raise SpecError(f"key {twice!r} is given twice")
-
-    longest = key_lengths(keys).max(initial=0)
-    if longest > MAX_KEY_BYTES:
-        raise SpecError(f"a key has {longest} bytes; {MAX_KEY_BYTES} are allowed")
 
 
 # The most bytes that the varints of one entry take, if each is as long as its field allows.
@@ -342,7 +337,7 @@ class _Encoder:
 
     def leaf(self, plan: _LeafPlan, places: Places) -> NodeSummary:
         file_ids = places.file_ids[plan.placed]
-        used: list[int] = sorted(np.unique(file_ids).tolist(), key=lambda id_: places.files[id_])
+        used: list[int] = sorted(np.unique(file_ids).tolist(), key=places.files.__getitem__)
         ranks = np.zeros(len(places.files) + 1, np.int64)
         ranks[used] = np.arange(len(used))
         columns = (
@@ -427,11 +422,90 @@ def _cuts(costs: npt.NDArray[np.int64], max_node_bytes: int, at_least: int) -> l
     return cuts
 
 
-def _check_places(places: Places, lengths: npt.NDArray[np.int64]) -> None:
-    """Raise `SpecError` for a value whose range no OCDBT database can store."""
-    offsets: npt.NDArray[Any] = places.offsets
-    bad = np.flatnonzero((offsets < 0) | (lengths < 0) | (offsets > MAX_OFFSET - lengths))
-    if bad.size:
-        at = int(bad[0])
-        file = places.files[int(places.file_ids[at])]
-        raise SpecError(f"{lengths[at]} bytes at {offsets[at]} are not a possible range of {file!r}")
+# The columns of sorted keys, which nodes and tables of data files begin with. A key is written without what
+# it shares with the one before.
+_USUAL_BYTES: Final = 1024  # of a key
+
+
+def common_prefix(a: bytes, b: bytes) -> int:
+    """Return how many leading bytes two keys share."""
+    # The lowest differing bit is in the first differing byte. Two conversions and an xor cost a tenth of
+    # comparing byte by byte.
+    difference = int.from_bytes(a, "little") ^ int.from_bytes(b, "little")
+    shorter = min(len(a), len(b))
+    if not difference:
+        return shorter
+
+    return min(((difference & -difference).bit_length() - 1) >> 3, shorter)
+
+
+def key_lengths(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    """Return the length of every key."""
+    return np.frombuffer(lengths_of(keys), np.int64)
+
+
+def shared_prefixes(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    """Return, for every key but the first, how many leading bytes it shares with the previous one.
+
+    A few thousand keys at once are laid out as a table of bytes, if they are of a usual length.
+    """
+    found = np.zeros(max(len(keys) - 1, 0), np.int64)
+    for at in range(0, len(found), STEP):
+        part = keys[at : at + STEP + 1]
+        sizes = key_lengths(part)
+        width = int(sizes.max())
+        if width > _USUAL_BYTES:
+            found[at : at + STEP] = [common_prefix(a, b) for a, b in pairwise(part)]
+            continue
+
+        table = np.array(part, f"S{max(width, 1)}").view(np.uint8).reshape(len(part), -1)
+        differ = table[1:] != table[:-1]
+        first = np.where(differ.any(axis=1), differ.argmax(axis=1), width)
+        found[at : at + STEP] = np.minimum(first, np.minimum(sizes[1:], sizes[:-1]))
+
+    return found
+
+
+def encode_keys(
+    keys: Sequence[bytes], shared: npt.NDArray[np.int64], inherited: int
+) -> tuple[bytes, bytes, bytes]:
+    """Encode the keys of a node as lengths of prefixes, lengths of suffixes, and suffixes.
+
+    Args:
+        keys: At least one key, in ascending order.
+        shared: Their `shared_prefixes`.
+        inherited: How many leading bytes to leave out; all keys share them, and the parent node holds them.
+    """
+    starts = np.concatenate([np.array([inherited], np.int64), shared])
+    suffixes: list[bytes] = []
+    for at in range(0, len(keys), STEP):
+        firsts: list[int] = starts[at : at + STEP].tolist()
+        rows = zip(keys[at : at + STEP], firsts, strict=True)
+        suffixes.append(b"".join([key[start:] for key, start in rows]))
+
+    return varint_column(shared - inherited), varint_column(key_lengths(keys) - starts), b"".join(suffixes)
+
+
+def encode_files(paths: Sequence[str]) -> bytes:
+    """Encode a data file table.
+
+    Every base path is left empty, because base paths only matter for nodes in a database below this one.
+
+    Raises:
+        SpecError: If a path is not a plain relative one, or is too long.
+    """
+    for path in paths:
+        if problem := path_problem(path):
+            raise SpecError(problem)
+
+    try:
+        encoded = [path.encode() for path in paths]
+    except UnicodeEncodeError as error:
+        raise SpecError(f"data file path {error.object!r} cannot be encoded as UTF-8") from error
+    if too_long := [path for path in encoded if len(path) > MAX_PATH_BYTES]:
+        raise SpecError(f"data file path of {len(too_long[0])} bytes; {MAX_PATH_BYTES} are allowed")
+    if not encoded:
+        return varint(0)
+
+    prefixes, lengths, suffixes = encode_keys(encoded, shared_prefixes(encoded), inherited=0)
+    return b"".join((varint(len(paths)), prefixes, lengths, bytes(len(paths)), suffixes))

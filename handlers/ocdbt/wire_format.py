@@ -169,7 +169,7 @@ def unseal(origin: Origin, magic: bytes, data: bytes) -> tuple[int, Cursor]:
         raise ChecksumError(origin.path, f"{origin.part}: checksum mismatch")
 
     cursor = Cursor(origin, data, 12, end)
-    version, method = cursor.varint(), cursor.varint()
+    version, method = cursor.varints(2)
     if version != 0:
         raise UnsupportedFormatError(origin.path, f"{origin.part}: OCDBT format version {version}")
     if method not in (UNCOMPRESSED, ZSTD):
@@ -222,12 +222,6 @@ class Cursor:
 
         return self._data[start : self._position]
 
-    def byte(self) -> int:
-        return self.take(1)[0]
-
-    def varint(self) -> int:
-        return self.varints(1)[0]
-
     def varints(self, count: int) -> Sequence[int]:
         """Read a column of `count` varints."""
         short = self.take(count)  # no varint is shorter than a byte, so this also bounds `count`
@@ -241,29 +235,26 @@ class Cursor:
 
         numbers: list[int] = []
         for _ in range(count):
-            number, position = self._long_varint(position)
+            number = shift = 0
+            byte = 0x80
+            while byte & 0x80:
+                if shift > 63:
+                    raise self.origin.corrupt("a number of more than 64 bits")
+                if position == self._end:
+                    raise self.origin.corrupt("its body ends within a number")
+
+                byte = self._data[position]
+                position += 1
+                number |= (byte & 0x7F) << shift
+                shift += 7
+
+            if number >= _UINT64_END:
+                raise self.origin.corrupt("a number of more than 64 bits")
+
             numbers.append(number)
 
         self._position = position
         return numbers
-
-    def _long_varint(self, position: int) -> tuple[int, int]:
-        number = shift = 0
-        data = self._data
-        while position < self._end:
-            byte = data[position]
-            position += 1
-            number |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                if number >= _UINT64_END:
-                    raise self.origin.corrupt("a number of more than 64 bits")
-                return number, position
-
-            shift += 7
-            if shift > 63:
-                raise self.origin.corrupt("a number of more than 64 bits")
-
-        raise self.origin.corrupt("its body ends within a number")
 
     def finish(self) -> None:
         """Check that no bytes are left over."""

@@ -20,8 +20,7 @@ from crc32c import crc32c
 
 from penstock.handlers.formats import integrity
 from penstock.handlers.formats.integrity import Digest, digest_of
-from penstock.handlers.ocdbt.database_writer import encode_index
-from penstock.handlers.ocdbt.key_tables import encode_files, encode_keys, shared_prefixes
+from penstock.handlers.ocdbt.database_writer import encode_files, encode_index, encode_keys, shared_prefixes
 from penstock.handlers.ocdbt.wire_format import (
     MANIFEST_MAGIC,
     NODE_MAGIC,

@@ -40,7 +40,7 @@ LOADED: Final = (
     "penstock.checkpointer.checkpointer",
     "penstock.handlers.formats.orbax.tensorstore_reads",
     "penstock.handlers.leaves.default_handlers",
-    "penstock.handlers.ocdbt.node_decoding",
+    "penstock.handlers.ocdbt.database_reader",
     "penstock.stages.derive",
 )
 """Imported by the parent, so that no child has to."""

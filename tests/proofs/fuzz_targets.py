@@ -48,8 +48,7 @@ from penstock.handlers.formats.orbax.tree_metadata import decode_tree_metadata, 
 from penstock.handlers.formats.safetensors import penstock_metadata
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
 from penstock.handlers.ocdbt.database_reader import read_index
-from penstock.handlers.ocdbt.database_writer import EncodedIndex, encode_index
-from penstock.handlers.ocdbt.key_tables import encode_files
+from penstock.handlers.ocdbt.database_writer import EncodedIndex, encode_files, encode_index
 from penstock.handlers.ocdbt.wire_format import (
     MANIFEST_MAGIC,
     NODE_MAGIC,

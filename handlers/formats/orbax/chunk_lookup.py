@@ -27,7 +27,7 @@ from penstock.handlers.formats.chunk_regions import Bounds, rectangles, shape_of
 from penstock.handlers.formats.inside_paths import EnteredDirectories, check_inside
 from penstock.handlers.formats.leaf_table import StoredArray
 from penstock.handlers.formats.zarr import METADATA_KEYS, grid_indices, prefix_of
-from penstock.handlers.ocdbt.node_decoding import Index
+from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline, Value
 from penstock.kernel.errors import CorruptCheckpointError, PenstockError, TruncatedDataError
 from penstock.kernel.protocols.stores import Store

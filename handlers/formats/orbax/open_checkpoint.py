@@ -30,7 +30,7 @@ from penstock.handlers.formats.orbax.file_names import MANIFEST, METADATA, SHARD
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.tree_documents import RememberedDocuments, Source, open_tree
 from penstock.handlers.ocdbt.database_reader import index_bytes
-from penstock.handlers.ocdbt.node_decoding import Index
+from penstock.handlers.ocdbt.index import Index
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.layouts import SMALL_DOCUMENT, Opening
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf

@@ -44,7 +44,7 @@ from penstock.handlers.formats.orbax.discovery import disk_mark
 from penstock.handlers.formats.orbax.embedded_arrays import PackedArray, packed_reads
 from penstock.handlers.formats.orbax.file_names import MANIFEST
 from penstock.handlers.formats.zarr import ArrayFormat, codec_to_decode, grid_indices, opaque_codec, prefix_of
-from penstock.handlers.ocdbt.node_decoding import Index
+from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline, Value
 from penstock.kernel.codecs import Codec
 from penstock.kernel.errors import CorruptCheckpointError, NotOnThisDiskError

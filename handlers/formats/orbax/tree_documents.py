@@ -52,8 +52,7 @@ from penstock.handlers.formats.orbax.tree_metadata import (
 )
 from penstock.handlers.formats.zarr import METADATA_KEYS, ArrayFormat
 from penstock.handlers.ocdbt.database_reader import read_index
-from penstock.handlers.ocdbt.key_tables import RememberedKeys
-from penstock.handlers.ocdbt.node_decoding import Index
+from penstock.handlers.ocdbt.index import Index, RememberedKeys
 from penstock.handlers.ocdbt.wire_format import Indirect
 from penstock.kernel.errors import (
     CorruptCheckpointError,

@@ -27,8 +27,8 @@ from penstock.errors import (
 from penstock.handlers import LocalStore
 from penstock.handlers.ocdbt import wire_format as wire
 from penstock.handlers.ocdbt.database_reader import read_index
-from penstock.handlers.ocdbt.key_tables import RememberedKeys, encode_files
-from penstock.handlers.ocdbt.node_decoding import Index
+from penstock.handlers.ocdbt.database_writer import encode_files
+from penstock.handlers.ocdbt.index import Index, RememberedKeys
 from penstock.handlers.ocdbt.wire_format import (
     MANIFEST_MAGIC,
     MISSING,

@@ -14,7 +14,7 @@ from penstock.handlers import LocalStore
 from penstock.handlers.formats.orbax.chunk_index import ChunkIndex
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.handlers.ocdbt.database_reader import read_index
-from penstock.handlers.ocdbt.node_decoding import Index
+from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.ocdbt.wire_format import Indirect
 from penstock.kernel import Leaf, Written, WrittenBatch
 from penstock.kernel.protocols.written import WrittenTable

@@ -21,7 +21,7 @@ from orbax.checkpoint.experimental import v1 as ocp_v1
 from penstock.errors import CorruptCheckpointError
 from penstock.handlers import LocalStore, OrbaxLayout
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
-from penstock.handlers.ocdbt.node_decoding import Index
+from penstock.handlers.ocdbt.index import Index
 from penstock.kernel import KeyKind
 
 pytestmark = pytest.mark.anyio

@@ -22,7 +22,7 @@ from penstock.handlers.formats.chunk_regions import DIRECT_BYTES, merge_direct
 from penstock.handlers.formats.orbax.tree_metadata import encode_tree_metadata as encode_metadata
 from penstock.handlers.formats.zarr import encode_v2
 from penstock.handlers.ocdbt.database_writer import encode_index
-from penstock.handlers.ocdbt.node_decoding import Index
+from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.ocdbt.wire_format import Inline
 from penstock.kernel import CheckedRead, DirectRead, DriverRead, ScatterRead
 

@@ -14,7 +14,7 @@ from penstock.handlers.formats.integrity import Checksums
 from penstock.handlers.formats.leaf_table import LeafTable, StoredLeaves
 from penstock.handlers.formats.orbax.stored_checkpoint import whole_chunks, whole_parts
 from penstock.handlers.formats.zarr import GridKeys, decode, encode_v2
-from penstock.handlers.ocdbt.node_decoding import Index
+from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline, Value
 from penstock.kernel import KeyKind, LeafSpec, WholeChunks, Written
 
