@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 
-from penstock.kernel.protocols.coordinator import KeyValues
+from penstock.kernel.protocols import KeyValues
 
 
 class KeyValuesConformance(ABC):

@@ -10,7 +10,7 @@ from typing import Any
 
 from jax._src import lib
 
-from penstock.handlers.coordinators.jax_key_values import JaxKeyValues
+from penstock.handlers.coordinators import JaxKeyValues
 
 native: Any = getattr(lib, "_jax")  # noqa: B009 - private, and untyped
 

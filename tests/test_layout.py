@@ -255,6 +255,95 @@ def test_no_rooms_import_each_other() -> None:
     assert cycles(rooms) == []
 
 
+IS_ABOUT = {"configuration": "config", "orbax_face": "orbax"}
+"""Folders of tests that have another name than the room that they are about."""
+
+IS_ALSO_ABOUT = {
+    "bench/steps.py": ("handlers.formats",),
+    "checkpointer/strange_checkpoints.py": ("handlers.formats", "handlers.ocdbt"),
+    "checkpointer/test_base_links.py": ("stages.reuse",),
+    "checkpointer/test_description.py": ("handlers.formats",),
+    "checkpointer/test_direct_io_saves.py": ("handlers.stores",),
+    "checkpointer/test_documents_within_the_budget.py": ("handlers.ocdbt",),
+    "checkpointer/test_failed_syncs.py": ("handlers.stores",),
+    "checkpointer/test_hostile_checkpoints.py": ("handlers.formats",),
+    "checkpointer/test_linked_paths.py": ("handlers.stores",),
+    "checkpointer/test_other_programs.py": ("handlers.stores",),
+    "checkpointer/test_staging.py": ("reports",),
+    "cli": ("inspection",),
+    "collecting.py": ("event_loop",),
+    "contract/ending.py": ("handlers.stores",),
+    "docs/test_demo.py": ("cli",),
+    "docs/test_docs_bottleneck.py": ("reports",),
+    "handlers/formats": ("handlers.formats", "handlers.ocdbt"),
+    "handlers/formats/safetensors/test_many_tensors.py": ("stages.planning",),
+    "handlers/layouts/test_discovery.py": ("inspection",),
+    "interop": ("handlers.formats",),
+    "kernel/messages/test_read_leaves.py": ("stages.messages",),
+    "kernel/protocols/test_shared_checks.py": ("handlers.formats",),
+    "orbax_face/test_joint_builds.py": ("checkpointer",),
+    "orbax_face/test_running_loop.py": ("blocking",),
+    "orbax_face/test_type_registry.py": ("checkpointer", "handlers.leaves"),
+    "processes": ("handlers.formats", "orbax"),
+    "proofs": ("checkpointer", "handlers", "kernel", "stages", "testing"),
+    "release/test_release.py": ("handlers.formats",),
+    "stages/joint/test_part_columns.py": ("handlers", "stages.messages"),
+    "stages/pytree/test_description_cache.py": ("handlers.formats",),
+    "stages/stage_rig.py": ("handlers.stores",),
+    "stages/test_write_arranged.py": ("handlers.formats",),
+    "steps/test_unmarked_steps.py": ("inspection",),
+    "tools/test_convert.py": ("handlers.formats",),
+    "tools/test_repair_documents.py": ("handlers.ocdbt",),
+    "tools/test_repair_safetensors.py": ("handlers.formats",),
+    "tools/test_replaced_sources.py": ("cli", "inspection"),
+    "tuning/test_search.py": ("config",),
+    "typing/test_signatures.py": ("checkpointer",),
+    "ui": ("inspection",),
+    "verification": ("handlers.formats",),
+}
+"""Tests, and folders of tests, that are about modules of other rooms, too."""
+
+
+def rooms_of_tests(path: Path) -> Iterator[str]:
+    """The rooms that a module of tests is about: that of its folder, and those of `IS_ALSO_ABOUT`."""
+    inside = path.relative_to(ROOT / "tests").parts
+    if len(inside) > 1:
+        yield ".".join((IS_ABOUT.get(inside[0], inside[0]), *inside[1:-1]))
+    for end in range(1, len(inside) + 1):
+        yield from IS_ALSO_ABOUT.get("/".join(inside[:end]), ())
+
+
+def is_in(module: str, room: str) -> bool:
+    return f"{module}.".startswith(f"{room}.")
+
+
+def test_tests_import_from_doors_and_from_the_rooms_that_they_are_about() -> None:
+    # So files can move without a change of all tests. A module at the top of a part is a room of one file.
+    files = {module_of(path).removeprefix("penstock."): path for path in library()}
+    wrong = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        about = [*rooms_of_tests(path)]
+        for name, place in imports(path):
+            module = name.removeprefix("penstock.")
+            if module not in files:
+                module = module.rpartition(".")[0]
+
+            room = module.rpartition(".")[0]
+            if module not in files or files[module].name == "__init__.py" or room in {"", *PARTS}:
+                continue
+            if not any(is_in(room, each) or is_in(each, room) for each in about):
+                wrong.append(place)
+
+    assert wrong == []
+
+
+def test_what_tests_are_also_about_is_there() -> None:
+    rooms = {module_of(path.parent / "room.py").rpartition(".")[0] for path in library()}
+
+    assert [name for name in IS_ALSO_ABOUT if not (ROOT / "tests" / name).exists()] == []
+    assert {f"penstock.{room}" for rooms in IS_ALSO_ABOUT.values() for room in rooms} <= rooms
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("also", "loaded"),

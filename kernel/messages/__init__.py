@@ -36,3 +36,35 @@ instead of passing it on releases it.
 becomes of a leaf that a stage changes, and `opaque` undoes at a restore what a stage made unreadable.
 `RestoreOptions` are what a caller may ask of a restore.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__all__ = (
+    "ChangeKind",
+    "ComputedLeaf",
+    "LeafChange",
+    "Leaves",
+    "RestoreOptions",
+)
+
+if TYPE_CHECKING:
+    from penstock.kernel.messages.changed_specs import LeafChange
+    from penstock.kernel.messages.leaves import Leaves
+    from penstock.kernel.messages.restore import ChangeKind, ComputedLeaf, RestoreOptions
+else:
+    from penstock.kernel.lazy_names import lazy_names as _lazy_names
+
+    __getattr__, __dir__ = _lazy_names(
+        __name__,
+        {
+            "penstock.kernel.messages.changed_specs": ("LeafChange",),
+            "penstock.kernel.messages.leaves": ("Leaves",),
+            "penstock.kernel.messages.restore": (
+                "ChangeKind",
+                "ComputedLeaf",
+                "RestoreOptions",
+            ),
+        },
+    )

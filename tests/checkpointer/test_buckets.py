@@ -24,13 +24,11 @@ from penstock.errors import (
     UnsupportedByStoreError,
 )
 from penstock.handlers import LocalStore
-from penstock.handlers.formats.orbax.sealed_documents import digest_in_mark
-from penstock.handlers.stores.buckets.bucket_builds import MARK
-from penstock.handlers.stores.buckets.bucket_options import AzOptions, GsOptions, S3Options
-from penstock.handlers.stores.buckets.bucket_store import BucketStore
+from penstock.handlers.formats.orbax import digest_in_mark
+from penstock.handlers.stores.buckets import MARK, AzOptions, BucketStore, GsOptions, S3Options
 from penstock.kernel.schemes import SHORTEST_LEASE_S
 from penstock.steps import CheckpointManager, KeepLast
-from penstock.stores.store_finder import StoreFinder
+from penstock.stores import StoreFinder
 from penstock.testing import FaultyStore
 
 AssertSame = Callable[[Any, Any], None]

@@ -14,10 +14,9 @@ from tests.handlers.stores.buckets.bucket_rig import URL, Bucket
 from penstock import Checkpointer, PerProcess
 from penstock.config import JobLimits
 from penstock.errors import OutcomeUnknownError, PeerFailedError, PenstockError, StorageError
-from penstock.handlers.coordinators.job_coordinator import JobCoordinator
-from penstock.handlers.stores.buckets.bucket_builds import MARK
-from penstock.testing import FaultyStore
-from penstock.testing.memory_key_values import MemoryKeyValues
+from penstock.handlers.coordinators import JobCoordinator
+from penstock.handlers.stores.buckets import MARK
+from penstock.testing import FaultyStore, MemoryKeyValues
 
 pytestmark = pytest.mark.anyio
 

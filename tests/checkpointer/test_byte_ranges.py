@@ -18,9 +18,9 @@ from tests.corpus.corpora import DOCUMENTS, unpacked_orbax
 import penstock
 from penstock import SaveFormat
 from penstock.handlers import AutoLayout
-from penstock.handlers.leaves.blocks import HostRegion
+from penstock.handlers.leaves import HostRegion
 from penstock.kernel import DirectRead, ScatterRead
-from penstock.kernel.protocols.checkpoints import ChecksummedCheckpoint
+from penstock.kernel.protocols import ChecksummedCheckpoint
 
 _ts: Any = ts
 ROWS, COLUMNS = 64, 128

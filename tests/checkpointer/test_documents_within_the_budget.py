@@ -14,7 +14,7 @@ from penstock.errors import CorruptCheckpointError
 from penstock.handlers import AutoLayout, LocalStore
 from penstock.handlers.ocdbt.database_reader import index_bytes
 from penstock.items import Composite, Json
-from penstock.kernel.protocols.layouts import SMALL_DOCUMENT
+from penstock.kernel.protocols import SMALL_DOCUMENT
 
 pytestmark = pytest.mark.anyio
 

@@ -31,8 +31,7 @@ from penstock.kernel import (
     TreeToSave,
     run_pipeline,
 )
-from penstock.kernel.pipeline.stage import workers_of
-from penstock.kernel.pipeline.statistics import advice_of
+from penstock.kernel.pipeline import advice_of, workers_of
 from penstock.pipelines import restore_pipeline, save_pipeline
 from penstock.stages import Encode
 from penstock.testing import FaultyStore

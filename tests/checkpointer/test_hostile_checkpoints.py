@@ -30,7 +30,7 @@ from penstock.errors import (
 )
 from penstock.handlers import LocalStore
 from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
-from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, StoredValueHandler
+from penstock.handlers.leaves import SourceFiles, StoredValue, StoredValueHandler
 from penstock.kernel import Leaf
 
 STRUCT: Any = jax.ShapeDtypeStruct  # jax declares no types for it

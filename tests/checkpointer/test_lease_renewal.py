@@ -15,12 +15,10 @@ from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, Interposed, bu
 import penstock
 from penstock.config import StoreOptions
 from penstock.errors import ClaimLostError
-from penstock.handlers.stores.buckets import bucket_options
-from penstock.handlers.stores.buckets.bucket_store import BucketStore
-from penstock.handlers.stores.buckets.object_client import ObjectClient
-from penstock.kernel.protocols.stores import ObjectStore, StoreWrapper
+from penstock.handlers.stores.buckets import BucketStore, ObjectClient, S3Options
+from penstock.kernel import ObjectStore, StoreWrapper
 from penstock.steps import CheckpointManager
-from penstock.stores.store_finder import StoreFinder
+from penstock.stores import StoreFinder
 from penstock.testing import FaultyStore, MemoryStore
 
 pytestmark = pytest.mark.anyio
@@ -132,4 +130,4 @@ def test_a_manager_of_orbax_keeps_its_root_between_saves(monkeypatch: pytest.Mon
             seen.add(found[0])
 
     assert client.read(key) is None
-    assert bucket_options.S3Options().lease_s == 90.0
+    assert S3Options().lease_s == 90.0

@@ -14,7 +14,7 @@ from tests.byte_counting import CountingStore
 import penstock
 from penstock import SaveFormat
 from penstock.errors import ChecksumError
-from penstock.handlers.formats.orbax.file_names import INTEGRITY
+from penstock.handlers.formats.orbax import INTEGRITY
 from penstock.stages.write import BLOCK_BYTES, block_bytes_for
 
 ROWS, COLUMNS = 24, 2 * BLOCK_BYTES // 4  # a row is two blocks

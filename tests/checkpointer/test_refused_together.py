@@ -13,11 +13,11 @@ from penstock import Checkpointer
 from penstock.config import JobLimits
 from penstock.errors import NotSharedError, PeerFailedError, SpecError, StageFailedError
 from penstock.handlers import LocalStore
-from penstock.handlers.coordinators.job_coordinator import JobCoordinator
-from penstock.handlers.stores.publishing.joined_workspace import JoinedWorkspace
+from penstock.handlers.coordinators import JobCoordinator
+from penstock.handlers.stores.publishing import JoinedWorkspace
 from penstock.kernel import StagedBatch, Threads
 from penstock.pipelines import save_pipeline
-from penstock.testing.memory_key_values import MemoryKeyValues
+from penstock.testing import MemoryKeyValues
 
 # For a beat, who refuses waits for process 0 to begin.
 LIMITS = JobLimits(join_s=60.0, write_s=60.0, silence_s=60.0, beat_s=20.0, call_s=20.0)

@@ -15,11 +15,11 @@ from tests.object_server import CREDENTIALS, Asked, ObjectServer, object_server
 import penstock
 from penstock import Checkpointer, RestoreReport
 from penstock.config import JobLimits
-from penstock.handlers.coordinators.job_coordinator import JobCoordinator
-from penstock.handlers.stores.buckets.bucket_builds import MARK
+from penstock.handlers.coordinators import JobCoordinator
+from penstock.handlers.stores.buckets import MARK
 from penstock.kernel import SingleProcessCoordinator
 from penstock.steps import CheckpointManager
-from penstock.testing.memory_key_values import MemoryKeyValues
+from penstock.testing import MemoryKeyValues
 
 pytestmark = pytest.mark.anyio
 

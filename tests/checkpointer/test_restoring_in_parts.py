@@ -23,7 +23,7 @@ from penstock import HandlerRegistry, SaveFormat
 from penstock.errors import ChecksumError, StorageError
 from penstock.handlers import ArrayHandler, default_handlers
 from penstock.kernel import ReadLeaf, RestoreRequest, Target, run_pipeline
-from penstock.kernel.messages.restore import RestoreOptions
+from penstock.kernel.messages import RestoreOptions
 from penstock.pipelines import restore_pipeline
 from penstock.stages import HostToDevice
 from penstock.testing import Hang, Operation

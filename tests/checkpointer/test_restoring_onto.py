@@ -26,7 +26,7 @@ import penstock
 from penstock import Checkpointer, RestoreReport, Transform
 from penstock.errors import HandlerFailedError, SpecError, StructureMismatchError
 from penstock.handlers import OrbaxLayout, default_handlers
-from penstock.handlers.leaves.blocks import HostRegion
+from penstock.handlers.leaves import HostRegion
 from penstock.kernel import CheckedRead, DirectRead, ScatterRead
 from penstock.pipelines import restore_pipeline
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from penstock import Progress, SaveFuture, SaveReport
 from penstock.checkpointer.save_future import SavePromise
+from penstock.embedding import LoopHandle
 from penstock.errors import RunningLoopError, StorageError
 from penstock.kernel import LOGGER_NAME, Milestone
-from penstock.kernel.concurrency.threads import LoopHandle
 
 pytestmark = pytest.mark.anyio
 

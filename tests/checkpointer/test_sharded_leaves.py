@@ -24,7 +24,7 @@ from penstock import HandlerRegistry, SaveFormat
 from penstock.errors import ChecksumError
 from penstock.handlers import ArrayHandler, LocalStore, OrbaxLayout, SafetensorsLayout, default_handlers
 from penstock.kernel import Extents, PlannedBatch, ReadLeaves, StagedBatch
-from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.kernel.pipeline import FunctionStage
 from penstock.pipelines import restore_pipeline, save_pipeline
 
 _jax: Any = jax

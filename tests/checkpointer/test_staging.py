@@ -22,7 +22,7 @@ from penstock.checkpointer import pipelines
 from penstock.errors import DeletedLeafError
 from penstock.handlers import LocalStore
 from penstock.kernel import DataFile, Milestone, Store, StoreWrapper
-from penstock.kernel.pipeline.run_context import Staging
+from penstock.kernel.pipeline import Staging
 from penstock.reports.report import stage_table
 from penstock.testing import FaultyStore
 

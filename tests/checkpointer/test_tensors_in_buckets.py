@@ -18,7 +18,7 @@ import penstock
 from penstock import Checkpointer
 from penstock.errors import InUseError, SaveCancelledError, StorageError
 from penstock.handlers import SafetensorsLayout
-from penstock.handlers.stores.buckets.bucket_store import BucketStore
+from penstock.handlers.stores.buckets import BucketStore
 from penstock.testing import FaultyStore
 
 AssertSame = Callable[[Any, Any], None]

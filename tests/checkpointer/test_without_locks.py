@@ -14,7 +14,7 @@ import pytest
 
 from penstock import Checkpointer
 from penstock.errors import InUseError
-from penstock.handlers.stores.publishing.deletion import delete_checkpoint
+from penstock.handlers.stores.publishing import delete_checkpoint
 from penstock.testing import FaultyStore, lockless_store
 
 pytestmark = pytest.mark.anyio

@@ -9,8 +9,7 @@ from tests.handlers.stores.buckets.bucket_rig import Bucket
 from tests.object_server import CREDENTIALS, object_server
 
 from penstock.cli import main
-from penstock.handlers.stores.buckets.bucket_options import S3Options
-from penstock.handlers.stores.buckets.connections import connect
+from penstock.handlers.stores.buckets import S3Options, connect
 
 
 def test_what_an_ended_saver_left_is_removed(

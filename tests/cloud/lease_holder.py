@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 import penstock
-from penstock.handlers.stores.buckets.object_client import ObjectClient
-from penstock.handlers.stores.publishing.process_identity import ProcessIdentity
+from penstock.handlers.stores.buckets import ObjectClient
+from penstock.handlers.stores.publishing import ProcessIdentity
 
 
 def on_another_machine(mine: ProcessIdentity) -> ProcessIdentity:

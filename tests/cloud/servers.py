@@ -28,9 +28,7 @@ from tests.cloud.server_processes import READY_S, DidNotStartError, free_port, r
 from tests.object_server import Stored, object_server
 
 from penstock.config import StoreOptions
-from penstock.handlers.stores.buckets.bucket_options import AzOptions, BucketOptions
-from penstock.handlers.stores.buckets.bucket_store import BucketStore
-from penstock.handlers.stores.buckets.connections import connect
+from penstock.handlers.stores.buckets import AzOptions, BucketOptions, BucketStore, connect
 
 BUCKET = "bucket"
 GCS = "fake-gcs-server"

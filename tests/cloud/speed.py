@@ -30,7 +30,7 @@ from tests.cloud.servers import Server, seaweedfs
 
 import penstock
 import penstock.sync
-from penstock.handlers.stores.buckets.bucket_options import S3Options
+from penstock.handlers.stores.buckets import S3Options
 
 FILE_BYTES = S3Options().file_bytes
 AT_ONCE = S3Options().concurrency

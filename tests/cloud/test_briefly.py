@@ -16,7 +16,7 @@ import penstock
 from penstock import RestoreReport
 from penstock.errors import InUseError, StorageError
 from penstock.handlers import SafetensorsLayout
-from penstock.handlers.stores.buckets.bucket_store import BucketStore
+from penstock.handlers.stores.buckets import BucketStore
 from penstock.steps import CheckpointManager, KeepLast
 
 AssertSame = Callable[[Any, Any], None]

@@ -9,8 +9,7 @@ import pytest
 from tests.cloud.conftest import ASKED, SERVERS
 from tests.cloud.servers import Server
 
-from penstock.handlers.stores.buckets.bucket_builds import MARK
-from penstock.handlers.stores.buckets.bucket_store import BucketStore
+from penstock.handlers.stores.buckets import MARK, BucketStore
 from penstock.kernel import Store
 from penstock.testing import LongFileConformance, SharingConformance, StoreConformance
 

@@ -18,7 +18,7 @@ from tests.cloud.servers import Server
 
 import penstock
 from penstock.errors import ClaimLostError, RootInUseError, StorageError
-from penstock.handlers.stores.buckets.bucket_builds import MARK
+from penstock.handlers.stores.buckets import MARK
 
 pytestmark = pytest.mark.timeout(240)
 

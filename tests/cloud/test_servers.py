@@ -21,7 +21,7 @@ from tests.cloud.servers import ENDPOINTS, SECRET, Server
 
 from penstock import Checkpointer
 from penstock.errors import AccessDeniedError, InUseError, NotACheckpointError, StorageError, UnreachableError
-from penstock.handlers.stores.buckets.bucket_builds import MARK
+from penstock.handlers.stores.buckets import MARK
 
 AssertSame = Callable[[Any, Any], None]
 

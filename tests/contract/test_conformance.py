@@ -17,16 +17,18 @@ from tests.stages.stage_rig import Parcel, ParcelHandler
 
 from penstock.errors import StorageError
 from penstock.handlers import ArrayHandler, LocalStore, NumpyHandler, ScalarHandler, StringHandler
-from penstock.kernel import BuildToken, LeafHandler, TypeHandler
-from penstock.kernel.protocols.stores import (
+from penstock.kernel import (
+    BuildToken,
     Directories,
     Hold,
-    NoHold,
+    LeafHandler,
     ObjectStore,
     Store,
     StoreWrapper,
     SystemFiles,
+    TypeHandler,
 )
+from penstock.kernel.protocols import NoHold
 from penstock.stages import Encode, LimitBytes
 from penstock.testing import (
     CrashStore,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.kernel.pipeline.statistics import advice_of
+from penstock.kernel.pipeline import advice_of
 from penstock.reports.report import COLUMNS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "find-the-bottleneck.md").read_text()

@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock.cli import main
 from penstock.handlers import LocalStore
-from penstock.handlers.formats.orbax.item_survey import survey_item
+from penstock.handlers.formats.orbax import survey_item
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "recover-a-damaged-checkpoint.md"
 DATA_FILE = re.compile(r"d/[0-9a-f]{32}")

@@ -14,7 +14,7 @@ from penstock import errors
 from penstock.cli import COMMANDS
 from penstock.errors import PenstockError
 from penstock.kernel import Milestone
-from penstock.kernel.messages.restore import ChangeKind
+from penstock.kernel.messages import ChangeKind
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"

@@ -17,7 +17,7 @@ import penstock.orbax as ocp
 import penstock.orbax.v1 as v1
 from penstock.errors import ChecksumError, CorruptCheckpointError, InUseError
 from penstock.handlers import LocalStore
-from penstock.handlers.stores.publishing.paths import temporary_path
+from penstock.handlers.stores.publishing import temporary_path
 from penstock.orbax.type_handlers import ArrayHandler, NumpyHandler, StringHandler
 
 TREE: dict[str, Any] = {"a": np.arange(3000.0), "b": {"c": np.arange(5)}, "text": "words"}

@@ -17,12 +17,12 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 import penstock.orbax as face
 from penstock import MemoryRegulator
+from penstock.embedding import ByteAccount
 from penstock.kernel import KeyKind, ParamInfo
-from penstock.kernel.memory.byte_account import ByteAccount
 from penstock.orbax import v1
 from penstock.orbax.stage_workers import ByteLimiter, Limiters, key_entries
 from penstock.orbax.v1.path import ExistingPath
-from penstock.stages.pytree.flattening import flatten_tree
+from penstock.stages.pytree import flatten_tree
 
 BOTH = pytest.mark.parametrize("library", [face, ocp], ids=["penstock", "orbax"])
 

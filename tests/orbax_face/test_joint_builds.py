@@ -11,8 +11,8 @@ from penstock import Progress, SaveFuture
 from penstock import orbax as ocp
 from penstock.checkpointer.save_future import SavePromise
 from penstock.directory_builds import JointBuild
+from penstock.embedding import LoopHandle
 from penstock.errors import OutcomeUnknownError, PeerFailedError
-from penstock.kernel.concurrency.threads import LoopHandle
 
 pytestmark = pytest.mark.anyio
 

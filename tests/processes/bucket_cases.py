@@ -16,8 +16,7 @@ from tests.processes.trees import P, differences, mesh_of, spread, whole
 
 from penstock.config import StoreOptions
 from penstock.errors import PenstockError
-from penstock.handlers.stores.buckets.bucket_store import BucketStore
-from penstock.handlers.stores.buckets.connections import connect
+from penstock.handlers.stores.buckets import BucketStore, connect
 from penstock.orbax.item_files import store_at
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.testing import FaultyStore

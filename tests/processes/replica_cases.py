@@ -19,8 +19,7 @@ from tests.proofs.killed_member import EndingKeyValues
 import penstock
 from penstock.config import Config
 from penstock.errors import CorruptCheckpointError, PeerError, PlansDifferError
-from penstock.handlers.coordinators.jax_key_values import JaxKeyValues
-from penstock.handlers.coordinators.job_coordinator import JobCoordinator
+from penstock.handlers.coordinators import JaxKeyValues, JobCoordinator
 
 KIB = 1024
 SPECS: Mapping[str, Any] = {

@@ -10,7 +10,7 @@ from tests.processes.trees import P, differences, mesh_of, spread, whole
 
 from penstock import SaveFormat
 from penstock.config import JobLimits
-from penstock.stages.pytree.flattening import flatten_tree
+from penstock.stages.pytree import flatten_tree
 
 
 async def saves_and_restores(here: Here) -> Any:

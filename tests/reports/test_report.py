@@ -9,7 +9,7 @@ import pytest
 
 from penstock import RestoreReport, SaveReport
 from penstock.kernel import Advice, Span, StageStatistics
-from penstock.kernel.pipeline.statistics import advice_of
+from penstock.kernel.pipeline import advice_of
 from penstock.pipelines import restore_pipeline, save_pipeline
 from penstock.reports.report import (
     MOST_BARS,

@@ -21,8 +21,9 @@ from structlog.testing import LogCapture
 from penstock import HandlerRegistry
 from penstock.errors import TreeDifference
 from penstock.handlers import LocalStore, OrbaxLayout, default_handlers
+from penstock.handlers.stores.publishing import Workspace
 from penstock.handlers.stores.publishing.reading import reading
-from penstock.handlers.stores.publishing.workspace import Workspace
+from penstock.items import SaveRequest
 from penstock.kernel import (
     Actor,
     Leaf,
@@ -45,8 +46,7 @@ from penstock.kernel import (
     Waitable,
     run_pipeline,
 )
-from penstock.kernel.pipeline.run_context import RunCaches, SaveRequest
-from penstock.kernel.pipeline.stage import FunctionStage, release_dropped
+from penstock.kernel.pipeline import FunctionStage, RunCaches, release_dropped
 from penstock.testing import FaultyStore, Hang, Operation
 
 Fault = Exception | Hang

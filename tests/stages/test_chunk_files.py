@@ -17,8 +17,8 @@ from penstock import SaveFormat
 from penstock.errors import PipelineError, StorageError
 from penstock.handlers import OrbaxLayout
 from penstock.kernel import Extents, Leaf, Piece, StagedBatch, Written, WrittenBatch
-from penstock.kernel.pipeline.stage import FunctionStage
-from penstock.kernel.protocols.stores import DEFAULT_PLACEMENT
+from penstock.kernel.pipeline import FunctionStage
+from penstock.kernel.protocols import DEFAULT_PLACEMENT
 from penstock.stages import DeviceToHost, Encode, Flatten, LimitBytes, Write
 
 pytestmark = pytest.mark.anyio

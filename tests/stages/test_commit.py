@@ -13,8 +13,8 @@ from tests.stages.stage_rig import Parcel, ParcelHandler, Rig, cancel_in, files_
 
 from penstock.errors import HandlerFailedError, IncompletePipelineError, StorageError
 from penstock.kernel import Committed, SaveRun, TreeToSave, Written, WrittenBatch, run_pipeline
-from penstock.kernel.pipeline.stage import FunctionStage
-from penstock.kernel.protocols.written import WrittenTable
+from penstock.kernel.pipeline import FunctionStage
+from penstock.kernel.protocols import WrittenTable
 from penstock.pipelines import save_pipeline
 from penstock.stages import Commit, DeviceToHost, Flatten, Write
 

@@ -9,8 +9,8 @@ from tests.stages.stage_rig import Rig, cancel_in, run_one, run_stages
 
 from penstock.errors import IncompletePipelineError, PipelineError, StructureMismatchError, TreeDifference
 from penstock.kernel import KeyKind, ParamInfo, RestoredBatch, RestorePlan
-from penstock.kernel.messages.restore import ComputedLeaf
-from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.kernel.messages import ComputedLeaf
+from penstock.kernel.pipeline import FunctionStage
 from penstock.stages import Derive
 from penstock.testing import Hang, Operation
 

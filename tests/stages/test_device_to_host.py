@@ -29,7 +29,7 @@ from tests.stages.stage_rig import (
 from penstock.errors import DeletedLeafError, HandlerFailedError
 from penstock.handlers import ArrayHandler
 from penstock.kernel import Actor, LeafBatch, StagedBatch, TreeToSave, run_pipeline
-from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.kernel.pipeline import FunctionStage
 from penstock.pipelines import save_pipeline
 from penstock.stages import DeviceToHost, Flatten
 from penstock.stages.device_to_host import PACKED_BELOW

@@ -15,9 +15,9 @@ from anyio import create_task_group
 from tests.stages.stage_rig import Rig, Scripted, cancel_in, save_stages
 
 from penstock.handlers import ArrayHandler
-from penstock.handlers.leaves.shards import BoxCopy
+from penstock.handlers.leaves import BoxCopy
 from penstock.kernel import Leaf, PiecePlan
-from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.kernel.pipeline import FunctionStage
 from penstock.stages import DeviceToHost, Flatten
 from penstock.stages.device_to_host import PACKED_BELOW
 

@@ -19,7 +19,7 @@ from penstock import SaveFormat
 from penstock.errors import ConfigError, PenstockError
 from penstock.handlers import ArrayHandler, OrbaxLayout
 from penstock.kernel import Extents, Leaf, Piece, Pipeline, Slot, StagedBatch, TreeToSave
-from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.kernel.pipeline import FunctionStage
 from penstock.stages import DeviceToHost, Encode, Flatten, LimitBytes
 from penstock.stages.encode import SAMPLE_BYTES, SAMPLES
 from penstock.stages.messages.batching import encoding_room

@@ -20,7 +20,7 @@ from tests.stages.stage_rig import Gather, Rig, cancel_in, save_stages
 
 from penstock.errors import DeletedLeafError, DuplicateNameError, InvalidLeafError, NoHandlerError
 from penstock.kernel import KeyKind, Leaf, LeafBatch, Pipeline, Slot, TreeToSave, run_pipeline
-from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.kernel.pipeline import FunctionStage
 from penstock.stages import Flatten, Prioritise
 
 pytestmark = pytest.mark.anyio

@@ -22,8 +22,8 @@ from penstock.kernel import (
     RestorePlan,
     StoredLeaf,
 )
-from penstock.kernel.pipeline.stage import FunctionStage
-from penstock.kernel.protocols.leaf_handlers import PartOf
+from penstock.kernel.pipeline import FunctionStage
+from penstock.kernel.protocols import PartOf
 from penstock.stages import Assemble, HostToDevice
 from penstock.stages.pytree.flattening import nest
 from penstock.testing import Hang, Operation

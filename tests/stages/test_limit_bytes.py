@@ -31,7 +31,7 @@ from penstock.kernel import (
     StoredLeaf,
     Target,
 )
-from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.kernel.pipeline import FunctionStage
 from penstock.stages import DeviceToHost, Flatten, HostToDevice, LimitBytes
 
 pytestmark = pytest.mark.anyio

@@ -26,8 +26,8 @@ from penstock.kernel import (
     TreeToSave,
     run_pipeline,
 )
-from penstock.kernel.pipeline.stage import FunctionStage
-from penstock.kernel.protocols.reads import SharedRead
+from penstock.kernel.pipeline import FunctionStage
+from penstock.kernel.protocols import SharedRead
 from penstock.pipelines import save_pipeline
 from penstock.stages import Assemble, HostToDevice, LimitBytes, Locate, Plan, Prioritise, Read
 from penstock.stages.planning.restore_planner import SMALL

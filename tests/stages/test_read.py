@@ -14,9 +14,9 @@ from anyio.lowlevel import checkpoint
 from crc32c import crc32c
 from tests.stages.stage_rig import ParcelHandler, Rig, cancel_in, run_one, run_stages
 
+from penstock.embedding import AdaptedHandler
 from penstock.errors import ChecksumError, HandlerFailedError, PipelineError, StorageError, TruncatedDataError
 from penstock.handlers import LocalStore
-from penstock.handlers.leaves.adapted_handler import AdaptedHandler
 from penstock.kernel import (
     DirectRead,
     DriverRead,
@@ -31,7 +31,7 @@ from penstock.kernel import (
     StoredLeaf,
     Target,
 )
-from penstock.kernel.pipeline.stage import FunctionStage
+from penstock.kernel.pipeline import FunctionStage
 from penstock.stages import LimitBytes
 from penstock.stages import read as module
 

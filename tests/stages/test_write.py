@@ -22,8 +22,8 @@ from tests.stages.stage_rig import (
 
 from penstock.errors import HandlerFailedError, StorageError
 from penstock.kernel import Extents, Leaf, Piece, StagedBatch, Written, WrittenBatch
-from penstock.kernel.pipeline.stage import FunctionStage
-from penstock.kernel.protocols.stores import DEFAULT_PLACEMENT
+from penstock.kernel.pipeline import FunctionStage
+from penstock.kernel.protocols import DEFAULT_PLACEMENT
 from penstock.stages import DeviceToHost, Flatten, LimitBytes, Write
 
 MOST_FULL = DEFAULT_PLACEMENT.full_files

@@ -12,8 +12,8 @@ from anyio import Event, create_task_group
 
 from penstock import CheckpointManager
 from penstock.config import JobLimits
-from penstock.handlers.coordinators.job_coordinator import JobCoordinator
-from penstock.testing.memory_key_values import MemoryKeyValues
+from penstock.handlers.coordinators import JobCoordinator
+from penstock.testing import MemoryKeyValues
 
 LIMITS = JobLimits(join_s=30.0, write_s=30.0, silence_s=30.0, beat_s=0.2, call_s=5.0)
 COUNT = 3

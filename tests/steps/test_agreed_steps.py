@@ -9,10 +9,9 @@ import pytest
 from anyio import create_task_group
 
 from penstock.config import JobLimits
-from penstock.handlers.coordinators.job_coordinator import JobCoordinator
-from penstock.handlers.coordinators.joint_operation import JointOperation
+from penstock.handlers.coordinators import JobCoordinator, JointOperation
 from penstock.steps.agreed_steps import agreed_steps
-from penstock.testing.memory_key_values import MemoryKeyValues
+from penstock.testing import MemoryKeyValues
 
 LIMITS = JobLimits(join_s=20.0, silence_s=20.0, beat_s=0.5, call_s=5.0)
 

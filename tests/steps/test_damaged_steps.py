@@ -16,7 +16,7 @@ import penstock.orbax as ocp
 import penstock.orbax.v1 as v1
 from penstock.errors import ChecksumError, CorruptCheckpointError, MissingFileError
 from penstock.handlers import LocalStore
-from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
+from penstock.handlers.formats.orbax import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
 from penstock.steps import (
     KeepAll,
     KeepAllOf,

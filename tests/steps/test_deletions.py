@@ -16,7 +16,7 @@ from anyio.lowlevel import checkpoint
 from penstock.config import Config, StoppingOptions
 from penstock.errors import ClosedError
 from penstock.handlers import LocalStore
-from penstock.handlers.stores.publishing.writer_hold import WRITER
+from penstock.handlers.stores.publishing import WRITER
 from penstock.kernel import Threads
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.steps.step_deletion import Deleter

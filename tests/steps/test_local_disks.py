@@ -17,7 +17,7 @@ from penstock import Checkpointer, CheckpointManager, JobOptions
 from penstock.config import Config
 from penstock.errors import PeerFailedError, StorageError
 from penstock.handlers import LocalStore
-from penstock.kernel.protocols.written import DISK_MARK
+from penstock.kernel.protocols import DISK_MARK
 from penstock.steps import KeepLast
 from penstock.testing import FaultyStore
 

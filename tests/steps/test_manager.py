@@ -27,7 +27,7 @@ from penstock.errors import (
     StorageError,
 )
 from penstock.handlers import LocalStore
-from penstock.handlers.stores.publishing.writer_hold import WRITER
+from penstock.handlers.stores.publishing import WRITER
 from penstock.items import Json, RandomKey
 from penstock.steps import (
     CheckpointManager,

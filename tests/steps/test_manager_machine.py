@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from penstock.errors import OlderStepError, PenstockError, StepExistsError, StorageError
 from penstock.handlers import LocalStore
-from penstock.handlers.stores.publishing.writer_hold import WRITER
+from penstock.handlers.stores.publishing import WRITER
 from penstock.steps import CheckpointManager, KeepAll, KeepBest, KeepEvery, KeepLast, KeepPolicy, StepInfo
 from penstock.steps.keep_policies import steps_to_delete
 from penstock.testing import CrashStore

@@ -14,7 +14,7 @@ from tests.steps.job_of_managers import COUNT, LIMITS, each, offer, opened, stat
 from penstock import Checkpointer, CheckpointManager, JobOptions
 from penstock.errors import InactiveProcessError, PeerFailedError, PenstockError, StorageError
 from penstock.handlers import LocalStore
-from penstock.handlers.coordinators.job_coordinator import JobCoordinator
+from penstock.handlers.coordinators import JobCoordinator
 from penstock.steps import (
     Always,
     EverySeconds,
@@ -26,8 +26,7 @@ from penstock.steps import (
     StepNames,
 )
 from penstock.steps.save_policies import follows_from_step
-from penstock.testing import FaultyStore
-from penstock.testing.memory_key_values import MemoryKeyValues
+from penstock.testing import FaultyStore, MemoryKeyValues
 
 pytestmark = pytest.mark.anyio
 

@@ -22,10 +22,13 @@ import penstock.orbax
 import penstock.sync
 from penstock.errors import ClosedError, LinkOutsideError, PathError, RootInUseError, UnknownMetricError
 from penstock.handlers import LocalStore
-from penstock.handlers.stores.publishing.claims import StoreClaimFiles
-from penstock.handlers.stores.publishing.pinned_steps import read_pins
-from penstock.handlers.stores.publishing.process_identity import ProcessIdentity
-from penstock.handlers.stores.publishing.writer_hold import WRITER, WriterHold
+from penstock.handlers.stores.publishing import (
+    WRITER,
+    ProcessIdentity,
+    StoreClaimFiles,
+    WriterHold,
+    read_pins,
+)
 from penstock.kernel import Store
 from penstock.steps import CheckpointManager, KeepBest, KeepLast
 from penstock.testing import FaultyStore, MemoryStore, lockless_store

@@ -13,8 +13,7 @@ import pytest
 import penstock
 from penstock.errors import StorageError
 from penstock.handlers import LocalStore
-from penstock.handlers.stores.publishing.pinned_steps import read_pins
-from penstock.handlers.stores.publishing.writer_hold import WRITER
+from penstock.handlers.stores.publishing import WRITER, read_pins
 from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio

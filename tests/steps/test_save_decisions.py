@@ -13,7 +13,7 @@ import pytest
 from penstock import SaveFuture
 from penstock.errors import StorageError
 from penstock.handlers import LocalStore
-from penstock.handlers.stores.publishing.writer_hold import WRITER
+from penstock.handlers.stores.publishing import WRITER
 from penstock.steps import CheckpointManager, FirstSave, KeepLast, SaveMoment, StepInfo
 from penstock.steps.step_directory import StepReader
 from penstock.testing import FaultyStore, Hang, Operation

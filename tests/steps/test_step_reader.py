@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock.errors import ChecksumError, CorruptCheckpointError, MissingFileError
 from penstock.handlers import LocalStore
-from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
+from penstock.handlers.formats.orbax import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
 from penstock.steps.step_directory import StepReader
 from penstock.sync import CheckpointManager
 from penstock.testing import FaultyStore, MemoryStore

@@ -13,9 +13,9 @@ import pytest
 from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, bucket_of_every_url
 
 import penstock
+from penstock.embedding import find_place
 from penstock.errors import DestinationExistsError, IncompleteCheckpointError, InUseError, NotACheckpointError
-from penstock.handlers.layouts.discovery import find_place
-from penstock.handlers.stores.buckets.bucket_builds import MARK
+from penstock.handlers.stores.buckets import MARK
 from penstock.inspection.step_listing import list_checkpoints
 from penstock.steps import CheckpointManager, KeepEvery, KeepLast
 

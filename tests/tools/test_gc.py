@@ -11,8 +11,8 @@ from tests.handlers.stores.buckets.bucket_rig import URL, Bucket, Interposed
 
 import penstock
 from penstock.errors import NotACheckpointError, ThrottledError
-from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
-from penstock.handlers.stores.buckets.bucket_builds import MARK, Builds
+from penstock.handlers.formats.orbax import TEMPORARY_SUFFIX
+from penstock.handlers.stores.buckets import MARK, Builds
 from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio

@@ -20,7 +20,7 @@ from penstock import RepairReport
 from penstock.cli import main
 from penstock.errors import CorruptCheckpointError, PathError, SpecError
 from penstock.handlers import LocalStore
-from penstock.handlers.formats.orbax.item_survey import survey_item
+from penstock.handlers.formats.orbax import survey_item
 from penstock.testing import FaultyStore
 
 AssertSame = Callable[[Any, Any], None]

@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock.checkpointer.parts import RestoreKeywords, RestoreOnceKeywords
-from penstock.kernel.messages.restore import RestoreOptions
+from penstock.kernel.messages import RestoreOptions
 
 BARE: Any = penstock  # without its types
 ASYNC: tuple[Any, ...] = (

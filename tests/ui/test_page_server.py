@@ -19,7 +19,7 @@ pytest.importorskip("starlette", reason="`penstock ui` needs it: pip install 'pe
 
 import penstock
 from penstock.inspection.texts import one_line
-from penstock.stores.store_finder import store_of
+from penstock.stores import store_of
 from penstock.ui.page_server import PageConnection, make_app, make_server, open_socket
 
 KEEPING = penstock.Config.load(environ={}, arguments={"telemetry": {"keep_reports": 5}})

@@ -10,3 +10,42 @@ of chunks (`chunk_index`). A restore asks `discovery` for the tree, the item or 
 returns plans reads (`stored_checkpoint`). The documents are in `tree_metadata`, `leaf_documents`,
 `checkpoint_metadata` and `sealed_documents`.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__all__ = (
+    "CHECKPOINT_METADATA",
+    "COMMIT_MARK",
+    "INTEGRITY",
+    "TEMPORARY_SUFFIX",
+    "digest_in_mark",
+    "survey_item",
+)
+
+if TYPE_CHECKING:
+    from penstock.handlers.formats.orbax.file_names import (
+        CHECKPOINT_METADATA,
+        COMMIT_MARK,
+        INTEGRITY,
+        TEMPORARY_SUFFIX,
+    )
+    from penstock.handlers.formats.orbax.item_survey import survey_item
+    from penstock.handlers.formats.orbax.sealed_documents import digest_in_mark
+else:
+    from penstock.kernel.lazy_names import lazy_names as _lazy_names
+
+    __getattr__, __dir__ = _lazy_names(
+        __name__,
+        {
+            "penstock.handlers.formats.orbax.file_names": (
+                "CHECKPOINT_METADATA",
+                "COMMIT_MARK",
+                "INTEGRITY",
+                "TEMPORARY_SUFFIX",
+            ),
+            "penstock.handlers.formats.orbax.item_survey": ("survey_item",),
+            "penstock.handlers.formats.orbax.sealed_documents": ("digest_in_mark",),
+        },
+    )

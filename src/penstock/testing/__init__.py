@@ -37,12 +37,14 @@ __all__ = (
     "ListingConformance",
     "LongFileConformance",
     "MappingConformance",
+    "MemoryKeyValues",
     "MemoryStore",
     "Operation",
     "PowerLoss",
     "RenameConformance",
     "SharingConformance",
     "StageConformance",
+    "StoppableKeyValues",
     "StoreConformance",
     "UntrustedFilesConformance",
     "WritingTogetherConformance",
@@ -66,6 +68,7 @@ from penstock.testing.capability_conformance import (
 from penstock.testing.crash_store import Crash, CrashStore
 from penstock.testing.faulty_store import FaultyStore, Hang, Operation
 from penstock.testing.handler_conformance import HandlerConformance
+from penstock.testing.memory_key_values import MemoryKeyValues, StoppableKeyValues
 from penstock.testing.memory_store import MemoryStore, lockless_store
 from penstock.testing.stage_conformance import StageConformance
 from penstock.testing.store_conformance import DirectoryConformance, StoreConformance

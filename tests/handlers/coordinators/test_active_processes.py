@@ -12,7 +12,7 @@ from penstock.config import JobLimits, JobOptions
 from penstock.errors import ConfigError, InactiveProcessError, PeerSilentError, PlansDifferError
 from penstock.handlers.coordinators.job_coordinator import JobCoordinator
 from penstock.handlers.coordinators.joint_operation import JointOperation
-from penstock.testing.memory_key_values import MemoryKeyValues
+from penstock.testing import MemoryKeyValues
 
 PATH = "/run/step_1"
 COUNT = 5

@@ -11,7 +11,7 @@ from anyio.lowlevel import checkpoint
 from penstock.config import JobLimits
 from penstock.errors import PeerFailedError, PeerSilentError
 from penstock.handlers.coordinators.job_coordinator import MOST_KEYS, JobAnnouncements, JobCoordinator
-from penstock.testing.memory_key_values import MemoryKeyValues
+from penstock.testing import MemoryKeyValues
 
 LIMITS = JobLimits(join_s=20.0, silence_s=20.0, beat_s=0.05, call_s=5.0)
 NAMES = [f"save {step}" for step in range(30)]

@@ -13,7 +13,7 @@ from penstock.config import JobLimits
 from penstock.errors import PlansDifferError
 from penstock.handlers.coordinators.job_coordinator import JobCoordinator
 from penstock.handlers.coordinators.joint_operation import JointOperation
-from penstock.testing.memory_key_values import MemoryKeyValues
+from penstock.testing import MemoryKeyValues
 
 COUNT = 3
 LIMITS = JobLimits(join_s=500.0, write_s=500.0, silence_s=50.0, beat_s=0.05, call_s=20.0)

@@ -14,7 +14,7 @@ from penstock.errors import CoordinationError, PeerFailedError, StorageError
 from penstock.handlers.coordinators.jax_key_values import JaxKeyValues
 from penstock.handlers.coordinators.job_coordinator import JobCoordinator
 from penstock.handlers.coordinators.joint_operation import JointOperation
-from penstock.kernel.protocols.coordinator import KeyValues
+from penstock.kernel.protocols import KeyValues
 
 
 class TestConformance(KeyValuesConformance):

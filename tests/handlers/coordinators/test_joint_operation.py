@@ -21,8 +21,8 @@ from penstock.errors import (
 )
 from penstock.handlers.coordinators.job_coordinator import JobCoordinator
 from penstock.handlers.coordinators.joint_operation import JointOperation
-from penstock.kernel.protocols.coordinator import KeyValues
-from penstock.testing.memory_key_values import MemoryKeyValues, StoppableKeyValues
+from penstock.kernel.protocols import KeyValues
+from penstock.testing import MemoryKeyValues, StoppableKeyValues
 
 PATH = "/run/step_1"
 SHORT = JobLimits(join_s=4.0, silence_s=4.0, beat_s=0.2, call_s=20.0)

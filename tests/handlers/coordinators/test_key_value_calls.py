@@ -9,7 +9,7 @@ import pytest
 from anyio import CancelScope, create_task_group, to_thread, wait_all_tasks_blocked
 
 from penstock.handlers.coordinators.job import LONGEST_WAIT_S, KeyValueCalls
-from penstock.testing.memory_key_values import MemoryKeyValues
+from penstock.testing import MemoryKeyValues
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from penstock.config import JobLimits
 from penstock.errors import OutcomeUnknownError, PeerFailedError, PeerSilentError, StorageError
 from penstock.handlers.coordinators.job_coordinator import JobCoordinator
 from penstock.handlers.coordinators.joint_operation import JointOperation
-from penstock.testing.memory_key_values import MemoryKeyValues, StoppableKeyValues
+from penstock.testing import MemoryKeyValues, StoppableKeyValues
 
 PATH = "on local disks: run/1"
 LONG = JobLimits(join_s=50.0, silence_s=50.0, beat_s=5.0, call_s=5.0)

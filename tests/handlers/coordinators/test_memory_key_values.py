@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.key_values_conformance import KeyValuesConformance
 
-from penstock.kernel.protocols.coordinator import KeyValues
-from penstock.testing.memory_key_values import MemoryKeyValues, StoppableKeyValues
+from penstock.kernel.protocols import KeyValues
+from penstock.testing import MemoryKeyValues, StoppableKeyValues
 
 
 class TestConformance(KeyValuesConformance):

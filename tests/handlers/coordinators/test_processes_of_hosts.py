@@ -6,7 +6,7 @@ import pytest
 
 from penstock.config import JobOptions
 from penstock.handlers.coordinators.job_coordinator import JobCoordinator
-from penstock.testing.memory_key_values import MemoryKeyValues
+from penstock.testing import MemoryKeyValues
 
 pytestmark = pytest.mark.anyio
 

@@ -15,8 +15,8 @@ from penstock.handlers.coordinators.job_coordinator import JobCoordinator
 from penstock.handlers.coordinators.joint_operation import JointOperation
 from penstock.handlers.coordinators.operation_keys import OperationKeys
 from penstock.handlers.coordinators.procedures import MOST_KEPT, Member, come, end, verdict_of
-from penstock.kernel.protocols.coordinator import KeyValues
-from penstock.testing.memory_key_values import MemoryKeyValues
+from penstock.kernel.protocols import KeyValues
+from penstock.testing import MemoryKeyValues
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 

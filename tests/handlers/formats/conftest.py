@@ -30,8 +30,7 @@ from penstock.kernel import (
     Written,
     WrittenBatch,
 )
-from penstock.kernel.protocols.reads import Destination, SharedRead
-from penstock.kernel.protocols.written import WrittenTable
+from penstock.kernel.protocols import Destination, SharedRead, WrittenTable
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Bounds: TypeAlias = tuple[tuple[int, int], ...]

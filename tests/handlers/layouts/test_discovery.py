@@ -27,7 +27,7 @@ from penstock.handlers.layouts.discovery import (
     look_at,
 )
 from penstock.inspection.step_listing import list_checkpoints
-from penstock.kernel.protocols.stores import Store
+from penstock.kernel import Store
 
 MARK = "commit_success.txt"
 

@@ -25,7 +25,7 @@ from penstock.kernel import (
     StoredLeaf,
     Target,
 )
-from penstock.kernel.protocols.reads import Destination
+from penstock.kernel.protocols import Destination
 
 # Both are untyped in jax.
 P: Callable[..., PartitionSpec] = PartitionSpec

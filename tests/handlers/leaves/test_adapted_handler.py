@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from anyio import CancelScope, Event, create_task_group
 
+from penstock.embedding import LoopHandle
 from penstock.errors import HandlerError, HandlerFailedError, InvalidLeafError, PipelineError
 from penstock.handlers.leaves.adapted_handler import AdaptedHandler
 from penstock.kernel import (
@@ -26,7 +27,6 @@ from penstock.kernel import (
     Threads,
     TypeHandler,
 )
-from penstock.kernel.concurrency.threads import LoopHandle
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.kernel import KeyKind, LeafSpec, ParamInfo, ReadLeaf, ReadLeaves, StoredLeaf
 from penstock.kernel.messages.restore import IndexedValues
-from penstock.kernel.protocols.reads import SharedRead
+from penstock.kernel.protocols import SharedRead
 from penstock.stages.messages.batching import cuts
 
 HANDLER: Any = object()

@@ -6,8 +6,9 @@ import pytest
 from anyio import create_task_group
 from anyio.lowlevel import checkpoint
 
+from penstock.embedding import ByteAccount
 from penstock.kernel import Span, StageStatistics, bottleneck
-from penstock.kernel.memory.byte_account import ByteAccount, MemoryWaits, waiting_for_memory
+from penstock.kernel.memory import MemoryWaits, waiting_for_memory
 from penstock.kernel.pipeline.statistics import StageMeter, combined, waited_for_memory_s
 
 IDLE = StageStatistics("idle", 1, 0, 0, 0, 0.0, 0.0, 0.0)

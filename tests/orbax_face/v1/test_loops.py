@@ -14,7 +14,7 @@ import pytest
 import penstock.orbax.v1 as ocp
 from penstock import PenstockError
 from penstock.errors import RunningLoopError
-from penstock.kernel.memory.memory_limit import auto_memory_limit
+from penstock.kernel.memory import auto_memory_limit
 from penstock.orbax.v1.operation import Operation, begin, budget, share_loop, wait_for
 
 

@@ -12,12 +12,12 @@ from penstock import PerProcess
 from penstock.errors import CoordinationError
 from penstock.handlers import default_handlers
 from penstock.kernel import LeafSpec, ParamInfo, SavePlan, Written, WrittenBatch
-from penstock.kernel.memory.bounded_cache import BoundedCache
-from penstock.kernel.messages.changed_specs import LeafChange
-from penstock.kernel.protocols.written import WrittenTable
+from penstock.kernel.memory import BoundedCache
+from penstock.kernel.messages import LeafChange
+from penstock.kernel.protocols import WrittenTable
 from penstock.stages.joint.own_leaves import JoinedTrees, encoded_own, joined, numbers_told
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, reading_part, written_by
-from penstock.stages.pytree.flattening import StructureCache
+from penstock.stages.pytree import StructureCache
 
 SHARED = LeafSpec("np.ndarray", (4,), "float32", 4, (4,))
 

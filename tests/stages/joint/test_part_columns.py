@@ -18,8 +18,8 @@ from penstock.handlers.formats.orbax.chunk_index import ChunkIndex
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.handlers.layouts.items_layout import written_in
 from penstock.kernel import KeyKind, LeafSpec, ParamInfo, SavePlan, Written, WrittenBatch
-from penstock.kernel.messages.leaves import Leaves
-from penstock.kernel.protocols.written import RunningSums, WrittenTable
+from penstock.kernel.messages import Leaves
+from penstock.kernel.protocols import RunningSums, WrittenTable
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, written_by
 from penstock.stages.messages.batching import check_all_there
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from penstock import Transform
 from penstock.kernel import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.messages.restore import RestoreOptions
+from penstock.kernel.messages import RestoreOptions
 from penstock.stages.planning.leaf_sources import ABSENT, Function, Matching, TargetLeaves
 from penstock.stages.planning.matching import match_leaves, pair_keys
 from penstock.stages.planning.renaming import rename_leaves
-from penstock.stages.pytree.flattening import flatten_tree
+from penstock.stages.pytree import flatten_tree
 
 KEY = st.sampled_from(["a", "b", "c", "0", "1"])
 PATHS = st.lists(st.lists(KEY, min_size=1, max_size=3).map(tuple), max_size=6, unique=True)

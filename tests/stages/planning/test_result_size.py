@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import InsufficientMemoryError
-from penstock.kernel.memory.memory_limit import free_memory
+from penstock.kernel.memory import free_memory
 from penstock.stages.planning.restore_planner import ResultBytes
 
 

@@ -17,7 +17,7 @@ from penstock.handlers import NumpyHandler
 from penstock.handlers.formats.orbax.orbax_layout import EncodedTrees
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.kernel import KeyKind, Leaf, LeafHandler, LeafSpec, ParamInfo
-from penstock.kernel.pipeline.run_context import RunCaches
+from penstock.kernel.pipeline import RunCaches
 from penstock.stages import Commit, DeviceToHost, Finalize, Flatten, Write
 
 pytestmark = pytest.mark.anyio

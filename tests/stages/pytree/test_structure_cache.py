@@ -16,8 +16,8 @@ from jax import tree_util
 
 from penstock import PerProcess
 from penstock.errors import DuplicateNameError, InvalidLeafError, SpecError
-from penstock.kernel.memory.bounded_cache import BoundedCache
-from penstock.kernel.protocols.leaf import keys_of, names_of, runs_of
+from penstock.kernel.memory import BoundedCache
+from penstock.kernel.protocols import keys_of, names_of, runs_of
 from penstock.stages.pytree.flattening import StructureCache, flatten_tree
 
 _jax: Any = tree_util

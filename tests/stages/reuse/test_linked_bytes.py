@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.kernel import Written
-from penstock.kernel.pipeline.run_context import RunCaches
+from penstock.kernel.pipeline import RunCaches
 from penstock.stages.reuse.incremental import LITTLE_PARTS, Turn, due
 
 MIB = 2**20

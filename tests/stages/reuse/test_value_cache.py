@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, final
 
-from penstock.kernel.memory.bounded_cache import BoundedCache
+from penstock.kernel.memory import BoundedCache
 from penstock.stages.reuse.value_cache import KnownValues
 
 

@@ -30,7 +30,7 @@ from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
 )
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.kernel import ArrangedLayout, KeyKind, Layout, ParamInfo
-from penstock.kernel.protocols.checkpoints import NamedTensors
+from penstock.kernel.protocols import NamedTensors
 
 STORE = LocalStore()
 

@@ -19,7 +19,7 @@ from penstock.handlers.stores.buckets.bucket_claims import Claims
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.object_client import ObjectClient
 from penstock.handlers.stores.buckets.objects import Stat
-from penstock.handlers.stores.publishing.process_identity import ProcessIdentity, ThisProcess
+from penstock.handlers.stores.publishing import ProcessIdentity, ThisProcess
 
 URL = "s3://bucket"
 

@@ -14,7 +14,7 @@ from penstock.handlers.stores.buckets.bucket_builds import MARK
 from penstock.kernel import (
     Store,
 )
-from penstock.kernel.protocols.stores import WholeWrites
+from penstock.kernel.protocols import WholeWrites
 from penstock.testing import LongFileConformance, SharingConformance, StoreConformance
 
 

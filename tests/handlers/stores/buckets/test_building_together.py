@@ -13,8 +13,7 @@ from penstock.handlers.stores.buckets.bucket_builds import MARK, Builds
 from penstock.handlers.stores.buckets.bucket_claims import Claims
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.object_client import ObjectClient
-from penstock.handlers.stores.publishing.joined_workspace import JoinedWorkspace
-from penstock.handlers.stores.publishing.workspace import Workspace
+from penstock.handlers.stores.publishing import JoinedWorkspace, Workspace
 from penstock.kernel import Threads
 
 pytestmark = pytest.mark.anyio

@@ -22,7 +22,7 @@ from penstock.handlers.stores.buckets.retries import (
     pause_in_thread,
     seconds_asked_for,
 )
-from penstock.kernel.protocols.stores import RequestFigures
+from penstock.kernel.protocols import RequestFigures
 
 BUSY = ThrottledError("get", "s3://b/k", "503")
 GONE = UnreachableError("get", "s3://b/k", "error sending request")

@@ -14,11 +14,11 @@ import anyio
 import pytest
 from anyio import CancelScope, Event, create_task_group
 
+from penstock.embedding import LoopHandle
 from penstock.errors import DestinationExistsError, InUseError, PathError, StorageError
 from penstock.handlers import LocalStore
 from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.kernel import BuildToken, DataFile, Directories, Hold, ReadableFile, Store, Threads
-from penstock.kernel.concurrency.threads import LoopHandle
 from penstock.testing import FaultyStore
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,7 @@ from penstock.handlers.ocdbt.database_reader import read_index
 from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.ocdbt.wire_format import Indirect
 from penstock.kernel import Leaf, Written, WrittenBatch
-from penstock.kernel.protocols.written import WrittenTable
+from penstock.kernel.protocols import WrittenTable
 
 MANY = 100_000
 NODES = "d/nodes"

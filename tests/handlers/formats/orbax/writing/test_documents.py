@@ -26,7 +26,7 @@ from penstock.handlers.formats.orbax.orbax_layout import EncodedTree
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline
 from penstock.kernel import Document, Layout, Leaf, ParamInfo, Written, WrittenBatch
-from penstock.kernel.protocols.written import WrittenTable
+from penstock.kernel.protocols import WrittenTable
 
 W = np.arange(24, dtype=np.float32).reshape(4, 6)
 N = np.array([-1, 2, 3], np.int16)

@@ -14,8 +14,7 @@ from penstock import SaveArgs, SaveFormat
 from penstock.errors import DeletedLeafError
 from penstock.handlers import ArrayHandler
 from penstock.handlers.formats.orbax.storage_choice import fitted
-from penstock.handlers.leaves.blocks import Box
-from penstock.handlers.leaves.shards import BoxCopy
+from penstock.handlers.leaves import Box, BoxCopy
 from penstock.kernel import Leaf, ParamInfo, PiecePlan
 
 PARALLEL = SaveFormat(replica_parallel=True, replica_parallel_min_bytes=0)
