@@ -58,7 +58,6 @@ __all__ = (
     "OpaquePiece",
     "Opening",
     "Operation",
-    "PackingHandler",
     "ParamInfo",
     "PartsHandler",
     "PassesOn",
@@ -97,6 +96,7 @@ __all__ = (
     "StoreWrapper",
     "StoredCheckpoint",
     "StoredLeaf",
+    "StoredRows",
     "SystemFiles",
     "Target",
     "Threads",
@@ -171,7 +171,15 @@ if TYPE_CHECKING:
         Layout,
         Opening,
     )
-    from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, Replicas, StoredLeaf
+    from penstock.kernel.protocols.leaf import (
+        KeyKind,
+        KeyPath,
+        LeafSpec,
+        ParamInfo,
+        Replicas,
+        StoredLeaf,
+        StoredRows,
+    )
     from penstock.kernel.protocols.leaf_handlers import (
         BufferHandler,
         ChunkingHandler,
@@ -179,7 +187,6 @@ if TYPE_CHECKING:
         HandlerLookup,
         Leaf,
         LeafHandler,
-        PackingHandler,
         PartsHandler,
         ReadLeaf,
         ReadLeaves,
@@ -253,11 +260,11 @@ else:
                 "FilePosition",
             ),
             "penstock.kernel.protocols.leaf": (
-                "KeyKind", "KeyPath", "LeafSpec", "ParamInfo", "Replicas", "StoredLeaf",
+                "KeyKind", "KeyPath", "LeafSpec", "ParamInfo", "Replicas", "StoredLeaf", "StoredRows",
             ),
             "penstock.kernel.protocols.leaf_handlers": (
                 "BufferHandler", "ChunkingHandler", "GlobalHandler", "HandlerLookup",
-                "Leaf", "LeafHandler", "PackingHandler", "PartsHandler", "ReadLeaf", "ReadLeaves",
+                "Leaf", "LeafHandler", "PartsHandler", "ReadLeaf", "ReadLeaves",
                 "SigningHandler", "SnapshotHandler", "TypeHandler", "Waitable",
             ),
             "penstock.kernel.protocols.reads": (

@@ -13,7 +13,7 @@ from typing import Any, Never, final
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import HandlerFailedError, PenstockError, PipelineError, TreeDifference
 from penstock.kernel.protocols.files_handler import Background
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredRows
 from penstock.kernel.protocols.leaf_handlers import (
     EveryProcess,
     Leaf,
@@ -68,15 +68,21 @@ class AdaptedHandler:
         """
         self._refuse(leaf.info)
 
-    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
-        """Return a target without regions: the handler reads the leaf. Another type is a difference."""
-        if stored.spec.typestr == self.typestr:
-            return Target(detail=like if has_like else None)
+    def targets(self, stored: StoredRows, likes: Sequence[Any] | None) -> Sequence[Target | TreeDifference]:
+        """Return targets without regions: the handler reads the leaves. Another type is a difference."""
+        typestr = self.typestr
+        targets: list[Target | TreeDifference] = []
+        for at, on_disk in enumerate(stored.specs):
+            like = None if likes is None else likes[at]
+            if on_disk.typestr == typestr:
+                targets.append(Target(detail=like))
+                continue
 
-        kind: type = like if isinstance(like, type) else type(like)
-        on_disk = stored.spec
-        text = on_disk.typestr if on_disk.shape is None else f"{on_disk.dtype}{list(on_disk.shape)}"
-        return TreeDifference("type", stored.info.key_path, kind.__name__, text)
+            kind: type = like if isinstance(like, type) else type(like)
+            text = on_disk.typestr if on_disk.shape is None else f"{on_disk.dtype}{list(on_disk.shape)}"
+            targets.append(TreeDifference("type", stored[at].info.key_path, kind.__name__, text))
+
+        return targets
 
     def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         """Refuse: the handler reads values itself.

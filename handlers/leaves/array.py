@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, cast, final
 
 import jax
@@ -29,10 +30,10 @@ from penstock.handlers.leaves.shards import (
     shard_grid,
     shard_pieces,
 )
-from penstock.handlers.leaves.small_arrays import make_small, pack_placements
-from penstock.handlers.leaves.stored_value import type_name
+from penstock.handlers.leaves.small_arrays import make_small
+from penstock.handlers.leaves.stored_value import targets_by_kind, type_name
 from penstock.kernel.errors import DeletedLeafError, InvalidLeafError, TreeDifference
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, Replicas, StoredLeaf
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, Replicas, StoredLeaf, StoredRows
 from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.written import PiecePlan
@@ -206,8 +207,8 @@ class ArrayHandler:
             and on_host(array.sharding)
         )
 
-    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
-        """Decide where to place the array, and read each distinct shard once.
+    def targets(self, stored: StoredRows, likes: Sequence[Any] | None) -> Sequence[Target | TreeDifference]:
+        """Decide where to place each array, and read each distinct shard once.
 
         * `like` is a `jax.Array`: the result has its shape, dtype and sharding, and is uncommitted if it
           is. It may have been donated. A `jax.ShapeDtypeStruct` with a sharding works the same way, but
@@ -225,7 +226,7 @@ class ArrayHandler:
         Raises:
             UnsupportedFormatError: If this process does not know the stored dtype or PRNG implementation.
         """
-        return array_target(stored, like if has_like else None, alias=self.alias_host)
+        return targets_by_kind(stored, likes, _target_kind, partial(array_target, alias=self.alias_host))
 
     def parts(
         self, stored: StoredLeaf, target: Target, part_bytes: int, *, whole_chunks: bool
@@ -241,16 +242,22 @@ class ArrayHandler:
         """Return the array, after all its parts were placed."""
         return join_parts(part)
 
-    def pack_details(self, specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> Sequence[Any]:
-        """Accept leaves that go to one device whole and unchanged; their detail is the `ArrayPlacement`."""
-        return pack_placements(specs, likes)
-
     def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         """Make the arrays. On CPU devices they live in the regions' memory and may still be donated.
 
         Those that share a buffer get memory of their own.
         """
         return make_arrays(leaves) if leaves.shared is None else make_small(leaves.shared, leaves.details)
+
+
+def _target_kind(like: Any) -> object:
+    """Return what `array_target` depends on. Objects that are named by their ids live as long as `like`."""
+    if isinstance(like, jax.Array):
+        return like.shape, id(like.dtype), id(like.sharding), like.committed, id(type(like))
+    if type(like) is jax.ShapeDtypeStruct:
+        return like.shape, id(like.dtype), id(like.sharding)
+
+    return id(like)
 
 
 def _n_replicas(n_devices: int, shape: tuple[int, ...], shard_shape: tuple[int, ...]) -> int:

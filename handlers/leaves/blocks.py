@@ -224,6 +224,10 @@ class HostRegion:
         """Return one region for the whole array."""
         return cls(tuple([(0, size) for size in shape]), dtype)
 
+    def fresh(self) -> HostRegion:
+        """Return a region for the same part, with memory that it alone has."""
+        return HostRegion(self.bounds, self.dtype)
+
     def adopt(self, memory: memoryview) -> None:
         """Use these bytes, read-only, instead of allocating memory. Call it before the first access."""
         with self._lock:

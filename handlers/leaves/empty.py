@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias, cast, final
 
 from penstock.handlers.leaves.stored_value import different, type_name
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredRows
 from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaves
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.written import PiecePlan
@@ -71,20 +71,25 @@ class EmptyHandler:
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         return iter(())
 
-    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
-        """Accept an empty target for a stored empty leaf; the restored value equals the target.
+    def targets(self, stored: StoredRows, likes: Sequence[Any] | None) -> Sequence[Target | TreeDifference]:
+        """Accept empty targets for stored empty leaves; the restored values equal the targets.
 
         An empty target where an array is stored is a difference: the array is not silently skipped.
         """
-        if not has_like:
-            return Target(detail=_default(stored.spec.typestr))
+        if likes is None:
+            return [Target(detail=_default(spec.typestr)) for spec in stored.specs]
 
-        empty = _instance(like)
-        marker = _marker(empty)
-        if marker is None or stored.spec.typestr not in _ACCEPTS[marker]:
-            return different("type", stored, "None" if like is None else f"empty {_name(like)}")
+        targets: list[Target | TreeDifference] = []
+        for at, like in enumerate(likes):
+            empty = _instance(like)
+            marker = _marker(empty)
+            if marker is None or stored.specs[at].typestr not in _ACCEPTS[marker]:
+                in_like = "None" if like is None else f"empty {_name(like)}"
+                targets.append(different("type", stored[at], in_like))
+            else:
+                targets.append(Target(detail=empty))
 
-        return Target(detail=empty)
+        return targets
 
     def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         """Return the empty values, a new object for each mutable one."""

@@ -17,7 +17,7 @@ from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, TypeHandler
 from penstock.kernel.registry import PluginKind
 
-_STREAMING = frozenset({"typestr", "describe", "pieces", "target", "build"})
+_STREAMING = frozenset({"typestr", "describe", "pieces", "targets", "build"})
 _BATCH = frozenset({"typestr", "serialize", "deserialize", "metadata", "memory_size", "finalize"})
 
 

@@ -21,9 +21,15 @@ from penstock.handlers.leaves.blocks import (
     shared_views,
     stored_as,
 )
-from penstock.handlers.leaves.stored_value import different, different_array, stored_dtype, type_name
+from penstock.handlers.leaves.stored_value import (
+    different,
+    different_array,
+    stored_dtype,
+    targets_by_kind,
+    type_name,
+)
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf, StoredRows
 from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaves
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.written import PiecePlan
@@ -91,37 +97,12 @@ class NumpyHandler:
 
         return [None if array is None else _in_chunks(array, spec) for array in plain]
 
-    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
-        """Accept an ndarray of the stored shape and dtype (in either byte order), or its type.
+    def targets(self, stored: StoredRows, likes: Sequence[Any] | None) -> Sequence[Target | TreeDifference]:
+        """Accept ndarrays of the stored shapes and dtypes (in either byte order), or their type.
 
         A stored jax.Array is restored whole on the host, and typed PRNG keys as their key data.
         """
-        if has_like and isinstance(like, np.ndarray):
-            array = cast("npt.NDArray[Any]", like)
-            found = different_array(stored, "np.ndarray", array.shape, dtype_name(array.dtype))
-            if found is not None:
-                return found
-
-        if stored.spec.shape is None:
-            return different("type", stored, "np.ndarray")
-
-        return Target((HostRegion.whole(stored.spec.shape, stored_dtype(stored)),))
-
-    def pack_details(self, specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> Sequence[Any]:
-        """Accept the same leaves as `target`; their detail is the dtype."""
-        if likes is None:
-            kinds: list[object] = list(map(id, specs))
-            likes = [np.ndarray] * len(specs)
-        else:
-            # Plain arrays are alike if shape and dtype are; anything else only if it is the same object.
-            described = [
-                (like.shape, id(like.dtype)) if type(like) is np.ndarray else id(like) for like in likes
-            ]
-            kinds = list(zip(map(id, specs), described, strict=True))
-
-        last = dict(zip(kinds, zip(specs, likes, strict=True), strict=True))
-        known = {kind: _pack_detail(spec, like) for kind, (spec, like) in last.items()}
-        return list(map(known.__getitem__, kinds))
+        return targets_by_kind(stored, likes, _target_kind, _target)
 
     def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         """Return writable, aligned arrays in native byte order: the regions' memory, or a copy of shared."""
@@ -131,16 +112,22 @@ class NumpyHandler:
         return [cast("HostRegion", leaf.target.regions[0]).array() for leaf in leaves]
 
 
-def _pack_detail(spec: LeafSpec, like: Any) -> np.dtype[Any] | None:
-    if spec.shape is None or not storable(spec.dtype):
-        return None
-    if type(like) is np.ndarray:
-        array: npt.NDArray[Any] = like
-        fits = array.shape == spec.shape and dtype_name(array.dtype) == spec.dtype
-    else:
-        fits = like is np.ndarray
+def _target_kind(like: Any) -> object:
+    """Return what `_target` depends on. Plain arrays are alike if shape and dtype are."""
+    return (like.shape, id(like.dtype)) if type(like) is np.ndarray else id(like)
 
-    return numpy_dtype(spec.dtype) if fits else None
+
+def _target(stored: StoredLeaf, like: Any) -> Target | TreeDifference:
+    if isinstance(like, np.ndarray):
+        array = cast("npt.NDArray[Any]", like)
+        found = different_array(stored, "np.ndarray", array.shape, dtype_name(array.dtype))
+        if found is not None:
+            return found
+
+    if stored.spec.shape is None:
+        return different("type", stored, "np.ndarray")
+
+    return Target((HostRegion.whole(stored.spec.shape, stored_dtype(stored)),), packable=True)
 
 
 def _in_chunks(array: npt.NDArray[Any], spec: LeafSpec) -> npt.NDArray[Any] | None:

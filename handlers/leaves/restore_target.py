@@ -23,7 +23,7 @@ from penstock.handlers.leaves.blocks import HostRegion
 from penstock.handlers.leaves.devices import Slices, default_device, device_indices, devices_of, on_host
 from penstock.handlers.leaves.prng_keys import is_key, key_data_shape, key_dtype, known_impl
 from penstock.handlers.leaves.sharding import decode
-from penstock.handlers.leaves.shards import PACKED
+from penstock.handlers.leaves.shards import PACKED, shard_grid
 from penstock.handlers.leaves.stored_value import different, different_array, stored_dtype, type_name, type_of
 from penstock.kernel.errors import TreeDifference, UnsupportedFormatError
 from penstock.kernel.protocols.leaf import StoredLeaf
@@ -34,7 +34,7 @@ Abstract: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 
 
 def array_target(stored: StoredLeaf, like: Any, *, alias: bool = True) -> Target | TreeDifference:
-    """Decide how to make a jax.Array from a stored leaf.
+    """Decide how to make a jax.Array from a stored leaf, and so from all with its spec and such a `like`.
 
     Args:
         stored: The leaf on disk, of any kind.
@@ -82,11 +82,21 @@ def _target(
         return different("shape", stored, f"{placement.sharding}, which does not fit ({error})")
 
     regions = tuple([HostRegion(bounds, dtype) for bounds in parts])
-    kept = placement.keeps_regions and (placement.as_numpy or stored.spec.dtype not in PACKED)
+    is_packed = stored.spec.dtype in PACKED
+    plain = not (is_packed or placement.as_numpy or placement.wide or placement.key_impl)
+    even = placement.sharding is None or shard_grid(placement.sharding, shape) is not None
+    kept = placement.keeps_regions and (placement.as_numpy or not is_packed)
     if kept and not alias and not placement.as_numpy:
         placement, kept = replace(placement, copied=True), False
 
-    return Target(regions, 0 if kept else sum(region.nbytes for region in regions), placement)
+    staging = 0 if kept else sum([region.nbytes for region in regions])
+    return Target(regions, staging, _one_for_equals(placement), packable=plain and even)
+
+
+@lru_cache(maxsize=1024)  # keeps no arrays alive, only meshes and devices, which live as long as the process
+def _one_for_equals(placement: ArrayPlacement) -> ArrayPlacement:
+    """Return the same object for equal placements: small arrays that have one are made in one step."""
+    return placement
 
 
 def _difference(stored: StoredLeaf, like: Abstract) -> TreeDifference | None:

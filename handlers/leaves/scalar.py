@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Final, cast, final
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.handlers.dtypes import dtype_name, storable
-from penstock.handlers.leaves.blocks import HostRegion, cast_to
+from penstock.handlers.leaves.blocks import HostRegion, cast_to, shared_views
 from penstock.handlers.leaves.devices import is_subtype
-from penstock.handlers.leaves.stored_value import different, stored_dtype, type_name, type_of
+from penstock.handlers.leaves.stored_value import different, stored_dtype, targets_by_kind, type_name, type_of
 from penstock.kernel.errors import InvalidLeafError, TreeDifference
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaf, ReadLeaves
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf, StoredRows
+from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaves
 from penstock.kernel.protocols.reads import Target
 from penstock.kernel.protocols.written import PiecePlan
 
@@ -88,25 +89,18 @@ class ScalarHandler:
             for number in numbers
         ]
 
-    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
-        """Accept a number or a number type of the stored kind; a numpy type must match the stored dtype."""
-        wanted = type_of(like) if has_like else None
-        name = "a number" if wanted is None else type_name(wanted)
-        if stored.spec.shape is None:
-            return different("type", stored, name)
-        if stored.spec.shape != ():
-            return different("shape", stored, name)
-
-        dtype = stored_dtype(stored)
-        if wanted is not None and not _fits(wanted, dtype):
-            return different("dtype", stored, name)
-
-        # A few bytes of staging are not worth a lease.
-        return Target((HostRegion((), dtype),), detail=wanted)
+    def targets(self, stored: StoredRows, likes: Sequence[Any] | None) -> Sequence[Target | TreeDifference]:
+        """Accept numbers or number types of the stored kind; a numpy type must match the stored dtype."""
+        return targets_by_kind(stored, likes, type_of, _target)
 
     def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         """Return the numbers, each of the target's type, or a Python number if there was no target."""
-        return [_value(leaf) for leaf in leaves]
+        if leaves.shared is not None:
+            arrays = list(shared_views(leaves.shared))
+        else:
+            arrays = [cast("HostRegion", leaf.target.regions[0]).array() for leaf in leaves]
+
+        return [_number(array, wanted) for array, wanted in zip(arrays, leaves.details, strict=True)]
 
 
 def _dtype_of(value: Any, info: ParamInfo) -> np.dtype[Any]:
@@ -143,11 +137,27 @@ def _fits(wanted: type, dtype: np.dtype[Any]) -> bool:
     return issubclass(dtype.type, wanted) or (wanted in _ALIASES and dtype == np.dtype(wanted))
 
 
-def _value(leaf: ReadLeaf) -> object:
-    number = cast("HostRegion", leaf.target.regions[0]).array()[()]
-    wanted = cast("type | None", leaf.target.detail)
+def _target(stored: StoredLeaf, like: Any) -> Target | TreeDifference:
+    wanted = None if like is None else type_of(like)
+    name = "a number" if wanted is None else type_name(wanted)
+    if stored.spec.shape is None:
+        return different("type", stored, name)
+    if stored.spec.shape != ():
+        return different("shape", stored, name)
+
+    dtype = stored_dtype(stored)
+    if wanted is not None and not _fits(wanted, dtype):
+        return different("dtype", stored, name)
+
+    # A few bytes of staging are not worth a lease.
+    return Target((HostRegion((), dtype),), detail=wanted, packable=True)
+
+
+def _number(array: npt.NDArray[Any], wanted: type | None) -> object:
     if wanted is None or wanted in _KIND:
-        return number.item()
+        return array.item()
+
+    number = array[()]
 
     return wanted(number) if wanted in _ALIASES else number
 
@@ -191,12 +201,14 @@ class StringHandler:
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         return iter(())
 
-    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
-        """Accept a string target, or its type, for a stored string; the target's text does not matter."""
-        if stored.spec.text is None:
-            return different("type", stored, "string")
-
-        return Target(detail=np.str_ if has_like and type_of(like) is np.str_ else str)
+    def targets(self, stored: StoredRows, likes: Sequence[Any] | None) -> Sequence[Target | TreeDifference]:
+        """Accept string targets, or their type, for stored strings; the targets' texts do not matter."""
+        return [
+            different("type", stored[at], "string")
+            if spec.text is None
+            else Target(detail=np.str_ if likes is not None and type_of(likes[at]) is np.str_ else str)
+            for at, spec in enumerate(stored.specs)
+        ]
 
     def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         """Return the strings, each as `np.str_` if the target asks for that, else as `str`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("PUBLIC_VARIABLE", "make_small", "pack_placements", "put_small")
+__all__ = ("PUBLIC_VARIABLE", "make_small", "put_small")
 
 import itertools
 import os
@@ -18,59 +18,9 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from penstock.handlers.leaves.blocks import shared_views
 from penstock.handlers.leaves.devices import default_device, on_host
-from penstock.handlers.leaves.restore_target import ArrayPlacement, array_target
-from penstock.handlers.leaves.shards import PACKED, shard_grid
-from penstock.kernel.errors import UnsupportedFormatError
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.reads import SharedRead, Target
-
-_NOWHERE = ParamInfo((), (), "")
-
-
-def pack_placements(specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> list[ArrayPlacement | None]:
-    """Decide where to place the array of each leaf; None for a leaf that cannot be part of a pack.
-
-    A tree has many leaves but few kinds of them, so leaf and target are compared once for each kind.
-    """
-    wanted = [None] * len(specs) if likes is None else likes
-    # Equal ones are one object: such arrays are made in one step.
-    alike: dict[ArrayPlacement, ArrayPlacement] = {}
-    known: dict[object, ArrayPlacement | None] = {}
-    placements: list[ArrayPlacement | None] = []
-    # A loop, because `map` and `zip` over all leaves would hold the interpreter to their ends.
-    for spec, like in zip(specs, wanted, strict=True):
-        kind = (id(spec), None if like is None else _kind(like))
-        if kind not in known:
-            found = _placement(spec, like)
-            known[kind] = None if found is None else alike.setdefault(found, found)
-
-        placements.append(known[kind])
-
-    return placements
-
-
-def _kind(like: Any) -> object:
-    """Return what `array_target` depends on. Objects that are named by their ids live as long as `like`."""
-    if isinstance(like, jax.Array):
-        return like.shape, id(like.dtype), id(like.sharding), like.committed, id(type(like))
-    if type(like) is jax.ShapeDtypeStruct:
-        return like.shape, id(like.dtype), id(like.sharding)
-
-    return id(like)
-
-
-def _placement(spec: LeafSpec, like: Any) -> ArrayPlacement | None:
-    try:
-        target = array_target(StoredLeaf(_NOWHERE, spec), like)
-    except UnsupportedFormatError:
-        return None  # it is raised again when the leaf is restored on its own
-    if not isinstance(target, Target) or spec.dtype in PACKED:
-        return None
-
-    placement = cast("ArrayPlacement", target.detail)
-    plain = not (placement.as_numpy or placement.wide or placement.key_impl)
-    even = placement.sharding is None or shard_grid(placement.sharding, spec.shape or ()) is not None
-    return placement if plain and even else None
+from penstock.handlers.leaves.restore_target import ArrayPlacement
+from penstock.handlers.leaves.shards import shard_grid
+from penstock.kernel.protocols.reads import SharedRead
 
 
 def make_small(shared: SharedRead, placements: Sequence[Any]) -> list[jax.Array]:

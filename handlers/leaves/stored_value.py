@@ -13,13 +13,14 @@ __all__ = (
     "different",
     "different_array",
     "stored_dtype",
+    "targets_by_kind",
     "type_name",
     "type_of",
 )
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
@@ -40,7 +41,7 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.memory.memory_limit import check_available
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf, StoredRows
 from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaves
 from penstock.kernel.protocols.reads import (
     CheckedRead,
@@ -208,8 +209,8 @@ class StoredValueHandler:
                 else:
                     yield each
 
-    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
-        return different("type", stored, self.typestr)
+    def targets(self, stored: StoredRows, likes: Sequence[Any] | None) -> Sequence[Target | TreeDifference]:
+        return [different("type", leaf, self.typestr) for leaf in stored]
 
     def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         raise NotImplementedError  # there is no target to build from
@@ -447,6 +448,35 @@ def different_array(
         return different("shape", stored, f"{dtype}{_text(shape)}")
 
     return None
+
+
+def targets_by_kind(
+    stored: StoredRows,
+    likes: Sequence[Any] | None,
+    kind_of: Callable[[Any], object],
+    target: Callable[[StoredLeaf, Any], Target | TreeDifference],
+) -> list[Target | TreeDifference]:
+    """Decide once for all leaves of a kind: a tree has many leaves and few kinds of them.
+
+    Args:
+        stored: The leaves on disk.
+        likes: What each is to be; None for a restore without a target.
+        kind_of: What of a `like` its target depends on. It may name what lives as long by its id.
+        target: Decides on one leaf, with its `like`, or with None if there are no `likes`.
+    """
+    known: dict[object, Target | TreeDifference] = {}
+    targets: list[Target | TreeDifference] = []
+    # A loop, because `map` and `zip` over all leaves would hold the interpreter to their ends.
+    for at, spec in enumerate(stored.specs):
+        like = None if likes is None else likes[at]
+        kind = (id(spec), None if likes is None else kind_of(like))
+        found = known.get(kind)
+        if found is None:
+            found = known[kind] = target(stored[at], like)
+
+        targets.append(found)
+
+    return targets
 
 
 def stored_dtype(stored: StoredLeaf) -> np.dtype[Any]:

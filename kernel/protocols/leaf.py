@@ -20,6 +20,7 @@ __all__ = (
     "ParamInfo",
     "Replicas",
     "StoredLeaf",
+    "StoredRows",
     "keys_of",
     "names_of",
     "runs_of",
@@ -45,6 +46,29 @@ class StoredLeaf:
     info: ParamInfo
     spec: LeafSpec
     detail: object = None  #: the layout's own, handed back to it when the leaf is read
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredRows(Sequence[StoredLeaf]):
+    """Some leaves of a checkpoint. Each `StoredLeaf` is made on access: most need their `specs` alone."""
+
+    leaves: Sequence[StoredLeaf]  #: all of the checkpoint
+    rows: Sequence[int]  #: places in them
+    specs: Sequence[LeafSpec]  #: of the chosen ones
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, at: int, /) -> StoredLeaf: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> StoredRows: ...
+    def __getitem__(self, at: int | slice, /) -> StoredLeaf | StoredRows:
+        if isinstance(at, slice):
+            return StoredRows(self.leaves, self.rows[at], self.specs[at])
+
+        return self.leaves[self.rows[at]]
 
 
 KeyPath: TypeAlias = tuple[str, ...]

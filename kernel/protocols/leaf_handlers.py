@@ -12,7 +12,6 @@ __all__ = (
     "HandlerLookup",
     "Leaf",
     "LeafHandler",
-    "PackingHandler",
     "PartOf",
     "PartsHandler",
     "ReadLeaf",
@@ -30,7 +29,7 @@ from typing import Any, Protocol, TypeVar, final, overload, runtime_checkable
 
 from penstock.kernel.errors import TreeDifference
 from penstock.kernel.protocols.capability import Capability
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf, StoredRows
 from penstock.kernel.protocols.reads import Read, SharedRead, Target, chosen
 from penstock.kernel.protocols.written import PiecePlan
 
@@ -252,6 +251,9 @@ class _InBuffer:
     def view(self) -> memoryview:
         return self.data
 
+    def fresh(self) -> _InBuffer:
+        return _InBuffer(self.shape, memoryview(bytearray(self.nbytes)))
+
 
 @runtime_checkable
 class ChunkingHandler(Capability, Protocol):
@@ -304,7 +306,7 @@ class PartsHandler(Capability, Protocol):
 
         Args:
             stored: The leaf on disk.
-            target: What the handler's own `target` returned for it.
+            target: What the handler's own `targets` returned for it.
             part_bytes: Upper bound for the regions of a part; one element or, with `whole_chunks`, one row
                 of chunks may exceed it.
             whole_chunks: Cut only at chunk boundaries, because each chunk is decoded as a whole.
@@ -415,13 +417,16 @@ class LeafHandler(Protocol):
         """
         ...
 
-    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
-        """Decide what to read so that `build` can make what `like` describes, or return the difference.
+    def targets(self, stored: StoredRows, likes: Sequence[Any] | None) -> Sequence[Target | TreeDifference]:
+        """Decide what to read so that `build` can make what each of `likes` describes.
 
         Args:
-            stored: The leaf on disk; of any typestr.
-            like: A concrete value, an abstract one, or a type; ignored unless `has_like`.
-            has_like: False for a restore without a target, which gives the saved type where it is available.
+            stored: Leaves on disk; of any typestr.
+            likes: For each a concrete value, an abstract one, or a type; None for a restore without a
+                target, which gives the saved types where they are available.
+
+        Returns:
+            For each leaf its target, or how it differs. Leaves of one kind may have one target.
         """
         ...
 
@@ -432,24 +437,6 @@ class LeafHandler(Protocol):
 
         Returns:
             One value per leaf, in order.
-        """
-        ...
-
-
-@runtime_checkable
-class PackingHandler(LeafHandler, Capability, Protocol):
-    """A `LeafHandler` whose small leaves can be read into one buffer, many at a time."""
-
-    def pack_details(self, specs: Sequence[LeafSpec], likes: Sequence[Any] | None) -> Sequence[Any]:
-        """Do for many leaves at once what `target` does for one.
-
-        Args:
-            specs: Of the leaves on disk, of any typestr.
-            likes: What each is to be; None for a restore without a target.
-
-        Returns:
-            For each leaf the handler's own detail, if all of its bytes in C order are what `build` needs;
-            else None, and `target` will be asked.
         """
         ...
 

@@ -67,6 +67,10 @@ class Destination(Protocol):
         """The buffer: writable, contiguous, C order, as bytes. Thread-safe."""
         ...
 
+    def fresh(self) -> Destination:
+        """Return another buffer for the same part."""
+        ...
+
 
 @runtime_checkable
 class Adopting(Capability, Protocol):
@@ -108,11 +112,17 @@ class WholeChunks:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The regions that a handler needs read for one leaf."""
+    """The regions that a handler needs read for a leaf. One may stand for many leaves until it is `fresh`."""
 
     regions: tuple[Destination, ...] = ()  #: distinct parts of the global array; together all that is needed
     staging_bytes: int = 0  #: host bytes that are freed once the value is built (0 if the value keeps them)
     detail: object = None  #: the handler's own, for `build`
+    packable: bool = False
+    """True if the leaf may share a buffer with others: all its bytes in C order are what `build` needs."""
+
+    def fresh(self) -> Target:
+        """Return the same with regions for one leaf alone."""
+        return replace(self, regions=tuple([region.fresh() for region in self.regions]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ function of the caller returned is brought to its target the same way (`maker`).
 
 from __future__ import annotations
 
-__all__ = ("DtypeRule", "Refit", "Refitted", "maker", "refit_spec", "source_like")
+__all__ = ("DtypeRule", "Refit", "maker", "refit_spec", "source_like")
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -23,7 +23,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from penstock.kernel.errors import SpecError, TreeDifference
 from penstock.kernel.messages.restore import RestoreOptions
-from penstock.kernel.protocols.leaf import KeyPath, LeafSpec, ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf import KeyPath, LeafSpec, ParamInfo, StoredLeaf, StoredRows
 from penstock.kernel.protocols.leaf_handlers import Leaf, LeafHandler, PartsHandler, ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import Destination, Target
 from penstock.kernel.protocols.written import PiecePlan
@@ -132,15 +132,6 @@ def refit_spec(
     return replace(spec, dtype=dtype.name, itemsize=dtype.itemsize)
 
 
-@dataclass(frozen=True, slots=True)
-class Refitted:
-    """The `Target.detail` of a `Refit`: the handler's own target, and the sources of its regions."""
-
-    stored: StoredLeaf  #: the leaf, with the wanted spec instead of the stored one
-    target: Target
-    sources: tuple[_Source | None, ...]  #: for each region; None if it needs no conversion
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Refit:
@@ -148,9 +139,14 @@ class Refit:
 
     Values are cast as in C: 2.5 becomes 2, and the uint8 250 becomes the int8 -6. Zeros pad the
     end of each axis. Both happen on the host, before anything goes to a device.
+
+    Args:
+        inner: The handler.
+        spec: The one that is wanted of its leaves.
     """
 
     inner: LeafHandler
+    spec: LeafSpec
 
     @property
     def typestr(self) -> str:
@@ -162,27 +158,21 @@ class Refit:
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         return self.inner.pieces(leaf, piece_bytes)
 
-    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
-        return self.inner.target(stored, like, has_like)
-
-    def refit(self, stored: StoredLeaf, spec: LeafSpec, like: Any, has_like: bool) -> Target | TreeDifference:
-        """Decide what to read so that the handler can build the leaf as if it were stored with `spec`.
+    def targets(self, stored: StoredRows, likes: Sequence[Any] | None) -> Sequence[Target | TreeDifference]:
+        """Decide what to read so that the handler can build the leaves as if they were stored as wanted.
 
         The buffers for the stored elements are freed once the value is built, and count as staging.
         """
-        wanted = replace(stored, spec=spec)
-        target = self.inner.target(wanted, like, has_like)
-        if isinstance(target, TreeDifference):
-            return target
-
-        return _refitted(stored, wanted, target)
+        wanted = [replace(leaf, spec=self.spec) for leaf in stored]
+        found = self.inner.targets(StoredRows(wanted, range(len(wanted)), [self.spec] * len(wanted)), likes)
+        return [
+            target if isinstance(target, TreeDifference) else _refitted(spec, self.spec, target)
+            for spec, target in zip(stored.specs, found, strict=True)
+        ]
 
     def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         """Fill the buffers of the handler and let it build the values."""
-        for leaf in leaves:
-            _move(leaf)
-
-        return self.inner.build(ReadLeaves.of([self._own(leaf) for leaf in leaves]))
+        return self.inner.build(ReadLeaves.of([self._filled(leaf) for leaf in leaves]))
 
     def parts(
         self, stored: StoredLeaf, target: Target, part_bytes: int, *, whole_chunks: bool
@@ -191,51 +181,53 @@ class Refit:
         if not isinstance(self.inner, PartsHandler):
             return ()
 
-        detail = cast("Refitted", target.detail)
-        own = detail.target
+        own = _own(target)
         share = part_bytes * own.staging_bytes // max(1, target.staging_bytes)
-        parts = self.inner.parts(detail.stored, own, max(1, share), whole_chunks=whole_chunks)
-        return [_refitted(stored, detail.stored, part) for part in parts]
+        wanted = replace(stored, spec=self.spec)
+        parts = self.inner.parts(wanted, own, max(1, share), whole_chunks=whole_chunks)
+        return [_refitted(stored.spec, self.spec, part) for part in parts]
 
     def place(self, part: ReadLeaf) -> None:
         """Fill the buffers of the handler and let it place the part."""
-        _move(part)
-        cast("PartsHandler", self.inner).place(self._own(part))
+        cast("PartsHandler", self.inner).place(self._filled(part))
 
     def join(self, part: ReadLeaf) -> Any:
         """Let the handler return the value."""
-        return cast("PartsHandler", self.inner).join(self._own(part))
+        return cast("PartsHandler", self.inner).join(self._as_wanted(part))
 
-    def _own(self, leaf: ReadLeaf) -> ReadLeaf:
+    def _filled(self, leaf: ReadLeaf) -> ReadLeaf:
+        for region in leaf.target.regions:
+            if isinstance(region, _Source):
+                region.move(np.dtype(self.spec.dtype))
+
+        return self._as_wanted(leaf)
+
+    def _as_wanted(self, leaf: ReadLeaf) -> ReadLeaf:
         """Return the leaf as the wrapped handler expects it."""
-        detail = cast("Refitted", leaf.target.detail)
-        return ReadLeaf(leaf.index, detail.stored, self.inner, detail.target)
+        return ReadLeaf(leaf.index, replace(leaf.stored, spec=self.spec), self.inner, _own(leaf.target))
 
 
-def _refitted(stored: StoredLeaf, wanted: StoredLeaf, target: Target) -> Target:
+def _refitted(stored: LeafSpec, wanted: LeafSpec, target: Target) -> Target:
     """Return a target whose regions hold stored elements; those of `target` are filled from them."""
-    sources = tuple(_source_of(region, stored.spec, wanted.spec) for region in target.regions)
-    pairs = zip(target.regions, sources, strict=True)
-    regions = tuple(region if source is None else source for region, source in pairs)
-    staging = sum(source.nbytes for source in sources if source is not None)
-    return Target(regions, target.staging_bytes + staging, Refitted(wanted, target, sources))
+    regions = tuple([_source_of(region, stored, wanted) for region in target.regions])
+    staging = sum([region.nbytes for region in regions if isinstance(region, _Source)])
+    return Target(regions, target.staging_bytes + staging, target)
 
 
-def _move(leaf: ReadLeaf) -> None:
-    detail = cast("Refitted", leaf.target.detail)
-    dtype = np.dtype(detail.stored.spec.dtype)
-    for region, source in zip(detail.target.regions, detail.sources, strict=True):
-        if source is not None:
-            source.move_into(region, dtype)
+def _own(target: Target) -> Target:
+    """Return the handler's own target, of which `target` was made by `_refitted`."""
+    regions = [region.goal if isinstance(region, _Source) else region for region in target.regions]
+    return replace(cast("Target", target.detail), regions=tuple(regions))
 
 
 @final
 class _Source:
-    """A `Destination` for the stored elements of one region. It may be empty."""
+    """A `Destination` for the stored elements of a region `goal`. It may be empty."""
 
-    __slots__ = ("_lock", "_memory", "bounds", "dtype", "nbytes", "shape")
+    __slots__ = ("_lock", "_memory", "bounds", "dtype", "goal", "nbytes", "shape")
 
-    def __init__(self, bounds: Bounds, dtype: np.dtype[Any]) -> None:
+    def __init__(self, goal: Destination, bounds: Bounds, dtype: np.dtype[Any]) -> None:
+        self.goal = goal
         self.bounds = bounds
         self.dtype = dtype
         self.shape = tuple([stop - start for start, stop in bounds])
@@ -246,8 +238,12 @@ class _Source:
     def view(self) -> memoryview:
         return self._bytes().data
 
-    def move_into(self, region: Destination, dtype: np.dtype[Any]) -> None:
-        """Fill a region with the elements read, cast to `dtype`, and pad it with zeros. Frees the bytes."""
+    def fresh(self) -> _Source:
+        return _Source(self.goal.fresh(), self.bounds, self.dtype)
+
+    def move(self, dtype: np.dtype[Any]) -> None:
+        """Fill the goal with the elements read, cast to `dtype`, and pad it with zeros. Frees the bytes."""
+        region = self.goal
         if not region.nbytes:
             return
 
@@ -277,16 +273,17 @@ class _Source:
             return self._memory
 
 
-def _source_of(region: Destination, stored: LeafSpec, wanted: LeafSpec) -> _Source | None:
+def _source_of(region: Destination, stored: LeafSpec, wanted: LeafSpec) -> Destination:
+    """Return what to read for a region: itself if its elements need no conversion."""
     assert stored.shape is not None
     there = tuple(
         (min(start, size), min(stop, size))
         for (start, stop), size in zip(region.bounds, stored.shape, strict=True)
     )
     if stored.dtype == wanted.dtype and there == region.bounds:
-        return None
+        return region
 
-    return _Source(there, np.dtype(stored.dtype))
+    return _Source(region, there, np.dtype(stored.dtype))
 
 
 def _pattern(pattern: object) -> str:

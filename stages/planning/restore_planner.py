@@ -8,12 +8,10 @@ __all__ = (
     "plan_restore",
 )
 
-import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import is_not
 from typing import Any, Final, TypeVar, cast, final
 
 import jax
@@ -31,8 +29,8 @@ from penstock.kernel.messages.restore import Change, ComputedLeaf, Located, Rest
 from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits
 from penstock.kernel.protocols.checkpoints import PackedCheckpoint, StoredCheckpoint, StoredSize
 from penstock.kernel.protocols.files_handler import FilesHandler
-from penstock.kernel.protocols.leaf import LeafInfos, LeafSpec, ParamInfo, StoredLeaf
-from penstock.kernel.protocols.leaf_handlers import LeafHandler, PackingHandler, ReadLeaf, ReadLeaves
+from penstock.kernel.protocols.leaf import LeafInfos, LeafSpec, ParamInfo, StoredLeaf, StoredRows
+from penstock.kernel.protocols.leaf_handlers import LeafHandler, ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import SharedRead, Target
 from penstock.kernel.protocols.stores import Store
 from penstock.stages.messages.batching import cuts
@@ -151,8 +149,6 @@ class _Planner:
         self._mmap = options.mmap
         self._options = options
         self._matching = matching
-        self._specs: dict[int, LeafSpec] = {}  # of leaves whose dtype or shape changes, by place
-        self._refits: dict[int, Refit] = {}
         self._input_indices: dict[object, int] = {}
         self._result = ResultBytes(located.checkpoint.path)
 
@@ -167,25 +163,56 @@ class _Planner:
 
         stored = spec_column(self._checkpoint.leaves)
         specs = [stored[row] for row in rows]
-        wanted = ResultLeaves(places, rows, specs, self._handlers(rows, specs, likes), likes)
+        handlers = self._handlers(rows, specs, likes)
         if self._options.dtype is not None or not self._options.strict:
-            self._find_changed(wanted)
+            self._find_changed(places, rows, handlers, likes)
 
+        targets = self._targets(places, rows, specs, handlers, likes)
         positions = places if isinstance(places, range) else {place: at for at, place in enumerate(places)}
 
         def make(place: int) -> ReadLeaf:
             at = positions[place]
-            like = None if wanted.likes is None else wanted.likes[at]
-            source = Input(self._checkpoint.leaves[wanted.rows[at]], like, wanted.likes is not None)
-            return self._read(place, source, wanted.handlers[at])
+            return self._read(place, self._checkpoint.leaves[rows[at]], handlers[at], targets[at])
 
         packs: list[ReadLeaves] = []
         others: Sequence[int] = places
-        if not self._mmap:
-            packs, others = make_packs(self._checkpoint, wanted, self._specs.keys(), self._run.limits, make)
+        if not self._mmap:  # what is mapped takes no memory, and no reads that others could share
+            wanted = ResultLeaves(places, rows, specs, handlers, targets)
+            packs, others = make_packs(self._checkpoint, wanted, self._run.limits, make)
             self._result.add("", sum([pack.nbytes for pack in packs]))
 
         return packs, [make(place) for place in others]
+
+    def _targets(
+        self,
+        places: Sequence[int],
+        rows: Sequence[int],
+        specs: Sequence[LeafSpec],
+        handlers: Sequence[LeafHandler],
+        likes: Sequence[Any] | None,
+    ) -> list[Target]:
+        """Ask each handler for the targets of its leaves, and record what differs."""
+        by_handler: dict[int, list[int]] = {}  # by identity: they need not be hashable
+        for at, handler in enumerate(handlers):
+            by_handler.setdefault(id(handler), []).append(at)
+
+        targets = [_NO_TARGET] * len(rows)
+        differences: dict[int, TreeDifference] = {}
+        for numbers in by_handler.values():
+            chosen = StoredRows(self._checkpoint.leaves, _chosen(rows, numbers), _chosen(specs, numbers))
+            some = None if likes is None else _chosen(likes, numbers)
+            found = handlers[numbers[0]].targets(chosen, some)
+            for at, target in zip(numbers, found, strict=True):
+                if isinstance(target, TreeDifference):
+                    differences[at] = target
+                else:
+                    targets[at] = target
+
+        for at in sorted(differences):
+            stored, info = self._checkpoint.leaves[rows[at]], self._matching.infos[places[at]]
+            self._differs(differences[at], stored, info)
+
+        return targets
 
     def computed_leaves(self) -> list[ComputedLeaf]:
         """Plan the inputs of functions, and return the leaves that they make."""
@@ -204,24 +231,31 @@ class _Planner:
 
         return computed
 
-    def _find_changed(self, wanted: ResultLeaves) -> None:
-        """Find the leaves whose dtype or shape is to change, and record each change."""
+    def _find_changed(
+        self,
+        places: Sequence[int],
+        rows: Sequence[int],
+        handlers: list[LeafHandler],
+        likes: Sequence[Any] | None,
+    ) -> None:
+        """Find the leaves whose dtype or shape is to change, record each, and wrap its handler."""
         rule = DtypeRule(self._options.dtype)
         infos, changes = self._matching.infos, self._matching.changes
-        for at, place in enumerate(wanted.places):
-            stored, info = self._checkpoint.leaves[wanted.rows[at]], infos[place]
-            like = None if wanted.likes is None else wanted.likes[at]
+        refits: dict[tuple[int, LeafSpec], Refit] = {}
+        for at, place in enumerate(places):
+            stored, info = self._checkpoint.leaves[rows[at]], infos[place]
+            like = None if likes is None else likes[at]
             spec = refit_spec(stored, info, like, self._options, rule)
             if isinstance(spec, TreeDifference):
                 self._differs(spec, stored, info)
                 continue
             if spec is stored.spec:
                 continue
-            handler = wanted.handlers[at]
+            handler = handlers[at]
             if isinstance(handler, FilesHandler):
                 raise _not_changed(info.key_path, handler.name)
 
-            self._specs[place] = spec
+            handlers[at] = refits.setdefault((id(handler), spec), Refit(handler, spec))
             if spec.dtype != stored.spec.dtype:
                 changes.append(Change("cast", info.key_path, stored.spec.dtype, spec.dtype))
             if spec.shape != stored.spec.shape:
@@ -240,24 +274,20 @@ class _Planner:
             if wanted.has_like:
                 kind = like if isinstance(like, type) else type(like)
 
-            handler = self._handler(kind, wanted.stored)
-            self.inputs.append(self._read(index, wanted, handler))
+            stored, handler = wanted.stored, self._handler(kind, wanted.stored)
+            row = StoredRows([stored], [0], [stored.spec])
+            (target,) = handler.targets(row, [like] if wanted.has_like else None)
+            if isinstance(target, TreeDifference):
+                self._differs(target, stored, None)
+                target = _NO_TARGET
+
+            self.inputs.append(self._read(index, stored, handler, target))
 
         return self._input_indices[key]
 
-    def _read(self, index: int, source: Input, handler: LeafHandler) -> ReadLeaf:
+    def _read(self, index: int, stored: StoredLeaf, handler: LeafHandler, target: Target) -> ReadLeaf:
         """Plan the reads of a stored leaf."""
-        stored, spec = source.stored, self._specs.get(index)
-        if spec is None:
-            target = handler.target(stored, source.like, source.has_like)
-        else:
-            refit = self._refits.setdefault(id(handler), Refit(handler))
-            handler, target = refit, refit.refit(stored, spec, source.like, source.has_like)
-        if isinstance(target, TreeDifference):
-            in_result = index < len(self._matching.rows)  # made only here: as a rule nothing differs
-            self._differs(target, stored, self._matching.infos[index] if in_result else None)
-            target = Target()
-
+        target = target.fresh()
         if not self._mmap:  # else it is known only later what is in the page cache
             self._result.add_target(stored.info.key_path, target)
 
@@ -341,13 +371,16 @@ class ResultLeaves:
     rows: Sequence[int]  #: places in the checkpoint's leaves
     specs: Sequence[LeafSpec]
     handlers: Sequence[LeafHandler]
-    likes: Sequence[Any] | None  #: None for a restore without a target
+    targets: Sequence[Target]
+
+
+_NO_TARGET: Final = Target()
+"""Of a leaf that differs: it is planned on, so that all differences are found, and never read."""
 
 
 def make_packs(
     checkpoint: StoredCheckpoint,
     wanted: ResultLeaves,
-    changed: Collection[int],
     limits: RunLimits,
     make: Callable[[int], ReadLeaf],
 ) -> tuple[list[ReadLeaves], Sequence[int]]:
@@ -356,7 +389,6 @@ def make_packs(
     Args:
         checkpoint: The checkpoint that stores them.
         wanted: All leaves that are read.
-        changed: Places of leaves whose dtype or shape changes; these are never packed.
         limits: How many leaves and bytes a pack may have.
         make: Makes the leaf at a place of the result. Called only if a stage looks at single leaves.
 
@@ -374,77 +406,51 @@ def make_packs(
     def info(place: int) -> ParamInfo:
         return leaves[row_of(place)].info
 
-    distinct = {id(spec): spec for spec in wanted.specs}  # usually few
-    small = {
-        number
-        for number, spec in distinct.items()
-        if spec.shape is not None and spec.chunk_nbytes <= SMALL and spec.nbytes <= MOST
-    }
+    small: dict[int, int] = {}  # bytes of the leaves that are small enough, by the identity of their spec
+    for number, spec in {id(spec): spec for spec in wanted.specs}.items():  # usually few
+        if spec.shape is not None and spec.chunk_nbytes <= SMALL and spec.nbytes <= MOST:
+            small[number] = spec.nbytes
+
+    fits = [
+        at
+        for at, (spec, target) in enumerate(zip(wanted.specs, wanted.targets, strict=True))
+        if target.packable and id(spec) in small
+    ]
+    chunks = checkpoint.whole_chunks(_chosen(wanted.rows, fits))
+    together: dict[tuple[int, int], list[int]] = {}  # by handler and file: numbers in `fits`
+    for number, (at, file) in enumerate(zip(fits, chunks.ids, strict=True)):
+        if file >= 0:
+            together.setdefault((id(wanted.handlers[at]), file), []).append(number)
+
     others = set(wanted.places)
     packs: list[ReadLeaves] = []
-    handlers = {id(handler): handler for handler in wanted.handlers}  # they need not be hashable
-    for number, handler in handlers.items():
-        if not isinstance(handler, PackingHandler):
-            continue
-
-        numbers = [at for at, spec in enumerate(wanted.specs) if id(spec) in small]
-        if len(handlers) > 1:
-            numbers = [at for at in numbers if id(wanted.handlers[at]) == number]
-        if changed:
-            numbers = [at for at in numbers if wanted.places[at] not in changed]
-        for pack in _packs(checkpoint, wanted, handler, numbers, info, make):
-            others.difference_update(pack.indices)
-            packs += [
-                pack.part(range(start, stop))
-                for start, stop in cuts(pack.weights, limits.batch_bytes, limits.batch_leaves)
-            ]
+    made: dict[int, ReadLeaf] = {}
+    for (_, file), numbers in together.items():
+        chosen = _chosen(fits, numbers)
+        specs, indices = _chosen(wanted.specs, chosen), _chosen(wanted.places, chosen)
+        shared = SharedRead(
+            leaves=indices,
+            file=chunks.files[file],
+            specs=specs,
+            offsets=_chosen(chunks.offsets, numbers),
+            sizes=list(map(small.__getitem__, map(id, specs))),
+            crc32cs=_chosen(chunks.crc32cs, numbers),
+        )
+        pack = ReadLeaves(
+            indices=indices,
+            handlers=_chosen(wanted.handlers, chosen),
+            specs=specs,
+            details=[wanted.targets[at].detail for at in chosen],
+            info=info,
+            make=make,
+            made=made,
+            shared=shared,
+        )
+        others.difference_update(indices)
+        for start, stop in cuts(shared.sizes, limits.batch_bytes, limits.batch_leaves):
+            packs.append(pack.part(range(start, stop)))
 
     return packs, sorted(others)
-
-
-def _packs(
-    checkpoint: PackedCheckpoint,
-    wanted: ResultLeaves,
-    handler: PackingHandler,
-    numbers: Sequence[int],
-    info: Callable[[int], ParamInfo],
-    make: Callable[[int], ReadLeaf],
-) -> Iterator[ReadLeaves]:
-    """Yield the small leaves of a handler that can be read together, those in one file at a time."""
-    details = handler.pack_details(
-        _chosen(wanted.specs, numbers), None if wanted.likes is None else _chosen(wanted.likes, numbers)
-    )
-    chunks = checkpoint.whole_chunks(_chosen(wanted.rows, numbers))
-    nbytes = {number: spec.nbytes for number, spec in {id(spec): spec for spec in wanted.specs}.items()}
-    made: dict[int, ReadLeaf] = {}
-    fits = list(map(is_not, details, itertools.repeat(None)))
-    by_file: list[list[int]] = [[] for _ in chunks.files]  # there may be as many files as leaves
-    for at, (file_id, fit) in enumerate(zip(chunks.ids, fits, strict=True)):
-        if fit and file_id >= 0:
-            by_file[file_id].append(at)
-
-    for file, there in zip(chunks.files, by_file, strict=True):
-        if there:
-            chosen = _chosen(numbers, there)
-            specs, indices = _chosen(wanted.specs, chosen), _chosen(wanted.places, chosen)
-            shared = SharedRead(
-                leaves=indices,
-                file=file,
-                specs=specs,
-                offsets=_chosen(chunks.offsets, there),
-                sizes=list(map(nbytes.__getitem__, map(id, specs))),
-                crc32cs=_chosen(chunks.crc32cs, there),
-            )
-            yield ReadLeaves(
-                indices=indices,
-                handlers=[handler] * len(indices),
-                specs=specs,
-                details=_chosen(details, there),
-                info=info,
-                make=make,
-                made=made,
-                shared=shared,
-            )
 
 
 def _chosen(column: Sequence[T], numbers: Sequence[int]) -> Sequence[T]:

@@ -40,7 +40,7 @@ from penstock.kernel import (
     ReadLeaves,
     SaveRun,
     StagedBatch,
-    StoredLeaf,
+    StoredRows,
     Target,
     Waitable,
 )
@@ -310,8 +310,8 @@ class QuantisedHandler:
             (0,), 8, value.codes.size, value.codes.size, lambda: memoryview(value.codes.tobytes())
         )
 
-    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
-        return self.inner.target(stored, None, False)
+    def targets(self, stored: StoredRows, likes: Sequence[Any] | None) -> Sequence[Target | TreeDifference]:
+        return self.inner.targets(stored, None)
 
     def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         rows = self.inner.build(leaves)

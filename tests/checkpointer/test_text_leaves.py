@@ -12,7 +12,7 @@ import pytest
 from penstock import Checkpointer, HandlerRegistry, SaveFormat
 from penstock.errors import InvalidLeafError
 from penstock.handlers import SafetensorsLayout, default_handlers
-from penstock.kernel import Leaf, LeafSpec, ParamInfo, ReadLeaves, StoredLeaf, Target
+from penstock.kernel import Leaf, LeafSpec, ParamInfo, ReadLeaves, StoredRows, Target
 
 pytestmark = pytest.mark.anyio
 
@@ -28,8 +28,8 @@ class FractionHandler:
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[Any]:
         return iter(())
 
-    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target:
-        return Target()
+    def targets(self, stored: StoredRows, likes: Sequence[Any] | None) -> Sequence[Target]:
+        return [Target()] * len(stored)
 
     def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         return [Fraction(leaf.stored.spec.text or "0") for leaf in leaves]

@@ -39,7 +39,7 @@ from penstock.kernel import (
     SaveRun,
     SingleProcessCoordinator,
     Slot,
-    StoredLeaf,
+    StoredRows,
     Target,
     Threads,
     TreeToSave,
@@ -332,9 +332,14 @@ class Scripted(_Script):
         for plan in self._inner.pieces(leaf, piece_bytes):
             yield replace(plan, take=partial(self._take, leaf.info.name, plan.take))
 
-    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target | TreeDifference:
-        self.enter("target", stored.info.name)
-        return self._inner.target(stored, like, has_like)
+    def targets(self, stored: StoredRows, likes: Sequence[Any] | None) -> Sequence[Target | TreeDifference]:
+        for leaf in stored:
+            self.enter("target", leaf.info.name)
+
+        return [
+            replace(target, packable=False) if isinstance(target, Target) else target
+            for target in self._inner.targets(stored, likes)
+        ]
 
     def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         for leaf in leaves:

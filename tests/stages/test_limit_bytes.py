@@ -45,6 +45,9 @@ class Buffer:
     bounds: tuple[tuple[int, int], ...] = ()
     data: bytearray = field(default_factory=bytearray)
 
+    def fresh(self) -> Buffer:
+        raise NotImplementedError
+
     def view(self) -> memoryview:
         self.data = self.data or bytearray(self.nbytes)
         return memoryview(self.data)

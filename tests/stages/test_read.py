@@ -49,6 +49,9 @@ class Buffer:
     def __post_init__(self) -> None:
         self.data = bytearray(self.nbytes)
 
+    def fresh(self) -> Buffer:
+        raise NotImplementedError
+
     def view(self) -> memoryview:
         return memoryview(self.data)
 

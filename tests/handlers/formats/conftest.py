@@ -44,6 +44,9 @@ class Buffer:
         self.nbytes = math.prod(stop - start for start, stop in bounds) * itemsize
         self._bytes = bytearray(b"\xa5" * self.nbytes)
 
+    def fresh(self) -> Buffer:
+        raise NotImplementedError
+
     def view(self) -> memoryview:
         return memoryview(self._bytes)
 

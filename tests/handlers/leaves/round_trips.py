@@ -23,6 +23,7 @@ from penstock.kernel import (
     ReadLeaf,
     ReadLeaves,
     StoredLeaf,
+    StoredRows,
     Target,
 )
 from penstock.kernel.protocols import Destination
@@ -109,7 +110,8 @@ def save(
 
 
 def target(handler: LeafHandler, saved: Saved, *like: Any) -> Target | TreeDifference:
-    return handler.target(saved.stored, like[0] if like else None, bool(like))
+    (found,) = handler.targets(StoredRows([saved.stored], [0], [saved.spec]), like or None)
+    return found.fresh() if isinstance(found, Target) else found
 
 
 def restore(handler: LeafHandler, saved: Saved, *like: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from penstock import HandlerRegistry
 from penstock.errors import AmbiguousHandlerError, ConfigError, HandlerError, NoHandlerError, PipelineError
 from penstock.handlers.leaves.adapted_handler import AdaptedHandler
-from penstock.kernel import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredLeaf, Target, TypeHandler
+from penstock.kernel import Leaf, LeafSpec, ParamInfo, PiecePlan, ReadLeaf, StoredRows, Target, TypeHandler
 from penstock.kernel.registry import StageRegistry, find_plugins
 
 
@@ -27,7 +27,7 @@ class Streaming:
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         raise NotImplementedError
 
-    def target(self, stored: StoredLeaf, like: Any, has_like: bool) -> Target:
+    def targets(self, stored: StoredRows, likes: Sequence[Any] | None) -> Sequence[Target]:
         raise NotImplementedError
 
     def build(self, leaves: Sequence[ReadLeaf]) -> Sequence[Any]:
@@ -264,7 +264,7 @@ class Half:
     [
         (int, Streaming, f"{name(Streaming)} is a class; register an instance of it"),
         (int, Half(), f"{name(Half)} is not a handler: it has no build, target"),
-        (int, 3, "int is not a handler: it has no build, describe, pieces, target, typestr"),
+        (int, 3, "int is not a handler: it has no build, describe, pieces, targets, typestr"),
         (list[int], Streaming(), "list[int] cannot be registered: "),
         (int | str, Streaming(), "int | str cannot be registered: it is not a class"),
         ("int", Streaming(), "'int' cannot be registered: "),
@@ -376,7 +376,7 @@ import fractions, types
 def handlers():
     class Plugged:
         typestr = {typestr!r}
-        describe = pieces = target = build = None
+        describe = pieces = targets = build = None
     return {{type_: Plugged() for type_ in ({types},)}}
 """
 

@@ -30,6 +30,9 @@ class Buffer:
         self.nbytes = nbytes
         self.data = bytearray(nbytes)
 
+    def fresh(self) -> Buffer:
+        raise NotImplementedError
+
     def view(self) -> memoryview:
         return memoryview(self.data)
 

@@ -19,6 +19,9 @@ class Region:
         self.nbytes = nbytes
         self.others: Sequence[Region] = ()
 
+    def fresh(self) -> Region:
+        raise NotImplementedError
+
     def view(self) -> memoryview:
         raise NotImplementedError
 
@@ -34,6 +37,9 @@ class Alone:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
+
+    def fresh(self) -> Alone:
+        raise NotImplementedError
 
     def view(self) -> memoryview:
         raise NotImplementedError

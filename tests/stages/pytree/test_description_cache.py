@@ -39,7 +39,7 @@ class Described:
 
     def __post_init__(self) -> None:
         self.typestr = self.inner.typestr
-        self.pieces, self.target, self.build = self.inner.pieces, self.inner.target, self.inner.build
+        self.pieces, self.targets, self.build = self.inner.pieces, self.inner.targets, self.inner.build
 
 
 async def flattened(rig: Rig, caches: RunCaches, tree: object) -> list[Leaf]:

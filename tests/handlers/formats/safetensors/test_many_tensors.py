@@ -15,7 +15,7 @@ import penstock
 from penstock.errors import ChecksumError
 from penstock.handlers import LocalStore, default_handlers
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
-from penstock.kernel import ReadLeaf, RunLimits, WholeChunks
+from penstock.kernel import ReadLeaf, RunLimits, StoredRows, WholeChunks
 from penstock.stages.planning.restore_planner import ResultLeaves, make_packs
 from penstock.testing import FaultyStore
 
@@ -40,7 +40,9 @@ def wanted_of(checkpoint: Any) -> ResultLeaves:
     leaves = checkpoint.leaves
     handler = default_handlers().for_typestr("np.ndarray", "")
     numbers = range(len(leaves))
-    return ResultLeaves(numbers, numbers, [leaves[at].spec for at in numbers], [handler] * len(leaves), None)
+    specs = [leaves[at].spec for at in numbers]
+    targets: Any = handler.targets(StoredRows(leaves, numbers, specs), None)
+    return ResultLeaves(numbers, numbers, specs, [handler] * len(leaves), targets)
 
 
 def never(_: int) -> ReadLeaf:
@@ -51,7 +53,7 @@ def never(_: int) -> ReadLeaf:
 async def test_small_tensors_travel_together(tmp_path: Path, shape: list[int]) -> None:
     path = by_a_stranger(tmp_path / "a.safetensors", shape)
     checkpoint = open_checkpoint(LocalStore(), str(path))
-    packs, others = make_packs(checkpoint, wanted_of(checkpoint), (), LIMITS, never)
+    packs, others = make_packs(checkpoint, wanted_of(checkpoint), LIMITS, never)
     assert ([len(pack) for pack in packs], list(others)) == ([N], [])
 
     store = FaultyStore(LocalStore())
@@ -103,5 +105,5 @@ class ManyFiles:
 def test_files_are_not_gone_through_for_each_leaf(tmp_path: Path) -> None:
     inner = open_checkpoint(LocalStore(), str(by_a_stranger(tmp_path / "a.safetensors", [1])))
     many = ManyFiles(inner)
-    packs, others = make_packs(cast("Any", many), wanted_of(inner), (), LIMITS, never)
+    packs, others = make_packs(cast("Any", many), wanted_of(inner), LIMITS, never)
     assert (len(packs), list(others), many.ids.turns) == (N, [], 1)

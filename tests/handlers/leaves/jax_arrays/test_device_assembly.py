@@ -206,7 +206,7 @@ def test_packed_elements_never_keep_it_so_they_are_cut_everywhere() -> None:
 def test_what_numpy_has_to_hold_is_not_cut() -> None:
     saved = save(HANDLER, jnp.asarray(numbers((16, 8))))
     wide = Saved(replace(saved.spec, dtype="float64", itemsize=8), {})
-    aim = HANDLER.target(wide.stored, None, False)
+    aim = target(HANDLER, wide)
     assert isinstance(aim, Target)
     assert not aim.staging_bytes
     assert HANDLER.parts(wide.stored, aim, 64, whole_chunks=False) == []

@@ -75,6 +75,9 @@ class Nowhere:
         self.bounds = bounds
         self.nbytes = int(np.prod([stop - start for start, stop in bounds])) * itemsize
 
+    def fresh(self) -> Nowhere:
+        raise NotImplementedError
+
     def view(self) -> memoryview:
         raise AssertionError("planning must not allocate")
 
