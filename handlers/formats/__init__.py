@@ -8,9 +8,9 @@ fetch it. Formats plan reads and make documents; array bytes are read and writte
 * `safetensors`: files and folders of them.
 * `npz_archive`: archives of NumPy, which only conversions read.
 
-The modules in this folder serve all of them: `zarr` and `json_documents` for metadata, `integrity` with
-`checksummed_reads` and `verification` for checksums, `chunk_regions` and `leaf_table` for what a checkpoint
-holds, and `inside_paths` against checkpoints that lead elsewhere.
+The modules in this folder serve all of them: `zarr` for metadata, `integrity` and `verification` for
+checksums, `region_reads` and `leaf_table` for what a checkpoint holds, `untrusted` for input that may be
+damaged.
 
 The formats do not know each other; `penstock.handlers.layouts` puts them together.
 """

@@ -44,8 +44,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from penstock.handlers.formats.chunk_regions import MOST_BYTES
-from penstock.handlers.formats.inside_paths import check_inside
+from penstock.handlers.formats.untrusted import MOST_BYTES, check_inside
 from penstock.kernel.concurrency.brief_steps import STEP_BYTES, joined
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.memory.memory_limit import FREE_BYTES, MOST_EXPANSION

@@ -33,10 +33,9 @@ from typing import IO, Any, Final, cast, final
 import numpy as np
 
 from penstock.handlers.dtypes import dtype_name, storable
-from penstock.handlers.formats.checksummed_reads import with_checksums
-from penstock.handlers.formats.chunk_regions import StoredChunk, chunk_reads
 from penstock.handlers.formats.integrity import bytes_on_medium
 from penstock.handlers.formats.leaf_table import check_tree, show_key_path
+from penstock.handlers.formats.region_reads import StoredChunk, chunk_reads, with_checksums
 from penstock.kernel.errors import (
     ChecksumError,
     CorruptCheckpointError,

@@ -34,8 +34,14 @@ from functools import lru_cache
 from typing import Any, Final, Literal, cast, final
 
 from penstock.handlers.dtypes import numpy_dtype, storable
-from penstock.handlers.formats.chunk_regions import is_beyond_memory
-from penstock.handlers.formats.json_documents import as_list, as_object, as_shape, as_string, parse_object
+from penstock.handlers.formats.untrusted import (
+    as_list,
+    as_object,
+    as_shape,
+    as_string,
+    is_beyond_memory,
+    parse_object,
+)
 from penstock.kernel.codecs import CODECS, Codec, codec_of
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.leaf import LeafSpec

@@ -28,8 +28,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, final
 
-from penstock.handlers.formats.inside_paths import EnteredDirectories
-from penstock.handlers.formats.orbax.checkpoint_metadata import read_checkpoint_metadata
+from penstock.handlers.formats.orbax.checkpoint_documents import read_checkpoint_metadata
 from penstock.handlers.formats.orbax.discovery import (
     ROOT_FOLDER,
     ItemKind,
@@ -58,6 +57,7 @@ from penstock.handlers.formats.safetensors.tensor_paths import (
     holds_only_tensors,
     is_safetensors,
 )
+from penstock.handlers.formats.untrusted import EnteredDirectories
 from penstock.handlers.formats.verification import Finding, finding_of
 from penstock.kernel.errors import (
     CorruptCheckpointError,

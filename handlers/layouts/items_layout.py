@@ -20,10 +20,13 @@ import numpy as np
 from penstock.handlers.formats import integrity
 from penstock.handlers.formats.integrity import running_of
 from penstock.handlers.formats.leaf_table import show_key_path
-from penstock.handlers.formats.orbax.checkpoint_metadata import content_of, encode_checkpoint_metadata
+from penstock.handlers.formats.orbax.checkpoint_documents import (
+    content_of,
+    encode_checkpoint_metadata,
+    encode_mark,
+)
 from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
 from penstock.handlers.formats.orbax.orbax_layout import EncodedTree, OrbaxLayout, check_names
-from penstock.handlers.formats.orbax.sealed_documents import encode_mark
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.handlers.layouts.item_parts import Parts, TreePart
 from penstock.kernel.protocols.checkpoints import StoredCheckpoint

@@ -146,12 +146,13 @@ if TYPE_CHECKING:
         refuse_save,
     )
     from penstock.handlers import dtypes
-    from penstock.handlers.formats.orbax import checkpoint_metadata, document_files, file_names
+    from penstock.handlers.formats.orbax import checkpoint_documents as checkpoint_metadata
+    from penstock.handlers.formats.orbax import document_files, file_names
     from penstock.handlers.formats.orbax import storage_choice as chunk_shapes
     from penstock.handlers.formats.orbax.item_survey import check_arrays
-    from penstock.handlers.formats.orbax.leaf_documents import encode_strings
     from penstock.handlers.formats.orbax.msgpack_files import CHUNKED
     from penstock.handlers.formats.orbax.orbax_layout import CUSTOM, TreeDirectory
+    from penstock.handlers.formats.orbax.tree_metadata import encode_strings
     from penstock.handlers.layouts.discovery import find_place
     from penstock.handlers.leaves import prng_keys
     from penstock.handlers.leaves.adapted_handler import AdaptedHandler
@@ -188,7 +189,7 @@ else:
 
     _DOORS = {
         "built_in": "penstock.handlers",
-        "checkpoint_metadata": "penstock.handlers.formats.orbax.checkpoint_metadata",
+        "checkpoint_metadata": "penstock.handlers.formats.orbax.checkpoint_documents",
         "chunk_shapes": "penstock.handlers.formats.orbax.storage_choice",
         "document_files": "penstock.handlers.formats.orbax.document_files",
         "deletion": "penstock.handlers.stores.publishing.deletion",
@@ -217,7 +218,7 @@ else:
                 "act_on_answer",
                 "refuse_save",
             ),
-            "penstock.handlers.formats.orbax.leaf_documents": ("encode_strings",),
+            "penstock.handlers.formats.orbax.tree_metadata": ("encode_strings",),
             "penstock.handlers.formats.orbax.msgpack_files": ("CHUNKED",),
             "penstock.handlers.formats.orbax.item_survey": ("check_arrays",),
             "penstock.handlers.formats.orbax.orbax_layout": (

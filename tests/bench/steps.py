@@ -20,8 +20,8 @@ from tests.bench.workloads import Workload
 
 import penstock
 from penstock.handlers.formats.integrity import digest_of
+from penstock.handlers.formats.orbax.checkpoint_documents import encode_mark
 from penstock.handlers.formats.orbax.file_names import COMMIT_MARK, INTEGRITY
-from penstock.handlers.formats.orbax.sealed_documents import encode_mark
 
 N_FEW: Final = 4
 EVERY: Final = 10  # the numbers of the steps are apart by this

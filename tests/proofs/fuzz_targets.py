@@ -34,17 +34,18 @@ from penstock.errors import PenstockError
 from penstock.handlers import LocalStore, SafetensorsLayout
 from penstock.handlers.formats import integrity
 from penstock.handlers.formats import zarr as zarr_metadata
-from penstock.handlers.formats.orbax.checkpoint_metadata import decode_checkpoint_metadata
+from penstock.handlers.formats.orbax.checkpoint_documents import decode_checkpoint_metadata
 from penstock.handlers.formats.orbax.discovery import deleted_item
 from penstock.handlers.formats.orbax.file_names import DELETION
-from penstock.handlers.formats.orbax.leaf_documents import (
+from penstock.handlers.formats.orbax.msgpack_files import read_tree
+from penstock.handlers.formats.orbax.open_checkpoint import json_leaves
+from penstock.handlers.formats.orbax.tree_metadata import (
     decode_random_keys,
     decode_shardings,
     decode_strings,
+    decode_tree_metadata,
+    tuple_paths,
 )
-from penstock.handlers.formats.orbax.msgpack_files import read_tree
-from penstock.handlers.formats.orbax.open_checkpoint import json_leaves
-from penstock.handlers.formats.orbax.tree_metadata import decode_tree_metadata, tuple_paths
 from penstock.handlers.formats.safetensors import penstock_metadata
 from penstock.handlers.formats.safetensors.safetensors_checkpoint import open_checkpoint
 from penstock.handlers.ocdbt.database_reader import read_index

@@ -7,8 +7,7 @@ items in it, and steps of a run.
 A save asks `storage_choice` how each leaf is stored, and `orbax_layout` for all documents and for the index
 of chunks (`chunk_index`). A restore asks `discovery` for the tree, the item or the latest step below a path;
 `open_checkpoint` reads its documents into a table of leaves (`tree_documents`); the `OrbaxCheckpoint` that it
-returns plans reads (`stored_checkpoint`). The documents are in `tree_metadata`, `leaf_documents`,
-`checkpoint_metadata` and `sealed_documents`.
+returns plans reads (`stored_checkpoint`). The documents are in `tree_metadata` and `checkpoint_documents`.
 """
 
 from __future__ import annotations

@@ -49,8 +49,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, Literal, TypeAlias, final
 
-from penstock.handlers.formats.json_documents import as_object, as_string, parse_object
-from penstock.handlers.formats.orbax.checkpoint_metadata import CheckpointDocument, read_checkpoint_metadata
+from penstock.handlers.formats.orbax.checkpoint_documents import (
+    CheckpointDocument,
+    SealedDocuments,
+    read_checkpoint_metadata,
+)
 from penstock.handlers.formats.orbax.file_names import (
     ARRAY_METADATAS,
     CHECKPOINT_METADATA,
@@ -69,7 +72,7 @@ from penstock.handlers.formats.orbax.file_names import (
     V1_MARK,
     unfinished_at,
 )
-from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
+from penstock.handlers.formats.untrusted import as_object, as_string, parse_object
 from penstock.handlers.formats.zarr import METADATA_KEYS
 from penstock.handlers.stores.publishing.paths import is_whole_bucket, path_or_url
 from penstock.kernel.errors import (

@@ -14,7 +14,14 @@ from typing import Final, final
 
 from penstock.handlers.formats import integrity
 from penstock.handlers.formats.integrity import Digest, Integrity, digest_of, digest_of_file
-from penstock.handlers.formats.orbax.checkpoint_metadata import content_of
+from penstock.handlers.formats.orbax.checkpoint_documents import (
+    SealedDocuments,
+    content_of,
+    digest_in_mark,
+    documents_below,
+    encode_mark,
+    mark_without_digest,
+)
 from penstock.handlers.formats.orbax.file_names import (
     CHECKPOINT_METADATA,
     COMMIT_MARK,
@@ -22,13 +29,6 @@ from penstock.handlers.formats.orbax.file_names import (
     INTEGRITY,
     OF_A_PROCESS,
     TEMPORARY_SUFFIX,
-)
-from penstock.handlers.formats.orbax.sealed_documents import (
-    SealedDocuments,
-    digest_in_mark,
-    documents_below,
-    encode_mark,
-    mark_without_digest,
 )
 from penstock.handlers.stores.publishing.paths import path_or_url
 from penstock.kernel.errors import UnsupportedByStoreError

@@ -14,8 +14,13 @@ from functools import partial
 from typing import final
 
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.formats.checksummed_reads import with_checksums
-from penstock.handlers.formats.chunk_regions import StoredChunk, chunk_reads, overlaps, rectangles
+from penstock.handlers.formats.region_reads import (
+    StoredChunk,
+    chunk_reads,
+    overlaps,
+    rectangles,
+    with_checksums,
+)
 from penstock.kernel.protocols.reads import Destination, Read, ScatterRead
 
 

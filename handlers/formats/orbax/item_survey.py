@@ -22,10 +22,9 @@ from typing import Final, TypeAlias, final
 from crc32c import crc32c
 
 from penstock.handlers.formats import integrity
-from penstock.handlers.formats.checksummed_reads import NONE
 from penstock.handlers.formats.integrity import Checksum, Checksums, problem_of_holes
 from penstock.handlers.formats.leaf_table import StoredArray
-from penstock.handlers.formats.orbax.chunk_lookup import chunk_boxes
+from penstock.handlers.formats.orbax.checkpoint_documents import SealedDocuments
 from penstock.handlers.formats.orbax.discovery import disk_mark
 from penstock.handlers.formats.orbax.embedded_arrays import PackedArray
 from penstock.handlers.formats.orbax.file_names import (
@@ -38,8 +37,8 @@ from penstock.handlers.formats.orbax.file_names import (
     STRINGS,
 )
 from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
-from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
-from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint, chunk_boxes
+from penstock.handlers.formats.region_reads import NONE
 from penstock.handlers.formats.verification import (
     BLOCK_BYTES,
     Finding,

@@ -22,11 +22,11 @@ from struct import Struct
 from typing import Any, Final, NamedTuple, final
 
 from penstock.handlers.dtypes import numpy_dtype, storable
-from penstock.handlers.formats.chunk_regions import is_beyond_memory
 from penstock.handlers.formats.leaf_table import MOST_LEVELS, KeyPathBudget, show_key_path
 from penstock.handlers.formats.orbax.embedded_arrays import ElementRun, PackedArray, number
 from penstock.handlers.formats.orbax.file_names import LEGACY_MSGPACK
 from penstock.handlers.formats.orbax.tree_metadata import TreeDocument
+from penstock.handlers.formats.untrusted import is_beyond_memory
 from penstock.kernel.errors import CorruptCheckpointError, TruncatedDataError, UnsupportedFormatError
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec
 from penstock.kernel.protocols.stores import ReadableFile, Store

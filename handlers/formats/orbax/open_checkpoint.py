@@ -15,7 +15,6 @@ from functools import partial
 from typing import Final, cast
 
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.formats.json_documents import as_string, parse_object, parse_value
 from penstock.handlers.formats.leaf_table import MOST_LEVELS, KeyPathBudget, StoredLeaves, show_key_path
 from penstock.handlers.formats.orbax.discovery import (
     RANDOM_KEYS,
@@ -29,6 +28,7 @@ from penstock.handlers.formats.orbax.embedded_arrays import number
 from penstock.handlers.formats.orbax.file_names import MANIFEST, METADATA, SHARDING, STRINGS
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.tree_documents import RememberedDocuments, Source, open_tree
+from penstock.handlers.formats.untrusted import as_string, parse_object, parse_value
 from penstock.handlers.ocdbt.database_reader import index_bytes
 from penstock.handlers.ocdbt.index import Index
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError

@@ -29,7 +29,11 @@ from typing import Any, Final, final
 
 from penstock.handlers.formats import integrity
 from penstock.handlers.formats.integrity import columns_of
-from penstock.handlers.formats.orbax.checkpoint_metadata import content_of, encode_checkpoint_metadata
+from penstock.handlers.formats.orbax.checkpoint_documents import (
+    content_of,
+    encode_checkpoint_metadata,
+    encode_mark,
+)
 from penstock.handlers.formats.orbax.chunk_index import ChunkIndex
 from penstock.handlers.formats.orbax.discovery import list_items
 from penstock.handlers.formats.orbax.file_names import (
@@ -45,18 +49,17 @@ from penstock.handlers.formats.orbax.file_names import (
     SHARDING,
     STRINGS,
 )
-from penstock.handlers.formats.orbax.leaf_documents import (
-    encode_array_metadatas,
-    encode_shardings,
-    encode_strings,
-)
 from penstock.handlers.formats.orbax.open_checkpoint import find_checkpoint, open_checkpoint
-from penstock.handlers.formats.orbax.sealed_documents import encode_mark
 from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK, fitted, split_among_replicas
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns, check_directories
 from penstock.handlers.formats.orbax.tree_documents import RememberedDocuments
-from penstock.handlers.formats.orbax.tree_metadata import encode_tree_metadata
+from penstock.handlers.formats.orbax.tree_metadata import (
+    encode_array_metadatas,
+    encode_shardings,
+    encode_strings,
+    encode_tree_metadata,
+)
 from penstock.handlers.formats.zarr import METADATA_KEYS, array_metadata, chunk_key, prefix_of
 from penstock.handlers.stores.publishing.paths import temporary_path
 from penstock.kernel.codecs import codec_of

@@ -7,7 +7,15 @@ of many small leaves at once.
 
 from __future__ import annotations
 
-__all__ = ("OrbaxCheckpoint", "StoredArray", "codec_of", "whole_chunks", "whole_parts")
+__all__ = (
+    "ChunkBox",
+    "OrbaxCheckpoint",
+    "StoredArray",
+    "chunk_boxes",
+    "codec_of",
+    "whole_chunks",
+    "whole_parts",
+)
 
 import itertools
 import math
@@ -15,39 +23,46 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, cast, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, final
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.handlers.formats.checksummed_reads import (
-    NONE,
-    append_zeros_to_each,
-    covers_others,
-    cut_at_pieces,
-    recorded_crc32c,
-    with_checksums,
-)
-from penstock.handlers.formats.chunk_regions import (
-    Bounds,
-    StoredChunk,
-    chunk_reads,
-    chunks_in,
-    intersect,
-    merge_direct,
-    shape_of,
-)
 from penstock.handlers.formats.integrity import Checksum, Checksums, bytes_on_medium
 from penstock.handlers.formats.leaf_table import StoredArray, StoredLeaves
-from penstock.handlers.formats.orbax.chunk_lookup import ChunkBox, chunk_boxes, stored_rows
 from penstock.handlers.formats.orbax.discovery import disk_mark
 from penstock.handlers.formats.orbax.embedded_arrays import PackedArray, packed_reads
 from penstock.handlers.formats.orbax.file_names import MANIFEST
-from penstock.handlers.formats.zarr import ArrayFormat, codec_to_decode, grid_indices, opaque_codec, prefix_of
+from penstock.handlers.formats.region_reads import (
+    NONE,
+    Bounds,
+    StoredChunk,
+    append_zeros_to_each,
+    chunk_reads,
+    chunks_in,
+    covers_others,
+    cut_at_pieces,
+    intersect,
+    merge_direct,
+    recorded_crc32c,
+    rectangles,
+    shape_of,
+    with_checksums,
+)
+from penstock.handlers.formats.zarr import (
+    ArrayFormat,
+    codec_to_decode,
+    grid_indices,
+    opaque_codec,
+    prefix_of,
+)
 from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline, Value
 from penstock.kernel.codecs import Codec
-from penstock.kernel.errors import CorruptCheckpointError, NotOnThisDiskError
+from penstock.kernel.errors import (
+    CorruptCheckpointError,
+    NotOnThisDiskError,
+)
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.reads import (
     Destination,
@@ -710,3 +725,72 @@ def _joined(crc32cs: _Column, sizes: _Column, counts: _Column) -> _Column:
     moved = append_zeros_to_each(np.maximum(crc32cs, 0).astype(np.uint32), n_behind * sizes)
     known = np.logical_and.reduceat(crc32cs >= 0, starts)
     return np.where(known, np.bitwise_xor.reduceat(moved, starts).astype(np.int64), -1)
+
+
+@final
+class ChunkBox(NamedTuple):
+    """A stored chunk, or a box of chunks of which none is stored."""
+
+    start: tuple[int, ...]  #: index of the chunk, or of the first one in the box
+    shape: tuple[int, ...]  #: of the box, in chunks; all 1 for a stored chunk
+    value: Value | None  #: where the chunk is; None for the box
+
+    @property
+    def chunks(self) -> Bounds:
+        """The box as ranges of chunk indices."""
+        return tuple([(at, at + n) for at, n in zip(self.start, self.shape, strict=True)])
+
+
+def chunk_boxes(index: Index, array: StoredArray, grid: Bounds) -> Iterator[ChunkBox]:
+    """Yield what is stored of a part of an array's grid, and boxes of what is not; together they tile it.
+
+    Args:
+        index: Where all chunks are.
+        array: Whose keys to look up.
+        grid: Ranges of chunk indices, none of them empty.
+    """
+    extent, lows = shape_of(grid), [low for low, _ in grid]
+    ones = (1,) * len(grid)
+    if extent == ones:  # as of nearly every leaf: there is nothing to tile
+        row = index.rows.get((array.prefix + array.format.chunk_key(lows)).encode())
+        yield ChunkBox(tuple(lows), ones, None if row is None else index.value(row))
+        return
+
+    done = 0  # chunks passed so far, in C order
+    for at, row in stored_rows(index, array, grid):
+        flat = 0
+        for i, low, n in zip(at, lows, extent, strict=True):
+            flat = flat * n + i - low
+
+        yield from _boxes(extent, lows, done, flat)
+        yield ChunkBox(at, ones, index.value(row))
+        done = flat + 1
+
+    yield from _boxes(extent, lows, done, math.prod(extent))
+
+
+def _boxes(extent: tuple[int, ...], lows: list[int], first: int, stop: int) -> Iterator[ChunkBox]:
+    for _, start, shape in rectangles(extent, first, stop):
+        yield ChunkBox(tuple(map(int.__add__, start, lows)), shape, None)
+
+
+def stored_rows(index: Index, array: StoredArray, grid: Bounds) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield index and row of every chunk that is stored, in C order."""
+    rows = index.rows_below(array.prefix.encode())
+    if math.prod(shape_of(grid)) <= 2 * len(rows):
+        get = index.rows.get
+        for at in grid_indices(grid):
+            row = get((array.prefix + array.format.chunk_key(at)).encode())
+            if row is not None:
+                yield at, row
+
+        return
+
+    keys = index.keys_in_order
+    there: list[tuple[tuple[int, ...], int]] = []
+    for row in rows:
+        found = array.format.chunk_index(keys[row][len(array.prefix.encode()) :])
+        if found is not None and all(lo <= i < hi for i, (lo, hi) in zip(found, grid, strict=True)):
+            there.append((found, row))
+
+    yield from sorted(there)

@@ -15,7 +15,7 @@ import numpy as np
 import tensorstore as ts
 
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.formats.chunk_regions import Bounds, StoredChunk, intersect, shape_of
+from penstock.handlers.formats.region_reads import Bounds, StoredChunk, intersect, shape_of
 from penstock.handlers.formats.zarr import ArrayFormat
 from penstock.kernel.concurrency.threads import ForeignFuture, await_future
 from penstock.kernel.errors import (

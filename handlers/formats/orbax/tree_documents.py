@@ -11,19 +11,29 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("ARRAY_TYPES", "RememberedDocuments", "Source", "array_directories", "open_tree")
+__all__ = (
+    "ARRAY_TYPES",
+    "MOST_LOOKED_FOR",
+    "RememberedDocuments",
+    "Source",
+    "array_directories",
+    "check_files",
+    "directory_index",
+    "open_tree",
+)
 
+import itertools
+import math
 import os
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, TypeAlias, TypeVar, final
 
 from penstock.handlers.formats import zarr
-from penstock.handlers.formats.inside_paths import EnteredDirectories
 from penstock.handlers.formats.leaf_table import LeafTable, StoredLeaves, show_key_path
-from penstock.handlers.formats.orbax.chunk_lookup import check_files, directory_index, read_value
+from penstock.handlers.formats.orbax.checkpoint_documents import SealedDocuments
 from penstock.handlers.formats.orbax.discovery import ItemKind, ItemPlace
 from penstock.handlers.formats.orbax.file_names import (
     ARRAY_METADATAS,
@@ -34,30 +44,30 @@ from penstock.handlers.formats.orbax.file_names import (
     SHARDING,
     STRINGS,
 )
-from penstock.handlers.formats.orbax.leaf_documents import (
-    decode_random_keys,
-    decode_shardings,
-    decode_strings,
-    find_string,
-    stored_text,
-)
 from penstock.handlers.formats.orbax.msgpack_files import PackedLeaf, packed_spec, read_tree
-from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.tree_metadata import (
     TreeDocument,
     TreeEntries,
+    decode_random_keys,
+    decode_shardings,
+    decode_strings,
     decode_tree_metadata,
+    find_string,
+    stored_text,
     tuple_paths,
 )
-from penstock.handlers.formats.zarr import METADATA_KEYS, ArrayFormat
+from penstock.handlers.formats.untrusted import EnteredDirectories, check_inside
+from penstock.handlers.formats.zarr import METADATA_KEYS, ArrayFormat, prefix_of
 from penstock.handlers.ocdbt.database_reader import read_index
 from penstock.handlers.ocdbt.index import Index, RememberedKeys
-from penstock.handlers.ocdbt.wire_format import Indirect
+from penstock.handlers.ocdbt.wire_format import Indirect, Inline, Value
 from penstock.kernel.errors import (
     CorruptCheckpointError,
     IncompleteCheckpointError,
     MissingFileError,
+    PenstockError,
+    TruncatedDataError,
     UnsupportedFormatError,
 )
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
@@ -556,3 +566,165 @@ class RememberedDocuments:
             self._documents.put(key, found, len(data))
 
         return found
+
+
+MOST_LOOKED_FOR: Final = 16
+"""An array with at most this many chunks is looked up chunk by chunk; for more its directory is listed."""
+
+
+Check: TypeAlias = Callable[[str, bytes], None]
+"""Compares a document, by its name and content, with what was written."""
+
+
+def _as_it_is(name: str, data: bytes, /) -> None:
+    """Accept a document without a comparison."""
+
+
+MOST_VALUE_BYTES: Final = 2**20
+"""The longest metadata of an array. That of an array with 64 axes has some thousand bytes."""
+
+
+def directory_index(
+    store: Store, directory: str, names: Iterable[str], check: Check = _as_it_is
+) -> dict[bytes, Value]:
+    """Index arrays that are in a directory each, as an OCDBT database would.
+
+    Raises:
+        ChecksumError: If the metadata of an array is not as it was written; `check` raises it.
+        CorruptCheckpointError: If a name leads out of `directory`.
+    """
+    names = list(names)
+    for name in names:
+        check_inside(directory, name)
+
+    index: dict[bytes, Value] = {}
+    for name in _add_small(index, store, directory, names, check):
+        for key, is_file in _entries(store, directory, name):
+            path = os.path.join(directory, key)
+            is_metadata = key.rpartition("/")[2] in METADATA_KEYS
+            if not is_file and not is_metadata:
+                index[key.encode()] = Indirect(key, 0, -1)  # no chunk has this length
+            elif is_file and is_metadata:
+                data = store.read_file(path)
+                check(key, data)
+                index[key.encode()] = Inline(data)
+            elif is_file:
+                index[key.encode()] = Indirect(key, 0, store.size(path))
+
+    return index
+
+
+def _add_small(
+    index: dict[bytes, Value], store: Store, directory: str, names: list[str], check: Check
+) -> list[str]:
+    """Look for the chunks of arrays that have few, by their names; return the arrays that remain."""
+    chunks_of: dict[bytes, Sequence[str] | None] = {}
+    chunks: list[str] = []
+    left: list[str] = []
+    for metadata_key in METADATA_KEYS:
+        keys = [f"{prefix_of(name)}{metadata_key}" for name in names]
+        documents = store.read_files([f"{directory}/{key}" for key in keys])
+        for name, key, data in zip(names, keys, documents, strict=True):
+            if data is None:
+                continue
+
+            check(key, data)
+            if data not in chunks_of:
+                chunks_of[data] = _few_chunks(key, data)
+
+            found = chunks_of[data]
+            if found is None:
+                left.append(name)
+            else:
+                index[key.encode()] = Inline(data)
+                chunks.extend([f"{prefix_of(name)}{chunk}" for chunk in found])
+
+        names = [name for name, data in zip(names, documents, strict=True) if data is None]
+
+    for key, nbytes in zip(chunks, store.file_sizes([f"{directory}/{key}" for key in chunks]), strict=True):
+        if nbytes is not None:
+            index[key.encode()] = Indirect(key, 0, nbytes)
+
+    return [*left, *names]
+
+
+def _few_chunks(path: str, document: bytes) -> Sequence[str] | None:
+    """The names of the chunks of an array; None if they are many, or the document cannot be read."""
+    try:
+        form = zarr.decode(path, document)
+    except PenstockError:
+        return None  # reported when it is needed
+
+    if math.prod(form.grid_shape) > MOST_LOOKED_FOR:
+        return None
+
+    return [form.chunk_key(at) for at in itertools.product(*map(range, form.grid_shape))]
+
+
+def read_value(store: Store, directory: str, value: Value) -> bytes:
+    """Fetch a small value, from the index itself or from a data file."""
+    if isinstance(value, Inline):
+        return value.value
+
+    path = os.path.join(directory, value.file)
+    if value.length > MOST_VALUE_BYTES:
+        raise CorruptCheckpointError(path, f"{value.length} bytes are no metadata of an array")
+
+    data = bytearray(value.length)
+    file = store.open_data_file(path)
+    try:
+        file.read_at(value.offset, [memoryview(data)])
+    finally:
+        file.close()
+
+    return bytes(data)
+
+
+def check_files(store: Store, directory: str, needed: Mapping[str, int], *, whole: bool = True) -> None:
+    """Check that every data file is in `directory` and, if it must be whole, is as long as the index needs.
+
+    Args:
+        store: Where.
+        directory: What the files are relative to.
+        needed: Bytes that must be in each file.
+        whole: Whether to look at the files at all, or only at their names.
+
+    Raises:
+        TruncatedDataError: If one is too short.
+        CorruptCheckpointError: If one is missing, or is outside of `directory`.
+    """
+    for file in needed:
+        check_inside(directory, file)
+    if not whole:
+        return
+
+    paths = [os.path.join(directory, file) for file in needed]
+    sizes = store.file_sizes(paths)
+    for path, nbytes, found in zip(paths, needed.values(), sizes, strict=True):
+        if found is None or found < 0:
+            raise CorruptCheckpointError(path, "is missing, and the index refers to it")
+        if found < nbytes:
+            raise TruncatedDataError(path, nbytes, found)
+
+
+def _entries(store: Store, directory: str, name: str) -> Iterator[tuple[str, bool]]:
+    """Yield every path below a directory, relative to it, and whether it is a file.
+
+    Raises:
+        CorruptCheckpointError: If links make too many paths.
+    """
+    if store.kind(os.path.join(directory, name)) != "directory":
+        return
+
+    entered = EnteredDirectories(store)
+    pending = [name]
+    while pending:
+        outer = pending.pop()
+        path = os.path.join(directory, outer)
+        entered.enter(path)
+        for entry in store.list_directory(path):
+            inner = f"{outer}/{entry}" if outer else entry
+            is_directory = store.kind(os.path.join(directory, inner)) == "directory"
+            yield inner, not is_directory
+            if is_directory:
+                pending.append(inner)

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast, final
 
-from penstock.handlers.formats.json_documents import as_object, as_string, parse_object
 from penstock.handlers.formats.safetensors import file_digests
 from penstock.handlers.formats.safetensors.header import FileHeader, header_bytes, read_header
 from penstock.handlers.formats.safetensors.tensor_paths import INDEX_SUFFIX, SUFFIX
+from penstock.handlers.formats.untrusted import as_object, as_string, parse_object
 from penstock.kernel.errors import CorruptCheckpointError, NotACheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.layouts import SMALL_DOCUMENT
 from penstock.kernel.protocols.stores import Store

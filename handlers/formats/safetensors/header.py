@@ -35,9 +35,9 @@ from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.formats.chunk_regions import is_beyond_memory
 from penstock.handlers.formats.integrity import Checksums
-from penstock.handlers.formats.json_documents import (
+from penstock.handlers.formats.safetensors import file_digests
+from penstock.handlers.formats.untrusted import (
     UnusualFormError,
     add_distinct,
     as_list,
@@ -47,8 +47,8 @@ from penstock.handlers.formats.json_documents import (
     check_unicode,
     decode_slices,
     distinct_members,
+    is_beyond_memory,
 )
-from penstock.handlers.formats.safetensors import file_digests
 from penstock.kernel.errors import CorruptCheckpointError, TruncatedDataError, UnsupportedFormatError
 from penstock.kernel.protocols.stores import Store
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast, final
 
-from penstock.handlers.formats.json_documents import as_list, as_object, as_string, parse_object
+from penstock.handlers.formats.untrusted import as_list, as_object, as_string, parse_object
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyKind, KeyPath, ParamInfo
 

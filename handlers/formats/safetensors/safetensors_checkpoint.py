@@ -17,10 +17,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, cast, final
 
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.formats.checksummed_reads import NONE, cut_at_pieces, recorded_crc32c, with_checksums
-from penstock.handlers.formats.chunk_regions import StoredChunk, chunk_reads, merge_direct
 from penstock.handlers.formats.integrity import Checksums, bytes_on_medium
 from penstock.handlers.formats.leaf_table import LeafTable, StoredLeaves, check_tree, show_key_path
+from penstock.handlers.formats.region_reads import (
+    NONE,
+    StoredChunk,
+    chunk_reads,
+    cut_at_pieces,
+    merge_direct,
+    recorded_crc32c,
+    with_checksums,
+)
 from penstock.handlers.formats.safetensors import file_digests
 from penstock.handlers.formats.safetensors import penstock_metadata as notes
 from penstock.handlers.formats.safetensors.file_set import FileSet, read_files

@@ -26,8 +26,8 @@ from typing import Any, Final, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.handlers.formats.checksummed_reads import append_zeros_to_each
 from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX, unfinished_at
+from penstock.handlers.formats.region_reads import append_zeros_to_each
 from penstock.handlers.formats.safetensors import file_digests
 from penstock.handlers.formats.safetensors import penstock_metadata as notes
 from penstock.handlers.formats.safetensors.file_digests import BLOCK_BYTES, blocks_of, filled

@@ -29,8 +29,14 @@ from typing import Any, Final, final
 
 from penstock.handlers.formats import integrity
 from penstock.handlers.formats.integrity import Digest, digest_of
-from penstock.handlers.formats.json_documents import parse_object
-from penstock.handlers.formats.orbax.checkpoint_metadata import CheckpointDocument, decode_checkpoint_metadata
+from penstock.handlers.formats.orbax.checkpoint_documents import (
+    CheckpointDocument,
+    SealedDocuments,
+    check_record,
+    decode_checkpoint_metadata,
+    digest_in_mark,
+    encode_mark,
+)
 from penstock.handlers.formats.orbax.discovery import (
     ROOT_FOLDER,
     is_checkpoint,
@@ -44,12 +50,7 @@ from penstock.handlers.formats.orbax.file_names import (
     ROOT_METADATA,
     TEMPORARY_SUFFIX,
 )
-from penstock.handlers.formats.orbax.sealed_documents import (
-    SealedDocuments,
-    check_record,
-    digest_in_mark,
-    encode_mark,
-)
+from penstock.handlers.formats.untrusted import parse_object
 from penstock.kernel.errors import ChecksumError, PathError, SpecError, StorageError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import DISK_MARK, DiskMark, Document

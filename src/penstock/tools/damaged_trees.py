@@ -26,10 +26,10 @@ from penstock.handlers.formats.orbax.file_names import (
     SHARDING,
     STRINGS,
 )
-from penstock.handlers.formats.orbax.leaf_documents import decode_shardings, decode_strings
 from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.tree_documents import ARRAY_TYPES, array_directories
+from penstock.handlers.formats.orbax.tree_metadata import decode_shardings, decode_strings
 from penstock.handlers.formats.zarr import METADATA_KEYS
 from penstock.handlers.ocdbt.database_reader import read_index, salvage_index
 from penstock.handlers.ocdbt.database_writer import encode_index

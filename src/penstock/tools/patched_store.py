@@ -14,6 +14,7 @@ from typing import Final, Literal, final
 
 from penstock.handlers.formats import integrity
 from penstock.handlers.formats.integrity import Digest, digest_of
+from penstock.handlers.formats.orbax.checkpoint_documents import SealedDocuments
 from penstock.handlers.formats.orbax.file_names import (
     ARRAY_METADATAS,
     CHECKPOINT_METADATA,
@@ -23,7 +24,6 @@ from penstock.handlers.formats.orbax.file_names import (
     SHARDING,
     STRINGS,
 )
-from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.kernel.errors import CorruptCheckpointError, PenstockError, StorageError, TruncatedDataError
 from penstock.kernel.protocols.stores import ReadableFile, Store, StoreWrapper, Transfers
 from penstock.tools.repair_report import RepairedLeaf

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, cast, final
 
 from penstock.handlers.formats.leaf_table import StoredArray
-from penstock.handlers.formats.orbax.checkpoint_metadata import CheckpointDocument
+from penstock.handlers.formats.orbax.checkpoint_documents import CheckpointDocument, SealedDocuments
 from penstock.handlers.formats.orbax.discovery import (
     KINDS_OF_TREES,
     RANDOM_KEYS,
@@ -22,7 +22,6 @@ from penstock.handlers.formats.orbax.discovery import (
 )
 from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, INTEGRITY
 from penstock.handlers.formats.orbax.item_survey import ItemSurvey, holds_recorded_bytes, survey_item
-from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.verification import Finding
 from penstock.handlers.layouts.item_parts import Parts

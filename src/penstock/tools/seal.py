@@ -13,9 +13,13 @@ from typing import Any, Final, final
 from penstock.checkpointer.parts import config_and_regulator
 from penstock.config.config import Config
 from penstock.handlers.formats import integrity
-from penstock.handlers.formats.checksummed_reads import NONE, recorded_crc32c
 from penstock.handlers.formats.integrity import Checksum, digest_of_file, problem_of_holes, range_crc32c
-from penstock.handlers.formats.orbax.checkpoint_metadata import content_of
+from penstock.handlers.formats.orbax.checkpoint_documents import (
+    SealedDocuments,
+    content_of,
+    documents_below,
+    encode_mark,
+)
 from penstock.handlers.formats.orbax.discovery import (
     ROOT_FOLDER,
     ItemKind,
@@ -23,8 +27,8 @@ from penstock.handlers.formats.orbax.discovery import (
 )
 from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY
 from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
-from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments, documents_below, encode_mark
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.region_reads import NONE, recorded_crc32c
 from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
 from penstock.handlers.layouts.discovery import find_place, finished_steps
 from penstock.handlers.stores.publishing.paths import path_or_url

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias, final
 from anyio.from_thread import check_cancelled
 
 from penstock.handlers.formats.npz_archive import compare_plain_members, is_npz, open_npz
+from penstock.handlers.formats.orbax.checkpoint_documents import SealedDocuments
 from penstock.handlers.formats.orbax.discovery import (
     KINDS_OF_TREES,
     RANDOM_KEYS,
@@ -25,7 +26,6 @@ from penstock.handlers.formats.orbax.discovery import (
 )
 from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA
 from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
-from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.formats.safetensors import safetensors_checkpoint
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.layouts.item_parts import HANDLERS, Parts, TreePart

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from penstock.handlers.formats.inside_paths import EnteredDirectories
+from penstock.handlers.formats.orbax.checkpoint_documents import SealedDocuments
 from penstock.handlers.formats.orbax.discovery import (
     KINDS_OF_TREES,
     RANDOM_KEYS,
@@ -29,9 +29,9 @@ from penstock.handlers.formats.orbax.file_names import (
 )
 from penstock.handlers.formats.orbax.item_survey import ItemSurvey, survey_item
 from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
-from penstock.handlers.formats.orbax.sealed_documents import SealedDocuments
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.formats.safetensors.tensor_survey import survey_tensors
+from penstock.handlers.formats.untrusted import EnteredDirectories
 from penstock.handlers.formats.verification import Finding, RecordedRange, finding_of
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.protocols.stores import Store

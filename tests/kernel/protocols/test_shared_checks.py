@@ -11,7 +11,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.handlers.formats.checksummed_reads import combined_crc32c
+from penstock.handlers.formats.region_reads import combined_crc32c
 from penstock.kernel import CheckedRead, DirectRead, Read, ScatterRead
 from penstock.kernel.protocols.reads import RunningChecksums, narrowed, share_checks
 

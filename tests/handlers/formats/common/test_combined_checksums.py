@@ -6,7 +6,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.handlers.formats.checksummed_reads import combined_crc32c
+from penstock.handlers.formats.region_reads import combined_crc32c
 
 
 @given(st.lists(st.binary(max_size=300), max_size=6))

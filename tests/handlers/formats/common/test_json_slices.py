@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.json import Decoder
 
-from penstock.handlers.formats.json_documents import (
-    SLICE_BYTES,
-    UnusualFormError,
-    decode_object,
-    decode_slices,
-)
+from penstock.handlers.formats.untrusted import SLICE_BYTES, UnusualFormError, decode_object, decode_slices
 
 ANY: Decoder[dict[str, Any]] = Decoder(dict[str, Any])
 LISTS: Decoder[list[Any]] = Decoder(list[Any])

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from penstock.errors import CorruptCheckpointError
 from penstock.handlers import LocalStore
-from penstock.handlers.formats.json_documents import UnusualFormError
 from penstock.handlers.formats.safetensors.header import (
     FileHeader,
     Tensor,
@@ -21,6 +20,7 @@ from penstock.handlers.formats.safetensors.header import (
     encode_header,
     read_header,
 )
+from penstock.handlers.formats.untrusted import UnusualFormError
 
 Row = tuple[str, str, tuple[int, ...], int, int]
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import CorruptCheckpointError
 from penstock.handlers import LocalStore
-from penstock.handlers.formats.orbax.chunk_lookup import MOST_LOOKED_FOR, directory_index
+from penstock.handlers.formats.orbax.tree_documents import MOST_LOOKED_FOR, directory_index
 from penstock.handlers.formats.zarr import encode_v2, encode_v3
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline, Value
 from penstock.kernel import StoreWrapper

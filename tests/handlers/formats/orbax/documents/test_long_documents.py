@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptCheckpointError
-from penstock.handlers.formats.json_documents import SLICE_BYTES, UnusualFormError
-from penstock.handlers.formats.orbax import leaf_documents as array_metadatas
-from penstock.handlers.formats.orbax import leaf_documents as sharding_document
+from penstock.handlers.formats.orbax import tree_metadata as array_metadatas
+from penstock.handlers.formats.orbax import tree_metadata as sharding_document
 from penstock.handlers.formats.orbax.tree_metadata import (
     _decode_any,
     _decode_usual,
     decode_entries,
     decode_tree_metadata,
 )
+from penstock.handlers.formats.untrusted import SLICE_BYTES, UnusualFormError
 
 texts = st.one_of(
     st.sampled_from(["a", "b", "opt", "", "0", "}}, ", "}}}, x", "]", "[", "': {", "a.b", "}, {", "ä", "'"]),
@@ -186,9 +186,9 @@ def test_a_long_document_of_arrays_is_read_in_slices() -> None:
         items_of([(f"l{at}", [at], "rbg" if at % 7 == 0 else None) for at in range(3000)])
     ).encode()
 
-    assert array_metadatas._decode_usual(data) == {f"l{at}": "rbg" for at in range(0, 3000, 7)}
+    assert array_metadatas._decode_usual_arrays(data) == {f"l{at}": "rbg" for at in range(0, 3000, 7)}
     with pytest.raises(UnusualFormError):
-        array_metadatas._decode_usual(data[:-3])
+        array_metadatas._decode_usual_arrays(data[:-3])
     with pytest.raises(CorruptCheckpointError, match="p: is not JSON"):
         array_metadatas.decode_random_keys("p", data[:-3])
     with pytest.raises(CorruptCheckpointError, match=r"p: item 4: .*param_name"):

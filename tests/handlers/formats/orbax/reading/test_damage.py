@@ -20,14 +20,14 @@ from penstock.errors import (
     UnsupportedFormatError,
 )
 from penstock.handlers import LocalStore, OrbaxLayout
-from penstock.handlers.formats.orbax.chunk_lookup import check_files
-from penstock.handlers.formats.orbax.leaf_documents import (
+from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
+from penstock.handlers.formats.orbax.tree_documents import check_files
+from penstock.handlers.formats.orbax.tree_metadata import (
     decode_shardings,
     decode_strings,
     encode_strings,
     find_string,
 )
-from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 
 SHARDING = '{"sharding_type": "SingleDeviceSharding", "device_str": "cpu:0"}'
 DOCUMENTS = [

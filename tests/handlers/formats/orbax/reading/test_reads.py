@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from penstock.errors import CorruptCheckpointError
 from penstock.handlers import LocalStore, OrbaxLayout
 from penstock.handlers.dtypes import numpy_dtype
-from penstock.handlers.formats.chunk_regions import DIRECT_BYTES, merge_direct
 from penstock.handlers.formats.orbax.tree_metadata import encode_tree_metadata as encode_metadata
+from penstock.handlers.formats.region_reads import DIRECT_BYTES, merge_direct
 from penstock.handlers.formats.zarr import encode_v2
 from penstock.handlers.ocdbt.database_writer import encode_index
 from penstock.handlers.ocdbt.index import Index

@@ -1,38 +1,103 @@
-"""JSON from a medium that may be damaged: every surprise is a `CorruptCheckpointError`.
+"""Input that may be damaged, or come from someone who means harm: a surprise is a `CorruptCheckpointError`.
 
-The functions that check a value get the document's path and the member's name, for the message. Long
+The functions that check a value of JSON get the document's path and the member's name, for the message. Long
 documents are decoded in slices (`decode_slices`, `decode_object`), because a decode holds the interpreter
-lock until it ends.
+lock until it ends. Besides JSON: sizes of arrays, and paths and links in a checkpoint, which lead to places
+in it, and not to any number of them.
 """
 
 from __future__ import annotations
 
 __all__ = (
+    "MOST_BYTES",
     "SLICE_BYTES",
+    "EnteredDirectories",
     "UnusualFormError",
     "add_distinct",
     "as_list",
     "as_object",
     "as_shape",
     "as_string",
+    "check_inside",
     "check_unicode",
     "convert_member",
     "decode_object",
     "decode_slices",
     "distinct_members",
+    "is_beyond_memory",
     "parse_distinct",
     "parse_object",
     "parse_value",
 )
 
 import json
-from collections.abc import Iterable, Iterator, Sized
-from typing import Final, NoReturn, TypeVar, cast
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from typing import Final, NoReturn, TypeVar, cast, final
 
 import msgspec
 from msgspec.json import Decoder
 
 from penstock.kernel.errors import CorruptCheckpointError
+from penstock.kernel.protocols.stores import Store
+
+MOST_BYTES: Final = 2**62
+"""Of an array or a chunk, so that no size or offset in one needs more than 64 bits."""
+
+
+def is_beyond_memory(shape: Sequence[int], itemsize: int) -> bool:
+    """Return whether no array can have this shape, even if an axis of 0 makes it take no bytes."""
+    return math.prod([n or 1 for n in shape]) * itemsize > MOST_BYTES
+
+
+def check_inside(path: str, name: str) -> None:
+    """Raise unless a name, relative to a directory, leads to a place in it.
+
+    An untrusted checkpoint must not make its reader open other files.
+
+    Args:
+        path: What says so: a document, or the directory, for the error.
+        name: With slashes.
+
+    Raises:
+        CorruptCheckpointError: If it is absolute, goes up, or has a zero byte, which no file name has.
+    """
+    if os.path.isabs(name) or ".." in name.split("/") or "\0" in name:
+        raise CorruptCheckpointError(path, f"{name!r} leads out of the checkpoint"[:300])
+
+
+@final
+class EnteredDirectories:
+    """Counts how often each directory is entered, by its identity. Belongs to one walk.
+
+    Args:
+        store: Where they are.
+    """
+
+    MOST: Final = 16  #: times; a directory that is linked to under several names is entered under each
+
+    __slots__ = ("_counts", "_store")
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._counts: Counter[object] = Counter()
+
+    def enter(self, path: str) -> None:
+        """Count the directory at `path`. Blocking.
+
+        Raises:
+            CorruptCheckpointError: If it was entered too often.
+        """
+        identity = self._store.identity(path)
+        if identity is None:
+            return
+
+        self._counts[identity] += 1
+        if self._counts[identity] > self.MOST:
+            raise CorruptCheckpointError(path, f"is reached by links in more than {self.MOST} ways")
+
 
 T = TypeVar("T")
 
