@@ -391,7 +391,7 @@ def decode(path: str, data: bytes) -> Integrity:
         check_inside(path, file)
 
     digests = _as_map(path, members.get("digests", {}))
-    if not all(isinstance(digest, bytes) for digest in digests.values()):
+    if not {bytes}.issuperset(map(type, digests.values())):
         raise CorruptCheckpointError(path, "has a digest that is no bytes")
     if version == 1:
         found: Mapping[str, Checksums] = {file: _listed(path, file, pieces) for file, pieces in files.items()}
@@ -442,11 +442,7 @@ def _documents(path: str, members: Mapping[str, object]) -> Mapping[str, Digest]
 
     names, nbytes, sums = (columns.get(name) for name in ("names", "nbytes", "crc32c"))
     listed = cast("list[object]", names) if isinstance(names, list) else [None]
-    if (
-        not all(isinstance(name, str) for name in listed)
-        or type(nbytes) is not bytes
-        or type(sums) is not bytes
-    ):
+    if not {str}.issuperset(map(type, listed)) or type(nbytes) is not bytes or type(sums) is not bytes:
         raise CorruptCheckpointError(path, "has documents that are no names and columns")
     if (len(nbytes), len(sums)) != (8 * len(listed), 4 * len(listed)):
         raise CorruptCheckpointError(path, f"has {len(listed)} documents, and columns of other lengths")
@@ -471,7 +467,7 @@ class _Recorded(Mapping[str, Checksums]):
     def __getitem__(self, file: str) -> Checksums:
         made = self._made.get(file)
         if made is None:
-            made = self._made[file] = _checksums(self._columns[file])
+            made = self._made[file] = Checksums(*map(np.frombuffer, self._columns[file], _STORED))
 
         return made
 
@@ -482,14 +478,12 @@ class _Recorded(Mapping[str, Checksums]):
         return len(self._columns)
 
 
-def _checksums(columns: tuple[bytes, ...]) -> Checksums:
-    return Checksums(*map(np.frombuffer, columns, [*COLUMNS.values(), BLOCKS[1], RUNNING[1]]))
+_STORED: Final = (*COLUMNS.values(), BLOCKS[1], RUNNING[1])
+"""The types of the columns of `_Recorded`."""
 
 
 def _as_map(path: str, value: object) -> dict[str, object]:
-    if not isinstance(value, dict) or not all(
-        isinstance(key, str) for key in cast("dict[object, object]", value)
-    ):
+    if not isinstance(value, dict) or not {str}.issuperset(map(type, cast("dict[object, object]", value))):
         raise CorruptCheckpointError(path, "is not a map of a version and files")
 
     return cast("dict[str, object]", value)
@@ -510,10 +504,12 @@ def _checked(path: str, file: str, value: object) -> tuple[bytes, ...]:
     if not lengths[0] == lengths[1] == lengths[2]:
         shown = f"{lengths[0]}, {lengths[1]} and {lengths[2]} entries"
         raise CorruptCheckpointError(path, f"{file!r} has columns of {shown}")
-    if lengths[0] > 1:
-        _check_apart(path, file, _checksums(tuple(columns)))
-    if BLOCKS[0] in members or RUNNING[0] in members:
-        columns += _checked_blocks(path, file, members, _checksums(tuple(columns)))
+    has_blocks = BLOCKS[0] in members or RUNNING[0] in members
+    if lengths[0] > 1 or has_blocks:
+        pieces = Checksums(*map(np.frombuffer, columns, _STORED))
+        _check_apart(path, file, pieces)
+        if has_blocks:
+            columns += _checked_blocks(path, file, members, pieces)
 
     return tuple(columns)
 

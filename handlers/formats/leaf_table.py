@@ -151,23 +151,20 @@ class StoredLeaves(Sequence[StoredLeaf]):
     def __getitem__(self, index: slice, /) -> tuple[StoredLeaf, ...]: ...
     def __getitem__(self, index: int | slice, /) -> StoredLeaf | tuple[StoredLeaf, ...]:
         if isinstance(index, slice):
-            return tuple([self._leaf(at) for at in range(len(self))[index]])
+            return tuple([self[at] for at in range(len(self))[index]])
 
-        return self._leaf(index)
+        keys, kinds, form = self.keys[index], self.kinds[index], self.table.formats[index]
+        info = ParamInfo(keys, kinds, show_key_path(keys, kinds), self._directory)
+        if form is None:
+            return StoredLeaf(info, self.specs[index], self.table.details.get(index))
+
+        return StoredLeaf(info, self.specs[index], StoredArray(form, prefix_of(info.name)))
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def __iter__(self) -> Iterator[StoredLeaf]:
-        return map(self._leaf, range(len(self)))
-
-    def _leaf(self, at: int) -> StoredLeaf:
-        keys, kinds, form = self.keys[at], self.kinds[at], self.table.formats[at]
-        info = ParamInfo(keys, kinds, show_key_path(keys, kinds), self._directory)
-        if form is None:
-            return StoredLeaf(info, self.specs[at], self.table.details.get(at))
-
-        return StoredLeaf(info, self.specs[at], StoredArray(form, prefix_of(info.name)))
+        return map(self.__getitem__, range(len(self)))
 
 
 MOST_LEVELS: Final = 256

@@ -195,12 +195,13 @@ def as_string(path: str, name: str, value: object) -> str:
 
 def as_shape(path: str, name: str, value: object) -> tuple[int, ...]:
     """Return `value` if it is a list of non-negative integers, as a tuple."""
-    sizes = tuple(as_list(path, name, value))
-    for size in sizes:
+    if type(value) is not list:
+        _wrong(path, name, value, "a list")
+    for size in cast("list[object]", value):
         if type(size) is not int or size < 0:
             _wrong(path, name, value, "a list of sizes")
 
-    return cast("tuple[int, ...]", sizes)
+    return tuple(cast("list[int]", value))
 
 
 def check_unicode(path: str, names: Iterable[str]) -> None:

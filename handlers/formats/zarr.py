@@ -256,6 +256,9 @@ def decode(path: str, data: bytes) -> ArrayFormat:
         case version:
             raise CorruptCheckpointError(path, f"zarr_format is {version!r}, neither 2 nor 3")
 
+    if found.separator not in (".", "/"):
+        problem = f"the chunk key separator is {found.separator!r}, neither '.' nor '/'"
+        raise CorruptCheckpointError(path, problem)
     if len(found.shape) != len(found.chunk_shape):
         raise CorruptCheckpointError(
             path, f"shape {found.shape} and chunks {found.chunk_shape} differ in rank"
@@ -289,7 +292,7 @@ def _decode_v2(path: str, document: dict[str, object]) -> ArrayFormat:
         dtype=dtype,
         chunk_shape=as_shape(path, "chunks", document.get("chunks")),
         version=2,
-        separator=_separator(path, document.get("dimension_separator", ".")),
+        separator=cast("str", document.get("dimension_separator", ".")),  # compared in `decode`
         key_prefix="",
         plain=not coded and layout == "C" and order != ">",
         metadata=document,
@@ -319,7 +322,7 @@ def _decode_v3(path: str, document: dict[str, object]) -> ArrayFormat:
         dtype=dtype,
         chunk_shape=as_shape(path, "chunk_shape", regular.get("chunk_shape")),
         version=3,
-        separator=_separator(path, options.get("separator", "/" if is_default else ".")),
+        separator=cast("str", options.get("separator", "/" if is_default else ".")),  # compared in `decode`
         key_prefix="c" if is_default else "",
         plain=_is_plain_v3(path, as_list(path, "codecs", document.get("codecs")), dtype),
         metadata=document,
@@ -346,13 +349,6 @@ def _known(path: str, dtype: str) -> str:
         )
 
     return dtype
-
-
-def _separator(path: str, value: object) -> str:
-    if value not in (".", "/"):
-        raise CorruptCheckpointError(path, f"the chunk key separator is {value!r}, neither '.' nor '/'")
-
-    return str(value)
 
 
 def prefix_of(name: str) -> str:

@@ -2,7 +2,6 @@
 
 * `database_reader`: reads an index; finds what is left of a damaged one.
 * `database_writer`: encodes an index.
-* `node_decoding`: the manifest and the nodes of the B+tree, as values.
-* `key_tables`: the columns of keys and of data files that a node begins with.
+* `index`: the keys and values of a database in memory.
 * `wire_format`: numbers, checksums, and what a key maps to.
 """

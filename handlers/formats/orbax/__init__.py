@@ -24,6 +24,7 @@ __all__ = (
 )
 
 if TYPE_CHECKING:
+    from penstock.handlers.formats.orbax.checkpoint_documents import digest_in_mark
     from penstock.handlers.formats.orbax.file_names import (
         CHECKPOINT_METADATA,
         COMMIT_MARK,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
         TEMPORARY_SUFFIX,
     )
     from penstock.handlers.formats.orbax.item_survey import survey_item
-    from penstock.handlers.formats.orbax.sealed_documents import digest_in_mark
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
@@ -45,6 +45,6 @@ else:
                 "TEMPORARY_SUFFIX",
             ),
             "penstock.handlers.formats.orbax.item_survey": ("survey_item",),
-            "penstock.handlers.formats.orbax.sealed_documents": ("digest_in_mark",),
+            "penstock.handlers.formats.orbax.checkpoint_documents": ("digest_in_mark",),
         },
     )

@@ -132,11 +132,19 @@ def decode_checkpoint_metadata(path: str, data: bytes) -> CheckpointDocument:
     elif handlers is not None:
         handlers = as_string(path, "item_handlers", handlers)
 
+    times: list[int | None] = []
+    for name in ("init_timestamp_nsecs", "commit_timestamp_nsecs"):
+        value = document.get(name)
+        if value is not None and type(value) is not int:
+            raise CorruptCheckpointError(path, f"{name} is {value!r}, not an integer")
+
+        times.append(value)
+
     custom = document.get("custom_metadata", document.get("custom"))
     return CheckpointDocument(
         item_handlers=handlers,
-        started_at_ns=_time(path, document, "init_timestamp_nsecs"),
-        committed_at_ns=_time(path, document, "commit_timestamp_nsecs"),
+        started_at_ns=times[0],
+        committed_at_ns=times[1],
         custom_metadata=None if custom is None else as_object(path, "custom_metadata", custom),
     )
 
@@ -163,14 +171,6 @@ def is_left_of(recorded: Mapping[str, object], path: str, data: bytes) -> bool:
         return bool(left) and left.items() <= whole.items()
 
     return now == before
-
-
-def _time(path: str, document: dict[str, object], name: str) -> int | None:
-    value = document.get(name)
-    if value is not None and type(value) is not int:
-        raise CorruptCheckpointError(path, f"{name} is {value!r}, not an integer")
-
-    return value
 
 
 _ABSENT = {errno.ENOENT, errno.ENOTDIR}
@@ -285,10 +285,9 @@ class SealedDocuments:
     def check_absent(self, name: str) -> None:
         """Raise `MissingFileError` if a document, or any in a directory of this name, was written."""
         full = self.prefix + name
-        if full in self.recorded.documents or any(
-            one.startswith(f"{full}/") for one in self.recorded.documents
-        ):
-            raise MissingFileError(os.path.join(self.directory, name), "is missing, and was written")
+        for one in self.recorded.documents:
+            if one.startswith(full) and (one == full or one[len(full)] == "/"):
+                raise MissingFileError(os.path.join(self.directory, name), "is missing, and was written")
 
     def about(self, names: Collection[str]) -> CheckpointDocument:
         """Read `_CHECKPOINT_METADATA`, if it is among the `names` here.

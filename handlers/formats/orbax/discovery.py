@@ -154,14 +154,18 @@ def locate(store: Store, path: str, item: str | None = None) -> ItemPlace:
     root_metadata = read_root_metadata(store, path) if at.is_step else None
     path, names = at.path, at.names
     has_documents = not names.isdisjoint({CHECKPOINT_METADATA, METADATA, V1_MARK, INTEGRITY})
-    if has_documents:  # first: what was not published may lack any of them
+    # In a store that renames, what has its final name was published.
+    needs_mark = store.objects is not None
+    if needs_mark and has_documents:  # first: what was not published may lack any of them
         check_marked(store, path, names)
 
     sealed = _sealed(store, path, names)
     recorded = sealed.about(names)
     if is_unfinished(names, recorded):
         raise IncompleteCheckpointError(path, f"a save was interrupted here; {CHECKPOINT_METADATA} says so")
-    if item is None:
+    if item is None and METADATA in names and DELETION not in names:
+        name, kind = "", ItemKind.TREE  # as nearly always: that file alone says so
+    elif item is None:
         contents = contents_of(store, path, names)
         names = contents.names
         name, kind = _choose(store, path, contents, recorded)
@@ -172,7 +176,7 @@ def locate(store: Store, path: str, item: str | None = None) -> ItemPlace:
 
         names -= {gone}
         name, kind = item, _kind_of_named(store, path, names, item)
-    if not has_documents:
+    if needs_mark and not has_documents:
         check_marked(store, path, names)
 
     directory = os.path.join(path, name) if name else path

@@ -6,12 +6,11 @@ buffer, and random keys of jax and of NumPy (ORBAX_FORMAT.md §5).
 
 from __future__ import annotations
 
-__all__ = ("find_checkpoint", "json_leaves", "open_checkpoint")
+__all__ = ("json_leaves", "open_checkpoint")
 
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Final, cast
 
 from penstock.handlers.dtypes import numpy_dtype
@@ -25,14 +24,11 @@ from penstock.handlers.formats.orbax.discovery import (
     proto_file,
 )
 from penstock.handlers.formats.orbax.embedded_arrays import number
-from penstock.handlers.formats.orbax.file_names import MANIFEST, METADATA, SHARDING, STRINGS
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.tree_documents import RememberedDocuments, Source, open_tree
 from penstock.handlers.formats.untrusted import as_string, parse_object, parse_value
-from penstock.handlers.ocdbt.database_reader import index_bytes
 from penstock.handlers.ocdbt.index import Index
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
-from penstock.kernel.protocols.layouts import SMALL_DOCUMENT, Opening
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.stores import Store
 
@@ -69,57 +65,6 @@ def open_checkpoint(
     place = locate(store, path, item)
     store.check_links(place.path, place.directory)
     return OPENERS[place.kind](source, place)
-
-
-def find_checkpoint(
-    store: Store, path: str, item: str | None, remembered: RememberedDocuments, foreign: frozenset[str]
-) -> Opening:
-    """Find the checkpoint that `open_checkpoint` opens, and tell what its documents take.
-
-    Raises:
-        PenstockError: As `open_checkpoint`, for what can be seen without reading them.
-    """
-    place = locate(store, path, item)
-    store.check_links(place.path, place.directory)
-    open_ = partial(OPENERS[place.kind], Source(store, remembered, foreign=foreign), place)
-    return Opening(bytes_to_decode(store, place), open_)
-
-
-# Host bytes for each byte stored: the document itself, and what is made of it, as measured.
-_METADATA_BYTES: Final = 2
-_STRINGS_BYTES: Final = 8
-_SHARDING_BYTES: Final = 4
-_INDEX_BYTES: Final = 5
-_JSON_BYTES: Final = 8  # a list of short numbers
-_TEXT_BYTES: Final = 3
-
-
-def bytes_to_decode(store: Store, place: ItemPlace) -> int:
-    """Add up what the long documents at `place` take, about. Blocking; reads the manifest at most.
-
-    A msgpack file counts as nothing: it holds arrays, too, and how much is structure is known only once it
-    is read.
-
-    Raises:
-        StorageError: If the length of a file cannot be found out.
-        CorruptCheckpointError: If the manifest is damaged.
-    """
-    factors = {METADATA: _METADATA_BYTES, STRINGS: _STRINGS_BYTES, SHARDING: _SHARDING_BYTES}
-    if place.kind is ItemKind.JSON:
-        factors[json_file(store, place.directory, place.names) or ""] = _JSON_BYTES
-    elif place.kind is ItemKind.PROTO:
-        factors[proto_file(place.names) or ""] = _TEXT_BYTES
-
-    needed = 0
-    for name, factor in factors.items():
-        nbytes = store.size(os.path.join(place.directory, name)) if name in place.names else 0
-        needed += nbytes * factor if nbytes > SMALL_DOCUMENT else 0
-
-    if MANIFEST in place.names:
-        nbytes = index_bytes(store, place.directory)
-        needed += nbytes * _INDEX_BYTES if nbytes > SMALL_DOCUMENT else 0
-
-    return needed
 
 
 # Of a jax random key, only its data is stored. `unsafe_rbg` has data of the same shape as `rbg`.

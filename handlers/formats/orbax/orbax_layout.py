@@ -23,9 +23,9 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
-from itertools import chain
-from typing import Any, Final, final
+from typing import Any, Final, cast, final
 
 from penstock.handlers.formats import integrity
 from penstock.handlers.formats.integrity import columns_of
@@ -35,7 +35,7 @@ from penstock.handlers.formats.orbax.checkpoint_documents import (
     encode_mark,
 )
 from penstock.handlers.formats.orbax.chunk_index import ChunkIndex
-from penstock.handlers.formats.orbax.discovery import list_items
+from penstock.handlers.formats.orbax.discovery import list_items, locate
 from penstock.handlers.formats.orbax.file_names import (
     ARRAY_METADATAS,
     CHECKPOINT_METADATA,
@@ -49,11 +49,11 @@ from penstock.handlers.formats.orbax.file_names import (
     SHARDING,
     STRINGS,
 )
-from penstock.handlers.formats.orbax.open_checkpoint import find_checkpoint, open_checkpoint
+from penstock.handlers.formats.orbax.open_checkpoint import OPENERS
 from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK, fitted, split_among_replicas
 from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns, check_directories
-from penstock.handlers.formats.orbax.tree_documents import RememberedDocuments
+from penstock.handlers.formats.orbax.tree_documents import RememberedDocuments, Source, bytes_to_decode
 from penstock.handlers.formats.orbax.tree_metadata import (
     encode_array_metadatas,
     encode_shardings,
@@ -98,13 +98,13 @@ class EncodedTrees:
         Raises:
             DuplicateNameError, InvalidLeafError: As `check_names`.
         """
-        nbytes = _BYTES_OF_A_LEAF * len(tree)
-        is_kept = self.known.takes(nbytes)
+        key, nbytes = ByIdentity(tree.infos, tree.specs), _BYTES_OF_A_LEAF * len(tree)
+        found = self.known.get(key)
+        if found is None:
+            found = EncodedTree(tree, self._form, is_kept=self.known.takes(nbytes))
+            self.known.put(key, found, nbytes)
 
-        def make() -> EncodedTree:
-            return EncodedTree(tree, self._form, is_kept=is_kept)
-
-        return self.known.get_or_make(ByIdentity(tree.infos, tree.specs), make, lambda _: nbytes)
+        return found
 
 
 @final
@@ -168,9 +168,7 @@ class EncodedTree:
             started_ns=started_ns, committed_ns=committed_ns, custom_metadata=custom_metadata
         )
         about = Document(CHECKPOINT_METADATA, encoded)
-        content = content_of(CHECKPOINT_METADATA, encoded)
-        made = chain(self._own_documents(batches, committed_ns), (about,))
-        return _with_mark(_with_record(made, batches, digests, beside, content))
+        return self._documents_with(batches, committed_ns, digests, beside, about)
 
     def item_documents(
         self,
@@ -190,7 +188,39 @@ class EncodedTree:
         Raises:
             PenstockError: If the pieces of a chunk do not tile it: when the first document is asked for.
         """
-        return _with_record(self._own_documents(batches, committed_ns), batches, digests, beside)
+        return self._documents_with(batches, committed_ns, digests, beside)
+
+    def _documents_with(
+        self,
+        batches: Sequence[WrittenLeaves],
+        committed_ns: int,
+        digests: Mapping[str, bytes],
+        beside: Sequence[Document],
+        about: Document | None = None,
+    ) -> Iterator[Document]:
+        """Make the documents of the tree, what is said of a whole checkpoint, and the record of all of them.
+
+        A checkpoint ends with its mark, which has the digest of the record.
+        """
+        found: dict[str, integrity.Digest] = {}
+        for document in self._own_documents(batches, committed_ns):
+            found[document.path] = integrity.digest_of(document.data)
+            yield document
+            del document  # while the next one is made
+
+        content: Mapping[str, object] | None = None
+        if about is not None:
+            found[about.path] = integrity.digest_of(about.data)
+            content = content_of(about.path, about.data)
+            yield about
+
+        for document in beside:
+            found[document.path] = integrity.digest_of(document.data)
+
+        record = integrity.encode_files(columns_of(batches), digests, found, content)
+        yield Document(INTEGRITY, record)
+        if about is not None:
+            yield Document(COMMIT_MARK, encode_mark(record))
 
     def _own_documents(self, batches: Sequence[WrittenLeaves], committed_ns: int) -> Iterator[Document]:
         index = self._made_index() if self._documents is None else self._index
@@ -215,35 +245,6 @@ class EncodedTree:
         """Make the OCDBT index; there is none without arrays."""
         arrays = self.tree.arrays()
         return ChunkIndex(arrays, self._form.zarr) if len(arrays) and self._form.ocdbt else None
-
-
-def _with_mark(documents: Iterable[Document]) -> Iterator[Document]:
-    """Pass documents on, and then the commit mark, which has the digest of their record."""
-    for document in documents:
-        yield document
-        if document.path == INTEGRITY:
-            yield Document(COMMIT_MARK, encode_mark(document.data))
-
-        del document  # while the next one is made
-
-
-def _with_record(
-    documents: Iterable[Document],
-    batches: Sequence[WrittenLeaves],
-    digests: Mapping[str, bytes],
-    beside: Sequence[Document],
-    content: Mapping[str, object] | None = None,
-) -> Iterator[Document]:
-    """Pass documents on, and then the record of their digests and those of all pieces."""
-    found: dict[str, integrity.Digest] = {}
-    for document in documents:
-        found[document.path] = integrity.digest_of(document.data)
-        yield document
-        del document  # while the next one is made
-
-    found |= {document.path: integrity.digest_of(document.data) for document in beside}
-    record = integrity.encode_files(columns_of(batches), digests, found, content)
-    yield Document(INTEGRITY, record)
 
 
 def _directories(arrays: TreeColumns, version: int) -> Iterator[Document]:
@@ -346,6 +347,9 @@ class OrbaxLayout:
         directory: Says that it writes no whole checkpoints, but trees in place.
     """
 
+    places: Final = None  #: files just grow
+    folders: Final = None  #: all leaves are in the directory of the tree
+
     __slots__ = (
         "_as_described",
         "_coded_chunk",
@@ -388,16 +392,6 @@ class OrbaxLayout:
     def arrays(self) -> OrbaxLayout:
         """The layout itself."""
         return self
-
-    @property
-    def places(self) -> None:
-        """None: files just grow."""
-        return
-
-    @property
-    def folders(self) -> None:
-        """None: all leaves are in the directory of the tree."""
-        return
 
     def temporary_name(self, path: str) -> str:
         """The name of the same folder while it is being written; the path itself, if that is in place.
@@ -498,13 +492,17 @@ class OrbaxLayout:
         return list_items(store, path)
 
     def find(self, store: Store, path: str, item: str | None = None) -> Opening:
-        """Find a checkpoint or an item of it; see `find_checkpoint`."""
-        return find_checkpoint(store, path, item, self._remembered, self._foreign)
+        """Find a checkpoint or an item of it, and tell what its documents take.
+
+        Raises:
+            PenstockError: As `open_checkpoint`, for what can be seen without reading them.
+        """
+        place = locate(store, path, item)
+        store.check_links(place.path, place.directory)
+        foreign = frozenset[str]() if self.directory is None else self.directory.foreign
+        source = Source(store, self._remembered, foreign=foreign)
+        return Opening(bytes_to_decode(store, place), partial(OPENERS[place.kind], source, place))
 
     def open(self, store: Store, path: str, item: str | None = None) -> OrbaxCheckpoint:
         """Read the documents of a checkpoint or of an item of it; see `open_checkpoint`."""
-        return open_checkpoint(store, path, item, remembered=self._remembered, foreign=self._foreign)
-
-    @property
-    def _foreign(self) -> frozenset[str]:
-        return frozenset() if self.directory is None else self.directory.foreign
+        return cast("OrbaxCheckpoint", self.find(store, path, item).open())

@@ -186,7 +186,7 @@ class OrbaxCheckpoint:
 
     def whole_chunks(self, numbers: Sequence[int]) -> WholeChunks:
         """Say where leaves are that are one raw chunk each; see `PackedCheckpoint.whole_chunks`."""
-        return whole_chunks(self.leaves, self.index, self._recorded, self.directory, numbers)
+        return whole_chunks(self.leaves, self.index, self.checksums, self.directory, numbers)
 
     def _plain_reads(
         self, leaf: int, stored: StoredLeaf, array: StoredArray, region: Destination, piece_bytes: int
@@ -591,7 +591,7 @@ def whole_chunks(
     Args:
         leaves: Of the checkpoint.
         index: Where their chunks are.
-        recorded: Checksums by absolute file name.
+        recorded: Checksums by data file.
         directory: What the data files are relative to.
         numbers: Which of `leaves`.
     """
@@ -607,14 +607,15 @@ def whole_chunks(
         found, firsts = _follow_each_other(index, rows, sizes, counts), rows[of_leaves]
         there = np.where(found, index.ids[firsts], -1)
         sums = np.full(len(stored), -1, np.int64)
-        for number, file in enumerate(files):
+        for number, file in enumerate(index.files):
             if file in recorded:
                 mine, chunks = (
                     np.flatnonzero(there == number),
                     np.flatnonzero(np.repeat(there == number, counts)),
                 )
                 known = recorded[file].exactly(index.offsets[rows[chunks]], sizes[chunks])
-                sums[mine] = _joined(known, sizes[chunks], counts[mine])
+                is_one_each = len(mine) == len(chunks)
+                sums[mine] = known if is_one_each else _joined(known, sizes[chunks], counts[mine])
                 there[mine[sums[mine] < 0]] = -1
 
         ids[stored], offsets[stored], crc32cs[stored] = there, index.offsets[firsts], sums

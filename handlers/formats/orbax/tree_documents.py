@@ -17,6 +17,7 @@ __all__ = (
     "RememberedDocuments",
     "Source",
     "array_directories",
+    "bytes_to_decode",
     "check_files",
     "directory_index",
     "open_tree",
@@ -34,7 +35,7 @@ from typing import Any, Final, TypeAlias, TypeVar, final
 from penstock.handlers.formats import zarr
 from penstock.handlers.formats.leaf_table import LeafTable, StoredLeaves, show_key_path
 from penstock.handlers.formats.orbax.checkpoint_documents import SealedDocuments
-from penstock.handlers.formats.orbax.discovery import ItemKind, ItemPlace
+from penstock.handlers.formats.orbax.discovery import ItemKind, ItemPlace, json_file, proto_file
 from penstock.handlers.formats.orbax.file_names import (
     ARRAY_METADATAS,
     LEGACY_MSGPACK,
@@ -59,7 +60,7 @@ from penstock.handlers.formats.orbax.tree_metadata import (
 )
 from penstock.handlers.formats.untrusted import EnteredDirectories, check_inside
 from penstock.handlers.formats.zarr import METADATA_KEYS, ArrayFormat, prefix_of
-from penstock.handlers.ocdbt.database_reader import read_index
+from penstock.handlers.ocdbt.database_reader import index_bytes, read_index
 from penstock.handlers.ocdbt.index import Index, RememberedKeys
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline, Value
 from penstock.kernel.errors import (
@@ -71,6 +72,7 @@ from penstock.kernel.errors import (
     UnsupportedFormatError,
 )
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
+from penstock.kernel.protocols.layouts import SMALL_DOCUMENT
 from penstock.kernel.protocols.leaf import EMPTY_MARKERS, KeyKind, KeyPath, LeafSpec
 from penstock.kernel.protocols.stores import Store
 
@@ -89,6 +91,43 @@ class Source:
     remembered: RememberedDocuments  #: documents decoded before; those decoded now are added
     whole: bool = True  #: whether every data file must be there in its whole length
     foreign: frozenset[str] = frozenset()  #: types of leaves that may be in their handler's own files
+
+
+# Host bytes for each byte stored: the document itself, and what is made of it, as measured.
+_METADATA_BYTES: Final = 2
+_STRINGS_BYTES: Final = 8
+_SHARDING_BYTES: Final = 4
+_INDEX_BYTES: Final = 5
+_JSON_BYTES: Final = 8  # a list of short numbers
+_TEXT_BYTES: Final = 3
+
+
+def bytes_to_decode(store: Store, place: ItemPlace) -> int:
+    """Add up what the long documents at `place` take, about. Blocking; reads the manifest at most.
+
+    A msgpack file counts as nothing: it holds arrays, too, and how much is structure is known only once it
+    is read.
+
+    Raises:
+        StorageError: If the length of a file cannot be found out.
+        CorruptCheckpointError: If the manifest is damaged.
+    """
+    factors = {METADATA: _METADATA_BYTES, STRINGS: _STRINGS_BYTES, SHARDING: _SHARDING_BYTES}
+    if place.kind is ItemKind.JSON:
+        factors[json_file(store, place.directory, place.names) or ""] = _JSON_BYTES
+    elif place.kind is ItemKind.PROTO:
+        factors[proto_file(place.names) or ""] = _TEXT_BYTES
+
+    needed = 0
+    for name, factor in factors.items():
+        nbytes = store.size(os.path.join(place.directory, name)) if name in place.names else 0
+        needed += nbytes * factor if nbytes > SMALL_DOCUMENT else 0
+
+    if MANIFEST in place.names:
+        nbytes = index_bytes(store, place.directory)
+        needed += nbytes * _INDEX_BYTES if nbytes > SMALL_DOCUMENT else 0
+
+    return needed
 
 
 def open_tree(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
@@ -431,8 +470,8 @@ def read_structure(store: Store, place: ItemPlace, remembered: RememberedDocumen
 def _decode(path: str, data: bytes) -> tuple[TreeDocument, int | None]:
     """Read `_METADATA`, and return the first leaf whose value is in the msgpack file."""
     tree = decode_tree_metadata(path, data)
-    tuples = tuple_paths(path, tree.value_metadata_tree)
-    if tuples:
+    has_types = tree.value_metadata_tree is not None
+    if has_types and (tuples := tuple_paths(path, tree.value_metadata_tree)):
         rows = zip(tree.keys, tree.kinds, strict=True)
         tree = replace(tree, kinds=[_with_tuples(keys, kinds, tuples) for keys, kinds in rows])
 

@@ -51,7 +51,7 @@ def look_up(
 ) -> WholeChunks:
     """Where the leaves `s`, of one chunk, and `w` lie, if the pieces in `recorded` have checksums."""
     leaves, index = stored(values, arrays)
-    sums = {} if recorded is None else {"/c/d/x": sums_of(recorded)}
+    sums = {} if recorded is None else {"d/x": sums_of(recorded)}
     return whole_chunks(leaves, index, sums, "/c", range(len(arrays)))
 
 
