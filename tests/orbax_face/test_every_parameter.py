@@ -36,9 +36,9 @@ ROOMS = ("orbax_face", "interop", "processes", "docs")
 RECORDS = {
     *("metadata.RootMetadata", "metadata.StepMetadata", "v1.CheckpointMetadata"),
     *("v1.training.CheckpointMetadata", "v1.training.RootMetadata"),
-    *("logging.step_statistics.RestoreStepStatistics", "logging.step_statistics.SaveStepStatistics"),
+    *("logging.RestoreStepStatistics", "logging.SaveStepStatistics"),
     *("metadata.ArrayMetadata", "metadata.NamedShardingMetadata", "metadata.ScalarMetadata"),
-    *("metadata.StorageMetadata", "metadata.value.Compression", "metadata.tree.ValueMetadataEntry"),
+    *("metadata.StorageMetadata", "metadata.value.Compression", "metadata.ValueMetadataEntry"),
     *("v1.serialization.DeserializationContext", "v1.serialization.DeserializationParam"),
     *("v1.serialization.SerializationContext", "type_handlers.ParamInfo", "SaveArgs"),
 }

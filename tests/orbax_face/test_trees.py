@@ -23,7 +23,7 @@ from orbax.checkpoint._src.metadata import tree as orbax_tree_metadata
 
 from penstock.orbax import checkpoint_utils, metadata, test_utils, transform_utils, tree, utils
 from penstock.orbax import value_metadata as penstock_sharding
-from penstock.orbax.stored_tree_metadata import TreeMetadata, build_default_tree_metadata
+from penstock.orbax.metadata import TreeMetadata, build_default_tree_metadata
 from penstock.orbax.value_metadata import ZarrMetadata
 
 orbax: Any = ocp

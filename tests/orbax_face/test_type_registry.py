@@ -19,7 +19,7 @@ from penstock.handlers.leaves import array, numpy_array, scalar
 from penstock.handlers.leaves import scalar as string
 from penstock.handlers.leaves.adapted_handler import AdaptedHandler
 from penstock.orbax import type_handlers as ours
-from penstock.orbax.database_merging import MergeProcessFiles
+from penstock.orbax.serialization import MergeProcessFiles
 from penstock.orbax.stage_workers import StageWorkers, TypeHandlerLookup, UnknownTypeError
 
 theirs: Any = ocp.type_handlers

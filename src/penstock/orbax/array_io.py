@@ -65,7 +65,7 @@ from penstock.embedding import (
     start_loop,
 )
 from penstock.errors import DuplicateNameError
-from penstock.orbax.background_work import in_thread
+from penstock.orbax.future import in_thread
 from penstock.orbax.item_files import check_document
 from penstock.orbax.leaf_args import ParamInfo, RestoreArgs
 from penstock.orbax.serialization import get_ts_context, json_spec

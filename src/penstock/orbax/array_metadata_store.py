@@ -30,7 +30,7 @@ import jax
 from penstock import Pipeline, SaveFormat
 from penstock.embedding import built_in, document_files, dtypes, file_names, kernel, run_sync
 from penstock.errors import SpecError
-from penstock.orbax.background_work import in_thread
+from penstock.orbax.future import in_thread
 from penstock.orbax.item_files import check_document, handler_path
 
 RANDOM_KEY_IMPL: Final = "random_key_impl"

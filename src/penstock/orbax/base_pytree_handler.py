@@ -41,15 +41,13 @@ from penstock.embedding import (
 )
 from penstock.errors import ConfigError, CorruptCheckpointError, NotACheckpointError, StorageError
 from penstock.orbax.array_metadata_store import Store, recorded_by, store_of, validate
-from penstock.orbax.background_work import awaited_as_raised, called_as_raised
 from penstock.orbax.checkpoint_args import (
     CheckpointArgs,
     DeferredPathAsyncCheckpointHandler,
     register_with_handler,
     wait_for_all,
 )
-from penstock.orbax.database_merging import MergeProcessFiles
-from penstock.orbax.future import Future, PipelineFuture
+from penstock.orbax.future import Future, PipelineFuture, awaited_as_raised, called_as_raised
 from penstock.orbax.item_files import bucket_url, path_text, place_of
 from penstock.orbax.joint_saves import JointDirectory, check_processes, joint_build_around
 from penstock.orbax.leaf_args import (
@@ -60,10 +58,11 @@ from penstock.orbax.leaf_args import (
     leaves_first,
 )
 from penstock.orbax.leaf_type_handlers import single_replica_keywords
-from penstock.orbax.measurements import WRITE, timed
+from penstock.orbax.logging import WRITE, timed
 from penstock.orbax.multihost import process_count
 from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions, PyTreeMetadataOptions
 from penstock.orbax.restore_tree import Reader, TreeRequest, describe_tree, restore_tree, with_markers
+from penstock.orbax.serialization import MergeProcessFiles
 from penstock.orbax.stage_workers import Flow, Limiters, StageWorkers, TypeHandlerLookup, UnknownTypeError
 from penstock.orbax.step_links import links_in_force
 from penstock.orbax.tree import get_param_names, is_empty_or_leaf, to_flat_dict

@@ -64,7 +64,7 @@ from penstock.orbax.joint_saves import (
     job_options,
     joint_place,
 )
-from penstock.orbax.measurements import READ, WRITE, WRITE_ASYNC, record_async_save, recorded, timed
+from penstock.orbax.logging import READ, WRITE, WRITE_ASYNC, record_async_save, recorded, timed
 from penstock.orbax.metadata import (
     Composite,
     MetadataStore,

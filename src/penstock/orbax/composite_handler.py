@@ -20,7 +20,6 @@ from penstock.embedding import DirectoryBuild, SharedDirectory, built_in, file_n
 from penstock.errors import ConfigError, PathError
 from penstock.items import Composite as Items
 from penstock.items import Json, PyTree
-from penstock.orbax.background_work import awaited_as_raised, together
 from penstock.orbax.base_pytree_handler import BasePyTreeCheckpointHandler, leaf_formats, start_joint_save
 from penstock.orbax.checkpoint_args import (
     AsyncCheckpointHandler,
@@ -37,11 +36,11 @@ from penstock.orbax.checkpoint_args import (
     saves_together,
     wait_for_all,
 )
-from penstock.orbax.future import Future, PipelineFuture, stopped
+from penstock.orbax.future import Future, PipelineFuture, awaited_as_raised, stopped, together
 from penstock.orbax.item_files import bucket_url, handler_path, is_there, path_text, place_of, store_at
 from penstock.orbax.joint_saves import JointDirectory, check_publishing, joint_build_around
 from penstock.orbax.leaf_args import items_first
-from penstock.orbax.measurements import WRITE, timed
+from penstock.orbax.logging import WRITE, timed
 from penstock.orbax.metadata import (
     Composite,
     CompositeItemMetadata,

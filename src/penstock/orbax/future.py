@@ -1,4 +1,4 @@
-"""Futures that a handler's `async_save` returns, of work that is running already."""
+"""Work of handlers: futures of what runs already, calls that block or run together, and their errors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,111 @@ __all__ = (
 )
 
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
-from penstock.embedding import start_loop
-from penstock.orbax.background_work import called_as_raised
+from anyio import create_task_group
+
+from penstock.embedding import failures as kept_failures
+from penstock.embedding import kernel, start_loop
+from penstock.errors import HandlerFailedError, StageFailedError
+
+T = TypeVar("T")
+
+
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Call a blocking function without blocking the event loop.
+
+    Cancellation:
+        Delivered once the function has returned.
+    """
+    return await kernel.Threads(1).run(function, *args)
+
+
+async def together(functions: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Run async functions concurrently; return their results in the same order.
+
+    Raises:
+        Exception: The first error, as it is. The other functions are cancelled.
+    """
+    if len(functions) == 1:
+        return [await functions[0]()]
+
+    results: dict[int, T] = {}
+    failures: list[Exception] = []
+    async with create_task_group() as tasks:
+
+        async def call(at: int, function: Callable[[], Awaitable[T]]) -> None:
+            try:
+                results[at] = await function()
+            except Exception as error:
+                failures.append(kept_failures.without_frame(error))
+                tasks.cancel_scope.cancel()
+            except BaseException as cancellation:
+                kept_failures.forget_locals(cancellation)  # task groups keep it in a reference cycle
+                raise
+            finally:
+                del function
+
+        for at, function in enumerate(functions):
+            tasks.start_soon(call, at, function)
+
+    if failures:
+        try:
+            raise failures[0]
+        finally:
+            failures.clear()  # the traceback refers to this frame
+
+    return [results[at] for at in range(len(functions))]
+
+
+def as_raised(error: BaseException) -> BaseException:
+    """Return the error of the handler in the place of the one that it is the cause of.
+
+    A note in it says which handler it was, and which leaf. Any other error is returned as it is.
+    """
+    cause = error.__cause__
+    if not isinstance(error, HandlerFailedError | StageFailedError) or not isinstance(cause, Exception):
+        return error
+
+    note = str(error)
+    if note not in getattr(cause, "__notes__", ()):
+        cause.add_note(note)
+
+    return cause
+
+
+def called_as_raised(function: Callable[..., T], *args: object) -> T:
+    """Return what a function returns.
+
+    Raises:
+        Exception: What it raises, see `as_raised`.
+    """
+    try:
+        return function(*args)
+    except HandlerFailedError as error:
+        raised = as_raised(error)
+
+    # Outside of the except clause: the two would refer to each other.
+    try:
+        raise raised
+    finally:
+        del raised  # its traceback refers to this frame
+
+
+async def awaited_as_raised(awaitable: Awaitable[T]) -> T:
+    """Do the same with what is awaited."""
+    try:
+        return await awaitable
+    except HandlerFailedError as error:
+        raised = as_raised(error)
+
+    try:
+        raise raised
+    finally:
+        del raised
+
 
 GRACE_S = 5.0
 """The seconds that the removal of a failed save waits for work that it cancelled."""

@@ -61,7 +61,7 @@ from penstock.orbax.array_io import (
 from penstock.orbax.array_metadata_store import RANDOM_KEY_IMPL
 from penstock.orbax.array_metadata_store import ArrayMetadata as RecordedArray
 from penstock.orbax.arrays import asked_placement, is_narrowed, jax_dtype, key_data
-from penstock.orbax.background_work import in_thread
+from penstock.orbax.future import in_thread
 from penstock.orbax.leaf_args import (
     ParamInfo,
     RestoreArgs,

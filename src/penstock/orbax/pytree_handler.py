@@ -29,10 +29,10 @@ from penstock.orbax.checkpoint_args import (
 from penstock.orbax.future import Future
 from penstock.orbax.item_files import bucket_url, path_text, place_of
 from penstock.orbax.leaf_args import ParamInfo, RestoreArgs
+from penstock.orbax.metadata import TreeMetadata, ValueMetadataEntry
 from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions, PyTreeMetadataOptions
 from penstock.orbax.restore_tree import empty_value
 from penstock.orbax.serialization import get_ts_context
-from penstock.orbax.stored_tree_metadata import TreeMetadata, ValueMetadataEntry
 from penstock.orbax.transform_utils import RestoreTransform, Transform, apply_transformations
 from penstock.orbax.tree import from_flat_dict, is_empty_node, str_keypath, to_flat_dict
 from penstock.orbax.value_metadata import Metadata

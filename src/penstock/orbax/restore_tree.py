@@ -52,10 +52,10 @@ from penstock.errors import (
     TreeDifference,
 )
 from penstock.orbax.arrays import asked_placement, is_narrowed, jax_dtype
-from penstock.orbax.background_work import in_thread
+from penstock.orbax.future import in_thread
 from penstock.orbax.leaf_args import ArrayRestoreArgs, ParamInfo, RestoreArgs
+from penstock.orbax.metadata import build_default_tree_metadata
 from penstock.orbax.stage_workers import as_stored
-from penstock.orbax.stored_tree_metadata import build_default_tree_metadata
 from penstock.orbax.type_handlers import PLACEHOLDER
 from penstock.orbax.value_metadata import (
     ArrayMetadata,

@@ -42,7 +42,7 @@ from penstock.embedding import (
     kernel,
 )
 from penstock.errors import HandlerError
-from penstock.orbax.background_work import in_thread
+from penstock.orbax.future import in_thread
 from penstock.orbax.item_files import handler_path
 from penstock.orbax.leaf_args import ParamInfo, RestoreArgs, SaveArgs
 from penstock.orbax.serialization import get_ts_context

@@ -26,9 +26,9 @@ from penstock.orbax.checkpoint_args import (
 )
 from penstock.orbax.future import Future
 from penstock.orbax.leaf_args import ArrayRestoreArgs, RestoreArgs
+from penstock.orbax.metadata import TreeMetadata, build_default_tree_metadata
 from penstock.orbax.options import MultiprocessingOptions, PyTreeMetadataOptions
 from penstock.orbax.pytree_handler import PyTreeCheckpointHandler, PyTreeRestoreArgs, PyTreeSaveArgs
-from penstock.orbax.stored_tree_metadata import TreeMetadata, build_default_tree_metadata
 from penstock.orbax.tree import PyTree, to_flat_dict, tuple_path_from_keypath
 from penstock.orbax.type_handlers import PLACEHOLDER
 from penstock.orbax.value_metadata import ArrayMetadata, Metadata, ScalarMetadata, StringMetadata

@@ -49,7 +49,6 @@ import numpy as np
 
 from penstock.embedding import kernel
 from penstock.orbax.array_metadata_store import Store
-from penstock.orbax.database_merging import is_ocdbt_checkpoint, merge_ocdbt_per_process_files
 from penstock.orbax.installation import loaded_orbax
 from penstock.orbax.leaf_args import (
     ArrayRestoreArgs,
@@ -73,6 +72,8 @@ from penstock.orbax.serialization import (
     get_json_tspec_read,
     get_json_tspec_write,
     get_ts_context,
+    is_ocdbt_checkpoint,
+    merge_ocdbt_per_process_files,
 )
 from penstock.orbax.stage_workers import TypeHandler
 

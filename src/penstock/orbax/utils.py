@@ -52,7 +52,7 @@ import numpy as np
 
 from penstock.embedding import built_in, file_names
 from penstock.orbax.arrays import to_shape_dtype_struct
-from penstock.orbax.measurements import record_saved_duration
+from penstock.orbax.logging import record_saved_duration
 from penstock.orbax.multihost import (
     broadcast_one_to_all,
     fully_replicated_host_local_array_to_global_array,

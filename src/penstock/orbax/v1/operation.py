@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from penstock import MemoryRegulator
 from penstock.embedding import LoopHandle, failures, kernel, start_loop
 from penstock.errors import PenstockError, RunningLoopError
-from penstock.orbax.background_work import as_raised
+from penstock.orbax.future import as_raised
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

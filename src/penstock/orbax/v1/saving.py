@@ -46,7 +46,7 @@ from penstock.embedding import (
 from penstock.errors import ConfigError, NoHandlerError, PathError
 from penstock.items import Composite as Items
 from penstock.items import Json, PyTree
-from penstock.orbax.background_work import together
+from penstock.orbax.future import together
 from penstock.orbax.joint_saves import (
     check_processes,
     check_publishing,

@@ -22,8 +22,8 @@ from typing import Any, Self, TypeAlias, cast, final
 from penstock.embedding import kernel, step_number
 from penstock.orbax import policies as preservation_policies
 from penstock.orbax import policies as save_decision_policies
+from penstock.orbax.logging import SaveTimes, StandardLogger, log_restore, log_save
 from penstock.orbax.manager_steps import CheckpointInfo, CheckpointManagerOptions, ManagerSteps, StepChange
-from penstock.orbax.measurements import SaveTimes, StandardLogger, log_restore, log_save
 from penstock.orbax.options import FileOptions
 from penstock.orbax.policies import (
     AnySavePolicy,
