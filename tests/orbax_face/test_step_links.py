@@ -12,7 +12,7 @@ import pytest
 import penstock.orbax as ocp
 from penstock.directory_builds import DirectoryBuild
 from penstock.handlers import LocalStore
-from penstock.orbax.step_links import StepLinks
+from penstock.orbax.enclosing_save import StepLinks
 
 
 def test_what_is_known_of_a_step_is_noted_before_anybody_can_replace_it(tmp_path: Path) -> None:

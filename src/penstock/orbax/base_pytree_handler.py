@@ -16,11 +16,12 @@ __all__ = (
 
 import math
 import os
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeGuard, TypeVar, final
+from typing import Any, Final, Literal, TypeAlias, TypeGuard, TypeVar, final
 
 import jax
 import numpy as np
@@ -31,6 +32,7 @@ from penstock import SaveArgs as LeafFormat
 from penstock.embedding import (
     CUSTOM,
     BaseIfWhole,
+    JointBuild,
     KnownValues,
     LoopThread,
     TreeDirectory,
@@ -47,9 +49,9 @@ from penstock.orbax.checkpoint_args import (
     register_with_handler,
     wait_for_all,
 )
+from penstock.orbax.enclosing_save import JointDirectory, joint_build_around, links_in_force
 from penstock.orbax.future import Future, PipelineFuture, awaited_as_raised, called_as_raised
 from penstock.orbax.item_files import bucket_url, path_text, place_of
-from penstock.orbax.joint_saves import JointDirectory, check_processes, joint_build_around
 from penstock.orbax.leaf_args import (
     PathAwaitingCreation,
     RestoreArgs,
@@ -60,16 +62,17 @@ from penstock.orbax.leaf_args import (
 from penstock.orbax.leaf_type_handlers import single_replica_keywords
 from penstock.orbax.logging import WRITE, timed
 from penstock.orbax.multihost import process_count
-from penstock.orbax.options import MemoryLimitOptions, MultiprocessingOptions, PyTreeMetadataOptions
+from penstock.orbax.options import (
+    MemoryLimitOptions,
+    MultiprocessingOptions,
+    PyTreeMetadataOptions,
+    check_processes,
+)
 from penstock.orbax.restore_tree import Reader, TreeRequest, describe_tree, restore_tree, with_markers
 from penstock.orbax.serialization import MergeProcessFiles
 from penstock.orbax.stage_workers import Flow, Limiters, StageWorkers, TypeHandlerLookup, UnknownTypeError
-from penstock.orbax.step_links import links_in_force
 from penstock.orbax.tree import get_param_names, is_empty_or_leaf, to_flat_dict
 from penstock.orbax.type_handlers import default_registry
-
-if TYPE_CHECKING:  # one process needs nothing of it
-    from penstock.embedding import JointBuild
 
 T = TypeVar("T")
 
@@ -346,6 +349,32 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
     def _prioritise(self, item: Any) -> Callable[[kernel.KeyPath], bool] | None:
         function = self._is_first
         return None if function is None else leaves_first(item, lambda path: _comes_first(function(path)))
+
+
+class TreeHandler(DeferredPathAsyncCheckpointHandler):
+    """A handler of trees that has a `BasePyTreeCheckpointHandler` do the work."""
+
+    @property
+    @abstractmethod
+    def base(self) -> BasePyTreeCheckpointHandler:
+        """The handler that does the work."""
+
+    @property
+    def has_own_records(self) -> bool:
+        """See `BasePyTreeCheckpointHandler.has_own_records`."""
+        return self.base.has_own_records
+
+    def about(self, directory: Any) -> CheckpointMetadata:
+        """Return what `penstock.Checkpointer.metadata` does."""
+        return self.base.about(directory)
+
+    def finalize(self, directory: Any) -> None:
+        """Complete a tree that several processes wrote."""
+        self.base.finalize(directory)
+
+    def close(self) -> None:
+        """Release the handler's resources. Using the handler again reacquires them."""
+        self.base.close()
 
 
 @register_with_handler(BasePyTreeCheckpointHandler, for_save=True)

@@ -17,14 +17,14 @@ __all__ = (
 import abc
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as ThreadFuture
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, cast, final
+from typing import Any, Protocol, Self, TypeAlias, cast, final
 
 import jax
 
@@ -32,6 +32,7 @@ from penstock import Checkpointer as NativeCheckpointer
 from penstock import CheckpointMetadata, JobOptions
 from penstock.embedding import (
     DirectoryBuild,
+    JointBuild,
     LoopThread,
     SharedDirectory,
     built_in,
@@ -51,19 +52,16 @@ from penstock.orbax.checkpoint_args import (
     saves_together,
 )
 from penstock.orbax.composite_handler import CompositeCheckpointHandler
-from penstock.orbax.future import ChainedFuture, Future, all_futures, cancel_all, remaining_secs, stopped
-from penstock.orbax.item_files import bucket_url, handler_path, path_as_given, path_text
-from penstock.orbax.joint_saves import (
+from penstock.orbax.enclosing_save import (
     JointDirectory,
-    active_processes,
-    check_processes,
-    check_publishing,
+    StepLinks,
     described_json,
     described_message,
-    is_joint,
-    job_options,
     joint_place,
+    links_in_force,
 )
+from penstock.orbax.future import ChainedFuture, Future, all_futures, cancel_all, remaining_secs, stopped
+from penstock.orbax.item_files import bucket_url, handler_path, path_as_given, path_text
 from penstock.orbax.logging import READ, WRITE, WRITE_ASYNC, record_async_save, recorded, timed
 from penstock.orbax.metadata import (
     Composite,
@@ -80,15 +78,16 @@ from penstock.orbax.options import (
     AtomicityOptions,
     FileOptions,
     MultiprocessingOptions,
+    active_processes,
+    check_processes,
     is_in_place,
+    is_joint,
+    job_options,
+    saves_jointly,
 )
 from penstock.orbax.plain_handlers import JsonSaveArgs, ProtoSaveArgs, get_legacy_handler_wrapper
 from penstock.orbax.pytree_handler import PyTreeCheckpointHandler
 from penstock.orbax.standard_handler import StandardCheckpointHandler, StandardRestoreArgs, StandardSaveArgs
-from penstock.orbax.step_links import StepLinks, links_in_force
-
-if TYPE_CHECKING:
-    from penstock.embedding import JointBuild
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +159,10 @@ class Checkpointer(AbstractCheckpointer):
         self._file_options = file_options
         self._atomicity_options = atomicity_options
         self._store = built_in.LocalStore()
-        self._joint_saves = JointSaves(multiprocessing_options)
+        self._joint_loop = LoopThread(
+            partial(_open_for_job, multiprocessing_options), name="penstock.orbax.joint"
+        )
+        self._callback: Callable[[], None] | None = None
         self._metadata_store = checkpoint_metadata_store or MetadataStore(enable_write=True)
         self._check_metadata_store()
 
@@ -199,22 +201,8 @@ class Checkpointer(AbstractCheckpointer):
             Exception: What the handler raises.
         """
         with recorded(WRITE):
-            if self._saves_whole(directory):
-                ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
-                self._save_jointly(directory, ckpt_args, custom_metadata, force)
-                return
-
-            building = self._building(directory, force=force)
-            building.check()
-            ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
-            building.create()
-            try:
-                self._begin(building, time.time_ns())
-                self._handler.save(handler_path(building.path), args=ckpt_args)
-                self._complete(building, custom_metadata)
-            except BaseException:
-                building.discard()
-                raise
+            save = self._new_save(directory, args, kwargs, force=force, custom_metadata=custom_metadata)
+            save.finish(save.stage(), None)
 
     def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Return the object that is saved in a directory.
@@ -268,7 +256,7 @@ class Checkpointer(AbstractCheckpointer):
         with ExitStack() as ends:  # backwards; one that fails does not keep the others
             ends.callback(self._metadata_store.close)
             ends.callback(self._handler.close)
-            ends.callback(self._joint_saves.close)
+            ends.callback(self._joint_loop.close)
 
     def __enter__(self) -> Self:
         return self
@@ -281,9 +269,53 @@ class Checkpointer(AbstractCheckpointer):
     ) -> None:
         self.close()
 
-    def _building(self, directory: str | os.PathLike[str], *, force: bool) -> DirectoryBuild:
+    def _new_save(
+        self,
+        directory: str | os.PathLike[str],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        force: bool,
+        custom_metadata: dict[str, Any] | None,
+        in_background: bool = False,
+    ) -> HandlerSave:
+        """Return a save that may begin: by this process, with others, or of a whole checkpoint.
+
+        Raises:
+            ValueError: If something is there that may not be replaced, or it cannot be published as asked.
+            PeerError: If other processes of the job save something else.
+        """
+        url = bucket_url(directory)
+        if url is not None:
+            check_handler(self._handler, url)
+            check_options(self._processes, self._file_options, url)
+            jointly = is_joint(self._processes)
+        else:
+            mode = self._file_options.path_permission_mode
+            jointly = saves_jointly(self._processes, self._atomicity_options, mode)
+
+        if url is None and not jointly:
+            return self._save_alone(directory, args, kwargs, force, custom_metadata, in_background)
+
+        ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
+        # Handlers of trees publish the checkpoint of a job themselves, and every handler does in a bucket.
+        if url is not None or (not self._processes.active_processes and saves_together(self._handler)):
+            place = JointDirectory(paths.path_or_url(directory), force, custom_metadata, jointly)
+            return _WholeSave(self._handler, ckpt_args, place, self._callback)
+
+        return self._save_with_others(directory, ckpt_args, force, custom_metadata)
+
+    def _save_alone(
+        self,
+        directory: str | os.PathLike[str],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        force: bool,
+        custom_metadata: dict[str, Any] | None,
+        in_background: bool,
+    ) -> HandlerSave:
         links = links_in_force()
-        return DirectoryBuild(
+        building = DirectoryBuild(
             self._store,
             path_text(handler_path(directory)),
             overwrite=force,
@@ -291,91 +323,32 @@ class Checkpointer(AbstractCheckpointer):
             mode=self._file_options.path_permission_mode,
             before_publishing=None if links is None else links.complete,
         )
+        building.check()
+        ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
+        begin = partial(self._begin, building, time.time_ns())
+        complete = partial(self._complete, building, custom_metadata)
+        return _DirectorySave(self._handler, ckpt_args, building, begin, complete, in_background)
 
-    def _saves_whole(self, directory: str | os.PathLike[str]) -> bool:
-        """Return whether penstock builds the whole checkpoint: in a bucket, or with all processes of the job.
-
-        Raises:
-            PathError: If the handler cannot save to the bucket.
-            ConfigError: If it is to be published in a way that is not possible there.
-        """
-        url = bucket_url(directory)
-        if url is None:
-            return self._is_joint()
-
-        check_handler(self._handler, url)
-        check_options(self._processes, self._file_options, url)
-        return True
-
-    def _is_joint(self) -> bool:
-        """Return whether all processes of the job save together; False if this one saves by itself.
-
-        Raises:
-            ConfigError: If it is to be published in a way that several processes cannot.
-        """
-        check_processes(self._processes)
-        if not is_joint(self._processes):
-            return False
-
-        check_publishing(self._atomicity_options, self._file_options.path_permission_mode)
-        return True
-
-    def _save_jointly(
+    def _save_with_others(
         self,
         directory: str | os.PathLike[str],
         ckpt_args: Any,
-        custom_metadata: dict[str, Any] | None,
         force: bool,
-    ) -> None:
-        if self._hands_on_whole(directory):
-            joint = self._joint_directory(directory, force, custom_metadata)
-            with self._refusal_to_others(joint):
-                self._handler.save(joint, args=ckpt_args)
-            return
-
-        save = self._begin_jointly(directory, ckpt_args, custom_metadata, force)
-        save.finish(save.call(self._handler, ckpt_args), None, self._complete_part)
-
-    def _joint_directory(
-        self, directory: str | os.PathLike[str], force: bool, custom_metadata: dict[str, Any] | None
-    ) -> JointDirectory:
-        jointly = is_joint(self._processes)
-        return JointDirectory(paths.path_or_url(directory), force, custom_metadata, jointly)
-
-    @contextmanager
-    def _refusal_to_others(self, joint: JointDirectory) -> Generator[None]:
-        """Tell the other processes of a failure before this one has begun: they would wait for it."""
-        try:
-            yield
-        except Exception as error:
-            if joint.jointly and not joint.begun.is_set():
-                refuse_save(joint.path, error, JobOptions())
-            raise
-
-    def _hands_on_whole(self, directory: str | os.PathLike[str]) -> bool:
-        """Return whether the handler publishes the checkpoint itself, as those of a tree do for a job."""
-        if bucket_url(directory) is not None:
-            return True
-
-        return not self._processes.active_processes and saves_together(self._handler)
-
-    def _begin_jointly(
-        self,
-        directory: str | os.PathLike[str],
-        ckpt_args: Any,
         custom_metadata: dict[str, Any] | None,
-        force: bool,
-    ) -> JointSave:
+    ) -> HandlerSave:
         """Begin to save together with the other processes, by a handler that writes files."""
         begun_ns = time.time_ns()
 
-        def complete(place: Any) -> None:
-            building = SharedDirectory(self._store, path_text(place))
+        def complete(build: JointBuild) -> None:
+            building = SharedDirectory(self._store, build.place)
             self._begin(building, begun_ns)
             self._complete(building, custom_metadata)
 
         asked = described_call(ckpt_args, custom_metadata)
-        return self._joint_saves.begin(path_text(handler_path(directory)), asked, complete, overwrite=force)
+        begin = partial(JointBuild.begin, overwrite=force)
+        build = self._joint_loop.call(begin, path_text(handler_path(directory)), asked, complete)
+        wrote = partial(self._complete_part, handler_path(build.place))
+        return _JointSave(self._handler, ckpt_args, build, wrote, keep=self._joint_loop)
 
     def _complete_part(self, place: Any) -> None:
         """Make durable what this process wrote beside others."""
@@ -389,7 +362,12 @@ class Checkpointer(AbstractCheckpointer):
         about = encode_step_metadata(StepMetadata(init_timestamp_nsecs=begun_ns))
         self._metadata_store.write(step_metadata_file_path(handler_path(building.path)), about)
 
-    def _complete(self, building: Building, custom_metadata: dict[str, Any] | None) -> None:
+    def _complete(
+        self,
+        building: Building,
+        custom_metadata: dict[str, Any] | None,
+        check_time: Callable[[], object] | None = None,
+    ) -> None:
         """Let the handler complete what it wrote, write the metadata, and publish."""
         path = handler_path(building.path)
         known = StepMetadata(custom_metadata=custom_metadata or {}, item_handlers=self._item_handlers(path))
@@ -398,13 +376,14 @@ class Checkpointer(AbstractCheckpointer):
         recorded_now = {name: about[name] for name in ("item_handlers", "custom_metadata")}
         self._metadata_store.update(file, **recorded_now)
         self._handler.finalize(path)
-        self._before_publishing()
+        if check_time is not None:
+            check_time()  # what the handler completed took time, too
+        if self._callback is not None:
+            self._callback()
+
         self._metadata_store.update(file, commit_timestamp_nsecs=time.time_ns())
         self._metadata_store.wait_until_finished()
         building.publish(synced=self._durable)
-
-    def _before_publishing(self) -> None:
-        """Called when everything is written."""
 
     def _item_handlers(self, path: Any) -> Any:
         if isinstance(self._handler, CompositeCheckpointHandler):
@@ -473,10 +452,9 @@ class AsyncCheckpointer(Checkpointer):
         if self._timeout_s <= 0:
             raise ConfigError("timeout_secs", f"must be positive, but got {self._timeout_s} seconds.")
 
-        self._callback: Callable[[], None] | None = async_options.post_finalization_callback
+        self._callback = async_options.post_finalization_callback
         self._pending: ThreadFuture[None] | None = None
-        self._cleaning: ThreadFuture[bool] | None = None
-        self._waiting_since: float | None = None  # of a save that this process makes by itself
+        self._latest: HandlerSave | None = None
         self._futures: Sequence[Future] = ()
         self._cancelled = False
 
@@ -517,38 +495,26 @@ class AsyncCheckpointer(Checkpointer):
             self.wait_until_finished()
 
         with timed(*[f"{prefix}blocking_duration_secs" for prefix in WRITE_ASYNC]):
-            if self._saves_whole(directory):
-                ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
-                finish = self._staged_jointly(directory, ckpt_args, custom_metadata, force)
-                self._pending = start_thread(self._await_joint, finish, begun, name="penstock.orbax.save")
-                return
-
-            building = self._building(directory, force=force)
-            building.check()
-            ckpt_args = construct_checkpoint_args(self._handler, True, *args, **kwargs)
-            building.create()
+            save = self._new_save(
+                directory,
+                args,
+                kwargs,
+                force=force,
+                custom_metadata=custom_metadata,
+                in_background=True,
+            )
             staged: ThreadFuture[Sequence[Future]] = ThreadFuture()
+            # Not a daemon: the checkpoint is completed even if the program ends without waiting. Started
+            # before other threads have work, which would make the caller wait for the interpreter.
+            pending = start_thread(self._finish, save, staged, begun, name="penstock.orbax.save")
             try:
-                # Not a daemon: the checkpoint is completed even if the program ends without waiting. Started
-                # before other threads have work, which would make the caller wait for the interpreter.
-                pending = start_thread(
-                    self._commit,
-                    building,
-                    staged,
-                    custom_metadata,
-                    (begun, time.time_ns()),
-                    name="penstock.orbax.save",
-                )
-                found = run_sync(
-                    partial(self._handler.async_save, handler_path(building.path), args=ckpt_args)
-                )
+                futures = save.stage()
             except BaseException:
                 staged.cancel()
-                building.discard()
                 raise
 
-            self._cancelled, self._futures, self._pending = False, all_futures(found), pending
-            staged.set_result(self._futures)
+            self._cancelled, self._latest, self._futures, self._pending = False, save, futures, pending
+            staged.set_result(futures)
 
     def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Return the object saved in a directory. Waits for a running save first; see `Checkpointer`."""
@@ -583,8 +549,8 @@ class AsyncCheckpointer(Checkpointer):
         try:
             self.wait_until_finished()
         finally:
-            if self._cleaning is not None:
-                self._cleaning.result()
+            if self._latest is not None and self._latest.cleaning is not None:
+                self._latest.cleaning.result()
             super().close()
 
     def _raise_from(self, pending: ThreadFuture[None]) -> None:
@@ -597,81 +563,23 @@ class AsyncCheckpointer(Checkpointer):
             if not self._cancelled:
                 raise
 
-    def _commit(
-        self,
-        building: DirectoryBuild,
-        staged: ThreadFuture[Sequence[Future]],
-        custom_metadata: dict[str, Any] | None,
-        begun: tuple[float, int],
-    ) -> None:
-        """Wait until everything is written, then publish it. Runs in a thread of its own.
-
-        Every file that the checkpointer itself writes is written here: a caller waits for no disk.
+    def _finish(self, save: HandlerSave, staged: ThreadFuture[Sequence[Future]], begun_s: float) -> None:
+        """Wait until everything is written and visible. Runs in a thread of its own.
 
         Args:
-            building: The directory.
-            staged: What `async_save` returns; cancelled if it fails, and then there is nothing to do.
-            custom_metadata: See `Checkpointer.save`.
-            begun: When the save began: by `time.perf_counter`, and by `time.time_ns`.
+            save: The save.
+            staged: What still writes; cancelled if staging failed, and then there is nothing to do.
+            begun_s: When the save began, by `time.perf_counter`.
         """
-        begun_s, begun_ns = begun
         try:
             futures = staged.result()
         except CancelledError:
             return
 
-        self._waiting_since = time.monotonic()
-        try:
-            with timed(f"{WRITE}background_duration_secs"):
-                self._begin(building, begun_ns)
-                with timed(f"{WRITE}background_ts_duration_secs"):
-                    ChainedFuture(futures, lambda: None).result(self._timeout_s)
-                with timed(f"{WRITE}background_finalize_secs"):
-                    self._complete(building, custom_metadata)
-        except TimeoutError:
-            # The caller gets the error now, and not when what takes too long has ended.
-            self._cleaning = start_thread(_clean_up, building, futures, name="penstock.orbax.cleaning")
-            raise
-        except BaseException as error:
-            if not _clean_up(building, futures):
-                error.add_note(f"{handler_path(building.path)} is still being written, and was not removed")
-            raise
-
-        record_async_save(begun_s)
-
-    def _staged_jointly(
-        self,
-        directory: str | os.PathLike[str],
-        ckpt_args: Any,
-        custom_metadata: dict[str, Any] | None,
-        force: bool,
-    ) -> Callable[[], None]:
-        """Start to save together with the other processes. Returns what waits for it, once all is copied."""
-        self._cancelled = False
-        if not self._hands_on_whole(directory):
-            save = self._begin_jointly(directory, ckpt_args, custom_metadata, force)
-            self._futures = save.call(self._handler, ckpt_args)
-            return partial(save.finish, self._futures, self._timeout_s, self._complete_part)
-
-        joint = self._joint_directory(directory, force, custom_metadata)
-        with self._refusal_to_others(joint):
-            self._futures = all_futures(run_sync(partial(self._handler.async_save, joint, args=ckpt_args)))
-
-        then = self._before_publishing if is_primary_host(0) else _nothing
-        return partial(_await_all, self._futures, self._timeout_s, then)
-
-    def _await_joint(self, finish: Callable[[], None], begun_s: float) -> None:
-        """Wait until all processes have saved, and the checkpoint is visible. Runs in a thread of its own."""
         with timed(f"{WRITE}background_duration_secs"):
-            finish()
+            save.finish(futures, self._timeout_s)
 
         record_async_save(begun_s)
-
-    def _before_publishing(self) -> None:
-        if self._waiting_since is not None:
-            remaining_secs(self._waiting_since, self._timeout_s)  # what the handler completed took time, too
-        if self._callback is not None:
-            self._callback()
 
 
 class PyTreeCheckpointer(Checkpointer):
@@ -834,95 +742,182 @@ def metadata_in_bucket(handler: Any, url: str) -> StepMetadata:
     )
 
 
-@final
-class JointSaves:
-    """Begins such saves. It owns an event loop in a thread, from the first one until `close`.
+class HandlerSave(abc.ABC):
+    """One save by a handler. `stage` is called in the thread of the caller, `finish` then in any.
 
-    Args:
-        options: Which processes save.
+    Attributes:
+        cleaning: The removal of what a save wrote that took too long; None if there was none.
     """
 
-    def __init__(self, options: MultiprocessingOptions) -> None:
-        self._loop = LoopThread(partial(_opened, options), name="penstock.orbax.joint")
+    cleaning: ThreadFuture[bool] | None = None
 
-    def begin(
-        self, path: str, asked: Sequence[str], complete: Callable[[Any], object], *, overwrite: bool
-    ) -> JointSave:
-        """Return once all processes want to save the same, and there is a place to write to.
+    def __init__(self, handler: Any, args: Any) -> None:
+        self.handler = handler
+        self.args = args
 
-        Args:
-            path: Of the checkpoint.
-            asked: See `JointBuild.begin`.
-            complete: Writes into the place what is written once; see there, too.
-            overwrite: Whether a checkpoint that is there may be replaced.
+    @abc.abstractmethod
+    def stage(self) -> Sequence[Future]:
+        """Have the handler copy the object; return the futures of what it writes in the background.
 
         Raises:
-            PeerError: If the processes differ, or one of them does not come.
-            ValueError: If something exists at `path` and `overwrite` is off.
+            Exception: What the handler raises, or what ended the save elsewhere. Nothing of it stays then.
         """
-        from penstock.embedding import JointBuild
 
-        def completed(build: JointBuild) -> None:
-            complete(handler_path(build.place))
+    @abc.abstractmethod
+    def finish(self, futures: Sequence[Future], timeout_s: float | None) -> None:
+        """Wait until the checkpoint is visible.
 
-        begin = partial(JointBuild.begin, overwrite=overwrite)
-        build = self._loop.call(begin, path, asked, completed)
-        return JointSave(build, self._loop, links_in_force())
-
-    def close(self) -> None:
-        """End the thread."""
-        self._loop.close()
+        Raises:
+            TimeoutError: If it is not written within `timeout_s`.
+            Exception: What the save failed with. Nothing of it stays then.
+        """
 
 
 @final
-class JointSave:
-    """One of them, for the threads that call handlers and wait for what those write.
+class _DirectorySave(HandlerSave):
+    """Has a handler fill a directory, and publishes that. Every document is written in `finish`.
 
     Args:
-        build: The save.
+        handler: Fills it.
+        args: Of the handler.
+        building: The directory.
+        begin: Records that the save has begun.
+        complete: Completes and publishes what was written; first calls what it is given.
+        in_background: Whether the handler writes in the background.
+    """
+
+    def __init__(
+        self,
+        handler: Any,
+        args: Any,
+        building: DirectoryBuild,
+        begin: Callable[[], None],
+        complete: Callable[[Callable[[], object]], None],
+        in_background: bool,
+    ) -> None:
+        super().__init__(handler, args)
+        self._building = building
+        self._begin = begin
+        self._complete = complete
+        self._in_background = in_background
+
+    def stage(self) -> Sequence[Future]:
+        self._building.create()
+        place = handler_path(self._building.path)
+        try:
+            if self._in_background:
+                return all_futures(run_sync(partial(self.handler.async_save, place, args=self.args)))
+
+            self.handler.save(place, args=self.args)
+        except BaseException:
+            self._building.discard()
+            raise
+
+        return ()
+
+    def finish(self, futures: Sequence[Future], timeout_s: float | None) -> None:
+        started = time.monotonic()
+        try:
+            self._begin()
+            with self._timed("background_ts_duration_secs"):
+                ChainedFuture(futures, lambda: None).result(timeout_s)
+            with self._timed("background_finalize_secs"):
+                self._complete(lambda: remaining_secs(started, timeout_s))
+        except BaseException as error:
+            if isinstance(error, TimeoutError) and timeout_s is not None:
+                # The caller gets the error now, and not when what takes too long has ended.
+                self.cleaning = start_thread(
+                    _clean_up, self._building, futures, name="penstock.orbax.cleaning"
+                )
+            elif not _clean_up(self._building, futures):
+                place = handler_path(self._building.path)
+                error.add_note(f"{place} is still being written, and was not removed")
+            raise
+
+    def _timed(self, name: str) -> AbstractContextManager[None]:
+        return timed(WRITE + name) if self._in_background else nullcontext()
+
+
+@final
+class _WholeSave(HandlerSave):
+    """Has a handler save and publish a whole checkpoint: with all processes of a job, or to a bucket.
+
+    Args:
+        handler: Saves it.
+        args: Of the handler.
+        place: Of the checkpoint.
+        then: Called by the primary process when all is written.
+    """
+
+    def __init__(
+        self, handler: Any, args: Any, place: JointDirectory, then: Callable[[], None] | None
+    ) -> None:
+        super().__init__(handler, args)
+        self._place = place
+        self._then = then
+
+    def stage(self) -> Sequence[Future]:
+        place = self._place
+        try:
+            return all_futures(run_sync(partial(self.handler.async_save, place, args=self.args)))
+        except Exception as error:
+            if place.jointly and not place.begun.is_set():
+                refuse_save(place.path, error, JobOptions())  # the other processes would wait for this one
+            raise
+
+    def finish(self, futures: Sequence[Future], timeout_s: float | None) -> None:
+        try:
+            ChainedFuture(futures, self._written).result(timeout_s)
+        except BaseException:
+            cancel_all(futures)
+            raise
+
+    def _written(self) -> None:
+        if self._then is not None and is_primary_host(0):
+            self._then()
+
+
+@final
+class _JointSave(HandlerSave):
+    """Has a handler write the part of this process, of a directory that all processes of a job fill.
+
+    Args:
+        handler: Writes it.
+        args: Of the handler.
+        build: The directory.
+        wrote: Called when this process has written.
         keep: What must live as long as the save.
-        links: Of the step that it saves, if a manager does.
     """
 
-    def __init__(self, build: JointBuild, keep: object, links: StepLinks | None = None) -> None:
+    def __init__(
+        self, handler: Any, args: Any, build: JointBuild, wrote: Callable[[], None], keep: object
+    ) -> None:
+        super().__init__(handler, args)
         self._build = build
+        self._wrote = wrote
         self._keep = keep
-        self._links = links or StepLinks("", None)
+        self._links = links_in_force() or StepLinks("", None)
 
-    def call(self, handler: Any, args: Any) -> Sequence[Future]:
-        """Have a handler write this process's part; return the futures of what it writes in the background.
-
-        Raises:
-            Exception: What the handler raises, or what ended the save in another process. It is ended in all
-                of them.
-        """
+    def stage(self) -> Sequence[Future]:
         place = handler_path(self._build.place)
         futures: list[Future] = []
         try:
             with joint_place(self._build):
-                if isinstance(handler, AsyncCheckpointHandler):
-                    work = partial(handler.async_save, place, args=args)
+                if isinstance(self.handler, AsyncCheckpointHandler):
+                    work = partial(self.handler.async_save, place, args=self.args)
                     futures += all_futures(run_sync(partial(self._build.unless_ended, work)))
                 else:
-                    handler.save(place, args=args)
+                    self.handler.save(place, args=self.args)
         except BaseException as error:
             self._end(error)
 
         self._build.when_ended(partial(cancel_all, futures))
         return futures
 
-    def finish(
-        self, futures: Sequence[Future], timeout_s: float | None, wrote: Callable[[Any], object]
-    ) -> None:
-        """Wait until all is written here, call `wrote(place)`, and wait until the checkpoint is visible.
-
-        Raises:
-            TimeoutError: If this process has not written within `timeout_s`.
-            Exception: What ended the save, here or in another process.
-        """
+    def finish(self, futures: Sequence[Future], timeout_s: float | None) -> None:
         started = time.monotonic()
         try:
-            ChainedFuture(futures, partial(wrote, handler_path(self._build.place))).result(timeout_s)
+            ChainedFuture(futures, self._wrote).result(timeout_s)
         except BaseException as error:
             stopped(futures)
             self._end(error)
@@ -949,7 +944,7 @@ class JointSave:
         raise error
 
 
-def _opened(options: MultiprocessingOptions) -> NativeCheckpointer:
+def _open_for_job(options: MultiprocessingOptions) -> NativeCheckpointer:
     return NativeCheckpointer(job=job_options(options))
 
 
@@ -983,15 +978,3 @@ def _clean_up(building: DirectoryBuild, futures: Sequence[Future]) -> bool:
         building.release()
 
     return has_stopped
-
-
-def _nothing() -> None:
-    """Do what processes other than the primary do when all is written."""
-
-
-def _await_all(futures: Sequence[Future], timeout_s: float, then: Callable[[], None]) -> None:
-    try:
-        ChainedFuture(futures, then).result(timeout_s)
-    except BaseException:
-        cancel_all(futures)
-        raise

@@ -20,7 +20,12 @@ from penstock.embedding import DirectoryBuild, SharedDirectory, built_in, file_n
 from penstock.errors import ConfigError, PathError
 from penstock.items import Composite as Items
 from penstock.items import Json, PyTree
-from penstock.orbax.base_pytree_handler import BasePyTreeCheckpointHandler, leaf_formats, start_joint_save
+from penstock.orbax.base_pytree_handler import (
+    BasePyTreeCheckpointHandler,
+    TreeHandler,
+    leaf_formats,
+    start_joint_save,
+)
 from penstock.orbax.checkpoint_args import (
     AsyncCheckpointHandler,
     CheckpointArgs,
@@ -36,9 +41,9 @@ from penstock.orbax.checkpoint_args import (
     saves_together,
     wait_for_all,
 )
+from penstock.orbax.enclosing_save import JointDirectory, joint_build_around
 from penstock.orbax.future import Future, PipelineFuture, awaited_as_raised, stopped, together
 from penstock.orbax.item_files import bucket_url, handler_path, is_there, path_text, place_of, store_at
-from penstock.orbax.joint_saves import JointDirectory, check_publishing, joint_build_around
 from penstock.orbax.leaf_args import items_first
 from penstock.orbax.logging import WRITE, timed
 from penstock.orbax.metadata import (
@@ -54,10 +59,10 @@ from penstock.orbax.options import (
     AtomicityOptions,
     FileOptions,
     MultiprocessingOptions,
+    check_publishing,
     is_in_place,
 )
 from penstock.orbax.plain_handlers import JsonCheckpointHandler, WrapperArgs, get_legacy_handler_wrapper
-from penstock.orbax.pytree_handler import PyTreeCheckpointHandler
 from penstock.orbax.restore_tree import with_markers
 from penstock.orbax.stage_workers import UnknownTypeError
 from penstock.orbax.standard_handler import StandardCheckpointHandler
@@ -481,7 +486,7 @@ def _tree(handler: Any, args: Any) -> _Tree:
     if isinstance(handler, StandardCheckpointHandler):
         return _Tree(handler.base, handler.checked(args), args)
 
-    return _Tree(handler.base if isinstance(handler, PyTreeCheckpointHandler) else handler, args.item, args)
+    return _Tree(handler.base if isinstance(handler, TreeHandler) else handler, args.item, args)
 
 
 @final

@@ -32,11 +32,18 @@ from penstock.embedding import (
 )
 from penstock.embedding import step_directory as on_disk
 from penstock.errors import ConfigError, NotACheckpointError, StorageError
+from penstock.orbax.enclosing_save import StepLinks
 from penstock.orbax.item_files import bucket_url, path_text, place_of, store_at
-from penstock.orbax.joint_saves import is_joint, job_options
 from penstock.orbax.metadata import RootMetadata
 from penstock.orbax.multihost import reached_preemption
-from penstock.orbax.options import AsyncOptions, AtomicityOptions, FileOptions, MultiprocessingOptions
+from penstock.orbax.options import (
+    AsyncOptions,
+    AtomicityOptions,
+    FileOptions,
+    MultiprocessingOptions,
+    is_joint,
+    job_options,
+)
 from penstock.orbax.policies import (
     AnyPreservationPolicy,
     AnySavePolicy,
@@ -58,7 +65,6 @@ from penstock.orbax.policies import (
     to_delete,
 )
 from penstock.orbax.step import as_name_format, is_empty, standard_name_format
-from penstock.orbax.step_links import StepLinks
 from penstock.steps import KeepPolicy, SavePolicy, StepInfo
 
 _WRITING = {

@@ -13,14 +13,15 @@ __all__ = (
     "check_primary_host",
 )
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
 import jax
 
-from penstock.errors import ConfigError
+from penstock import JobOptions
+from penstock.errors import ConfigError, InactiveProcessError
 
 _jax: Any = jax
 
@@ -80,6 +81,45 @@ def check_primary_host(primary_host: int | None) -> None:
         raise ConfigError("primary_host", problem)
 
 
+def is_joint(options: Processes) -> bool:
+    """Return whether several processes save together. With the primary host None each saves by itself."""
+    return options.primary_host is not None and len(active_processes(options)) > 1
+
+
+def is_publisher(options: Processes) -> bool:
+    """Return whether this process publishes what several save together."""
+    return active_processes(options)[0] == int(_jax.process_index())
+
+
+def active_processes(options: Processes) -> Sequence[int]:
+    """Return which processes of the job take part, ascending. The first publishes."""
+    everyone = range(int(_jax.process_count()))
+    return sorted(options.active_processes) if options.active_processes and len(everyone) > 1 else everyone
+
+
+def job_options(options: Processes) -> JobOptions:
+    """Return the same as an option of penstock's Checkpointer."""
+    some = tuple(options.active_processes) if options.active_processes else None
+    return JobOptions(active_processes=some, key_prefix=options.barrier_sync_key_prefix or "")
+
+
+def check_processes(options: Processes) -> None:
+    """Refuse what is asked of processes and cannot be had.
+
+    Raises:
+        ConfigError: If the primary host does not exist, or publishes what several processes save and is not
+            the first of them. It is a ValueError.
+        InactiveProcessError: If this process is to take no part. It is a ValueError, too.
+    """
+    check_primary_host(options.primary_host)
+    active, index = active_processes(options), int(_jax.process_index())
+    if options.primary_host is not None and index not in active:
+        raise InactiveProcessError(index, active)
+    if is_joint(options) and options.primary_host != active[0]:
+        who = f"process {active[0]} publishes what several processes save together"
+        raise ConfigError("primary_host", f"is {options.primary_host}, and {who}")
+
+
 class AtomicityMode(str, Enum):  # noqa: UP042  # as in Orbax, its text is not its value
     """The ways to show that a checkpoint is complete."""
 
@@ -107,6 +147,38 @@ class AtomicityOptions:
 def is_in_place(atomicity: AtomicityOptions | None) -> bool:
     """Return whether a checkpoint is built under its own name."""
     return atomicity is not None and atomicity.mode is AtomicityMode.COMMIT_FILE
+
+
+def check_publishing(atomicity: AtomicityOptions | None, path_permission_mode: int | None) -> None:
+    """Refuse a way to publish that several processes do not have.
+
+    Raises:
+        ConfigError: If it is one. It is a ValueError.
+    """
+    if atomicity is not None and atomicity.mode is AtomicityMode.COMMIT_FILE:
+        raise ConfigError("atomicity_options", "several processes publish by a rename, not by a file")
+    if path_permission_mode is not None:
+        raise ConfigError("file_options", "several processes save with the permissions of the job")
+
+
+def saves_jointly(options: Processes, atomicity: AtomicityOptions | None, mode: int | None) -> bool:
+    """Return whether all processes that take part save together; False if this one saves by itself.
+
+    Args:
+        options: The processes.
+        atomicity: How the checkpoint becomes visible.
+        mode: The permissions of its directories.
+
+    Raises:
+        ConfigError: If they cannot save as is asked. It is a ValueError.
+        InactiveProcessError: If this process is to take no part. It is a ValueError, too.
+    """
+    check_processes(options)
+    jointly = is_joint(options)
+    if jointly:
+        check_publishing(atomicity, mode)
+
+    return jointly
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from penstock.orbax.checkpoint_args import (
     register_with_handler,
     wait_for_all,
 )
+from penstock.orbax.enclosing_save import writes_what_is_whole
 from penstock.orbax.future import CommitFutureAwaitingContractedSignals, Future
 from penstock.orbax.item_files import find_text, write_text
-from penstock.orbax.joint_saves import writes_what_is_whole
 from penstock.orbax.options import MultiprocessingOptions
 
 

@@ -8,22 +8,20 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, Literal, Protocol, final
+from typing import Any, Final, Literal
 
 import jax
 
-from penstock import CheckpointMetadata
 from penstock.embedding import file_names
 from penstock.errors import NotACheckpointError, SpecError, UnsupportedFormatError
 from penstock.orbax.base_pytree_handler import (
     BasePyTreeCheckpointHandler,
     BasePyTreeRestoreArgs,
     BasePyTreeSaveArgs,
+    TreeHandler,
 )
 from penstock.orbax.checkpoint_args import (
     CheckpointArgs,
-    DeferredPathAsyncCheckpointHandler,
     register_with_handler,
 )
 from penstock.orbax.future import Future
@@ -40,7 +38,7 @@ from penstock.orbax.value_metadata import Metadata
 _UNSET: Final[Any] = object()
 
 
-class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
+class PyTreeCheckpointHandler(TreeHandler):
     """Saves and restores trees. Use it through a `Checkpointer`, which makes saves atomic.
 
     Args:
@@ -196,7 +194,7 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             plain = BasePyTreeRestoreArgs(args.item, args.restore_args, args.partial_restore)
             return self._handler_impl.restore(directory, args=plain)
 
-        return restore_transformed(args, _Reader(self._handler_impl), place_of(directory))
+        return restore_transformed(args, self._handler_impl, place_of(directory))
 
     def metadata(self, directory: Any) -> TreeMetadata:
         """Return what is known of each leaf, in a tree of dicts and lists.
@@ -209,27 +207,9 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         found: TreeMetadata = self._handler_impl.metadata(directory)
         return found
 
-    def about(self, directory: Any) -> CheckpointMetadata:
-        """Return what `penstock.Checkpointer.metadata` does."""
-        return self._handler_impl.about(directory)
-
-    def finalize(self, directory: Any) -> None:
-        """Complete a tree that several processes wrote."""
-        self._handler_impl.finalize(directory)
-
     @property
     def base(self) -> BasePyTreeCheckpointHandler:
-        """The handler that this one delegates to."""
         return self._handler_impl
-
-    @property
-    def has_own_records(self) -> bool:
-        """See `BasePyTreeCheckpointHandler.has_own_records`."""
-        return self._handler_impl.has_own_records
-
-    def close(self) -> None:
-        """Release the handler's resources. Using the handler again reacquires them."""
-        self._handler_impl.close()
 
     def _refuse_other_name(self, directory: str) -> None:
         """Refuse a tree that has a file of values which penstock would not find, and so not read."""
@@ -241,21 +221,6 @@ class PyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         ):
             problem = f"its values lie in {name!r}: rename that file to {file_names.LEGACY_MSGPACK!r}"
             raise UnsupportedFormatError(directory, problem)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    handler: BasePyTreeCheckpointHandler
-
-    def part(self, directory: Any, item: Any, restore_args: Any) -> Any:
-        return self.handler.restore(directory, args=BasePyTreeRestoreArgs(item, restore_args, True))
-
-    def metadata(self, directory: Any) -> Any:
-        return self.handler.metadata(directory)
-
-    def kinds(self, directory: Any) -> dict[str, str]:
-        return self.handler.kinds(directory)
 
 
 @register_with_handler(PyTreeCheckpointHandler, for_save=True)
@@ -332,43 +297,12 @@ def _base_save_args(item: Any, save_args: Any, args: PyTreeSaveArgs | None) -> B
     )
 
 
-class Args(Protocol):
-    """The part of `PyTreeRestoreArgs` that is used here."""
-
-    @property
-    def item(self) -> Any: ...
-    @property
-    def restore_args(self) -> Any: ...
-    @property
-    def transforms(self) -> Any: ...
-    @property
-    def transforms_default_to_original(self) -> bool: ...
-    @property
-    def legacy_transform_fn(self) -> Callable[[Any, Any, Any], tuple[Any, Any]] | None: ...
-
-
-class Reader(Protocol):
-    """Reads trees as they are stored. A directory is a path object."""
-
-    def part(self, directory: Any, item: Any, restore_args: Any) -> Any:
-        """Restore the leaves that `item` has; others are not read."""
-        ...
-
-    def metadata(self, directory: Any) -> Any:
-        """Return the stored tree, a `TreeMetadata`."""
-        ...
-
-    def kinds(self, directory: Any) -> Mapping[str, str]:
-        """Return what `_METADATA` calls the type of each leaf, by its stored name."""
-        ...
-
-
-def restore_transformed(args: Args, reader: Reader, directory: Any) -> Any:
+def restore_transformed(args: PyTreeRestoreArgs, handler: BasePyTreeCheckpointHandler, directory: Any) -> Any:
     """Restore as `transforms` or `legacy_transform_fn` say. Leaves that no result needs are not read.
 
     Args:
         args: The request.
-        reader: Restores without transformations.
+        handler: Restores without transformations.
         directory: Of the tree.
 
     Raises:
@@ -378,7 +312,7 @@ def restore_transformed(args: Args, reader: Reader, directory: Any) -> Any:
     if args.legacy_transform_fn is not None:
         if args.transforms is not None:
             raise ValueError("Cannot provide both `transforms` and `legacy_transform_fn`.")
-        return _by_function(args, reader, directory)
+        return _by_function(args, handler, directory)
     if args.item is None:
         raise ValueError(
             "If providing `transforms`, must provide `item` matching structure of expected result."
@@ -388,9 +322,9 @@ def restore_transformed(args: Args, reader: Reader, directory: Any) -> Any:
             "If providing `transforms`, must provide `restore_args` matching structure of expected result."
         )
 
-    about = reader.metadata(directory).tree
+    about = handler.metadata(directory).tree
     plan = _Plan.make(args, to_flat_dict(about, sep="/", is_leaf=_is_metadata))
-    values = _read(plan.needed, about, partial(reader.part, directory))
+    values = _read(plan.needed, about, handler, directory)
     original = _replaced(about, values)
     rules = {key: _bound(rule, plan.restore_args) for key, rule in plan.rules.items()}
     return apply_transformations(original, rules, args.item, args.transforms_default_to_original)
@@ -405,7 +339,7 @@ class _Plan:
     needed: Mapping[str, RestoreArgs]  #: by stored key
 
     @classmethod
-    def make(cls, args: Args, stored: Mapping[str, Any]) -> _Plan:
+    def make(cls, args: PyTreeRestoreArgs, stored: Mapping[str, Any]) -> _Plan:
         """Look at the rules in their order. The first that needs a stored leaf says how it is restored."""
         rules: dict[str, Transform] = to_flat_dict(args.transforms, sep="/")
         restore_args: dict[str, RestoreArgs] = to_flat_dict(args.restore_args, sep="/")
@@ -461,15 +395,18 @@ def _source(key: str, rule: Transform, found: re.Match[str], *, to_original: boo
     return key if original is None else found.expand(original)
 
 
-def _read(needed: Mapping[str, RestoreArgs], about: Any, part: Callable[[Any, Any], Any]) -> dict[str, Any]:
-    """Restore the leaves that are needed, by stored key."""
+def _read(
+    needed: Mapping[str, RestoreArgs], about: Any, handler: BasePyTreeCheckpointHandler, directory: Any
+) -> dict[str, Any]:
+    """Restore the leaves that are needed, by stored key. Others are not read."""
     if not needed:
         return {}
 
     paths = to_flat_dict(about, is_leaf=_is_metadata)
     wanted = {path: needed["/".join(path)] for path in paths if "/".join(path) in needed}
     item = from_flat_dict(dict.fromkeys(wanted, 0))
-    restored = part(item, from_flat_dict(dict(wanted)))
+    asked = BasePyTreeRestoreArgs(item, from_flat_dict(dict(wanted)), partial_restore=True)
+    restored = handler.restore(directory, args=asked)
     return {"/".join(path): value for path, value in to_flat_dict(restored, is_leaf=_no_dict).items()}
 
 
@@ -495,10 +432,10 @@ def _bound(rule: Transform, restore_args: Mapping[str, RestoreArgs]) -> Transfor
     return Transform(multi_value_fn=call)
 
 
-def _by_function(args: Args, reader: Reader, directory: Any) -> Any:
+def _by_function(args: PyTreeRestoreArgs, handler: BasePyTreeCheckpointHandler, directory: Any) -> Any:
     """Let the caller's function map each leaf of the result to a stored one, of this tree or of another."""
     assert args.legacy_transform_fn is not None
-    structure, chosen = args.legacy_transform_fn(args.item, *_shown(reader, directory))
+    structure, chosen = args.legacy_transform_fn(args.item, *_shown(handler, directory))
     flat = to_flat_dict(chosen, is_leaf=lambda node: isinstance(node, ParamInfo))
     asked = {} if args.restore_args is None else to_flat_dict(args.restore_args)
     needed: dict[Any, dict[str, RestoreArgs]] = {}
@@ -506,7 +443,7 @@ def _by_function(args: Args, reader: Reader, directory: Any) -> Any:
         if isinstance(info, ParamInfo) and not info.skip_deserialize:
             needed.setdefault(info.parent_dir, {}).setdefault(info.name, asked.get(path, RestoreArgs()))
 
-    values = {place: _named(names, reader, place) for place, names in needed.items()}
+    values = {place: _named(names, handler, place) for place, names in needed.items()}
 
     def value(path: tuple[str, ...], in_structure: Any) -> Any:
         info = flat.get(path)
@@ -519,9 +456,9 @@ def _by_function(args: Args, reader: Reader, directory: Any) -> Any:
     return from_flat_dict(made, target=jax.tree.map(_zero, structure, is_leaf=_is_entry))
 
 
-def _shown(reader: Reader, directory: Any) -> tuple[Any, Any]:
+def _shown(handler: BasePyTreeCheckpointHandler, directory: Any) -> tuple[Any, Any]:
     """Return what the caller's function gets of the stored tree: an entry and a `ParamInfo` for each leaf."""
-    about, kinds = reader.metadata(directory), reader.kinds(directory)
+    about, kinds = handler.metadata(directory), handler.kinds(directory)
     use_ocdbt = (directory / file_names.MANIFEST).exists()
     context = get_ts_context(use_ocdbt=use_ocdbt)
 
@@ -547,16 +484,18 @@ def _shown(reader: Reader, directory: Any) -> tuple[Any, Any]:
     return entries, infos
 
 
-def _named(names: Mapping[str, RestoreArgs], reader: Reader, directory: Any) -> dict[str, Any]:
+def _named(
+    names: Mapping[str, RestoreArgs], handler: BasePyTreeCheckpointHandler, directory: Any
+) -> dict[str, Any]:
     """Restore some leaves of a tree, by their stored names."""
-    about = reader.metadata(directory).tree
+    about = handler.metadata(directory).tree
     keys = {".".join(path): "/".join(path) for path in to_flat_dict(about, is_leaf=_is_metadata)}
     absent = [name for name in names if name not in keys]
     if absent:
         raise SpecError(f"legacy_transform_fn asks for leaves that {directory} does not have: {absent[:10]}")
 
     needed = {keys[name]: asked for name, asked in names.items()}
-    values = _read(needed, about, partial(reader.part, directory))
+    values = _read(needed, about, handler, directory)
     return {name: values[keys[name]] for name in names}
 
 

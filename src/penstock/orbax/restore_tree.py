@@ -6,7 +6,6 @@ A request that a target of penstock's `restore` can say is one restore. Others a
 from __future__ import annotations
 
 __all__ = (
-    "EMPTY",
     "PLACEHOLDER",
     "Reader",
     "TreeRequest",
@@ -34,6 +33,7 @@ from jax.sharding import Sharding
 
 from penstock import CheckpointMetadata, LeafMetadata
 from penstock.embedding import (
+    EMPTY_MARKERS,
     EmptyNamedTuple,
     describe_target,
     dtypes,
@@ -133,10 +133,10 @@ def restore_tree(asked: TreeRequest, calls: Reader) -> Any:
 
     here = {found.keys: found.value for found in item}
     read = list(stored) if asked.item is None else _to_be_read(item, stored, asked, about.path)
-    read = [keys for keys in read if stored[keys].kind not in EMPTY]
+    read = [keys for keys in read if stored[keys].kind not in EMPTY_MARKERS]
     _check_args(asked, here)
     args = _by_keys(asked.restore_args)
-    whole = len(read) == sum(leaf.kind not in EMPTY for leaf in stored.values())
+    whole = len(read) == sum(leaf.kind not in EMPTY_MARKERS for leaf in stored.values())
     if whole and not args and not wide:
         restored = calls.restore()
         values = {keys: _at(restored, keys) for keys in read}
@@ -231,7 +231,7 @@ def _check_args(asked: TreeRequest, here: Mapping[kernel.KeyPath, Any]) -> None:
     given = [found.keys for found in flatten(asked.restore_args)[0] if not _is_node(found.value)]
     missing = here.keys() - given
     missing = {keys for keys in missing if not (check(here[keys]) or here[keys] is PLACEHOLDER)}
-    missing = {keys for keys in missing if getattr(here[keys], "kind", None) not in EMPTY}
+    missing = {keys for keys in missing if getattr(here[keys], "kind", None) not in EMPTY_MARKERS}
     unexpected = set[kernel.KeyPath]() if asked.partial else set(given) - here.keys()
     if missing or unexpected:
         raise ValueError(
@@ -332,9 +332,6 @@ def as_lists(tree: Any) -> Any:
 
     return node
 
-
-EMPTY: Final = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple"})
-"""The recorded types of nodes with nothing in them."""
 
 _ARRAYS: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
 """Types with a shape, unless their handler keeps them in its own files."""
@@ -657,7 +654,7 @@ def _marker(node: Any) -> Any:
     return {} if isinstance(node, Mapping) else None
 
 
-_KNOWN: Final = EMPTY | {"string"}
+_KNOWN: Final = EMPTY_MARKERS | {"string"}
 
 
 def describe_tree(about: CheckpointMetadata, directory: Any, registry: Any, *, rich: bool = False) -> Any:
@@ -711,7 +708,7 @@ async def _ask(
 
 
 def _describe(leaf: LeafMetadata, directory: Any) -> Any:
-    if leaf.kind in EMPTY:
+    if leaf.kind in EMPTY_MARKERS:
         return empty_value(leaf.kind)
     if leaf.kind == "string":
         return StringMetadata(name=leaf.name, directory=directory)

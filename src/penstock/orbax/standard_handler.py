@@ -14,13 +14,11 @@ import jax
 import numpy as np
 from jax import tree_util
 
-from penstock import CheckpointMetadata
 from penstock.embedding import prng_keys
 from penstock.orbax.arrays import key_data, placement_of
-from penstock.orbax.base_pytree_handler import BasePyTreeCheckpointHandler
+from penstock.orbax.base_pytree_handler import BasePyTreeCheckpointHandler, TreeHandler
 from penstock.orbax.checkpoint_args import (
     CheckpointArgs,
-    DeferredPathAsyncCheckpointHandler,
     register_with_handler,
     wait_for_all,
 )
@@ -38,7 +36,7 @@ STANDARD_ARRAY_TYPES = (int, float, np.ndarray, jax.Array)
 _tree: Any = tree_util  # jax declares no types for it
 
 
-class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
+class StandardCheckpointHandler(TreeHandler):
     """Saves and restores trees of arrays and numbers. Use it through a `Checkpointer`.
 
     Args:
@@ -128,17 +126,8 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         """Return what is known of each leaf; see `PyTreeCheckpointHandler`."""
         return self._impl.metadata(directory)
 
-    def about(self, directory: Any) -> CheckpointMetadata:
-        """Return what `penstock.Checkpointer.metadata` does."""
-        return self._impl.about(directory)
-
-    def finalize(self, directory: Any) -> None:
-        """Complete a tree that several processes wrote."""
-        self._impl.finalize(directory)
-
     @property
     def base(self) -> BasePyTreeCheckpointHandler:
-        """The handler that this one delegates to."""
         return self._impl.base
 
     def checked(self, args: StandardSaveArgs) -> Any:
@@ -148,15 +137,6 @@ class StandardCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             ValueError: If it has leaves other than arrays and numbers.
         """
         return self._validate_save_state(args.item, args.save_args)
-
-    @property
-    def has_own_records(self) -> bool:
-        """See `BasePyTreeCheckpointHandler.has_own_records`."""
-        return self._impl.has_own_records
-
-    def close(self) -> None:
-        """Release the handler's resources. Using the handler again reacquires them."""
-        self._impl.close()
 
     def _validate_save_state(self, item: Any, save_args: Any = None) -> Any:
         if item is None:

@@ -149,7 +149,6 @@ class CheckpointableHandlerRegistry(Protocol):
         ...
 
 
-@final
 class _Registry(CheckpointableHandlerRegistry):
     def __init__(self) -> None:
         self._entries: list[RegistryEntry] = []
@@ -211,11 +210,14 @@ class _Registry(CheckpointableHandlerRegistry):
 
 
 @final
-class ReadOnlyCheckpointableHandlerRegistry(CheckpointableHandlerRegistry):
-    """A registry to which nothing can be added."""
+class ReadOnlyCheckpointableHandlerRegistry(_Registry):
+    """A copy of a registry, to which nothing can be added."""
 
     def __init__(self, registry: CheckpointableHandlerRegistry) -> None:
-        self._registry = registry
+        super().__init__()
+        self._entries.extend(registry.get_all_entries())
+        for handler_type, _ in self._entries:
+            self._typestrs[handler_type] = registry.get_secondary_typestrs(handler_type)
 
     def add(
         self,
@@ -225,21 +227,6 @@ class ReadOnlyCheckpointableHandlerRegistry(CheckpointableHandlerRegistry):
         secondary_typestrs: Sequence[str] | None = None,
     ) -> CheckpointableHandlerRegistry:
         raise NotImplementedError("Adding not implemented for read-only registry.")
-
-    def get(self, checkpointable_name: str) -> HandlerType:
-        return self._registry.get(checkpointable_name)
-
-    def has(self, checkpointable_name: str) -> bool:
-        return self._registry.has(checkpointable_name)
-
-    def get_all_entries(self) -> Sequence[RegistryEntry]:
-        return self._registry.get_all_entries()
-
-    def get_secondary_typestrs(self, handler_type: HandlerType) -> Sequence[str]:
-        return self._registry.get_secondary_typestrs(handler_type)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.get_all_entries()})"
 
 
 _GLOBAL_REGISTRY: Final[CheckpointableHandlerRegistry] = _Registry()

@@ -44,7 +44,6 @@ from penstock.orbax.v1.pytree_handler import PyTreeHandler
 _ORBAX: Final = "orbax.checkpoint.experimental.v1._src.handlers"
 
 
-@final
 class JsonHandler:
     """Saves and loads what JSON can hold.
 
@@ -52,7 +51,7 @@ class JsonHandler:
         filename: By default `data.json`; files under older names are also read.
     """
 
-    RECORDED_AS: Final = f"{_ORBAX}.json_handler.JsonHandler"
+    RECORDED_AS = f"{_ORBAX}.json_handler.JsonHandler"
 
     def __init__(self, filename: str | None = None) -> None:
         self._names = [filename or "data.json", "data.json", "metadata"]
@@ -88,28 +87,13 @@ class JsonHandler:
 
 
 @final
-class MetricsHandler:
+class MetricsHandler(JsonHandler):
     """Saves and loads metrics, as JSON."""
 
-    RECORDED_AS: Final = f"{_ORBAX}.json_handler.MetricsHandler"
+    RECORDED_AS = f"{_ORBAX}.json_handler.MetricsHandler"
 
     def __init__(self) -> None:
-        self._handler = JsonHandler(filename=METRICS)
-
-    async def save(self, directory: PathAwaitingCreation, checkpointable: Any) -> Awaitable[None]:
-        return await self._handler.save(directory, checkpointable)
-
-    async def load(self, directory: Path, abstract_checkpointable: None = None) -> Awaitable[Any]:
-        return await self._handler.load(directory)
-
-    async def metadata(self, directory: Path) -> None:
-        return None
-
-    def is_handleable(self, checkpointable: Any) -> bool:
-        return self._handler.is_handleable(checkpointable)
-
-    def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None:
-        return self._handler.is_abstract_handleable(abstract_checkpointable)
+        super().__init__(filename=METRICS)
 
 
 @final

@@ -31,7 +31,7 @@ from penstock.embedding import (
     paths,
 )
 from penstock.errors import ConfigError, InUseError
-from penstock.orbax.joint_saves import is_publisher, job_options
+from penstock.orbax.options import is_joint, is_publisher, job_options, saves_jointly
 from penstock.orbax.tree import merge_trees
 from penstock.orbax.v1.abstract_tree import read_tree
 from penstock.orbax.v1.errors import PartialSaveReplacementError
@@ -40,7 +40,7 @@ from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, wait_fo
 from penstock.orbax.v1.options import Context, get_context
 from penstock.orbax.v1.path import PathLike
 from penstock.orbax.v1.pytree_handler import PyTreeHandler
-from penstock.orbax.v1.saving import ItemsSave, check_state, prepare_save, saves_jointly, wait_until_staged
+from penstock.orbax.v1.saving import ItemsSave, check_state, prepare_save, wait_until_staged
 from penstock.orbax.v1.tree import JsonType, PyTreeOf
 
 _PENDING: Final = ".pending_"
@@ -94,85 +94,21 @@ def finalize(path: PathLike) -> None:
     if place.endswith(file_names.PARTIAL_SUFFIX):
         place = place.removesuffix(file_names.PARTIAL_SUFFIX)
 
-    context = get_context()
-    main = JointFinalization(place, context) if saves_jointly(context) else _Finalization(place, context)
-    wait_for(begin(f"finalize {place!r}", main))
+    wait_for(begin(f"finalize {place!r}", _Finalization(place, get_context())))
 
 
 def _begin(path: PathLike, state: PyTreeOf, custom_metadata: JsonType | None) -> Operation[None]:
     place, context = paths.absolute_path(path), get_context()
-    jointly = saves_jointly(context)
-    if not jointly and os.path.exists(place):
-        raise FileExistsError(f"Finalized checkpoint already exists at {place}.")
-
     check_state(state)
-    gathered, leaves = directory_of_parts(place), filled_leaves(state)
-    if not jointly:
-        check_new(gathered, leaves)
-
-    part = os.path.join(gathered, new_part_name(place))
-    saving = prepare_save(part, {STATE: state}, overwrite=False, custom_metadata=custom_metadata)
-    alone = _PartSave(gathered, saving)
-    return begin(
-        f"partial save of {place!r}", JointPart(place, leaves, saving, context) if jointly else alone
-    )
+    saving = prepare_save(place, {STATE: state}, overwrite=False, custom_metadata=custom_metadata)
+    part = _Part(place, filled_leaves(state), saving, context)
+    return begin(f"partial save of {place!r}", part)
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class _PartSave:
-    """Saves one part. Meanwhile the parts are held, together with others who save one."""
-
-    gathered: str
-    saving: ItemsSave
-
-    async def __call__(self, operation: Operation[None]) -> None:
-        store, threads = built_in.LocalStore(), kernel.Threads(1)
-        await threads.run(store.make_directory, self.gathered)
-        held = await threads.run(store.hold_reading, self.gathered)
-        try:
-            await self.saving(operation)
-        finally:
-            held.release()
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Finalization:
-    """Maps all parts into memory, without copying them, and saves them as one tree."""
-
-    path: str
-    context: Context
-
-    async def __call__(self, operation: Operation[None]) -> None:
-        store, gathered = built_in.LocalStore(), directory_of_parts(self.path)
-        if await to_thread.run_sync(os.path.exists, self.path):
-            raise FileExistsError(f"Finalized checkpoint already exists at {self.path}.")
-        if not await to_thread.run_sync(os.path.isdir, gathered):
-            raise FileNotFoundError(f"Partial save path {gathered} does not exist.")
-
-        held = await to_thread.run_sync(store.hold, gathered)  # or a part is being saved
-        try:
-            await self._finalize(operation, store, gathered)
-        finally:
-            held.release()
-
-    async def _finalize(self, operation: Operation[None], store: built_in.LocalStore, gathered: str) -> None:
-        parts = await to_thread.run_sync(parts_in, gathered)
-        if not parts:
-            await to_thread.run_sync(store.publish, store.begin_build(self.path, gathered))
-            await to_thread.run_sync(make_name_durable, store, self.path)
-            return
-
-        saving = await save_of_parts(self.path, parts, self.context)
-        await saving(operation)
-        await to_thread.run_sync(store.remove_tree, gathered)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class JointPart:
-    """Saves one part. The primary looks whether it may be saved, and chooses its name.
+class _Part:
+    """Saves one part. The primary looks whether it may be saved, and chooses its name and place.
 
     Meanwhile the primary holds the parts, together with others who save one.
     """
@@ -202,8 +138,8 @@ class JointPart:
 
 @final
 @dataclass(frozen=True, slots=True)
-class JointFinalization:
-    """Puts all parts together: each process maps what its devices held, and saves that as one tree.
+class _Finalization:
+    """Puts all parts together: each process maps what its devices held, without copying it, and saves that.
 
     Meanwhile the primary holds the parts alone.
     """
@@ -219,7 +155,8 @@ class JointFinalization:
                     return
 
                 await saving(operation)
-                if is_publisher(self.context.multiprocessing):
+                processes = self.context.multiprocessing
+                if is_publisher(processes) or not is_joint(processes):
                     await to_thread.run_sync(built_in.LocalStore().remove_tree, directory_of_parts(self.path))
 
     def _begin(self) -> tuple[Sequence[str], kernel.Hold]:
@@ -248,7 +185,7 @@ class JointFinalization:
 @final
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A question that all processes ask, and the primary answers."""
+    """A question that all processes of the save ask, and the primary answers. A process alone is that."""
 
     about: str  #: tells it from other questions
     path: str  #: of the checkpoint
@@ -257,13 +194,14 @@ class _Question:
         [], tuple[Sequence[str], kernel.Hold]
     ]  #: what it found, and what is held meanwhile. Blocking
 
-    def __call__(self, held: list[kernel.Hold]) -> str:
-        """Return the primary's answer as text; note what is held."""
+    def __call__(self, held: list[kernel.Hold], refused: list[Exception]) -> str:
+        """Return the primary's answer as text; note what is held, or the error of a refusal."""
         try:
             names, hold = self.find_out()
         except Exception as error:
             for refusal, kind in _REFUSALS.items():
                 if isinstance(error, kind):
+                    refused.append(error)
                     text = error.path if isinstance(error, InUseError) else str(error)
                     return json.dumps([refusal, [text]])
 
@@ -284,22 +222,28 @@ async def _answered(
         PeerError: If another process asks something else, failed, or does not come.
         ConfigError: If each process has its own disk there.
     """
-    held: list[kernel.Hold] = []
+    held, own = list[kernel.Hold](), list[Exception]()
     found: list[T] = []
 
     async def answer() -> str:
-        return await to_thread.run_sync(question, held)
+        return await to_thread.run_sync(question, held, own)
 
     async def act_unless_refused(said: str) -> Exception | None:
         refusal, answer = json.loads(said)
         if refusal:
-            return _REFUSALS[refusal](*answer)
+            return own[0] if own else _REFUSALS[refusal](*answer)
 
         found.append(await act(answer))
         return None
 
+    processes = context.multiprocessing
+    jointly = saves_jointly(processes, None, context.file.path_permission_mode)
+    by = Checkpointer(
+        coordinator=None if jointly else kernel.SingleProcessCoordinator(),
+        job=job_options(processes) if jointly else None,
+    )
     try:
-        async with Checkpointer(job=job_options(context.multiprocessing)) as checkpointer:
+        async with by as checkpointer:
             engine = checkpointer.engine
             if engine.is_local(question.path):
                 raise ConfigError(

@@ -18,7 +18,7 @@ from penstock import Checkpointer, HandlerRegistry, SaveArgs, pipelines
 from penstock.embedding import TreeDirectory, built_in, flattening, kernel
 from penstock.errors import InvalidLeafError, NoHandlerError, StructureMismatchError
 from penstock.orbax.array_metadata_store import Store, recorded_by, validate
-from penstock.orbax.joint_saves import joint_build_around
+from penstock.orbax.enclosing_save import joint_build_around
 from penstock.orbax.leaf_args import leaves_first
 from penstock.orbax.serialization import MergeProcessFiles, get_ts_context
 from penstock.orbax.stage_workers import Limiters, key_entries, leaf_size

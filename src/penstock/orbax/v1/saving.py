@@ -17,7 +17,6 @@ __all__ = (
     "save_checkpointables_async",
     "save_pytree",
     "save_pytree_async",
-    "saves_jointly",
     "wait_until_staged",
 )
 
@@ -35,6 +34,7 @@ from jax import tree_util
 from penstock import Checkpointer, JobOptions
 from penstock.embedding import (
     DirectoryBuild,
+    JointBuild,
     SharedDirectory,
     built_in,
     checkpoint_metadata,
@@ -46,16 +46,10 @@ from penstock.embedding import (
 from penstock.errors import ConfigError, NoHandlerError, PathError
 from penstock.items import Composite as Items
 from penstock.items import Json, PyTree
+from penstock.orbax.enclosing_save import described_json, joint_place
 from penstock.orbax.future import together
-from penstock.orbax.joint_saves import (
-    check_processes,
-    check_publishing,
-    described_json,
-    is_joint,
-    job_options,
-    joint_place,
-)
 from penstock.orbax.leaf_args import items_first
+from penstock.orbax.options import job_options, saves_jointly
 from penstock.orbax.v1.abstract_tree import save_format_of
 from penstock.orbax.v1.handler_registration import (
     METRICS,
@@ -225,21 +219,6 @@ def check_state(state: Any) -> None:
         )
 
 
-def saves_jointly(context: Context) -> bool:
-    """Return whether all processes of the job save together.
-
-    Raises:
-        ConfigError: If that is asked for in a way that they cannot. It is a ValueError.
-    """
-    processes = context.multiprocessing
-    check_processes(processes)
-    if not is_joint(processes):
-        return False
-
-    check_publishing(None, context.file.path_permission_mode)
-    return True
-
-
 @final
 class ItemsSave:
     """One save: creates the directory, lets the handlers fill it, completes and publishes it.
@@ -268,7 +247,7 @@ class ItemsSave:
         self._context = context
         self._overwrite = overwrite
         self._custom_metadata = custom_metadata
-        self._jointly = saves_jointly(context)
+        self._jointly = saves_jointly(context.multiprocessing, None, context.file.path_permission_mode)
         self._started_ns = time.time_ns()
         self._store = built_in.LocalStore()
         paths.temporary_path(path)  # refuses names that cannot be read again
@@ -325,8 +304,6 @@ class ItemsSave:
 
     async def _save_jointly(self, operation: Operation[None]) -> None:
         """Save together with the other processes: each has its handlers fill one place, and one publishes."""
-        from penstock.embedding import JointBuild
-
         asked = self._asked()
 
         def complete(build: JointBuild) -> None:

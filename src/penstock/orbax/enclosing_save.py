@@ -1,16 +1,108 @@
-"""Sharing unchanged files between steps: a manager names the earlier step, handlers of trees link to it."""
+"""The save that a handler is called in: where several processes write, and which files a step may share.
+
+Handlers find it by context variables, and not by what they are given: a user's handler calls those of trees
+with paths that it makes.
+"""
 
 from __future__ import annotations
 
-__all__ = ("SameFile", "StepLinks", "links_in_force")
+__all__ = (
+    "JointDirectory",
+    "SameFile",
+    "StepLinks",
+    "described_json",
+    "described_message",
+    "joint_build_around",
+    "joint_place",
+    "links_in_force",
+    "writes_what_is_whole",
+)
 
+import hashlib
+import json
 import os
-from collections.abc import Callable, Generator
+import threading
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Final, TypeAlias, final
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias, final
 
-from penstock.embedding import file_names
+from penstock.embedding import JointBuild, file_names
+from penstock.orbax.item_files import path_text
+
+
+@final
+@dataclass(frozen=True)
+class JointDirectory(os.PathLike[str]):
+    """The place of a whole checkpoint that a handler saves: with the other processes, or to a bucket.
+
+    Nothing is there yet: it appears in one step, when all have written. On a disk, a handler of a job of one
+    process gets a directory instead, which exists, and which its checkpointer publishes.
+    """
+
+    path: str  #: of the checkpoint
+    overwrite: bool  #: whether what is there may be replaced
+    custom_metadata: Mapping[str, Any] | None  #: JSON values kept with the checkpoint
+    jointly: bool = True  #: whether the other processes of the job save there, too
+    begun: threading.Event = field(
+        default_factory=threading.Event, compare=False, repr=False
+    )  #: once the others know of it
+
+    def __fspath__(self) -> str:
+        return self.path
+
+
+@contextmanager
+def joint_place(build: JointBuild) -> Generator[None]:
+    """Make it known to handlers that are called inside that all processes call them, for files of a build."""
+    token = _IN_FORCE.set(build)
+    try:
+        yield
+    finally:
+        _IN_FORCE.reset(token)
+
+
+def joint_build_around(directory: Any) -> JointBuild | None:
+    """Return the build that a directory belongs to; None if this process writes into it by itself."""
+    build = _IN_FORCE.get()
+    if build is None:
+        return None
+
+    path = os.path.abspath(path_text(directory))
+    return build if path == build.place or path.startswith(build.place + os.sep) else None
+
+
+def writes_what_is_whole(directory: Any) -> bool:
+    """Return whether this process writes what every process has whole: of several, the primary does."""
+    build = joint_build_around(directory)
+    return build is None or build.is_primary
+
+
+_IN_FORCE: Final[ContextVar[JointBuild | None]] = ContextVar("penstock.orbax.joint_build", default=None)
+
+SHOWN: Final = 200
+"""Characters of a value that the other processes get as they are."""
+
+
+def described_json(value: Any) -> str:
+    """Describe a JSON value; one that JSON cannot hold in no detail, since its handler says what is wrong."""
+    try:
+        text = json.dumps(value, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return "JSON"
+
+    return f"JSON {text if len(text) <= SHOWN else f'{text[:SHOWN]}… {_digest(text.encode())}'}"
+
+
+def described_message(message: Any) -> str:
+    """Describe a protobuf message."""
+    return f"a message {_digest(message.SerializeToString(deterministic=True))}"
+
+
+def _digest(data: bytes) -> str:
+    return f"with the SHA-256 {hashlib.sha256(data).hexdigest()}"
+
 
 SameFile: TypeAlias = Callable[[], bool]
 
@@ -64,11 +156,11 @@ class StepLinks:
     @contextmanager
     def in_force(self) -> Generator[None]:
         """Make it known to handlers that are called inside."""
-        token = _IN_FORCE.set(self)
+        token = _LINKS.set(self)
         try:
             yield
         finally:
-            _IN_FORCE.reset(token)
+            _LINKS.reset(token)
 
     def base_of(self, directory: str) -> str | None:
         """Return the directory of the base that matches one being saved; None if it has none."""
@@ -154,9 +246,9 @@ class StepLinks:
         )
 
 
-_IN_FORCE: Final[ContextVar[StepLinks | None]] = ContextVar("penstock.orbax.links", default=None)
+_LINKS: Final[ContextVar[StepLinks | None]] = ContextVar("penstock.orbax.links", default=None)
 
 
 def links_in_force() -> StepLinks | None:
     """Return the links of the manager that is saving right now; None if none is."""
-    return _IN_FORCE.get()
+    return _LINKS.get()
