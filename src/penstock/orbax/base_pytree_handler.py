@@ -10,8 +10,10 @@ __all__ = (
     "BasePyTreeCheckpointHandler",
     "BasePyTreeRestoreArgs",
     "BasePyTreeSaveArgs",
+    "TreeHandler",
+    "TreeToSave",
+    "Trees",
     "leaf_formats",
-    "start_joint_save",
 )
 
 import math
@@ -149,9 +151,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         )
         self._layout = built_in.OrbaxLayout(self._form, directory=TreeDirectory(single=self._single))
         self._type_handler_registry = type_handler_registry
-        self._loop = LoopThread(
-            partial(open_checkpointers, self._layout, limits, self._form), name="penstock.orbax"
-        )
+        self._loop = LoopThread(partial(Trees.open, self._layout, limits, self._form), name="penstock.orbax")
 
     def get_param_names(self, item: Any) -> Any:
         """Return a tree with each leaf replaced by its stored name."""
@@ -176,68 +176,42 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             raise ValueError("Found empty item.")
         if not isinstance(directory, os.PathLike | str) and isinstance(directory, PathAwaitingCreation):
             directory = await directory.await_creation()
-        if isinstance(directory, JointDirectory):
-            return [await self._save_jointly(directory, args)]
-
+        place: Place = directory if isinstance(directory, JointDirectory) else path_text(directory)
         build = joint_build_around(directory)
-        if build is not None:
-            return [await self._save_jointly(JointItem(path_text(directory), build), args)]
+        if isinstance(place, str) and build is not None:
+            place = JointItem(place, build)
 
         with timed(f"{WRITE}blocking_tree_map_duration_secs"):
-            keywords: dict[str, Any] = {
-                "save_args": leaf_formats(item, args.save_args, self._form, args.ocdbt_target_data_file_size),
-                "prioritise": self._prioritise(item),
-                "custom_metadata": None if args.custom_metadata is None else {CUSTOM: args.custom_metadata},
-                "pipeline": self._pipeline(args.ocdbt_target_data_file_size),
-            }
-            workers = self._workers(
-                ocdbt_target_data_file_size=args.ocdbt_target_data_file_size,
-                save_args=_by_name(args.save_args, SaveArgs),
-            )
-            serves = partial(with_type_handlers, self._registry, workers, self._layout)
-            path, marked = path_text(directory), with_markers(item)
-
-        keywords |= own_links(path, self._loop)
+            tree = self._tree_to_save(place, args)
         try:
             with timed(f"{WRITE}blocking_d2h_duration_secs"):
-                save = await awaited_as_raised(self._loop.acall(start_save, serves, path, marked, keywords))
+                save = await awaited_as_raised(self._loop.acall(Trees.save, place, tree))
         except UnknownTypeError as error:
             raise ValueError(f"TypeHandler lookup failed for: type={error.type_}, {error}") from error
 
         return [PipelineFuture(save, keep=self._loop)]
 
-    async def _save_jointly(self, place: JointDirectory | JointItem, args: BasePyTreeSaveArgs) -> Future:
-        """Begin to save a tree together with the other processes, or as a whole checkpoint in a bucket.
+    def _tree_to_save(self, place: Place, args: BasePyTreeSaveArgs) -> TreeToSave:
+        """Return the tree of a save with penstock's options.
 
         Raises:
-            ValueError: If there is custom metadata of the tree of a whole checkpoint, or a leaf cannot be
-                saved.
+            ValueError: If there is custom metadata of the tree of a whole checkpoint.
         """
-        url = bucket_url(place.path)
-        if isinstance(place, JointDirectory) and args.custom_metadata is not None:
-            who = "Several processes" if url is None else "Saves to buckets"
+        custom, most = args.custom_metadata, args.ocdbt_target_data_file_size
+        if isinstance(place, JointDirectory) and custom is not None:
+            who = "Several processes" if bucket_url(place.path) is None else "Saves to buckets"
             raise ValueError(f"{who} save the custom metadata of a checkpoint, not of a tree.")
 
-        form, most = self._form, args.ocdbt_target_data_file_size
-        keywords: dict[str, Any] = {
-            "save_args": leaf_formats(args.item, args.save_args, form, most),
-            "prioritise": self._prioritise(args.item),
-            **joint_links(place, self._loop),
-        }
-        if args.custom_metadata is not None:
-            keywords["custom_metadata"] = {CUSTOM: args.custom_metadata}
-        if url is None and (most is not None or self._own_store is not None):
-            keywords["pipeline"] = self._recording_pipeline(most)
-
-        workers = self._workers(
-            ocdbt_target_data_file_size=most, save_args=_by_name(args.save_args, SaveArgs)
+        return TreeToSave(
+            with_markers(args.item),
+            self._registry,
+            self._workers(ocdbt_target_data_file_size=most, save_args=_by_name(args.save_args, SaveArgs)),
+            save_args=leaf_formats(args.item, args.save_args, self._form, most),
+            prioritise=self._prioritise(args.item),
+            custom_metadata=None if custom is None else {CUSTOM: custom},
+            pipeline=self._pipeline(place, most),
+            base=base_of(place, self._loop),
         )
-        start = partial(self._loop.acall, start_joint_save, self._registry, workers)
-        try:
-            save = await awaited_as_raised(start(place, with_markers(args.item), keywords))
-            return PipelineFuture(save, keep=self._loop)
-        except UnknownTypeError as error:
-            raise ValueError(f"TypeHandler lookup failed for: type={error.type_}, {error}") from error
 
     def save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
         """Write a tree; return when it is durable. See `async_save`."""
@@ -260,10 +234,9 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
         asked = TreeRequest(args.item, args.restore_args, args.partial_restore, rich=self._form.rich_types)
         workers = self._workers(use_ocdbt=None, restore_args=_by_name(args.restore_args, RestoreArgs))
-        serves = partial(with_type_handlers, self._registry, workers, self._layout)
         calls = Reader(
-            metadata=partial(self._loop.call, describe, serves, path),
-            restore=partial(self._restore, serves, path),
+            metadata=partial(self._loop.call, Trees.metadata, self._registry, workers, path),
+            restore=partial(self._restore, workers, path),
             own_files=TypeHandlerLookup(self._registry, workers).own_files,
         )
         return called_as_raised(restore_tree, asked, calls)
@@ -298,13 +271,15 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
     def about(self, directory: Any) -> CheckpointMetadata:
         """Return what `penstock.Checkpointer.metadata` does."""
-        serves = partial(with_type_handlers, self._registry, self._workers(use_ocdbt=None), self._layout)
-        found: CheckpointMetadata = called_as_raised(self._loop.call, describe, serves, path_text(directory))
+        workers, path = self._workers(use_ocdbt=None), path_text(directory)
+        found: CheckpointMetadata = called_as_raised(
+            self._loop.call, Trees.metadata, self._registry, workers, path
+        )
         return found
 
-    def _restore(self, serves: HandlerSetup, path: str, **keywords: Any) -> Any:
+    def _restore(self, workers: StageWorkers, path: str, **keywords: Any) -> Any:
         asked = {**keywords, **single_replica_keywords(self._registry, keywords)}
-        return self._loop.call(restore_value, serves, path, asked)
+        return self._loop.call(Trees.restore, self._registry, workers, path, asked)
 
     @property
     def _registry(self) -> Any:
@@ -329,22 +304,24 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         store = store_of(self._registry)
         return None if type(store) is Store else store
 
-    def _pipeline(self, data_file_size: int | None) -> Pipeline[kernel.SaveRun]:
-        pipeline = self._recording_pipeline(data_file_size)
-        if not self._form.ocdbt:
-            return pipeline
+    def _pipeline(self, place: Place, data_file_size: int | None) -> Pipeline[kernel.SaveRun] | None:
+        """Return the stages of a save; None for the usual ones."""
+        is_bounded = data_file_size is not None and self._form.ocdbt
+        if not isinstance(place, str):
+            is_special = self._own_store is not None or data_file_size is not None
+            if bucket_url(place.path) is not None or not is_special:
+                return None
 
-        # For type handlers that write databases of their own.
-        return pipeline.insert_after("commit", MergeProcessFiles(), called="merge")
-
-    def _recording_pipeline(self, data_file_size: int | None) -> Pipeline[kernel.SaveRun]:
         pipeline = pipelines.save_pipeline()
         if self._own_store is not None:
             pipeline = recorded_by(self._own_store, self._form, pipeline)
-        if data_file_size is None or not self._form.ocdbt:
-            return pipeline
+        if is_bounded:
+            pipeline = pipeline.configure("write", file_bytes=data_file_size or _UNLIMITED)
+        if isinstance(place, str) and self._form.ocdbt:
+            # For type handlers that write databases of their own.
+            pipeline = pipeline.insert_after("commit", MergeProcessFiles(), called="merge")
 
-        return pipeline.configure("write", file_bytes=data_file_size or _UNLIMITED)
+        return pipeline
 
     def _prioritise(self, item: Any) -> Callable[[kernel.KeyPath], bool] | None:
         function = self._is_first
@@ -497,70 +474,23 @@ def _is_args(node: Any) -> TypeGuard[SaveArgs]:
     return isinstance(node, SaveArgs)
 
 
-def own_links(path: str, loop: LoopThread[Resources]) -> Mapping[str, Any]:
-    """Return the keywords of a save that link unchanged leaves to the step before, if a manager saves.
+def base_of(place: Place, loop: LoopThread[Trees]) -> str | BaseIfWhole | None:
+    """Return the item of the step before to which unchanged leaves are linked, if a manager saves a step.
 
     Args:
-        path: The item of the step, as it is being built.
-        loop: Of the handler that saves; once the step is complete it notes where the values are.
-    """
-    links = links_in_force()
-    if links is None:
-        return {}
-
-    links.when_complete(path, partial(loop.call, _note_moved, path))
-    return {"base": links.base_of(path)}
-
-
-def joint_links(place: JointItem | JointDirectory, loop: LoopThread[Resources]) -> Mapping[str, Any]:
-    """Return the same for a save of several processes.
-
-    Args:
-        place: The item of the step; nothing is linked if it is a whole checkpoint.
-        loop: Of the handler that saves; once the step is published it notes where the values are.
+        place: The item of the step, as it is being built. A whole checkpoint links nothing.
+        loop: Of the handler that saves; once the step is there it notes where the values are.
     """
     links = links_in_force()
     if links is None or isinstance(place, JointDirectory):
-        return {}
+        return None
+    if isinstance(place, str):
+        links.when_complete(place, partial(loop.call, Trees.note_moved, place))
+        return links.base_of(place)
 
-    links.when_published(place.build.place, place.path, partial(loop.call, _note_published, place.path))
+    links.when_published(place.build.place, place.path, partial(loop.call, Trees.note_published, place.path))
     base = links.base_of_place(place.build.place, place.path)
-    return {} if base is None else {"base": BaseIfWhole(base)}
-
-
-async def _note_moved(resources: Resources, path: str, built: str, to: str) -> None:
-    """Note that a checkpoint whose values are known is at `built`, and is about to be moved to `to`."""
-    engine = resources.save.engine
-    KnownValues(engine.caches.known_values).moved(path, to, engine.store.identity(built))
-
-
-async def _note_published(resources: Resources, built: str, path: str, is_same: Callable[[], bool]) -> None:
-    """Note that what was saved at `built` is at `path`, unless another save has replaced it."""
-    if resources.within is None:
-        return
-
-    engine = resources.within.engine
-    identity = engine.store.identity(path)
-    if is_same():  # asked last
-        KnownValues(engine.caches.known_values).moved(built, path, identity)
-
-
-Limit: TypeAlias = int | None
-
-HandlerSetup: TypeAlias = Callable[[Checkpointer, Flow], Checkpointer]
-"""Gives a Checkpointer the type handlers of one save or restore."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """The Checkpointers of a tree handler. That for saves is that for restores if both have one budget."""
-
-    form: SaveFormat  #: how arrays are stored
-    save: Checkpointer
-    restore: Checkpointer
-    together: Checkpointer | None  #: saves with the other processes of the job, if there are any
-    within: Checkpointer | None  #: likewise, into a directory of a checkpoint that they build
-    receiving: Checkpointer | None = None  #: restores with them what one replica reads
+    return None if base is None else BaseIfWhole(base)
 
 
 def save_limit(
@@ -599,117 +529,176 @@ class JointItem:
     build: JointBuild
 
 
-@asynccontextmanager
-async def open_checkpointers(
-    layout: built_in.OrbaxLayout, limits: tuple[Limit, Limit], form: SaveFormat
-) -> AsyncGenerator[Resources]:
-    """Yield the Checkpointers of a tree handler.
+Place: TypeAlias = str | JointItem | JointDirectory
+"""A directory that this process fills, one that all fill, or the place of a whole checkpoint."""
 
-    Args:
-        layout: Of trees in given directories.
-        limits: Host bytes that saves may hold, and restores.
-        form: How arrays are stored in whole checkpoints.
-    """
-    chosen = built_in.AutoLayout(layout)
-    async with AsyncExitStack() as stack:
-        opened: list[Checkpointer] = []
-        for limit in dict.fromkeys(limits):
-            alone = kernel.SingleProcessCoordinator()  # a save of several processes needs the whole of it
-            checkpointer = Checkpointer(layout=chosen, memory_limit=limit, coordinator=alone)
-            opened.append(await stack.enter_async_context(checkpointer))
 
-        together: Checkpointer | None = None
-        within: Checkpointer | None = None
-        receiving: Checkpointer | None = None
-        if process_count() > 1:
+@final
+@dataclass(frozen=True, slots=True)
+class TreeToSave:
+    """A tree with its type handlers and penstock's options of a save."""
+
+    item: Any
+    registry: Any  #: of type handlers
+    workers: StageWorkers
+    save_args: Any = None
+    prioritise: Callable[[kernel.KeyPath], bool] | None = None
+    custom_metadata: Mapping[str, Any] | None = None
+    pipeline: Pipeline[kernel.SaveRun] | None = None
+    base: Any = None  #: what unchanged leaves are linked to
+
+    def lookup(self, checkpointer: Checkpointer) -> TypeHandlerLookup:
+        """Return the handlers of its leaves, bounded by the memory of a Checkpointer."""
+        return _lookup(self.registry, self.workers, checkpointer, "save")
+
+    async def begin(
+        self, checkpointer: Checkpointer, path: str, *, overwrite: Any = True, base: Any = None
+    ) -> SaveFuture:
+        """Begin to save it."""
+        return await checkpointer.save(
+            path,
+            self.item,
+            overwrite=overwrite,
+            base=base,
+            save_args=self.save_args,
+            prioritise=self.prioritise,
+            custom_metadata=self.custom_metadata,
+            pipeline=self.pipeline,
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """The Checkpointers of a tree handler. That for saves is that for restores if both have one budget."""
+
+    layout: built_in.OrbaxLayout  #: of trees in given directories
+    form: SaveFormat  #: how arrays are stored in whole checkpoints
+    saving: Checkpointer
+    restoring: Checkpointer
+    together: Checkpointer | None = None  #: saves with the other processes of the job, if there are any
+    within: Checkpointer | None = None  #: likewise, into a directory of a checkpoint that they build
+    receiving: Checkpointer | None = None  #: restores with them what one replica reads
+
+    @staticmethod
+    @asynccontextmanager
+    async def open(
+        layout: built_in.OrbaxLayout, limits: tuple[int | None, int | None], form: SaveFormat
+    ) -> AsyncGenerator[Trees]:
+        """Yield them, open.
+
+        Args:
+            layout: Of trees in given directories.
+            limits: Host bytes that saves may hold, and restores.
+            form: How arrays are stored in whole checkpoints.
+        """
+        chosen = built_in.AutoLayout(layout)
+        async with AsyncExitStack() as stack:
+            opened: list[Checkpointer] = []
+            for limit in dict.fromkeys(limits):
+                alone = kernel.SingleProcessCoordinator()  # a save of several processes needs the whole of it
+                checkpointer = Checkpointer(layout=chosen, memory_limit=limit, coordinator=alone)
+                opened.append(await stack.enter_async_context(checkpointer))
+
+            if process_count() == 1:
+                yield Trees(layout, form, opened[0], opened[-1])
+                return
+
             memory = opened[0].engine.memory
-            joint = Checkpointer(save_format=form, memory=memory)
-            together = await stack.enter_async_context(joint)
             parallel = built_in.OrbaxLayout(replace(form, replica_parallel=True), directory=layout.directory)
-            item = Checkpointer(layout=built_in.AutoLayout(parallel), memory=memory)
-            within = await stack.enter_async_context(item)
-            receiving = await stack.enter_async_context(Checkpointer(layout=chosen, memory_limit=limits[1]))
+            joint = (
+                Checkpointer(save_format=form, memory=memory),
+                Checkpointer(layout=built_in.AutoLayout(parallel), memory=memory),
+                Checkpointer(layout=chosen, memory_limit=limits[1]),
+            )
+            together, within, receiving = [await stack.enter_async_context(one) for one in joint]
+            yield Trees(layout, form, opened[0], opened[-1], together, within, receiving)
 
-        yield Resources(form, opened[0], opened[-1], together, within, receiving)
+    async def save(self, place: Place, tree: TreeToSave) -> SaveFuture:
+        """Begin to save a tree: by this process, together with others, or as a whole checkpoint in a bucket.
+
+        Raises:
+            ConfigError: If there were no other processes yet when this handler was first used.
+        """
+        if isinstance(place, JointItem):
+            chosen = _joined(self.within)
+            coordinator = place.build.nested_coordinator()
+            chosen = chosen.with_handlers(tree.lookup(chosen), coordinator=coordinator)
+            return await place.build.begin_within(partial(tree.begin, chosen, place.path, base=tree.base))
+        if isinstance(place, JointDirectory):
+            return await self._save_whole(place, tree)
+
+        chosen = self._with_handlers(self.saving, tree.lookup(self.saving))
+        if tree.base is not None:
+            try:
+                return await tree.begin(chosen, place, base=tree.base)
+            except (CorruptCheckpointError, StorageError) as error:
+                if not error.path.startswith(tree.base):
+                    raise  # otherwise the base is gone or damaged, and the save works without it
+
+        return await tree.begin(chosen, place)
+
+    async def _save_whole(self, place: JointDirectory, tree: TreeToSave) -> SaveFuture:
+        """Begin to save a whole checkpoint, which in a bucket a process that saves alone does, too."""
+        tree = replace(tree, custom_metadata=place.custom_metadata)
+        scheme = paths.scheme_of(place.path)
+        if scheme is None:
+            chosen = _joined(self.together)
+            chosen = chosen.with_handlers(tree.lookup(chosen))
+            place.begun.set()
+            return await tree.begin(chosen, place.path, overwrite=place.overwrite)
+
+        chosen = _joined(self.together) if place.jointly else self.saving
+        engine = chosen.engine
+        layout = built_in.OrbaxLayout(
+            replace(self.form, replica_parallel=place.jointly),
+            min(chunk_shapes.CODED_CHUNK, engine.memory.limit // 4),
+            plain_chunk=engine.config.store.of_scheme(scheme).file_bytes,
+        )
+        chosen = chosen.with_handlers(tree.lookup(chosen), built_in.AutoLayout(layout))
+        place.begun.set()
+        # What may be replaced is deleted first, as Orbax does: a bucket cannot replace in one step.
+        return await tree.begin(chosen, place.path, overwrite="delete-first" if place.overwrite else False)
+
+    async def restore(self, registry: Any, workers: StageWorkers, path: str, keywords: dict[str, Any]) -> Any:
+        """Return the tree at `path`; with `replica_axis`, together with the other processes of the job."""
+        together = self.receiving if "replica_axis" in keywords else None
+        chosen = together or self.restoring
+        handlers = _lookup(registry, workers, chosen, "restore")
+        return await self._with_handlers(chosen, handlers).restore(path, **keywords)
+
+    async def metadata(self, registry: Any, workers: StageWorkers, path: str) -> CheckpointMetadata:
+        """Say what the tree at `path` is."""
+        handlers = _lookup(registry, workers, self.restoring, "restore")
+        return await self._with_handlers(self.restoring, handlers).metadata(path)
+
+    async def note_moved(self, path: str, built: str, to: str) -> None:
+        """Note that a checkpoint whose values are known is at `built`, and is about to be moved to `to`."""
+        engine = self.saving.engine
+        KnownValues(engine.caches.known_values).moved(path, to, engine.store.identity(built))
+
+    async def note_published(self, built: str, path: str, is_same: Callable[[], bool]) -> None:
+        """Note that what was saved at `built` is at `path`, unless another save has replaced it."""
+        if self.within is None:
+            return
+
+        engine = self.within.engine
+        identity = engine.store.identity(path)
+        if is_same():  # asked last
+            KnownValues(engine.caches.known_values).moved(built, path, identity)
+
+    def _with_handlers(self, checkpointer: Checkpointer, handlers: TypeHandlerLookup) -> Checkpointer:
+        """Return the Checkpointer with type handlers. What only these find is not taken for missing."""
+        own_files = handlers.own_files()
+        if not own_files:
+            return checkpointer.with_handlers(handlers)
+
+        return checkpointer.with_handlers(handlers, built_in.AutoLayout(self.layout.with_foreign(own_files)))
 
 
-async def start_save(
-    resources: Resources, serves: HandlerSetup, path: str, item: Any, keywords: dict[str, Any]
-) -> SaveFuture:
-    """Begin to save; unchanged leaves are linked to `keywords["base"]`, if that is still whole."""
-    base = keywords.pop("base", None)
-    checkpointer = serves(resources.save, "save")
-    if base is not None:
-        try:
-            return await checkpointer.save(path, item, overwrite=True, base=base, **keywords)
-        except (CorruptCheckpointError, StorageError) as error:
-            if not error.path.startswith(base):
-                raise  # otherwise the base is gone or damaged, and the save works without it
-
-    return await checkpointer.save(path, item, overwrite=True, **keywords)
-
-
-async def start_joint_save(
-    resources: Resources,
-    registry: Any,
-    workers: StageWorkers,
-    place: JointDirectory | JointItem,
-    item: Any,
-    keywords: dict[str, Any],
-) -> SaveFuture:
-    """Begin to save together with the other processes: a whole checkpoint, or into a directory of one.
-
-    In a bucket a process that saves alone saves a whole checkpoint, too.
-
-    Raises:
-        ConfigError: If there were none yet when this handler was first used.
-    """
-    if isinstance(place, JointDirectory) and paths.scheme_of(place.path) is not None:
-        return await _start_in_bucket(resources, registry, workers, place, item, keywords)
-
-    chosen = _joined(resources.within if isinstance(place, JointItem) else resources.together)
-    limiters = Limiters.of(chosen.engine.memory, "save")
-    handlers = TypeHandlerLookup(registry, replace(workers, limiters=limiters))
-    if isinstance(place, JointItem):
-        chosen = chosen.with_handlers(handlers, coordinator=place.build.nested_coordinator())
-        begin = partial(chosen.save, place.path, item, overwrite=True, **keywords)
-        return await place.build.begin_within(begin)
-
-    chosen = chosen.with_handlers(handlers)
-    place.begun.set()
-    about: dict[str, Any] = {"overwrite": place.overwrite, "custom_metadata": place.custom_metadata}
-    return await chosen.save(place.path, item, **about, **keywords)
-
-
-async def _start_in_bucket(
-    resources: Resources,
-    registry: Any,
-    workers: StageWorkers,
-    place: JointDirectory,
-    item: Any,
-    keywords: dict[str, Any],
-) -> SaveFuture:
-    """Begin to save a whole checkpoint to a bucket, where no handler can write files by itself.
-
-    A checkpoint that may be replaced is deleted first, as Orbax does: a bucket cannot replace in one step.
-    """
-    chosen = _joined(resources.together) if place.jointly else resources.save
-    engine = chosen.engine
-    scheme = paths.scheme_of(place.path)
-    assert scheme is not None, "the caller has looked"
-    layout = built_in.OrbaxLayout(
-        replace(resources.form, replica_parallel=place.jointly),
-        min(chunk_shapes.CODED_CHUNK, engine.memory.limit // 4),
-        plain_chunk=engine.config.store.of_scheme(scheme).file_bytes,
-    )
-    limiters = Limiters.of(engine.memory, "save")
-    handlers = TypeHandlerLookup(registry, replace(workers, limiters=limiters))
-    chosen = chosen.with_handlers(handlers, built_in.AutoLayout(layout))
-    overwrite: Any = "delete-first" if place.overwrite else False
-    place.begun.set()
-    return await chosen.save(
-        place.path, item, overwrite=overwrite, custom_metadata=place.custom_metadata, **keywords
-    )
+def _lookup(registry: Any, workers: StageWorkers, by: Checkpointer, flow: Flow) -> TypeHandlerLookup:
+    """Return the type handlers of one save or restore, bounded by the memory of its Checkpointer."""
+    return TypeHandlerLookup(registry, replace(workers, limiters=Limiters.of(by.engine.memory, flow)))
 
 
 def _joined(checkpointer: Checkpointer | None) -> Checkpointer:
@@ -723,35 +712,6 @@ def _joined(checkpointer: Checkpointer | None) -> Checkpointer:
         raise ConfigError("jax.distributed", problem)
 
     return checkpointer
-
-
-async def restore_value(
-    resources: Resources, serves: HandlerSetup, path: str, keywords: dict[str, Any]
-) -> Any:
-    """Return the tree at `path`; with `replica_axis`, together with the other processes of the job."""
-    together = resources.receiving if "replica_axis" in keywords else None
-    return await serves(together or resources.restore, "restore").restore(path, **keywords)
-
-
-def with_type_handlers(
-    registry: Any, workers: StageWorkers, layout: built_in.OrbaxLayout, checkpointer: Checkpointer, flow: Flow
-) -> Checkpointer:
-    """Return the Checkpointer with the type handlers of one save or restore.
-
-    What only such a handler finds is then not taken for missing.
-    """
-    limiters = Limiters.of(checkpointer.engine.memory, flow)
-    handlers = TypeHandlerLookup(registry, replace(workers, limiters=limiters))
-    own_files = handlers.own_files()
-    if not own_files:
-        return checkpointer.with_handlers(handlers)
-
-    return checkpointer.with_handlers(handlers, built_in.AutoLayout(layout.with_foreign(own_files)))
-
-
-async def describe(resources: Resources, serves: HandlerSetup, path: str) -> CheckpointMetadata:
-    """Say what the tree at `path` is."""
-    return await serves(resources.restore, "restore").metadata(path)
 
 
 @final

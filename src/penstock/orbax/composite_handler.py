@@ -23,8 +23,9 @@ from penstock.items import Json, PyTree
 from penstock.orbax.base_pytree_handler import (
     BasePyTreeCheckpointHandler,
     TreeHandler,
+    Trees,
+    TreeToSave,
     leaf_formats,
-    start_joint_save,
 )
 from penstock.orbax.checkpoint_args import (
     AsyncCheckpointHandler,
@@ -461,13 +462,15 @@ async def save_items(place: JointDirectory, items: Mapping[str, tuple[Any, Any]]
             Json(args.item) if saved is None else PyTree(with_markers(saved.item), args.custom_metadata)
         )
 
-    keywords: dict[str, Any] = {
-        "save_args": {name: asked for name, tree in trees.items() if (asked := tree.formats()) is not None},
-        "prioritise": items_first({name: tree.first() for name, tree in trees.items()}),
-    }
-    start = partial(leading._loop.acall, start_joint_save, leading._registry, leading._workers())
+    all_items = TreeToSave(
+        Items(whole),
+        leading._registry,
+        leading._workers(),
+        save_args={name: asked for name, tree in trees.items() if (asked := tree.formats()) is not None},
+        prioritise=items_first({name: tree.first() for name, tree in trees.items()}),
+    )
     try:
-        save = await awaited_as_raised(start(place, Items(whole), keywords))
+        save = await awaited_as_raised(leading._loop.acall(Trees.save, place, all_items))
     except UnknownTypeError as error:
         raise ValueError(f"TypeHandler lookup failed for: type={error.type_}, {error}") from error
 

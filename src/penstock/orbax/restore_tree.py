@@ -56,6 +56,7 @@ from penstock.orbax.future import in_thread
 from penstock.orbax.leaf_args import ArrayRestoreArgs, ParamInfo, RestoreArgs
 from penstock.orbax.metadata import build_default_tree_metadata
 from penstock.orbax.stage_workers import as_stored
+from penstock.orbax.tree import is_empty_node
 from penstock.orbax.type_handlers import PLACEHOLDER
 from penstock.orbax.value_metadata import (
     ArrayMetadata,
@@ -192,13 +193,13 @@ def _to_be_read(
     item: Sequence[TreeNode], stored: Mapping[kernel.KeyPath, LeafMetadata], asked: TreeRequest, path: str
 ) -> list[kernel.KeyPath]:
     """Compare the structures; return the leaves to read."""
-    check, leaves = is_empty(), list(stored.values())
+    leaves = list(stored.values())
     pairing = pair_keys([found.keys for found in item], list(stored))
     missing = frozenset(pairing.missing)
     differences: list[TreeDifference] = []
     read: list[kernel.KeyPath] = []
     for at, found in enumerate(item):
-        if check(found.value) or found.value is PLACEHOLDER:  # None leaves out a leaf deliberately
+        if is_empty_node(found.value) or found.value is PLACEHOLDER:  # None leaves out a leaf deliberately
             continue
         if at in missing:
             differences.append(TreeDifference("missing", found.key_path, describe_target(found.value)))
@@ -227,10 +228,9 @@ def _check_args(asked: TreeRequest, here: Mapping[kernel.KeyPath, Any]) -> None:
     if asked.restore_args is None:
         return
 
-    check = is_empty()
     given = [found.keys for found in flatten(asked.restore_args)[0] if not _is_node(found.value)]
     missing = here.keys() - given
-    missing = {keys for keys in missing if not (check(here[keys]) or here[keys] is PLACEHOLDER)}
+    missing = {keys for keys in missing if not (is_empty_node(here[keys]) or here[keys] is PLACEHOLDER)}
     missing = {keys for keys in missing if getattr(here[keys], "kind", None) not in EMPTY_MARKERS}
     unexpected = set[kernel.KeyPath]() if asked.partial else set(given) - here.keys()
     if missing or unexpected:
@@ -293,7 +293,7 @@ def _value(
     """The leaf of the result: the value read, an empty node, or the leaf of the item."""
     if keys in values:
         return values[keys]
-    if asked.item is not None and (in_item is PLACEHOLDER or is_empty()(in_item)):
+    if asked.item is not None and (in_item is PLACEHOLDER or is_empty_node(in_item)):
         return in_item
 
     return empty_value(stored[keys].kind)
@@ -581,7 +581,7 @@ def flatten(tree: Any) -> tuple[list[TreeNode], Any]:
     Raises:
         DuplicateNameError: If two have the same keys.
     """
-    pairs, treedef = _tree.tree_flatten_with_path(tree, is_leaf=is_empty())
+    pairs, treedef = _tree.tree_flatten_with_path(tree, is_leaf=is_empty_node)
     found: dict[kernel.KeyPath, TreeNode] = {}
     for path, value in pairs:
         one = TreeNode(tuple([flattening.step(entry)[0] for entry in path]), path, value)
@@ -589,23 +589,6 @@ def flatten(tree: Any) -> tuple[list[TreeNode], Any]:
             raise DuplicateNameError(".".join(one.keys), found[one.keys].key_path, one.key_path)
 
     return list(found.values()), treedef
-
-
-def is_empty() -> Callable[[Any], bool]:
-    """Return a predicate for None and empty nodes."""
-    leaves: dict[type, bool] = {}  # what is a leaf depends on its type alone
-
-    def check(value: object) -> bool:
-        is_leaf = leaves.get(type(value))
-        if is_leaf is None:
-            is_leaf = leaves[type(value)] = bool(_tree.all_leaves([value]))
-
-        def below(node: object) -> bool:
-            return node is not value
-
-        return not is_leaf and not _tree.tree_leaves(value, is_leaf=below)
-
-    return check
 
 
 def with_markers(tree: Any) -> Any:
@@ -616,12 +599,10 @@ def with_markers(tree: Any) -> Any:
     if not _has_unmarked(tree):
         return tree
 
-    check = is_empty()
-
     def marked(value: Any) -> Any:
-        return _marker(value) if check(value) else value
+        return _marker(value) if is_empty_node(value) else value
 
-    return _tree.tree_map(marked, tree, is_leaf=check)
+    return _tree.tree_map(marked, tree, is_leaf=is_empty_node)
 
 
 def _has_unmarked(tree: Any) -> bool:

@@ -22,7 +22,7 @@ __all__ = (
 )
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from jax import tree_util
 
@@ -31,6 +31,10 @@ from penstock.orbax.arrays import to_shape_dtype_struct
 PyTree: TypeAlias = Any
 
 _tree: Any = tree_util  # jax declares no types for it
+
+_level: Any = _tree.default_registry.flatten_one_level  # None for a leaf; far cheaper than to flatten
+
+_NOTHING: Final = object()
 
 _MAPPING_KEYS: Any = (_tree.DictKey, _tree.GetAttrKey)
 
@@ -60,9 +64,7 @@ def tuple_path_from_keypath(keypath: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple([str(get_key_name(key)) for key in keypath])
 
 
-def str_keypath(keypath: tuple[Any, ...]) -> tuple[str, ...]:
-    """Return the keys of a path as texts."""
-    return tuple_path_from_keypath(keypath)
+str_keypath = tuple_path_from_keypath
 
 
 def is_dict_key(key: Any) -> bool:
@@ -77,12 +79,13 @@ def is_sequence_key(key: Any) -> bool:
 
 def is_empty_node(x: Any) -> bool:
     """Return whether this is a node of a tree, not a leaf, and has no children; None is one."""
-    return not _is_leaf(x) and not _children(x)
+    level = _level(x)
+    return level is not None and next(iter(level[0]), _NOTHING) is _NOTHING
 
 
 def is_empty_or_leaf(x: Any) -> bool:
     """Return whether this has no children: a leaf, None, or an empty container."""
-    return _is_leaf(x) or not _children(x)
+    return _is_leaf(x) or is_empty_node(x)
 
 
 def is_flat_dict(tree: PyTree) -> bool:
@@ -225,13 +228,7 @@ def _pairs(tree: PyTree, is_leaf: Callable[[Any], bool] | None) -> list[tuple[tu
 
 
 def _is_leaf(value: object) -> bool:
-    found: bool = _tree.all_leaves([value])
-    return found
-
-
-def _children(node: object) -> Sequence[tuple[tuple[Any, ...], Any]]:
-    """Of a node, one level down."""
-    return _pairs(node, lambda value: value is not node)
+    return _level(value) is None
 
 
 def _child(node: object, key: Any) -> Any:
@@ -245,7 +242,7 @@ def _child(node: object, key: Any) -> Any:
         if name < len(items):
             return items[name]
     else:
-        for path, child in _children(cast("Any", node)):
+        for path, child in _with_keys(cast("Any", node))[0]:
             if get_key_name(path[0]) == name:
                 return child
 
@@ -350,7 +347,7 @@ def _children_by_key(node: Any) -> dict[Any, Any]:
     if isinstance(node, Mapping):
         return dict(cast("Any", node))
 
-    return {_key_of(path[0]): child for path, child in _one_level(node)[0]}
+    return {_key_of(path[0]): child for path, child in _with_keys(node)[0]}
 
 
 def _with_children(node: Any, children: dict[Any, Any]) -> Any:
@@ -362,11 +359,11 @@ def _with_children(node: Any, children: dict[Any, Any]) -> Any:
         except (TypeError, ValueError):
             return children
 
-    pairs, treedef = _one_level(node)
+    pairs, treedef = _with_keys(node)
     return _tree.tree_unflatten(treedef, [children[_key_of(path[0])] for path, _ in pairs])
 
 
-def _one_level(node: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
+def _with_keys(node: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
     def is_child(value: Any) -> bool:
         return value is not node
 

@@ -155,7 +155,7 @@ def plan_load(
             left_out[leaf.info.keys] = None
         if spec is None or leaf.value is PLACEHOLDER:
             likes.append(leaf.value)
-            kept = kept or not _is_empty(leaf.value)
+            kept = kept or not flattening.is_empty(leaf.value)
             continue
         if spec.typestr in (custom or {}):
             plan.asked[leaf.info.keys] = leaf.value
@@ -322,11 +322,7 @@ def _number(kind: type[Any], spec: kernel.LeafSpec) -> _LeafTarget:
 
 def _may_be_absent(value: Any, *, partial: bool) -> bool:
     """Return whether a leaf can be kept if the checkpoint lacks it: a value can, a struct cannot."""
-    return _is_empty(value) or value is PLACEHOLDER or (partial and is_supported_leaf(value))
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, dict | list | tuple) and not value)
+    return flattening.is_empty(value) or value is PLACEHOLDER or (partial and is_supported_leaf(value))
 
 
 @dataclass
