@@ -30,11 +30,6 @@ from penstock.orbax.future import Future
 from penstock.orbax.installation import Counterpart, loaded_orbax
 
 
-class _Trees(Protocol):
-    @property
-    def has_own_records(self) -> bool: ...
-
-
 class CheckpointHandler(Counterpart):
     """Saves and restores one kind of object. Use it through a `Checkpointer`, which makes saves atomic.
 
@@ -93,12 +88,9 @@ def is_durable(handler: object) -> bool:
     return bool(vars(type(handler)).get("_DURABLE", False))
 
 
-def saves_together(handler: object) -> bool:
+def saves_together(handler: Any) -> bool:
     """Return whether a handler takes a `JointDirectory`, to save a whole checkpoint together with others."""
-    if not vars(type(handler)).get("_SAVES_TOGETHER", False):
-        return False
-
-    return not cast("_Trees", handler).has_own_records
+    return bool(vars(type(handler)).get("_SAVES_TOGETHER", False)) and not handler.has_own_records
 
 
 def wait_for_all(handler: Any, directory: Any, *args: Any, **kwargs: Any) -> None:
@@ -152,7 +144,8 @@ def register_with_handler(
             raise TypeError(f"{args_cls} must subclass CheckpointArgs to be registered")
 
         handlers = dict(vars(args_cls).get(_HANDLERS, {}))
-        handlers |= {use: handler_cls for use, wanted in _uses(for_save, for_restore) if wanted}
+        uses = {"save": for_save, "restore": for_restore}
+        handlers |= {use: handler_cls for use, wanted in uses.items() if wanted}
         setattr(args_cls, _HANDLERS, handlers)
         known: tuple[type, ...] = vars(handler_cls).get(_ARGS, ())
         if args_cls not in known:
@@ -235,10 +228,6 @@ def construct_checkpoint_args(handler: Any, for_save: bool, *args: Any, **kwargs
 def _orbax_registrations() -> Any | None:
     """Orbax's module of the same functions, if the program has it: libraries register with that."""
     return loaded_orbax("checkpoint_args")
-
-
-def _uses(for_save: bool, for_restore: bool) -> tuple[tuple[str, bool], ...]:
-    return ("save", for_save), ("restore", for_restore)
 
 
 def _args_for(handler_cls: type, use: str) -> type[CheckpointArgs]:

@@ -202,21 +202,21 @@ class CheckpointManager:
         if self._options.read_only or not wanted:
             return False
 
-        times.measure("wait_for_prev", self.wait_until_finished)
+        with times.part("wait_for_prev"):
+            self.wait_until_finished()
+
         if number in self.all_steps():
             raise StepAlreadyExistsError(number)
-        self._steps.check_metrics(metrics)
         written = metrics if self._writes_metrics else None
         ckpt_args = args_to_save(self._checkpointer, items, save_kwargs, args, written, single=single)
         latest = self.latest_step()
         choose = self._get_old_steps_to_remove
-        change, failure = times.measure("get_old_steps", self._steps.begin, number, metrics, choose)
-        try:
-            with self._steps.saving(number, latest) as path, times.part("checkpointer_blocking"):
-                self._checkpointer.save(path, args=ckpt_args, custom_metadata=custom_metadata, force=True)
-        except BaseException:
-            self._steps.undo(change)
-            raise
+        with (
+            self._steps.adding(number, metrics, choose, times) as (change, failure),
+            self._steps.saving(number, latest) as path,
+            times.part("checkpointer_blocking"),
+        ):
+            self._checkpointer.save(path, args=ckpt_args, custom_metadata=custom_metadata, force=True)
 
         synchronous = not isinstance(self._checkpointer, AsyncCheckpointer)
         if synchronous:

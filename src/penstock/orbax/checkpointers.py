@@ -24,12 +24,12 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias, cast, final
+from typing import Any, Self, TypeAlias, cast, final
 
 import jax
 
 from penstock import Checkpointer as NativeCheckpointer
-from penstock import CheckpointMetadata, JobOptions
+from penstock import JobOptions
 from penstock.embedding import (
     DirectoryBuild,
     JointBuild,
@@ -237,11 +237,21 @@ class Checkpointer(AbstractCheckpointer):
         url = bucket_url(directory)
         if url is not None:
             check_handler(self._handler, url)
-            return metadata_in_bucket(self._handler, url)
+            path = path_as_given(url)
+        else:
+            path = handler_path(directory)
 
-        path = handler_path(directory)
         if isinstance(self._handler, CompositeCheckpointHandler):
             return self._handler.metadata(path)
+        if url is not None:
+            about = self._handler.about(url)
+            return StepMetadata(
+                item_handlers=self._handler.typestr(),
+                item_metadata=self._handler.metadata(path),
+                custom_metadata=dict(about.custom_metadata or {}),
+                init_timestamp_nsecs=about.started_at_ns,
+                commit_timestamp_nsecs=about.committed_at_ns,
+            )
 
         found = decode_step_metadata(self._metadata_store.read(step_metadata_file_path(path)) or {})
         try:
@@ -686,10 +696,6 @@ class StandardCheckpointer(AsyncCheckpointer):
 _jax: Any = jax
 
 
-class _Trees(Protocol):
-    about: Callable[[Any], CheckpointMetadata]
-
-
 def check_handler(handler: object, url: str) -> None:
     """Refuse a handler that needs a directory of the operating system. Items are looked at one by one, later.
 
@@ -720,26 +726,6 @@ def check_options(processes: MultiprocessingOptions, files: FileOptions, url: st
         raise ConfigError("active_processes", f"{some}, where all processes of a job save together, or one")
     if files.path_permission_mode is not None:
         raise ConfigError("file_options", "a bucket has no directories, and so no permissions of them")
-
-
-def metadata_in_bucket(handler: Any, url: str) -> StepMetadata:
-    """Return what a checkpoint in a bucket records of itself, and what its handler knows of the tree.
-
-    Raises:
-        FileNotFoundError: If there is none.
-        ValueError: If it is damaged.
-    """
-    if isinstance(handler, CompositeCheckpointHandler):
-        return handler.metadata(path_as_given(url))
-
-    about = cast("_Trees", handler).about(url)
-    return StepMetadata(
-        item_handlers=handler.typestr(),
-        item_metadata=handler.metadata(path_as_given(url)),
-        custom_metadata=dict(about.custom_metadata or {}),
-        init_timestamp_nsecs=about.started_at_ns,
-        commit_timestamp_nsecs=about.committed_at_ns,
-    )
 
 
 class HandlerSave(abc.ABC):

@@ -16,7 +16,7 @@ from typing import Any, Final, final
 
 from anyio import CancelScope, to_thread
 
-from penstock.embedding import DirectoryBuild, SharedDirectory, built_in, file_names, kernel, paths
+from penstock.embedding import DirectoryBuild, SharedDirectory, built_in, file_names, kernel
 from penstock.errors import ConfigError, PathError
 from penstock.items import Composite as Items
 from penstock.items import Json, PyTree
@@ -163,7 +163,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
             else:
                 await to_thread.run_sync(lambda: handler.save(place, args=arg))
 
-        await to_thread.run_sync(_create_all, tuple(building.values()))
+        await to_thread.run_sync(lambda: [one.create() for one in building.values()])
         try:
             await together([partial(save, name, handler, arg) for name, (handler, arg) in items.items()])
         except BaseException:  # a cancellation, too, if another process ended the save
@@ -299,12 +299,11 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         return {name: place_of(name) for name in sorted(args)}
 
     def _existing_items(self, directory: Any) -> list[str]:
-        there = names_in_bucket(path_text(directory))
-        return (
-            [path.name for path in handler_path(directory).iterdir() if path.is_dir()]
-            if there is None
-            else there
-        )
+        url = bucket_url(directory)
+        if url is not None:
+            return list(store_at(url).list_folders(url))
+
+        return [path.name for path in handler_path(directory).iterdir() if path.is_dir()]
 
     def _items_exist(self, directory: Any, item_names: list[str]) -> dict[str, bool]:
         return {name: self._get_item_directory(directory, name).exists() for name in item_names}
@@ -374,11 +373,6 @@ class CompositeArgs(Composite, CheckpointArgs):
 
 
 CompositeResults = CompositeArgs
-
-
-def _create_all(building: Sequence[DirectoryBuild | SharedDirectory]) -> None:
-    for one in building:
-        one.create()
 
 
 def _all(futures: Any) -> list[Future]:
@@ -475,14 +469,6 @@ async def save_items(place: JointDirectory, items: Mapping[str, tuple[Any, Any]]
         raise ValueError(f"TypeHandler lookup failed for: type={error.type_}, {error}") from error
 
     return [PipelineFuture(save, keep=leading._loop)]
-
-
-def names_in_bucket(url: str) -> list[str] | None:
-    """Return the names of the items of a checkpoint in a bucket; None for a local path. Blocking."""
-    if paths.scheme_of(url) is None:
-        return None
-
-    return list(store_at(url).list_folders(url))
 
 
 def _tree(handler: Any, args: Any) -> _Tree:

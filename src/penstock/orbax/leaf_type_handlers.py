@@ -282,11 +282,6 @@ class ArrayHandler(_ArraysBySpecs):
             ]
         )
 
-    def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
-        """Return for each value the bytes of its distinct shards, to write and to read."""
-        sizes = [int(value.nbytes) for value in values]
-        return [(size, size) for size in sizes]
-
     def _part_of(self, value: Any) -> tuple[int, ...]:
         return write_shape_of(value, self._replicas)
 

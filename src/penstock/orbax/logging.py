@@ -20,7 +20,7 @@ __all__ = (
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar, cast
@@ -105,14 +105,9 @@ class SaveTimes:
         self._began = time.time()
         self._parts: dict[str, float] = {}
 
-    def measure(self, part: str, function: Callable[..., T], *args: Any) -> T:
-        """Call a function, as a part of this name in `SaveStepStatistics`."""
-        with self.part(part):
-            return function(*args)
-
     @contextmanager
     def part(self, name: str) -> Generator[None]:
-        """Measure what is done inside likewise."""
+        """Measure what is done inside, as a part of this name in `SaveStepStatistics`."""
         self._parts[f"{name}_start_time"] = began = time.time()
         yield
         self._parts[f"{name}_duration_secs"] = time.time() - began

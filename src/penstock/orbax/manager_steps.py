@@ -34,6 +34,7 @@ from penstock.embedding import step_directory as on_disk
 from penstock.errors import ConfigError, NotACheckpointError, StorageError
 from penstock.orbax.enclosing_save import StepLinks
 from penstock.orbax.item_files import bucket_url, path_text, place_of, store_at
+from penstock.orbax.logging import SaveTimes
 from penstock.orbax.metadata import RootMetadata
 from penstock.orbax.multihost import reached_preemption
 from penstock.orbax.options import (
@@ -447,40 +448,50 @@ class ManagerSteps:
         if not self.is_alone:
             self._loop.call(_call, self._job.tell_failure, name, error)
 
-    def check_metrics(self, metrics: Any) -> None:
-        """Compare the metrics of a step to be saved with those that a policy of penstock's ranks by.
-
-        Raises:
-            ValueError: If one is misspelt; the nearest name is in it.
-        """
-        missing = check_metrics(self.preserving, metrics, self._known())
-        if missing:
-            self.warn_once("step.metric_missing", metrics=missing)
-
-    def begin(
-        self, step: int, metrics: Any, choose: Callable[[], list[int]]
-    ) -> tuple[StepChange, Exception | None]:
-        """Count a step that is about to be saved, and no more those that are deleted once it is durable.
+    @contextmanager
+    def adding(
+        self, step: int, metrics: Any, choose: Callable[[], list[int]], times: SaveTimes
+    ) -> Generator[tuple[StepChange, Exception | None]]:
+        """Count a step that is saved inside, and no more those that are deleted once it is durable.
 
         They are chosen before that step is saved: if the deciding process cannot say, the others do not wait.
+        If the block raises, all is as it was.
 
         Args:
             step: Its number.
             metrics: Those of it.
             choose: Chooses them, of all steps with the new one: `to_delete`, or what a subclass has for it.
+            times: Where it is noted how long that takes.
 
-        Returns:
+        Yields:
             The change, for `complete` or `undo`, and what `choose` raised: then none is deleted.
+
+        Raises:
+            ValueError: If a metric by which a policy of penstock's ranks is misspelt.
         """
+        missing = check_metrics(self.preserving, metrics, self._known())
+        if missing:
+            self.warn_once("step.metric_missing", metrics=missing)
+
         overwrites = step in self._catalogue
         begun_s = (new_info(step).time - _EPOCH).total_seconds()
-        self._catalogue.add(step, self._files.name(step), StepInfo(step, begun_s, metrics))
-        try:
-            doomed, failure = self.agree_on(f"delete after {step}", lambda: list(map(int, choose()))), None
-        except Exception as error:
-            doomed, failure = [], error
+        doomed: list[int] = []
+        failure: Exception | None = None
+        with times.part("get_old_steps"):
+            self._catalogue.add(step, self._files.name(step), StepInfo(step, begun_s, metrics))
+            try:
+                doomed = self.agree_on(f"delete after {step}", lambda: list(map(int, choose())))
+            except Exception as error:
+                failure = error
 
-        return StepChange(step, overwrites, self._catalogue.remove(doomed)), failure
+        change = StepChange(step, overwrites, self._catalogue.remove(doomed))
+        try:
+            yield change, failure
+        except BaseException:
+            self.undo(change)
+            raise
+        finally:
+            del failure  # its traceback refers to this frame
 
     def to_delete(self) -> list[int]:
         """Return the steps that the policy does not keep."""

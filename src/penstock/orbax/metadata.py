@@ -30,7 +30,7 @@ __all__ = (
 
 import json
 import os
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -127,7 +127,7 @@ class _TreeMetadata(TreeMetadata):
     def __init__(
         self, *, tree: PyTree, custom_metadata: PyTree | None = None, use_zarr3: bool = False
     ) -> None:
-        if not isinstance(tree, dict | list | tuple) and not _is_bare_leaf(tree):
+        if not isinstance(tree, dict | list | tuple) and (tree is None or not _tree.all_leaves([tree])):
             raise ValueError(f"a {type(tree)} cannot be the tree of a TreeMetadata")
 
         self._tree: Any = cast("Any", tree)
@@ -236,15 +236,11 @@ class _Custom:
         return hash(_Custom)
 
 
-def _is_bare_leaf(tree: object) -> bool:
-    return tree is not None and bool(_tree.all_leaves([tree]))
-
-
 def _outermost(tree: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     if isinstance(tree, dict):
         mapping = cast("Mapping[Any, Any]", tree)
         return [_tree.DictKey(key) for key in mapping], list(mapping.values())
-    names = _field_names(cast("object", tree))
+    names: Any = getattr(cast("Any", tree), "_fields", None) if isinstance(tree, tuple) else None
     if names is not None:
         return [_tree.DictKey(name) for name in names], [getattr(tree, name) for name in names]
     if isinstance(tree, list | tuple):
@@ -252,11 +248,6 @@ def _outermost(tree: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         return [_tree.SequenceKey(at) for at in range(len(items))], items
 
     return [_tree.GetAttrKey("tree")], [tree]
-
-
-def _field_names(tree: object) -> tuple[str, ...] | None:
-    """Of a namedtuple; None of anything else."""
-    return getattr(cast("Any", tree), "_fields", None) if isinstance(tree, tuple) else None
 
 
 def _rebuilt(kind: type, keys: Sequence[Any], children: list[Any]) -> Any:
@@ -318,23 +309,8 @@ class Composite(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._items)
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._items
-
     def __repr__(self) -> str:
         return f"Composite({dict(self._items)!r})"
-
-    def keys(self) -> KeysView[str]:
-        return self._items.keys()
-
-    def values(self) -> ValuesView[Any]:
-        return self._items.values()
-
-    def items(self) -> ItemsView[str, Any]:
-        return self._items.items()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._items.get(key, default)
 
     def __and__(self, other: Mapping[str, Any]) -> Composite:
         return Composite(**{key: value for key, value in self._items.items() if key in other})

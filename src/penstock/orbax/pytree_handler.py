@@ -407,7 +407,10 @@ def _read(
     item = from_flat_dict(dict.fromkeys(wanted, 0))
     asked = BasePyTreeRestoreArgs(item, from_flat_dict(dict(wanted)), partial_restore=True)
     restored = handler.restore(directory, args=asked)
-    return {"/".join(path): value for path, value in to_flat_dict(restored, is_leaf=_no_dict).items()}
+    return {
+        "/".join(path): value
+        for path, value in to_flat_dict(restored, is_leaf=lambda node: not isinstance(node, dict)).items()
+    }
 
 
 def _replaced(about: Any, values: Mapping[str, Any]) -> Any:
@@ -453,7 +456,7 @@ def _by_function(args: PyTreeRestoreArgs, handler: BasePyTreeCheckpointHandler, 
         return values[info.parent_dir][info.name]
 
     made = {path: value(path, leaf) for path, leaf in to_flat_dict(structure, is_leaf=_is_entry).items()}
-    return from_flat_dict(made, target=jax.tree.map(_zero, structure, is_leaf=_is_entry))
+    return from_flat_dict(made, target=jax.tree.map(lambda _: 0, structure, is_leaf=_is_entry))
 
 
 def _shown(handler: BasePyTreeCheckpointHandler, directory: Any) -> tuple[Any, Any]:
@@ -479,7 +482,10 @@ def _shown(handler: BasePyTreeCheckpointHandler, directory: Any) -> tuple[Any, A
         )
 
     entries, infos = (
-        jax.tree_util.tree_map_with_path(make, about.tree, is_leaf=_is_stored) for make in (entry, info)
+        jax.tree_util.tree_map_with_path(
+            make, about.tree, is_leaf=lambda node: _is_metadata(node) or is_empty_node(node)
+        )
+        for make in (entry, info)
     )
     return entries, infos
 
@@ -499,22 +505,9 @@ def _named(
     return {name: values[keys[name]] for name in names}
 
 
-def _zero(leaf: Any) -> int:
-    return 0
-
-
 def _is_metadata(node: Any) -> bool:
     return isinstance(node, Metadata)
 
 
-def _is_stored(node: Any) -> bool:
-    """Return whether it is a leaf of what is stored, where an empty node is one, too."""
-    return _is_metadata(node) or is_empty_node(node)
-
-
 def _is_entry(node: Any) -> bool:
     return isinstance(node, ValueMetadataEntry)
-
-
-def _no_dict(node: Any) -> bool:
-    return not isinstance(node, dict)

@@ -228,7 +228,11 @@ def _check_args(asked: TreeRequest, here: Mapping[kernel.KeyPath, Any]) -> None:
     if asked.restore_args is None:
         return
 
-    given = [found.keys for found in flatten(asked.restore_args)[0] if not _is_node(found.value)]
+    given = [
+        found.keys
+        for found in flatten(asked.restore_args)[0]
+        if not isinstance(found.value, dict | list | tuple)
+    ]
     missing = here.keys() - given
     missing = {keys for keys in missing if not (is_empty_node(here[keys]) or here[keys] is PLACEHOLDER)}
     missing = {keys for keys in missing if getattr(here[keys], "kind", None) not in EMPTY_MARKERS}
@@ -238,10 +242,6 @@ def _check_args(asked: TreeRequest, here: Mapping[kernel.KeyPath, Any]) -> None:
             f"restore_args must have the structure of the tree: they lack {_shown(missing)}, "
             f"and {_shown(unexpected)} are for no leaf"
         )
-
-
-def _is_node(value: Any) -> bool:
-    return isinstance(value, dict | list | tuple)
 
 
 def _shown(keys: Collection[kernel.KeyPath]) -> str:

@@ -413,7 +413,7 @@ class MergeProcessFiles:
         async def merge(committed: kernel.Committed, /) -> kernel.Committed:
             directory = run.workspace.temporary
             there = await run.threads.run(
-                lambda: [at for at, _, _ in os.walk(directory) if _has_processes(at)]
+                lambda: [at for at, _, _ in os.walk(directory) if any(Path(at).glob(_PROCESSES))]
             )
             for place in there:
                 await merge_ocdbt_per_process_files(place, get_ts_context(), use_zarr3=False)
@@ -422,10 +422,6 @@ class MergeProcessFiles:
             return committed
 
         yield merge
-
-
-def _has_processes(directory: str) -> bool:
-    return any(Path(directory).glob(_PROCESSES))
 
 
 async def _open(spec: dict[str, Any], context: Any) -> Any:

@@ -118,7 +118,10 @@ class StandardCheckpointHandler(TreeHandler):
 
         restore_args = _restore_args(args, _Stored(self, directory))
         if not args.strict:
-            restore_args = jax.tree.map(_not_strict, restore_args)
+            restore_args = jax.tree.map(
+                lambda one: replace(one, strict=False) if isinstance(one, ArrayRestoreArgs) else one,
+                restore_args,
+            )
 
         return self._impl.restore(directory, args=PyTreeRestoreArgs(args.item, restore_args))
 
@@ -306,10 +309,6 @@ def _recorded(leaf: Any, fallback: Any) -> Any:
             "Topology mismatch detected: the checkpoint was saved on other devices than are here; give a "
             "target tree, or a fallback_sharding"
         ) from error
-
-
-def _not_strict(args: RestoreArgs) -> RestoreArgs:
-    return replace(args, strict=False) if isinstance(args, ArrayRestoreArgs) else args
 
 
 _jax: Any = jax

@@ -140,7 +140,7 @@ def step_prefix_with_underscore(step_prefix: str | None) -> str:
 
 def is_standard_name_format(name_format: Any) -> bool:
     """Return whether `standard_name_format` made it."""
-    return has_standard_names(name_format)
+    return isinstance(name_format, _Format)
 
 
 def build_step_path(base_path: Any, name_format: NameFormat[Any], step: int) -> Any:
@@ -423,11 +423,6 @@ def get_save_directory(
         path = path_as_given(directory) / names.build_name(step)
 
     return path if name is None else path / name
-
-
-def has_standard_names(name_format: Any) -> bool:
-    """Return whether `standard_name_format` made it."""
-    return isinstance(name_format, _Format)
 
 
 def as_name_format(given: Any) -> NameFormat[Any]:

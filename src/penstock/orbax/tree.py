@@ -21,7 +21,7 @@ __all__ = (
     "tuple_path_from_keypath",
 )
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
 from jax import tree_util
@@ -267,13 +267,9 @@ def _nest(pairs: Sequence[tuple[tuple[Any, ...], Any]], depth: int) -> Any:
         return {name: _nest(group, depth + 1) for name, group in groups.items()}
 
     if set(groups) != set(range(len(groups))):
-        raise ValueError(f"a sequence has the indices {sorted(_numbers(groups))}")
+        raise ValueError(f"a sequence has the indices {sorted(map(str, groups))}")
 
     return [_nest(groups[index], depth + 1) for index in range(len(groups))]
-
-
-def _numbers(keys: Iterable[int | str]) -> list[int]:
-    return [key for key in keys if isinstance(key, int)]
 
 
 IsLeaf: TypeAlias = Callable[[Any], bool]
@@ -291,7 +287,7 @@ def merge_trees(*trees: PyTree, overwrite: bool = False, is_leaf: IsLeaf | None 
         ValueError: If two sequences differ in length; or if `overwrite` is off, and two trees have the same
             leaf, or nodes of different types at one place.
     """
-    check = is_leaf or _is_leaf_or_none
+    check = is_leaf or (lambda value: value is None or _is_leaf(value))
     if not trees:
         return {}
     if not overwrite:
@@ -381,7 +377,3 @@ def _key_of(key: Any) -> Any:
 
 def _is_sequence(node: Any) -> bool:
     return isinstance(node, list) or (isinstance(node, tuple) and not hasattr(cast("Any", node), "_fields"))
-
-
-def _is_leaf_or_none(value: Any) -> bool:
-    return value is None or _is_leaf(value)

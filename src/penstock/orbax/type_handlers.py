@@ -165,15 +165,6 @@ def default_entries() -> tuple[tuple[Any, TypeHandler], ...]:
     )
 
 
-def standard_registry(otherwise: Callable[[Any], TypeHandler | None]) -> TypeHandlerRegistry:
-    """Make a registry of these.
-
-    Args:
-        otherwise: Asked for a type, or a recorded type name, that is not registered.
-    """
-    return _Registry(*default_entries(), otherwise=otherwise)
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class _Entry:
@@ -290,7 +281,7 @@ def _registered_with_orbax(ty: Any) -> TypeHandler | None:
 # somewhere having done so: the one mutable object of the API. It has a lock of its own. Handlers take
 # a registry of their own instead wherever one is given. A library that was written for Orbax registers with
 # Orbax, so that is asked for types which nobody registered here.
-_PROCESS_WIDE: Final = standard_registry(otherwise=_registered_with_orbax)
+_PROCESS_WIDE: Final = _Registry(*default_entries(), otherwise=_registered_with_orbax)
 
 
 def default_registry() -> TypeHandlerRegistry:

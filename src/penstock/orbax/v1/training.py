@@ -415,18 +415,17 @@ class Checkpointer:
         if not new.force and not self._steps.is_wanted(number, says):
             return None
 
-        times.measure("wait_for_prev", self._wait_for_save)
-        self._steps.check_metrics(new.metrics)
+        with times.part("wait_for_prev"):
+            self._wait_for_save()
+
         choose = self._steps.to_delete
-        change, failure = times.measure("get_old_steps", self._steps.begin, number, new.metrics, choose)
-        if failure is not None:
-            self._steps.undo(change)
+        with self._steps.adding(number, new.metrics, choose, times) as (change, failure):
             try:
-                raise failure
+                if failure is not None:
+                    raise failure
             finally:
                 del failure  # its traceback refers to this frame
 
-        try:
             self._steps.hold(number)
             with times.part("checkpointer_blocking"):
                 operation = begin_save(
@@ -437,9 +436,6 @@ class Checkpointer:
                     metrics=new.metrics,
                 )
                 saving = wait_until_staged(operation)
-        except BaseException:
-            self._steps.undo(change)
-            raise
 
         self._saving = StepSave(change, saving, self._steps.complete, self._ended)
         log_save(self._logger, number, self.directory, times, synchronous=synchronous)
