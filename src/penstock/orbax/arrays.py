@@ -7,7 +7,7 @@ __all__ = ("Index", "Shape", "construct_maximal_shardings", "to_shape_dtype_stru
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import jax
 import numpy as np
@@ -74,6 +74,16 @@ def is_narrowed(dtype: Any) -> bool:
 
 def _numpy(dtype: Any) -> np.dtype[Any]:
     return dtypes.numpy_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+
+
+_NUMBERS: Final = ((np.bool_, bool), (np.integer, int), (np.floating, float), (np.complexfloating, complex))
+
+
+def number_type(dtype: Any) -> type[Any]:
+    """Return Python's type of a number that is stored with a dtype of NumPy's or of jax's."""
+    known = _numpy(dtype)
+    # NumPy has one kind for all dtypes that it does not know, and jax knows of what kind they are.
+    return next((kind for parent, kind in _NUMBERS if _jax.numpy.issubdtype(known, parent)), float)
 
 
 def asked_placement(args: Any) -> Any:

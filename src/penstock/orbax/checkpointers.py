@@ -464,7 +464,7 @@ class AsyncCheckpointer(Checkpointer):
 
         self._callback = async_options.post_finalization_callback
         self._pending: ThreadFuture[None] | None = None
-        self._latest: HandlerSave | None = None
+        self._cleaning: ThreadFuture[bool] | None = None
         self._futures: Sequence[Future] = ()
         self._cancelled = False
 
@@ -523,7 +523,7 @@ class AsyncCheckpointer(Checkpointer):
                 staged.cancel()
                 raise
 
-            self._cancelled, self._latest, self._futures, self._pending = False, save, futures, pending
+            self._cancelled, self._futures, self._pending = False, futures, pending
             staged.set_result(futures)
 
     def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
@@ -559,8 +559,8 @@ class AsyncCheckpointer(Checkpointer):
         try:
             self.wait_until_finished()
         finally:
-            if self._latest is not None and self._latest.cleaning is not None:
-                self._latest.cleaning.result()
+            if self._cleaning is not None:
+                self._cleaning.result()
             super().close()
 
     def _raise_from(self, pending: ThreadFuture[None]) -> None:
@@ -586,8 +586,11 @@ class AsyncCheckpointer(Checkpointer):
         except CancelledError:
             return
 
-        with timed(f"{WRITE}background_duration_secs"):
-            save.finish(futures, self._timeout_s)
+        try:
+            with timed(f"{WRITE}background_duration_secs"):
+                save.finish(futures, self._timeout_s)
+        finally:
+            self._cleaning = save.cleaning or self._cleaning
 
         record_async_save(begun_s)
 
@@ -739,7 +742,12 @@ class HandlerSave(abc.ABC):
 
     def __init__(self, handler: Any, args: Any) -> None:
         self.handler = handler
-        self.args = args
+        self._args = args
+
+    def take_args(self) -> Any:
+        """Return the arguments, once: a save in the background must not keep alive what its caller drops."""
+        args, self._args = self._args, None
+        return args
 
     @abc.abstractmethod
     def stage(self) -> Sequence[Future]:
@@ -792,9 +800,9 @@ class _DirectorySave(HandlerSave):
         place = handler_path(self._building.path)
         try:
             if self._in_background:
-                return all_futures(run_sync(partial(self.handler.async_save, place, args=self.args)))
+                return all_futures(run_sync(partial(self.handler.async_save, place, args=self.take_args())))
 
-            self.handler.save(place, args=self.args)
+            self.handler.save(place, args=self.take_args())
         except BaseException:
             self._building.discard()
             raise
@@ -845,7 +853,7 @@ class _WholeSave(HandlerSave):
     def stage(self) -> Sequence[Future]:
         place = self._place
         try:
-            return all_futures(run_sync(partial(self.handler.async_save, place, args=self.args)))
+            return all_futures(run_sync(partial(self.handler.async_save, place, args=self.take_args())))
         except Exception as error:
             if place.jointly and not place.begun.is_set():
                 refuse_save(place.path, error, JobOptions())  # the other processes would wait for this one
@@ -890,10 +898,10 @@ class _JointSave(HandlerSave):
         try:
             with joint_place(self._build):
                 if isinstance(self.handler, AsyncCheckpointHandler):
-                    work = partial(self.handler.async_save, place, args=self.args)
+                    work = partial(self.handler.async_save, place, args=self.take_args())
                     futures += all_futures(run_sync(partial(self._build.unless_ended, work)))
                 else:
-                    self.handler.save(place, args=self.args)
+                    self.handler.save(place, args=self.take_args())
         except BaseException as error:
             self._end(error)
 

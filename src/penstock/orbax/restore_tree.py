@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = (
     "PLACEHOLDER",
+    "LeafTarget",
     "Reader",
     "TreeRequest",
     "as_lists",
@@ -51,7 +52,7 @@ from penstock.errors import (
     StructureMismatchError,
     TreeDifference,
 )
-from penstock.orbax.arrays import asked_placement, is_narrowed, jax_dtype
+from penstock.orbax.arrays import asked_placement, is_narrowed, jax_dtype, number_type
 from penstock.orbax.future import in_thread
 from penstock.orbax.leaf_args import ArrayRestoreArgs, ParamInfo, RestoreArgs
 from penstock.orbax.metadata import build_default_tree_metadata
@@ -338,8 +339,6 @@ _ARRAYS: Final = frozenset({"jax.Array", "np.ndarray", "scalar"})
 
 _CLASSES: Final[dict[str, type]] = {"jax.Array": jax.Array, "np.ndarray": np.ndarray, "string": str}
 
-_NUMBERS: Final = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
-
 
 @dataclass(frozen=True, slots=True)
 class LeafTarget:
@@ -414,9 +413,8 @@ def _leaf_target(leaf: LeafMetadata, args: RestoreArgs, in_item: Any) -> LeafTar
     if kind == "np.ndarray" or kind is np.ndarray:
         return LeafTarget(np.ndarray, args.dtype)
     if kind == "scalar" or (isinstance(kind, type) and issubclass(kind, int | float | complex | np.number)):
-        dtype = np.dtype(leaf.dtype if args.dtype is None else args.dtype)
         finish = cast("Callable[[Any], Any]", kind) if isinstance(kind, type) else None
-        return LeafTarget(_NUMBERS.get(dtype.kind, float), args.dtype, finish)
+        return LeafTarget(number_type(leaf.dtype if args.dtype is None else args.dtype), args.dtype, finish)
 
     return LeafTarget(as_stored(kind) if isinstance(kind, str) else kind)
 

@@ -8,14 +8,14 @@ import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import jax
 import numpy as np
 from jax import tree_util
 
 from penstock.embedding import prng_keys
-from penstock.orbax.arrays import key_data, placement_of
+from penstock.orbax.arrays import key_data, number_type, placement_of
 from penstock.orbax.base_pytree_handler import BasePyTreeCheckpointHandler, TreeHandler
 from penstock.orbax.checkpoint_args import (
     CheckpointArgs,
@@ -252,7 +252,7 @@ def _restore_args(args: StandardRestoreArgs, stored: _Stored) -> Any:
 
     def ask(path: Any, leaf: Any) -> RestoreArgs:
         if isinstance(leaf, ScalarMetadata):
-            return scalar_args(leaf)
+            return RestoreArgs(number_type(leaf.dtype), leaf.dtype)
         if isinstance(leaf, ArrayMetadata):
             place = _recorded(leaf, args.fallback_sharding)
             return (
@@ -313,8 +313,6 @@ def _recorded(leaf: Any, fallback: Any) -> Any:
 
 _jax: Any = jax
 
-_PYTHON: Final = ((np.bool_, bool), (np.integer, int), (np.floating, float), (np.complexfloating, complex))
-
 
 def construct_restore_args(
     target: PyTree,
@@ -360,23 +358,12 @@ def construct_restore_args(
     return found
 
 
-def scalar_args(leaf: ScalarMetadata) -> RestoreArgs:
-    """Return the `RestoreArgs` that restore a number as one of Python's.
-
-    Args:
-        leaf: Its dtype may be one of NumPy's or of jax's.
-    """
-    # NumPy has one kind for all dtypes that it does not know, and jax knows of what kind they are.
-    kinds = [kind for parent, kind in _PYTHON if _jax.numpy.issubdtype(leaf.dtype, parent)]
-    return RestoreArgs(restore_type=kinds[0], dtype=leaf.dtype)
-
-
 def _args_like(value: Any, sharding: Any, *, set_global_shape: bool, strict: bool) -> RestoreArgs:
     match value:
         case StringMetadata() | str():
             return RestoreArgs(restore_type=str)
         case ScalarMetadata():
-            return scalar_args(value)
+            return RestoreArgs(number_type(value.dtype), value.dtype)
         case ArrayMetadata() | jax.ShapeDtypeStruct() if sharding is None:
             return RestoreArgs(restore_type=np.ndarray, dtype=value.dtype)
         case ArrayMetadata() | jax.ShapeDtypeStruct() | jax.Array():

@@ -18,8 +18,9 @@ from jax.sharding import Sharding
 from penstock import SaveFormat
 from penstock.embedding import built_in, dtypes, file_names, flattening, kernel, pair_keys, snapshot_of
 from penstock.errors import NotACheckpointError
-from penstock.orbax.arrays import is_narrowed, jax_dtype
+from penstock.orbax.arrays import is_narrowed, jax_dtype, number_type
 from penstock.orbax.item_files import store_at
+from penstock.orbax.restore_tree import LeafTarget
 from penstock.orbax.v1.options import ArrayOptions
 from penstock.orbax.v1.tree import PLACEHOLDER, has_attributes, is_supported_abstract_leaf, is_supported_leaf
 from penstock.orbax.value_metadata import StorageMetadata, ZarrMetadata, from_serialized_string
@@ -112,17 +113,6 @@ class LoadPlan:
         return _tree.tree_unflatten(treedef, values)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _LeafTarget:
-    """The requested form of a leaf."""
-
-    like: Any
-    dtype: Any = None  #: what arrays are cast to; None for the stored dtype
-    resized: bool = False
-    finish: Finish | None = None
-
-
 def plan_load(
     abstract: Any,
     stored: StoredTree,
@@ -213,13 +203,13 @@ def mismatch(problems: Sequence[str]) -> ValueError:
     )
 
 
-def _leaf_target(abstract: Any, spec: kernel.LeafSpec, *, resize: bool) -> _LeafTarget:
+def _leaf_target(abstract: Any, spec: kernel.LeafSpec, *, resize: bool) -> LeafTarget:
     if spec.typestr == "None" and is_supported_abstract_leaf(abstract):
-        return _LeafTarget(None)  # it was masked when it was saved
+        return LeafTarget(None)  # it was masked when it was saved
     if spec.is_empty_marker:
-        return _LeafTarget(empty_value(spec) if abstract is None else abstract)
+        return LeafTarget(empty_value(spec) if abstract is None else abstract)
     if abstract is None or spec.shape is None:
-        return _as_saved(spec) if abstract is None else _LeafTarget(abstract)
+        return _as_saved(spec) if abstract is None else LeafTarget(abstract)
 
     kind = abstract if isinstance(abstract, type) else type(abstract)
     if has_attributes(kind, "shape", "dtype", "sharding"):
@@ -230,15 +220,15 @@ def _leaf_target(abstract: Any, spec: kernel.LeafSpec, *, resize: bool) -> _Leaf
     if issubclass(kind, _PYTHON):
         return _number(kind, spec)
 
-    return _LeafTarget(kind)
+    return LeafTarget(kind)
 
 
-def _as_saved(spec: kernel.LeafSpec) -> _LeafTarget:
+def _as_saved(spec: kernel.LeafSpec) -> LeafTarget:
     """Request a leaf as it was saved; a jax.Array of a dtype that jax has here."""
     if spec.typestr == "jax.Array" and spec.shape is not None and is_narrowed(spec.dtype):
-        return _LeafTarget(jax.Array, jax_dtype(spec.dtype))
+        return LeafTarget(jax.Array, jax_dtype(spec.dtype))
 
-    return _LeafTarget(_as_stored(spec))
+    return LeafTarget(_as_stored(spec))
 
 
 def _as_stored(spec: kernel.LeafSpec) -> Any:
@@ -249,15 +239,14 @@ def _as_stored(spec: kernel.LeafSpec) -> Any:
         case "np.ndarray":
             return np.ndarray
         case "scalar":
-            dtype = dtypes.numpy_dtype(spec.dtype)
-            return bool if dtype.kind == "b" else int if np.issubdtype(dtype, np.integer) else float
+            return number_type(spec.dtype)
         case "string":
             return str
         case _:
             return None
 
 
-def _array(abstract: Any, spec: kernel.LeafSpec, *, resize: bool) -> _LeafTarget:
+def _array(abstract: Any, spec: kernel.LeafSpec, *, resize: bool) -> LeafTarget:
     if abstract is None:
         return _as_saved(spec)
 
@@ -267,7 +256,7 @@ def _array(abstract: Any, spec: kernel.LeafSpec, *, resize: bool) -> _LeafTarget
         dtype = jax_dtype(dtype)
     sharding, finish = _placement(abstract)
     if _jax.dtypes.issubdtype(dtype, _jax.dtypes.prng_key):
-        return _LeafTarget(_jax.ShapeDtypeStruct(shape, dtype, sharding=sharding), finish=finish)
+        return LeafTarget(_jax.ShapeDtypeStruct(shape, dtype, sharding=sharding), finish=finish)
     if tuple(shape) != spec.shape and not resize:
         raise ValueError(
             f"Requested shape: {tuple(shape)} is not compatible with the stored shape: {spec.shape}. To pad "
@@ -280,7 +269,7 @@ def _array(abstract: Any, spec: kernel.LeafSpec, *, resize: bool) -> _LeafTarget
 
     changed = None if dtypes.dtype_name(np.dtype(dtype)) == spec.dtype else dtype
     like = _jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-    return _LeafTarget(like, changed, tuple(shape) != spec.shape, finish)
+    return LeafTarget(like, changed, finish, resized=tuple(shape) != spec.shape)
 
 
 def _wrap_key(impl: str, data: Any) -> Any:
@@ -299,23 +288,23 @@ def _placement(abstract: Any) -> tuple[Sharding | None, Finish | None]:
     return sharding.sharding, lambda array: _jax.device_put(array, sharding)
 
 
-def _host_array(spec: kernel.LeafSpec, dtype: Any, finish: Finish | None = None) -> _LeafTarget:
+def _host_array(spec: kernel.LeafSpec, dtype: Any, finish: Finish | None = None) -> LeafTarget:
     """Request a NumPy array of the stored shape."""
     stored = dtypes.numpy_dtype(spec.dtype)
     if dtype is None or isinstance(dtype, property) or np.dtype(dtype) == stored:
-        return _LeafTarget(np.ndarray, finish=finish)
+        return LeafTarget(np.ndarray, finish=finish)
 
     # A view of one element says shape and dtype and holds no memory.
     like = np.broadcast_to(np.zeros((), np.dtype(dtype)), spec.shape or ())
-    return _LeafTarget(like, np.dtype(dtype), finish=finish)
+    return LeafTarget(like, np.dtype(dtype), finish=finish)
 
 
-def _number(kind: type[Any], spec: kernel.LeafSpec) -> _LeafTarget:
+def _number(kind: type[Any], spec: kernel.LeafSpec) -> LeafTarget:
     """Request a Python number, converted from whatever is stored."""
     if spec.shape != ():
         raise ValueError(f"Restored result is not a scalar: it has the shape {spec.shape}.")
     if spec.typestr == "scalar" and _as_stored(spec) is kind:
-        return _LeafTarget(kind)
+        return LeafTarget(kind)
 
     return _host_array(spec, None, lambda array: kind(array.item()))
 
