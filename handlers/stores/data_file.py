@@ -1,45 +1,306 @@
-"""Data files of the local file system, written and read at chosen offsets."""
+"""Data files of the local file system, written and read at chosen offsets, past the page cache or through it.
+
+Which bytes of a request may bypass the page cache is decided by pure functions. Among the calls that Python
+lacks are `fallocate` without emulation, `fstatfs` and `cachestat` of Linux.
+"""
 
 from __future__ import annotations
 
 __all__ = (
+    "DIRECT_FROM",
+    "PAGE",
+    "Arena",
+    "Io",
     "LocalDataFile",
     "LocalReadableFile",
+    "TransferPart",
+    "address_of",
+    "allocate",
+    "cached_bytes",
+    "cut",
+    "open_direct",
+    "parts_of",
+    "takes_direct_io",
 )
 
+import ctypes
 import errno
+import mmap
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+import sys
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from threading import Lock
-from typing import Final, final
+from typing import Final, Literal, NamedTuple, TypeAlias, final
 
 import numpy as np
+import numpy.typing as npt
 from crc32c import crc32c
 
-from penstock.handlers.stores.direct_io import (
-    DIRECT_FROM,
-    PAGE,
-    Arena,
-    Io,
-    TransferPart,
-    address_of,
-    allocate,
-    cached_bytes,
-    cut,
-    open_direct,
-    parts_of,
-)
+from penstock.handlers.stores.file_system import c_function
 from penstock.handlers.stores.regular_files import (
     Descriptor,
     SyncedFiles,
-    read_vectored,
+    transfer,
     translated,
     write_vectored,
 )
 from penstock.kernel.errors import StorageError, TruncatedDataError
+from penstock.kernel.memory.buffers import anonymous_memory
 from penstock.kernel.protocols.stores import Transfers
+
+Io: TypeAlias = Literal["auto", "direct", "buffered"]
+
+PAGE = max(4096, mmap.PAGESIZE)  #: bytes of a page; also a multiple of what every disk transfers
+DIRECT_FROM = 2**20  #: bytes; for smaller requests, disk latency costs more than the page cache
+
+
+class TransferPart(NamedTuple):
+    """A part of a request, and whether its bytes bypass the page cache."""
+
+    nbytes: int
+    direct: bool
+
+
+def parts_of(offset: int, nbytes: int, block_bytes: int) -> list[TransferPart]:
+    """Cut a request, in order, into parts that may bypass the page cache and parts that must not.
+
+    Only whole pages inside the request may. A page at its edge may also hold bytes of another request,
+    which are written through the page cache.
+
+    Args:
+        offset: Where the request begins in the file, in bytes.
+        nbytes: Length of the request.
+        block_bytes: The most bytes of one direct part.
+    """
+    head = -offset % PAGE
+    whole = (nbytes - head) // PAGE * PAGE
+    if whole < DIRECT_FROM:
+        return [TransferPart(nbytes, direct=False)] if nbytes else []
+
+    tail = nbytes - head - whole
+    direct = [TransferPart(min(block_bytes, whole - at), direct=True) for at in range(0, whole, block_bytes)]
+    return [*_buffered(head), *direct, *_buffered(tail)]
+
+
+def cut(views: Sequence[memoryview], sizes: Iterable[int]) -> Iterator[list[memoryview]]:
+    """Cut consecutive views into runs of the given sizes, in order.
+
+    Args:
+        views: One-dimensional views of bytes.
+        sizes: The bytes of each run; their sum is the total length of the views.
+
+    Yields:
+        For each size, the views that make up the run.
+    """
+    at = start = 0
+    for size in sizes:
+        run: list[memoryview] = []
+        while size:
+            taken = min(size, len(views[at]) - start)
+            run.append(views[at][start : start + taken])
+            size, start = size - taken, start + taken
+            if start == len(views[at]):
+                at, start = at + 1, 0
+
+        yield run
+
+
+def address_of(view: memoryview) -> int:
+    """Return the memory address of the first byte of a non-empty view."""
+    return np.frombuffer(view, np.uint8).ctypes.data
+
+
+def open_direct(descriptor: Descriptor, flags: int, io: Io) -> Descriptor | None:
+    """Open the file of a descriptor a second time, for transfers past the page cache.
+
+    Returns:
+        The second descriptor, or None if `io` or the file system rules it out. "auto" allows it only on
+        local file systems that are known to be faster this way.
+    """
+    if sys.platform != "linux" or io == "buffered":
+        return None
+    if io == "auto" and not takes_direct_io(descriptor.number):
+        return None
+    try:
+        direct = Descriptor(descriptor.path, flags | os.O_DIRECT)
+    except StorageError:  # EINVAL if the file system lacks O_DIRECT; the buffered descriptor still works
+        return None
+
+    if os.path.samestat(os.fstat(direct.number), os.fstat(descriptor.number)):
+        return direct
+
+    direct.close()
+    return None
+
+
+@final
+class _DirectDescriptor:
+    """The file of a descriptor, opened a second time once bytes are to go past the page cache. Thread-safe.
+
+    Not before: a checkpoint may have many files, and a process has few descriptors.
+    """
+
+    __slots__ = ("_direct", "_first", "_flags", "_io", "_lock", "is_refused")
+
+    def __init__(self, first: Descriptor, flags: int, io: Io) -> None:
+        self._first = first
+        self._flags = flags
+        self._io: Io = io
+        self._lock = Lock()
+        self._direct: Descriptor | None = None
+        self.is_refused = io == "buffered"  #: whether no more bytes go past the page cache
+
+    def opened(self) -> Descriptor | None:
+        """Return it; None if the file system refuses."""
+        with self._lock:
+            if self._direct is None and not self.is_refused:
+                self._direct = open_direct(self._first, self._flags, self._io)
+                self.is_refused = self._direct is None
+
+            return None if self.is_refused else self._direct
+
+    def close(self) -> None:
+        """Close it. Idempotent."""
+        if self._direct is not None:
+            self._direct.close()
+
+
+def _buffered(nbytes: int) -> list[TransferPart]:
+    return [TransferPart(nbytes, direct=False)] if nbytes else []
+
+
+HUGE_PAGE = 2**21
+
+
+@final
+class Arena:
+    """Blocks of memory for writing threads. Thread-safe.
+
+    Blocks are reused, so there are never more of them than writing threads. All are freed when the last
+    user leaves.
+
+    Args:
+        block_bytes: Length of a block, a multiple of the page size. The default is one huge page, which the
+            system pins for a transfer in one step; with small pages a save takes half as long again.
+    """
+
+    __slots__ = ("_free", "_lock", "_n_users", "block_bytes")
+
+    def __init__(self, block_bytes: int = HUGE_PAGE) -> None:
+        self.block_bytes = block_bytes
+        self._free: list[npt.NDArray[np.uint8]] = []
+        self._lock = Lock()
+        self._n_users = 0
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes in blocks that no thread uses now."""
+        with self._lock:
+            return len(self._free) * self.block_bytes
+
+    def enter(self) -> None:
+        """Count one more user. Blocks are kept as long as there are users."""
+        with self._lock:
+            self._n_users += 1
+
+    def leave(self) -> None:
+        """Count one user less. The last one to leave frees the blocks."""
+        with self._lock:
+            self._n_users -= 1
+            if not self._n_users:
+                self._free.clear()
+
+    @contextmanager
+    def block(self) -> Generator[npt.NDArray[np.uint8]]:
+        """Give a block until the end of the context. Its content is undefined."""
+        with self._lock:
+            block = self._free.pop() if self._free else None
+
+        block = _allocate(self.block_bytes) if block is None else block
+        try:
+            yield block
+        finally:
+            with self._lock:
+                if self._n_users:
+                    self._free.append(block)
+
+
+def _allocate(nbytes: int) -> npt.NDArray[np.uint8]:
+    memory = np.frombuffer(anonymous_memory(nbytes + HUGE_PAGE, huge_pages=True), np.uint8)
+    start = -memory.ctypes.data % HUGE_PAGE
+    return memory[start : start + nbytes]
+
+
+# From <linux/magic.h>. Only local disks are listed: for network file systems the local page cache is worth
+# using. An overlay supports direct transfers if the file system below it does.
+EXT4: Final = 0xEF53
+XFS: Final = 0x58465342
+F2FS: Final = 0xF2F52010
+OVERLAY: Final = 0x794C7630
+DISKS: Final = frozenset({EXT4, XFS, F2FS, OVERLAY})
+
+_CACHESTAT: Final = 451
+_STATFS_BYTES: Final = 512  # larger than the structure on any platform; its first field is the type
+_UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.ESPIPE})
+
+
+def takes_direct_io(descriptor: int) -> bool:
+    """Return whether an open file is on a local disk whose file system is faster with direct transfers."""
+    call = c_function("fstatfs", ctypes.c_int, ctypes.c_char_p)
+    if call is None:
+        return False
+
+    answer = ctypes.create_string_buffer(_STATFS_BYTES)
+    if call(descriptor, answer) != 0:
+        return False
+
+    return ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF in DISKS
+
+
+def allocate(descriptor: int, offset: int, nbytes: int) -> bool:
+    """Reserve room in a file, and extend the file to include it. The new bytes read as zero.
+
+    Returns:
+        Whether it was done; False if the file system cannot. (`os.posix_fallocate` would then write zeros.)
+
+    Raises:
+        OSError: If there is no room: ENOSPC, EDQUOT, EFBIG.
+    """
+    call = c_function("fallocate64", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    if call is None:
+        return False
+
+    while call(descriptor, 0, offset, nbytes) != 0:
+        number = ctypes.get_errno()
+        if number in _UNSUPPORTED:
+            return False
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
+
+    return True
+
+
+def cached_bytes(descriptor: int, offset: int, nbytes: int) -> int | None:
+    """Return how many bytes of a file range are in the page cache; None if the system cannot tell.
+
+    Takes some 10 us for 16 MiB. The alternatives are worse: since Linux 5.10 a read with RWF_NOWAIT fills
+    the page cache, and mincore takes forty times as long.
+    """
+    call = c_function(
+        "syscall", ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long
+    )
+    if call is None:
+        return None
+
+    wanted = (ctypes.c_uint64 * 2)(offset, nbytes)
+    answer = (ctypes.c_uint64 * 5)()  # pages: cached, dirty, in write-back, evicted, recently evicted
+    if call(_CACHESTAT, descriptor, ctypes.byref(wanted), ctypes.byref(answer), 0) != 0:
+        return None  # Linux before 6.5, or the file belongs to another user
+
+    return int(answer[0]) * mmap.PAGESIZE
+
 
 # The errors of a file system that opens a file with O_DIRECT but then refuses direct transfers.
 _REFUSED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
@@ -70,7 +331,6 @@ class LocalDataFile:
         "_lock",
         "_lost",
         "_open",
-        "_refused",
         "_synced",
         "path",
         "transfers",
@@ -81,8 +341,7 @@ class LocalDataFile:
     ) -> None:
         # O_EXCL, because two saves writing into one file would both be corrupted.
         self._descriptor = Descriptor(path, os.O_WRONLY | (os.O_CREAT | os.O_EXCL if create else 0))
-        self._direct = open_direct(self._descriptor, os.O_WRONLY, io)
-        self._refused = self._direct is None
+        self._direct = _DirectDescriptor(self._descriptor, os.O_WRONLY, io)
         self._arena = arena
         self._synced = synced
         self._lock = Lock()
@@ -126,13 +385,14 @@ class LocalDataFile:
         nbytes = sum(map(len, views))
         at, direct_bytes = offset, 0
         with translated("write", self.path):
-            if self._refused:
+            direct = None if nbytes < DIRECT_FROM else self._direct.opened()
+            if direct is None:
                 write_vectored(self._descriptor.number, offset, views)
             else:
                 parts = parts_of(offset, nbytes, self._arena.block_bytes)
                 runs = cut(views, [part.nbytes for part in parts])
                 for part, run in zip(parts, runs, strict=True):
-                    if part.direct and self._write_direct(at, part.nbytes, run):
+                    if part.direct and self._write_direct(direct, at, part.nbytes, run):
                         direct_bytes += part.nbytes
                     else:
                         write_vectored(self._descriptor.number, at, run)
@@ -173,27 +433,27 @@ class LocalDataFile:
             self._open = False
             self._arena.leave()
 
-        with ExitStack() as stack:
-            stack.callback(self._descriptor.close)
-            if self._direct is not None:
-                stack.callback(self._direct.close)
+        try:
+            self._direct.close()
+        finally:
+            self._descriptor.close()
 
-    def _write_direct(self, offset: int, nbytes: int, views: list[memoryview]) -> bool:
+    def _write_direct(self, direct: Descriptor, offset: int, nbytes: int, views: list[memoryview]) -> bool:
         """Write whole pages past the page cache; return False if the file system refuses."""
-        if self._refused or self._direct is None:
+        if self._direct.is_refused:
             return False
         try:
             if len(views) == 1 and address_of(views[0]) % PAGE == 0:
-                write_vectored(self._direct.number, offset, views)
+                write_vectored(direct.number, offset, views)
             else:
                 with self._arena.block() as block:
                     _gather(views, block)
-                    write_vectored(self._direct.number, offset, [block[:nbytes].data])
+                    write_vectored(direct.number, offset, [block[:nbytes].data])
         except OSError as error:
             if error.errno not in _REFUSED:
                 raise
 
-            self._refused = True
+            self._direct.is_refused = True
             return False
 
         return True
@@ -229,13 +489,12 @@ class LocalReadableFile:
         io: "auto" is described above; "direct" ignores the page cache; "buffered" always reads through it.
     """
 
-    __slots__ = ("_descriptor", "_direct", "_io", "_lock", "_refused", "path", "transfers")
+    __slots__ = ("_descriptor", "_direct", "_io", "_lock", "path", "transfers")
 
     def __init__(self, path: str, io: Io) -> None:
         self._descriptor = Descriptor.of_regular(path)
-        self._direct: Descriptor | None = None
+        self._direct = _DirectDescriptor(self._descriptor, os.O_RDONLY, io)
         self._io: Io = io
-        self._refused = io == "buffered"
         self._lock = Lock()
         self.transfers = Transfers()  #: the bytes read so far, by the way that they came
         self.path = path
@@ -285,21 +544,21 @@ class LocalReadableFile:
 
     def close(self) -> None:
         """Close the file. Idempotent."""
-        with ExitStack() as stack:
-            stack.callback(self._descriptor.close)
-            if self._direct is not None:
-                stack.callback(self._direct.close)
+        try:
+            self._direct.close()
+        finally:
+            self._descriptor.close()
 
     def _read(self, offset: int, views: Sequence[memoryview]) -> int:
         """Read through the page cache, and return the offset reached."""
-        reached = read_vectored(self._descriptor.number, offset, views)
+        reached = transfer(os.preadv, self._descriptor.number, offset, views)
         self._count(buffered_bytes=reached - offset)
         return reached
 
     def _read_large(self, offset: int, view: memoryview, summed: _Summed | None = None) -> int:
         """Read each part directly or through the page cache, and return the offset reached."""
         parts = [TransferPart(len(view), direct=False)]
-        if not self._refused and (offset - address_of(view)) % PAGE == 0:
+        if not self._direct.is_refused and (offset - address_of(view)) % PAGE == 0:
             parts = parts_of(offset, len(view), WINDOW)
 
         at = offset
@@ -334,8 +593,8 @@ class LocalReadableFile:
         return TruncatedDataError(self.path, needed, os.fstat(self._descriptor.number).st_size)
 
     def _is_wanted_directly(self, offset: int, nbytes: int) -> bool:
-        if self._refused or self._io != "auto":
-            return not self._refused
+        if self._direct.is_refused or self._io != "auto":
+            return not self._direct.is_refused
 
         cached = cached_bytes(self._descriptor.number, offset, nbytes)
         return cached is not None and 2 * cached < nbytes
@@ -343,23 +602,14 @@ class LocalReadableFile:
     def _read_direct(self, offset: int, view: memoryview) -> int:
         """Read past the page cache. Return the number of bytes read, 0 if the file does not allow it."""
         try:
-            descriptor = self._opened_directly()
-            moved = 0 if descriptor is None else os.preadv(descriptor.number, [view], offset)
+            direct = self._direct.opened()
+            moved = 0 if direct is None else os.preadv(direct.number, [view], offset)
         except OSError:  # a read through the page cache follows, which succeeds or reports the error
-            self._refused = True
+            self._direct.is_refused = True
             return 0
 
         self._count(direct_bytes=moved)
         return moved
-
-    def _opened_directly(self) -> Descriptor | None:
-        # Opened only when needed: a checkpoint may have many files, and a process has few descriptors.
-        with self._lock:
-            if self._direct is None and not self._refused:
-                self._direct = open_direct(self._descriptor, os.O_RDONLY, self._io)
-                self._refused = self._direct is None
-
-            return None if self._refused else self._direct
 
     def _count(self, direct_bytes: int = 0, buffered_bytes: int = 0) -> None:
         with self._lock:

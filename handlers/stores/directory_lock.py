@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 __all__ = (
+    "UNHELD_SUFFIX",
     "DirectoryHold",
     "DirectoryHolds",
     "Identity",
     "check_name_is_free",
     "claim_name",
-    "first_name",
     "identity_at",
 )
 
@@ -20,12 +20,10 @@ from contextlib import suppress
 from typing import Final, TypeAlias, final
 from weakref import WeakValueDictionary
 
-from penstock.handlers.stores.file_system import FileSystem, rename_only_to_absent
+from penstock.handlers.stores.file_system import FileSystem, remove_tree, rename_only_to_absent
 from penstock.handlers.stores.publishing.claims import Claim, check_unclaimed
 from penstock.handlers.stores.publishing.paths import TEMPORARY_SUFFIX
-from penstock.handlers.stores.publishing.process_identity import HomeProcess
 from penstock.handlers.stores.regular_files import create_whole, read_whole, translated
-from penstock.handlers.stores.tree_removal import remove_tree
 from penstock.kernel.errors import BuildChangedError, InUseError, StorageError
 from penstock.kernel.protocols.stores import BuildToken, Hold
 
@@ -35,8 +33,8 @@ Identity: TypeAlias = tuple[int, int]
 # Some network file systems have no such lock. A file with the holder's name takes its place there.
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 
-_NOT_HELD: Final = "-new"
-"""Behind the name of a directory that is made and not held yet."""
+UNHELD_SUFFIX: Final = "-new"
+"""Ends the name of a directory until it is held and gets its own name."""
 
 
 @final
@@ -60,56 +58,57 @@ class DirectoryHold(Hold):
             replaced meanwhile.
     """
 
-    __slots__ = ("__weakref__", "_claim", "_home", "_number", "_path", "_spare", "written")
+    __slots__ = ("__weakref__", "_claim", "_path", "_pid", "_spare", "number", "written")
 
     def __init__(
         self, path: str, *, shared: bool = False, name: str = "", system: FileSystem | None = None
     ) -> None:
         self.written: set[str] = set()  #: files that this process has made in it, by their relative names
-        self._home = HomeProcess()
-        self._number = self._spare = -1  # in case the directory cannot be opened
+        self._pid = os.getpid()
+        self.number = self._spare = -1  # once released, and in case the directory cannot be opened
         self._claim: Claim | None = None
         self._path = path
         with translated("hold", path):
-            self._number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self.number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
         try:
             if not shared:
                 with translated("hold", path):
                     self._spare = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
-            self._lock(path, name or path, shared, system or FileSystem())
+            system = system or FileSystem()
+            try:
+                system.calls.flock(self.number, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InUseError(path) from None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise StorageError.of("hold", path, error) from error
+
+                system.note_weaker("flock", path)
+                if shared:
+                    check_name_is_free(path)
+                else:
+                    self._claim = claim_name(name or path)
+
+            # It may have been removed or replaced between the open and the lock.
+            with translated("hold", path):
+                is_same = os.path.samestat(os.fstat(self.number), os.stat(path))
         except BaseException:
             self.release()
             raise
 
-    def _lock(self, path: str, name: str, shared: bool, system: FileSystem) -> None:
-        try:
-            system.calls.flock(self._number, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InUseError(path) from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise StorageError.of("hold", path, error) from error
-
-            system.note_weaker("flock", path)
-            if shared:
-                check_name_is_free(path)
-            else:
-                self._claim = claim_name(name)
-
-        with translated("hold", path):
-            is_same = os.path.samestat(os.fstat(self._number), os.stat(path))
         if not is_same:
+            self.release()
             raise InUseError(path)
 
     def lies_at(self, path: str) -> bool:
         """True if `path` is the directory that is held; so it counts once it is not held any more."""
-        if self._number < 0:
+        if self.number < 0:
             return True
 
         with translated("stat", path), suppress(FileNotFoundError):
-            return os.path.samestat(os.fstat(self._number), os.stat(path))
+            return os.path.samestat(os.fstat(self.number), os.stat(path))
 
         return False
 
@@ -119,7 +118,7 @@ class DirectoryHold(Hold):
         Raises:
             BuildChangedError: If the entry is not there, or a file that this process made in the directory.
         """
-        number = self._number
+        number = self.number
         try:
             for name in self.written.copy():  # to which a handler that hangs may add
                 os.stat(name, dir_fd=number, follow_symlinks=False)
@@ -132,11 +131,6 @@ class DirectoryHold(Hold):
             raise StorageError.of("stat", path, error) from error
 
         return status.st_dev, status.st_ino
-
-    @property
-    def is_held(self) -> bool:
-        """True if it was not released yet."""
-        return self._number >= 0
 
     def give_up_spare(self) -> None:
         """Close the second descriptor: the directory is removed next."""
@@ -152,13 +146,13 @@ class DirectoryHold(Hold):
             StorageError: If the descriptor could not be closed. The lock is released all the same.
         """
         self.give_up_spare()
-        number, self._number = self._number, -1
+        number, self.number = self.number, -1
         if number < 0:
             return
 
         # A forked child shares the lock and must not release it. This process must unlock explicitly,
         # because closing is not enough while a child still has the descriptor open.
-        if self._home.is_here:
+        if os.getpid() == self._pid:
             with suppress(OSError):
                 fcntl.flock(number, fcntl.LOCK_UN)
             if self._claim is not None:
@@ -167,8 +161,7 @@ class DirectoryHold(Hold):
         with translated("release", self._path):
             os.close(number)
 
-    def __del__(self) -> None:
-        self.release()
+    __del__ = release
 
 
 @final
@@ -207,7 +200,7 @@ class DirectoryHolds:
         Raises:
             InUseError: If something is at `path`, or another one was faster.
         """
-        first, system = first_name(path), self._system
+        first, system = path + UNHELD_SUFFIX, self._system
         hold = _make_first(first, path, system)
         is_ours = False
         try:
@@ -277,7 +270,7 @@ class DirectoryHolds:
     def held(self, path: str) -> DirectoryHold | None:
         """Return the exclusive hold of this store that was taken at a path; None if there is none now."""
         hold = self._alone.get(path)
-        return hold if hold is not None and hold.is_held else None
+        return hold if hold is not None and hold.number >= 0 else None
 
     def note_written(self, path: str) -> None:
         """Note that this process has made a file, if it is in a directory that is held."""
@@ -316,11 +309,6 @@ def identity_at(path: str) -> Identity | None:
             return None
 
     return status.st_dev, status.st_ino
-
-
-def first_name(path: str) -> str:
-    """Return the name under which a directory is until it is held and has the name `path`."""
-    return path + _NOT_HELD
 
 
 def _make_first(first: str, path: str, system: FileSystem) -> DirectoryHold:

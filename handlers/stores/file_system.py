@@ -1,16 +1,20 @@
 """The system calls that some file systems refuse, and what is weaker where one does without them.
 
-Among them are two renames that POSIX lacks (renameat2): one never replaces, one swaps two names.
+Among them are two renames that POSIX lacks (renameat2): one never replaces, one swaps two names. And the
+removal of a directory with everything in it, also when the process has no descriptor left.
 """
 
 from __future__ import annotations
 
 __all__ = (
+    "NO_CALL",
     "FileSystem",
     "Renameat2",
     "SystemCalls",
+    "c_function",
     "exchange",
     "exchange_in_steps",
+    "remove_tree",
     "rename_only_to_absent",
     "rename_to_absent",
     "system_renameat2",
@@ -20,12 +24,15 @@ import ctypes
 import errno
 import fcntl
 import os
+import shutil
+import sys
+import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Final, Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, final
 
 AT_FDCWD = -100
 RENAME_NOREPLACE = 1
@@ -39,13 +46,32 @@ Renameat2: TypeAlias = Callable[[str, str, int], object]
 """Renames with flags, or raises `OSError`: ENOSYS if there is no such call."""
 
 
+@cache
+def c_function(name: str, *argument_types: type) -> Callable[..., int] | None:
+    """Find a function of the C library that Python lacks; None if it is not Linux's, or too old for it."""
+    if sys.platform != "linux":
+        return None
+    try:
+        call = getattr(ctypes.CDLL(None, use_errno=True), name)
+    except (AttributeError, OSError):
+        return None
+
+    call.argtypes = argument_types
+    call.restype = ctypes.c_int
+    found: Callable[..., int] = call
+    return found
+
+
 def system_renameat2(source: str, destination: str, flags: int) -> None:
     """Call renameat2 of Linux 3.15.
 
     Raises:
         OSError: If it fails, or this system has none.
     """
-    call = _find_renameat2()
+    # In the C library since glibc 2.28.
+    call = c_function(
+        "renameat2", ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint
+    )
     if call is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), source)
     if call(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(destination), flags) != 0:
@@ -83,13 +109,19 @@ def rename_only_to_absent(source: str, destination: str, renameat2: Renameat2 = 
         FileExistsError: If the destination exists, even as an empty directory.
         OSError: As `os.rename` does.
     """
-    try:
-        return _attempt(renameat2, source, destination, RENAME_NOREPLACE)
-    except FileExistsError:
-        if not _remove_dangling(destination):
-            raise
+    while True:
+        try:
+            renameat2(source, destination, RENAME_NOREPLACE)
+        except FileExistsError:
+            if not _remove_dangling(destination):
+                raise
+        except OSError as error:
+            if error.errno in _UNSUPPORTED:
+                return False
 
-    return _attempt(renameat2, source, destination, RENAME_NOREPLACE)
+            raise
+        else:
+            return True
 
 
 def exchange(first: str, second: str, renameat2: Renameat2 = system_renameat2) -> str:
@@ -101,8 +133,15 @@ def exchange(first: str, second: str, renameat2: Renameat2 = system_renameat2) -
     Raises:
         OSError: As `os.rename` does; the names are then as they were.
     """
-    is_done = _attempt(renameat2, first, second, RENAME_EXCHANGE)
-    return first if is_done else exchange_in_steps(first, second)
+    try:
+        renameat2(first, second, RENAME_EXCHANGE)
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return exchange_in_steps(first, second)
+
+        raise
+
+    return first
 
 
 def exchange_in_steps(first: str, second: str) -> str:
@@ -149,35 +188,6 @@ def _remove_dangling(path: str) -> bool:
     return True
 
 
-def _attempt(renameat2: Renameat2, source: str, destination: str, flags: int) -> bool:
-    """Return True if the rename was done, False if this system or file system cannot do it.
-
-    Raises:
-        OSError: If it can, and it failed.
-    """
-    try:
-        renameat2(source, destination, flags)
-    except OSError as error:
-        if error.errno in _UNSUPPORTED:
-            return False
-
-        raise
-
-    return True
-
-
-@cache
-def _find_renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
-    try:
-        call = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError):
-        return None  # not Linux, or a C library before glibc 2.28
-
-    call.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
-    call.restype = ctypes.c_int
-    return call
-
-
 Weakness: TypeAlias = Literal["flock", "fsync", "renameat2", "statvfs"]
 """The call that a file system refuses."""
 
@@ -188,7 +198,7 @@ _WEAKER: Final[Mapping[Weakness, str]] = {
     "statvfs": "the room that is left is not known: a save that does not fit fails on its way",
 }
 
-_NO_CALL: Final = frozenset({0, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY})
+NO_CALL: Final = frozenset({0, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY})
 
 
 @final
@@ -224,34 +234,7 @@ class FileSystem:
 
             get_logger().warning("store.weaker", lacks=lacks, weaker=_WEAKER[lacks], path=path)
 
-    def sync_directory(self, number: int, path: str) -> None:
-        """Make the entries of an open directory durable, where the file system can do that.
-
-        Raises:
-            OSError: If it can, and failed.
-        """
-        try:
-            self.calls.fsync(number)
-        except OSError as error:
-            if error.errno not in _NO_CALL:
-                raise
-
-            self.note_weaker("fsync", path)
-
-    def is_read_only(self, path: str) -> bool:
-        """True if the file system of `path` says that it is mounted so; False if it says nothing."""
-        found = self._statvfs(path)
-        return found is not None and bool(found.f_flag & os.ST_RDONLY)
-
-    def free_bytes(self, path: str) -> int | None:
-        """Return the room on the file system of `path`, as far as this user may take it; None if unknown."""
-        found = self._statvfs(path)
-        if found is None or not found.f_blocks:
-            return None
-
-        return (found.f_bfree if os.geteuid() == 0 else found.f_bavail) * found.f_frsize
-
-    def _statvfs(self, path: str) -> os.statvfs_result | None:
+    def statvfs(self, path: str) -> os.statvfs_result | None:
         """Return what the file system says of itself; None if it does not, or says -1.
 
         Raises:
@@ -260,15 +243,96 @@ class FileSystem:
         try:
             found = self.calls.statvfs(path)
         except OSError as error:
-            if error.errno not in _NO_CALL | {errno.EPERM}:
+            if error.errno not in NO_CALL | {errno.EPERM}:
                 raise
 
             self.note_weaker("statvfs", path)
             return None
 
-        numbers = (found.f_flag, found.f_bfree, found.f_bavail, found.f_blocks)
-        if any(value < 0 or value >= 2**63 or value == 2**32 - 1 for value in numbers):  # -1, of any width
-            self.note_weaker("statvfs", path)
-            return None
+        for value in (found.f_flag, found.f_bfree, found.f_bavail, found.f_blocks):
+            if value < 0 or value >= 2**63 or value == 2**32 - 1:  # -1, of any width
+                self.note_weaker("statvfs", path)
+                return None
 
         return found
+
+
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
+_WAITS_S: Final = (0.01, 0.05, 0.1, 0.2)  # for a descriptor that another thread was faster to take
+
+
+def remove_tree(path: str, give_up_spare: Callable[[], object] = lambda: None) -> None:
+    """Remove the directory at `path` once; of a symbolic link, the link alone. It may be absent.
+
+    What others remove meanwhile is passed over. What others create at `path` once it is removed stays: it is
+    theirs.
+
+    Args:
+        path: Of the directory.
+        give_up_spare: Called when the process has no descriptor left; closes one that was kept for this.
+
+    Raises:
+        OSError: If the system refuses.
+    """
+    if os.path.islink(path):
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        return
+
+    try:
+        _remove_safely(path)
+    except OSError as error:
+        if error.errno not in _EXHAUSTED:
+            raise
+
+        give_up_spare()
+        _remove_with_one_descriptor(path)
+
+
+def _remove_safely(path: str) -> None:
+    # rmtree opens what it descends into, so that nobody can lead it elsewhere by a link.
+    if sys.version_info >= (3, 12):
+        shutil.rmtree(path, onexc=lambda _function, _path, error: _unless_gone(error))
+    else:
+        shutil.rmtree(path, onerror=lambda _function, _path, raised: _unless_gone(raised[1]))
+
+
+def _unless_gone(error: Any) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _remove_with_one_descriptor(path: str) -> None:
+    for wait_s in (*_WAITS_S, None):
+        try:
+            _remove(path)
+        except OSError as error:
+            if error.errno not in _EXHAUSTED or wait_s is None:
+                raise
+
+            time.sleep(wait_s)
+        else:
+            return
+
+
+def _remove(path: str) -> None:
+    with suppress(FileNotFoundError):
+        try:
+            os.rmdir(path)  # needs no descriptor, if it is empty
+        except OSError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                raise
+        else:
+            return
+
+        with os.scandir(path) as entries:
+            found = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
+
+        for inner, is_directory in found:
+            if is_directory:
+                _remove(inner)
+            else:
+                with suppress(FileNotFoundError):
+                    os.unlink(inner)
+
+        os.rmdir(path)

@@ -13,13 +13,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final, get_args
 
-from penstock.handlers.stores.data_file import LocalDataFile, LocalReadableFile
-from penstock.handlers.stores.direct_io import DIRECT_FROM, PAGE, Arena, Io
+from penstock.handlers.stores.data_file import (
+    DIRECT_FROM,
+    PAGE,
+    Arena,
+    Io,
+    LocalDataFile,
+    LocalReadableFile,
+)
 from penstock.handlers.stores.directory_lock import DirectoryHold, DirectoryHolds, Identity, identity_at
 from penstock.handlers.stores.file_system import (
+    NO_CALL,
     FileSystem,
     SystemCalls,
     exchange,
+    remove_tree,
     rename_to_absent,
 )
 from penstock.handlers.stores.regular_files import (
@@ -32,7 +40,6 @@ from penstock.handlers.stores.regular_files import (
     replace_whole,
     translated,
 )
-from penstock.handlers.stores.tree_removal import remove_tree
 from penstock.kernel.errors import (
     BuildChangedError,
     ConfigError,
@@ -144,8 +151,8 @@ class LocalStore(Directories, SystemFiles):
             raise StorageError("create", path, f"{parent!r} is not a directory", errno.ENOTDIR)
 
         with translated("create", path):
-            read_only = self._system.is_read_only(parent)
-        if read_only:
+            found = self._system.statvfs(parent)
+        if found is not None and found.f_flag & os.ST_RDONLY:
             raise StorageError("create", path, f"{parent!r} is on a read-only file system", errno.EROFS)
 
         # The system will check the effective user, who differs from the real one in a set-uid program.
@@ -163,7 +170,11 @@ class LocalStore(Directories, SystemFiles):
             parent = os.path.dirname(parent)
 
         with translated("statvfs", path):
-            return self._system.free_bytes(parent)
+            found = self._system.statvfs(parent)
+        if found is None or not found.f_blocks:
+            return None
+
+        return (found.f_bfree if os.geteuid() == 0 else found.f_bavail) * found.f_frsize
 
     def make_directory(self, path: str) -> None:
         """Create a directory and its missing parents; it may exist already.
@@ -369,12 +380,17 @@ class LocalStore(Directories, SystemFiles):
     def sync_directory(self, path: str) -> None:
         """Make the directory's entries durable.
 
-        Where a file system cannot do that, nothing more can be done; see `FileSystem.sync_directory`.
+        Where a file system cannot do that, nothing more can be done, and it is logged once.
         """
         directory = Descriptor(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             with translated("fsync", path):
-                self._system.sync_directory(directory.number, path)
+                self._system.calls.fsync(directory.number)
+        except StorageError as error:
+            if error.errno not in NO_CALL:
+                raise
+
+            self._system.note_weaker("fsync", path)
         finally:
             directory.close()
 

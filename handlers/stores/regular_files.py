@@ -13,9 +13,9 @@ __all__ = (
     "create_whole",
     "data_bytes",
     "open_regular",
-    "read_vectored",
     "read_whole",
     "replace_whole",
+    "transfer",
     "translated",
     "write_vectored",
 )
@@ -77,20 +77,19 @@ def open_regular(path: str) -> tuple[int, int]:
         raise
 
     try:
-        return number, _size_of_regular(path, number)
-    except BaseException:
+        status = os.fstat(number)
+    except OSError:
         os.close(number)
         raise
 
+    if stat.S_ISREG(status.st_mode):
+        return number, status.st_size
 
-def _size_of_regular(path: str, number: int) -> int:
-    status = os.fstat(number)
+    os.close(number)
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(status.st_mode):
-        raise NotAFileError(path, _KINDS.get(stat.S_IFMT(status.st_mode), "something else"))
 
-    return status.st_size
+    raise NotAFileError(path, _KINDS.get(stat.S_IFMT(status.st_mode), "something else"))
 
 
 def read_whole(path: str) -> bytes:
@@ -111,24 +110,20 @@ def read_whole(path: str) -> bytes:
         if nbytes >= _LONG and 2 * data_bytes(number, nbytes) < nbytes:
             raise CorruptCheckpointError(path, f"has {nbytes} bytes, and most of them are a hole")
 
-        return _read(number, nbytes)
+        # A byte more than there is, so that a short read shows the end.
+        data = os.read(number, min(nbytes + 1, _AT_ONCE))
+        if len(data) == nbytes:
+            return data
+
+        parts = [data]
+        left = MOST_DOCUMENT_BYTES - len(data)
+        while parts[-1] and left > 0:
+            parts.append(os.read(number, min(left, _AT_ONCE)))
+            left -= len(parts[-1])
+
+        return b"".join(parts)
     finally:
         os.close(number)
-
-
-def _read(number: int, nbytes: int) -> bytes:
-    # A byte more than there is, so that a short read shows the end.
-    data = os.read(number, min(nbytes + 1, _AT_ONCE))
-    if len(data) == nbytes:
-        return data
-
-    parts = [data]
-    left = MOST_DOCUMENT_BYTES - len(data)
-    while parts[-1] and left > 0:
-        parts.append(os.read(number, min(left, _AT_ONCE)))
-        left -= len(parts[-1])
-
-    return b"".join(parts)
 
 
 def data_bytes(number: int, nbytes: int) -> int:
@@ -334,45 +329,46 @@ def _key(status: os.stat_result) -> tuple[int, ...]:
 MAX_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))  #: buffers per call; 1024 on Linux
 
 
-def write_vectored(descriptor: int, offset: int, buffers: Sequence[memoryview]) -> None:
-    """Write all buffers one after another, beginning at `offset`.
+def write_vectored(descriptor: int, offset: int, views: Sequence[memoryview]) -> None:
+    """Write all views of bytes one after another, beginning at `offset`.
 
     Raises:
         OSError: As `os.pwritev` does. Any number of bytes may have been written before.
     """
-    end = offset + sum(buffer.nbytes for buffer in buffers)
-    if _transfer(os.pwritev, descriptor, offset, buffers) < end:
+    if transfer(os.pwritev, descriptor, offset, views) < offset + sum(map(len, views)):
         raise OSError(EIO, "the system wrote nothing and reported no error")
 
 
-def read_vectored(descriptor: int, offset: int, buffers: Sequence[memoryview]) -> int:
-    """Fill the buffers one after another, beginning at `offset`.
-
-    Returns:
-        The offset reached: the end of the last buffer's range, or less if the file ends before.
-
-    Raises:
-        OSError: As `os.preadv` does. Any number of bytes may have been read before.
-    """
-    return _transfer(os.preadv, descriptor, offset, buffers)
-
-
-def _transfer(
+def transfer(
     call: Callable[[int, list[memoryview], int], int],
     descriptor: int,
     offset: int,
-    buffers: Sequence[memoryview],
+    views: Sequence[memoryview],
 ) -> int:
+    """Fill or write all views one after another, beginning at `offset`.
+
+    Args:
+        call: `os.preadv` or `os.pwritev`.
+        descriptor: Of an open file.
+        offset: In bytes.
+        views: Of bytes, one-dimensional.
+
+    Returns:
+        The offset reached: the end of the last view's range, or less if a file that is read ends before.
+
+    Raises:
+        OSError: As the call does. Any number of bytes may have been moved before.
+    """
     # A Linux call transfers at most 2 GiB - 4 KiB, and any call may transfer less than it was asked to.
-    pending = deque(buffer.cast("B") for buffer in buffers if buffer.nbytes)
+    pending = deque(views)
     while pending:
         moved = call(descriptor, list(islice(pending, MAX_BUFFERS)), offset)
         if moved == 0:
             break
 
         offset += moved
-        while pending and moved >= pending[0].nbytes:
-            moved -= pending.popleft().nbytes
+        while pending and moved >= len(pending[0]):
+            moved -= len(pending.popleft())
         if moved:
             pending[0] = pending[0][moved:]
 

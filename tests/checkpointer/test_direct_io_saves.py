@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock.config import Config
-from penstock.handlers.stores.direct_io import takes_direct_io
+from penstock.handlers.stores.data_file import takes_direct_io
 from penstock.kernel import LOGGER_NAME
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, final
 
-from penstock.handlers.stores.directory_lock import first_name
+from penstock.handlers.stores.directory_lock import UNHELD_SUFFIX
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import BuildToken, DataFile, Hold, Store, StoreWrapper, Transfers
 from penstock.testing.faulty_store import UNCOUNTED
@@ -329,7 +329,7 @@ class RecordedDisk:
         Its missing parents are durable; neither of its names is synced.
         """
         yield from self.made_directories(os.path.dirname(path))
-        made = first_name(path)
+        made = path + UNHELD_SUFFIX
         if self.find(made) is None:
             yield Names((self._entry(made, self.new_node(is_directory=True)),))
 

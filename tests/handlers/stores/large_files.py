@@ -9,8 +9,8 @@ from typing import get_args
 
 import numpy as np
 
-from penstock.handlers.stores import direct_io
-from penstock.handlers.stores.direct_io import PAGE, Io
+from penstock.handlers.stores import data_file
+from penstock.handlers.stores.data_file import PAGE, Io
 
 MIB = 2**20
 SHARED_MEMORY = Path("/dev/shm")
@@ -20,7 +20,7 @@ IOS: tuple[Io, ...] = get_args(Io)
 def takes_direct_io(folder: Path) -> bool:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        return direct_io.takes_direct_io(descriptor)
+        return data_file.takes_direct_io(descriptor)
     finally:
         os.close(descriptor)
 

@@ -22,9 +22,17 @@ from tests.handlers.stores.large_files import IOS, MIB, SHARED_MEMORY, aligned, 
 
 from penstock.errors import ConfigError, StorageError
 from penstock.handlers import LocalStore
-from penstock.handlers.stores import direct_io
-from penstock.handlers.stores.data_file import LocalDataFile
-from penstock.handlers.stores.direct_io import DIRECT_FROM, PAGE, Arena, Io, cut, open_direct, parts_of
+from penstock.handlers.stores import data_file
+from penstock.handlers.stores.data_file import (
+    DIRECT_FROM,
+    PAGE,
+    Arena,
+    Io,
+    LocalDataFile,
+    cut,
+    open_direct,
+    parts_of,
+)
 from penstock.handlers.stores.regular_files import Descriptor
 from penstock.kernel import Transfers
 
@@ -201,8 +209,9 @@ def test_a_file_that_cannot_be_opened_directly_is_not(disk: Path, flags: int) ->
 def test_a_direct_write_that_fails_is_an_error(disk: Path) -> None:
     reader, writer = os.pipe()  # writing to one at an offset fails
     with closing(LocalStore().create_data_file(str(disk / "data"))) as data:
-        assert data._direct is not None
-        os.dup2(writer, data._direct.number, inheritable=False)
+        direct = data._direct.opened()
+        assert direct is not None
+        os.dup2(writer, direct.number, inheritable=False)
         with pytest.raises(StorageError) as caught:
             data.write_at(0, [aligned(2 * MIB)])
 
@@ -259,7 +268,7 @@ def test_room_that_nobody_has_is_an_error(tmp_path: Path) -> None:
 
 def test_where_no_room_can_be_reserved_nothing_is() -> None:
     with closing(os.fdopen(os.open(os.devnull, os.O_WRONLY), "wb")) as null:
-        assert not direct_io.allocate(null.fileno(), 0, MIB)
+        assert not data_file.allocate(null.fileno(), 0, MIB)
 
 
 def test_a_lost_file_reserves_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.handlers.stores.large_files import SHARED_MEMORY, content
 
 from penstock.errors import StorageError
 from penstock.handlers import LocalStore
-from penstock.handlers.stores.direct_io import PAGE, address_of
+from penstock.handlers.stores.data_file import PAGE, address_of
 from penstock.handlers.stores.regular_files import SyncedFiles
 
 

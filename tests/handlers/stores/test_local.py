@@ -132,7 +132,7 @@ def test_what_moves_little_at_a_time_arrives_whole() -> None:
         return len(part)
 
     parts = views(b"ab", b"", b"cdefghi", b"j", b"klmnopqrstu")
-    assert vectored._transfer(stingy, 7, 100, parts) == 100 + 21
+    assert vectored.transfer(stingy, 7, 100, parts) == 100 + 21
     assert moved == b"abcdefghijklmnopqrstu"
 
 
@@ -651,7 +651,7 @@ def test_a_directory_is_held_by_one_at_a_time(store: LocalStore, tmp_path: Path)
 
 def test_a_lock_that_cannot_be_closed_is_a_storage_error(store: LocalStore, tmp_path: Path) -> None:
     held = store.hold(str(tmp_path))
-    os.close(held._number)
+    os.close(held.number)
 
     with pytest.raises(StorageError, match=r"^release ") as caught:
         held.release()

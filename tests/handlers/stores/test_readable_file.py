@@ -16,9 +16,8 @@ from tests.handlers.stores.large_files import IOS, MIB, aligned, content
 
 from penstock.errors import TruncatedDataError
 from penstock.handlers import LocalStore
-from penstock.handlers.stores import direct_io
-from penstock.handlers.stores.data_file import SUMMED, WINDOW, LocalReadableFile
-from penstock.handlers.stores.direct_io import PAGE, Io
+from penstock.handlers.stores import data_file
+from penstock.handlers.stores.data_file import PAGE, SUMMED, WINDOW, Io, LocalReadableFile
 from penstock.kernel import Transfers
 
 
@@ -37,7 +36,7 @@ def forget(path: Path) -> None:
     """Have the system drop what it keeps of a file."""
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        if direct_io.cached_bytes(file.fileno(), 0, 4 * MIB) != 0:
+        if data_file.cached_bytes(file.fileno(), 0, 4 * MIB) != 0:
             pytest.skip("the system does not forget, or does not say")
 
 
@@ -110,7 +109,7 @@ def test_each_window_takes_the_way_that_suits_it(disk: Path) -> None:
     os.sync()
     with path.open("rb") as opened:
         os.posix_fadvise(opened.fileno(), WINDOW, WINDOW, os.POSIX_FADV_DONTNEED)
-        if direct_io.cached_bytes(opened.fileno(), WINDOW, WINDOW) != 0:
+        if data_file.cached_bytes(opened.fileno(), WINDOW, WINDOW) != 0:
             pytest.skip("the system does not forget, or does not say")
 
     into = aligned(2 * WINDOW)
@@ -142,7 +141,7 @@ def test_a_file_that_cannot_be_opened_directly_is_read_through_the_page_cache(
             assert read(file, MIB, aligned(2 * MIB)) == content(4 * MIB + 77)[MIB : 3 * MIB]
             assert file.transfers == Transfers(0, times * 2 * MIB)
 
-        assert file._refused, "it would be tried each time"
+        assert file._direct.is_refused, "it would be tried each time"
 
 
 def test_a_direct_read_that_fails_is_made_through_the_page_cache(disk: Path, path: Path) -> None:
@@ -150,13 +149,14 @@ def test_a_direct_read_that_fails_is_made_through_the_page_cache(disk: Path, pat
     with closing(LocalStore(io="direct").open_data_file(str(path))) as file:
         read(file, 0, aligned(2 * MIB))
         assert file.transfers == Transfers(2 * MIB, 0)
-        assert file._direct is not None
-        os.dup2(reader, file._direct.number, inheritable=False)
+        direct = file._direct.opened()
+        assert direct is not None
+        os.dup2(reader, direct.number, inheritable=False)
         for _ in range(2):
             assert read(file, MIB, aligned(2 * MIB)) == content(4 * MIB + 77)[MIB : 3 * MIB]
 
         assert file.transfers == Transfers(2 * MIB, 4 * MIB)
-        assert file._refused, "it would be tried each time"
+        assert file._direct.is_refused, "it would be tried each time"
     os.close(reader)
     os.close(writer)
 
