@@ -301,7 +301,7 @@ def _in_batches(run: SaveRun, leaves: Leaves, plan: SavePlan) -> _Planned:
 
 def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
     """Check the destination; describe every leaf that an earlier save of the same tree did not."""
-    run.workspace.check_now()
+    run.workspace.check()
     tree = message.take()
     infos, values, _ = StructureCache(run.caches.structures).flatten(tree, run.process)
     if run.layout.arrays is not None and run.layout.arrays.save_format.rich_types:

@@ -97,6 +97,11 @@ class JointOperation:
         return self._member.is_primary
 
     @property
+    def publishes(self) -> bool:
+        """True if this process makes a place and publishes it: the primary; on local disks each."""
+        return self.is_primary or self.is_local
+
+    @property
     def is_alone(self) -> bool:
         """Always false: the coordinator of a process alone gives it a `SoleOperation`."""
         return False

@@ -32,16 +32,11 @@ class BuildPlace(Protocol):
         """The path where it is built."""
         ...
 
-    @property
-    def is_joined(self) -> bool:
-        """True if another process makes the place, publishes it and removes it."""
-        ...
-
     def path(self, relative: str) -> str:
         """Return where a file of the checkpoint is built; the place itself if `relative` is empty."""
         ...
 
-    def check_now(self) -> None:
+    def check(self) -> None:
         """Check that the save can be published, before anything is written. Blocking."""
         ...
 
@@ -54,7 +49,7 @@ class BuildPlace(Protocol):
         ...
 
     async def enter(self, place: str) -> None:
-        """Begin to write, once the primary of a job builds in `place`."""
+        """Begin to write, once the primary of a job builds in `place`; on a disk of its own, `open`."""
         ...
 
     def make_directory(self, relative: str) -> None:

@@ -79,6 +79,11 @@ class Operation(Protocol):
     @property
     def is_primary(self) -> bool: ...
     @property
+    def publishes(self) -> bool:
+        """True if this process makes a place and publishes it: the primary; on local disks each."""
+        ...
+
+    @property
     def is_alone(self) -> bool:
         """True if no other process takes part."""
         ...
@@ -248,6 +253,7 @@ class SoleOperation:
     identity = ""  #: there are no others to tell it apart for
     is_local = False  #: what one process publishes is the whole
     is_primary = True
+    publishes = True
     is_alone = True
 
     __slots__ = ("path", "process_index", "processes")

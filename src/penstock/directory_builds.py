@@ -135,7 +135,7 @@ class DirectoryBuild:
             StorageError: If it could not be created.
         """
         if not self._in_place:
-            self._workspace.check_now()
+            self._workspace.check()
         elif self._store.kind(self._final) is not None and not self._overwrite:
             raise DestinationExistsError(self._final)
 
@@ -527,7 +527,7 @@ class _Agree:
                 raise UnsupportedByStoreError("let handlers write to", run.path, run.store, SystemFiles)
 
             lines = cast("list[str]", message.take())
-            await run.threads.run(run.workspace.check_now)
+            await run.threads.run(run.workspace.check)
             agreement = Agreement(run, None)
             asked = JointPlan(
                 shares=(), digest=digest_of_lines(lines), describe=lambda: lines, agree=agreement.reach

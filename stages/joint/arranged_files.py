@@ -43,7 +43,7 @@ def make_files(run: SaveRun, plan: SavePlan) -> None:
     With its full length, nobody who writes behind the end of what he sees of a file fills it up with zeros.
     """
     places = run.layout.places
-    if places is None or run.workspace.is_joined:
+    if places is None:
         return
 
     arrangement = places.arrange(run.path, plan.infos, plan.specs, run.custom_metadata)

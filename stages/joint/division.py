@@ -65,7 +65,7 @@ async def divided(
         problem = "has the codec 'auto', and no stage of this pipeline decides about it"
         raise InvalidLeafError(plan.infos[places[0]].key_path, problem)
 
-    writes_whole = operation.is_primary or operation.is_local
+    writes_whole = operation.publishes
     shares = await run.threads.run(_shares, leaves, own, writes_whole)
     handled = _handled(leaves, own, writes_whole)
     held_whole = leaves.part(

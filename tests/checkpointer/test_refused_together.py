@@ -14,7 +14,7 @@ from penstock.config import JobLimits
 from penstock.errors import NotSharedError, PeerFailedError, SpecError, StageFailedError
 from penstock.handlers import LocalStore
 from penstock.handlers.coordinators import JobCoordinator
-from penstock.handlers.stores.publishing import JoinedWorkspace
+from penstock.handlers.stores.publishing import Workspace
 from penstock.kernel import StagedBatch, Threads
 from penstock.pipelines import save_pipeline
 from penstock.testing import MemoryKeyValues
@@ -89,7 +89,7 @@ async def test_what_a_stage_raises_in_one_process_is_the_cause_there_and_named_b
 async def test_a_place_that_another_process_has_made_and_this_one_does_not_see_is_named(
     tmp_path: Path,
 ) -> None:
-    workspace = JoinedWorkspace(LocalStore(), Threads(), str(tmp_path / "a"))
+    workspace = Workspace(LocalStore(), Threads(), str(tmp_path / "a"), "", overwrite=False, joins=True)
     with pytest.raises(NotSharedError, match="local_root") as caught:
         await workspace.enter(str(tmp_path / "place"), waits_s=(0.0, 0.0))
 

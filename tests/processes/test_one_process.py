@@ -29,7 +29,6 @@ TOGETHER = (
     "penstock.handlers.coordinators.recorded_answers",
     "penstock.handlers.coordinators.silence",
     "penstock.kernel.messages.joint_plan",
-    "penstock.handlers.stores.publishing.joined_workspace",
     "penstock.stages.agree",
     "penstock.stages.joint",
 )

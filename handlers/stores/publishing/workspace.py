@@ -1,4 +1,7 @@
-"""The place where one save builds a checkpoint, from its first file to its publication."""
+"""The place where one save builds a checkpoint, from its first file to its publication.
+
+In a job one process makes the place, publishes it and removes it; the others only write there.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ import errno
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final, final
 
-from anyio import Lock
+from anyio import Lock, sleep
 
 from penstock.handlers.stores.publishing.deletion import delete_checkpoint, remove_abandoned
 from penstock.kernel.errors import (
@@ -20,7 +23,9 @@ from penstock.kernel.errors import (
     DestinationExistsError,
     InUseError,
     NotDurableError,
+    NotSharedError,
     PathError,
+    PipelineError,
     StorageError,
     UnsupportedByStoreError,
 )
@@ -28,6 +33,8 @@ from penstock.kernel.protocols.holds import BRIEF_WAITS_S
 from penstock.kernel.protocols.stores import Directories, Hold
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.kernel.concurrency.threads import Threads
     from penstock.kernel.protocols.build_place import Overwrite
     from penstock.kernel.protocols.stores import BuildToken, Store
@@ -40,6 +47,13 @@ _UNMARKED: Final = (
     "it has no commit_success.txt, so it is no checkpoint: a save or a copy was interrupted there. "
     "If nobody is about to complete it, `penstock gc --unmarked {}` removes it"
 )
+
+
+SEEN_AFTER_S: Final = (0.1, 0.3, 0.6, 1.0, 2.0, 4.0)
+"""Between looks for what another process has made: a network's file system may show it some seconds later."""
+
+GIVEN_UP: Final = "given-up"
+"""In the place of the next save to the same path, which removes it: what was taken back."""
 
 
 def how_to_replace(store: Store) -> str:
@@ -97,16 +111,20 @@ class Workspace:
         recognises: Returns whether a path holds a checkpoint that may be replaced; by default any directory
             does. Blocking.
         file: The one file in the workspace that becomes the checkpoint; None if all of it does.
+        joins: Whether another process of the job makes the place, publishes it and removes it. Then this one
+            only writes there, once it has entered it; checking and discarding are left to the other one.
     """
 
     __slots__ = (
         "_beside",
+        "_deletes_first",
         "_file",
         "_folder",
         "_has_replaced",
         "_hold",
         "_is_checked",
         "_is_ours",
+        "_joins",
         "_lock",
         "_made",
         "_overwrite",
@@ -132,42 +150,43 @@ class Workspace:
         overwrite: Overwrite,
         recognises: Callable[[str], bool] = lambda _: True,
         file: str | None = None,
+        joins: bool = False,
     ) -> None:
         self.final = final
-        self.temporary = temporary  #: where it is built; once `open` was called, the place the store gave
+        self.temporary = final if joins else temporary
+        """Where it is built: once `open` was called, the place the store gave."""
         self.identity: object = None  #: the `Store.identity` of what was built; set by `publish`
         self.left_behind: StorageError | None = None  #: why something could not be removed from the place
         self.published = False  #: whether the checkpoint is visible under its own name
         self._beside = temporary
         self._store = store
         self._threads = threads
+        self._joins = joins
         self._overwrite = overwrite
+        self._deletes_first = overwrite == "delete-first" and store.directories is None
         self._recognises = recognises
         self._file = file
         self._folder: str | None = None
         self._lock = Lock(fast_acquire=True)
         self._made: set[str] = set()
         self._is_checked = False
-        self._token: BuildToken | None = None
+        self._token: BuildToken | None = None  # if joined, only where a build is known by more than its path
         self._is_ours = False  # whether anything at the place is ours to remove
         self._hold: Hold | None = None
         self._has_replaced = False
         self._replaced: Hold | None = None  # on what the checkpoint replaced, until it is removed
 
-    @property
-    def is_joined(self) -> bool:
-        """False: this process makes the place, publishes it and removes it."""
-        return False
-
-    async def take_back(self) -> bool:
-        """Return False: this process publishes what is built here, and need not take it from another."""
-        return False
-
     def path(self, relative: str) -> str:
         """Return where a file of the checkpoint is built; the place itself if `relative` is empty.
 
         Final only after `open`: the store may choose another place than `temporary`.
+
+        Raises:
+            PipelineError: If another process makes the place, and it is not entered yet.
         """
+        if self._joins and "" not in self._made:
+            raise PipelineError("nothing can be written before the processes agree: keep the stage `agree`")
+
         return os.path.join(self.temporary, relative) if relative else self.temporary
 
     def build_below(self, folder: str) -> None:
@@ -178,16 +197,8 @@ class Workspace:
         """
         self._folder = folder
 
-    @property
-    def _deletes_first(self) -> bool:
-        return self._overwrite == "delete-first" and self._store.directories is None
-
-    @property
-    def _in_place(self) -> bool:
-        return self._beside == self.final
-
-    async def check(self) -> None:
-        """Check that the save can be published, before anything is written.
+    def check(self) -> None:
+        """Check that the save can be published, before anything is written. Blocking.
 
         Raises:
             DestinationExistsError: If something is there and `overwrite` is off.
@@ -195,11 +206,18 @@ class Workspace:
             UnsupportedByStoreError: If something is there and the store cannot replace it.
             StorageError: If it could not be created.
         """
-        await self._threads.run(self.check_now)
+        if self._joins:
+            return
 
-    def check_now(self) -> None:
-        """Blocking form of `check`, for a caller in a worker thread."""
-        self._check()
+        kind = self._store.kind(self.final)
+        if self._beside != self.final:
+            if kind is not None:
+                self._check_replaceable(kind)
+
+            self._store.check_writable(self.final)
+        elif kind != "directory":
+            raise PathError(self.final, "is no directory to save into")
+
         self._is_checked = True
 
     async def open(self, directory: str = "") -> None:
@@ -210,12 +228,14 @@ class Workspace:
         Raises:
             PenstockError: As `check`, if that was not called before.
             InUseError: If another save is building there.
+            PipelineError: If another process makes the place, and it is not entered yet.
         """
         if directory in self._made:
             return
 
         async with self._lock:
             if "" not in self._made:
+                self.path("")  # only `enter` makes the place of another process known
                 await self._threads.run(self.open_now)
                 self._made.add("")
 
@@ -223,13 +243,36 @@ class Workspace:
                 await self._threads.run(self.make_directory, directory)
                 self._made.add(directory)
 
-    async def enter(self, place: str) -> None:
-        """Open a place on a disk that the primary, which builds in `place`, does not share.
+    async def enter(self, place: str, waits_s: Sequence[float] = SEEN_AFTER_S) -> None:
+        """Begin to write where another process builds; on a disk of its own each builds in its own place.
+
+        Args:
+            place: It was made by the other process, a moment ago.
+            waits_s: How long to wait between looks for it. A network's file system may show it late.
 
         Raises:
-            PenstockError: As `open`.
+            NotSharedError: If this process does not see it: the processes have disks of their own.
+            StorageError: If the store cannot be asked.
+            PenstockError: As `open`, on a disk of its own.
         """
-        await self.open()
+        if not self._joins:
+            await self.open()
+            return
+
+        store = self._store
+        if (objects := store.objects) is not None:
+            self._token = await self._threads.run(objects.join_build, self.final, place)
+        else:
+            waits = iter(waits_s)
+            while await self._threads.run(store.kind, place) is None:
+                wait_s = next(waits, None)
+                if wait_s is None:
+                    raise NotSharedError(self.final, place)
+
+                await sleep(wait_s)
+
+        self.temporary = place
+        self._made.add("")
 
     def make_directory(self, relative: str) -> None:
         """Make a directory of the checkpoint, with those that it is in. Blocking.
@@ -237,7 +280,7 @@ class Workspace:
         Raises:
             StorageError: If the store refuses; or if other processes gave the save up and took the place.
         """
-        if self._folder is not None:
+        if self._folder is not None or self._joins:
             check_place(self._store, self.temporary)
 
         self._store.make_directory(self.path(relative))
@@ -283,7 +326,7 @@ class Workspace:
             InUseError: If it is being read.
             StorageError: If the medium refuses.
         """
-        if self.published and not self._has_replaced:
+        if self._is_ours and self.published and not self._has_replaced:
             await self._threads.run(delete_checkpoint, self._store, self.final, self._beside)
             self.published = False
 
@@ -294,17 +337,9 @@ class Workspace:
                 if hold is not None:
                     ends.callback(hold.release)
 
-    def _check(self) -> None:
-        kind = self._store.kind(self.final)
-        if self._in_place:
-            if kind != "directory":
-                raise PathError(self.final, "is no directory to save into")
-            return
-
-        if kind is not None:
-            self._check_replaceable(kind)
-
-        self._store.check_writable(self.final)
+            if self._joins and self._token is not None:  # it writes there no more
+                token, self._token = self._token, None
+                ends.callback(self._store.discard, token)
 
     def _check_replaceable(self, kind: str) -> None:
         if not self._overwrite:
@@ -322,13 +357,31 @@ class Workspace:
     def open_now(self) -> None:
         """Blocking form of `open`."""
         if not self._is_checked:
-            self.check_now()
-        if self._in_place:
+            self.check()
+        if self._beside == self.final:
             return
 
         store = self._store
+        if self._deletes_first:
+            kind = store.kind(self.final)
+            if kind is not None:  # which may have changed since the check
+                self._check_replaceable(kind)
+                delete_checkpoint(store, self.final, self._beside)
+
+            self._overwrite = self._deletes_first = False  # what comes there now is another save's
+
         if self._token is None:
-            self._token = self._begin()
+            try:
+                if self._folder is not None and store.objects is not None:
+                    self._token = store.objects.begin_shared_build(self.final, self._beside)
+                else:
+                    within = "/".join(filter(None, (self._folder, self._file))) or None
+                    self._token = store.begin_build(self.final, self._beside, within)
+            except StorageError as error:
+                if error.errno == errno.EEXIST:  # it came after the check, and cannot be replaced
+                    raise DestinationExistsError(self.final, how_to_replace(store)) from error
+
+                raise
 
         place = self._token.place
         if (directories := store.directories) is not None:
@@ -345,31 +398,10 @@ class Workspace:
             self.temporary = os.path.join(place, self._folder)
             store.make_directory(self.temporary)
 
-    def _begin(self) -> BuildToken:
-        if self._deletes_first:
-            kind = self._store.kind(self.final)
-            if kind is not None:  # which may have changed since the check
-                self._check_replaceable(kind)
-                delete_checkpoint(self._store, self.final, self._beside)
-
-            self._overwrite = False  # what comes there now is another save's
-
-        within = "/".join([name for name in (self._folder, self._file) if name])
-        try:
-            if self._folder is not None and (objects := self._store.objects) is not None:
-                return objects.begin_shared_build(self.final, self._beside)
-
-            return self._store.begin_build(self.final, self._beside, within or None)
-        except StorageError as error:
-            if error.errno == errno.EEXIST:  # it came after the check, and cannot be replaced
-                raise DestinationExistsError(self.final, how_to_replace(self._store)) from error
-
-            raise
-
     def publish_now(self) -> None:
         """Blocking form of `publish`."""
         token, store = self._token, self._store
-        if token is None:
+        if token is None or self._joins:  # another one has made it visible
             self.identity = store.identity(self.final)
             self.published = True
             return
@@ -440,3 +472,65 @@ class Workspace:
         except BaseException:
             self._replaced.release()
             raise
+
+    async def take_back(self) -> bool:
+        """Take the place away from the primary, which is silent; return whether it can publish no more.
+
+        It publishes by a rename of what is in the place. So whoever renames first decides, without a word
+        to anybody: this, or the primary when it wakes. What was taken is where the next save removes it,
+        and the hold of the primary is on that, so it is in nobody's way. An `ObjectStore` has another
+        way.
+
+        Returns:
+            False also where the store can do neither, or does not answer; and if this process publishes.
+
+        Cancellation:
+            At once; it goes on in its thread.
+        """
+        if not self._joins or "" not in self._made:
+            return False
+
+        return await self._threads.leaving_calls(0.0).run(self._take_back, self.temporary)
+
+    def _take_back(self, built: str) -> bool:
+        store = self._store
+        if (objects := store.objects) is not None and self._token is not None:
+            try:
+                return objects.take_back(self._token)
+            except StorageError:
+                return False
+
+        if (directories := store.directories) is None:
+            return False
+
+        place, identity = os.path.split(built)
+        aside = f"{place}-{identity}"
+        try:
+            if store.kind(built) is not None:
+                directories.rename(place, aside)
+        except StorageError:  # another process was faster, or the primary is awake
+            pass
+        else:
+            if store.kind(os.path.join(aside, identity)) is not None:
+                self._put_down(directories, aside, place)
+                return True
+
+            with suppress(StorageError):  # the primary has left it just now, and somebody else has come
+                directories.rename(aside, place)
+
+        taken = (aside, os.path.join(place, GIVEN_UP))
+        return any(store.kind(os.path.join(folder, identity)) is not None for folder in taken)
+
+    @staticmethod
+    def _put_down(store: Directories, aside: str, place: str) -> None:
+        """Put what was taken where the next save finds it, unless there is one already."""
+        try:
+            hold = store.make_held(place)
+        except StorageError:
+            return
+
+        try:
+            with suppress(StorageError):
+                store.rename(aside, os.path.join(place, GIVEN_UP))
+        finally:
+            hold.release()

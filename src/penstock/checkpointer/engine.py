@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
+from typing import Any, Final, TypeVar, cast, final
 
 from anyio import Lock
 from structlog.stdlib import BoundLogger
@@ -63,9 +63,6 @@ from penstock.reports.kept_reports import ReportKeeper
 from penstock.stores.store_finder import StoreFinder
 from penstock.telemetry.observers import Observer, modules_of_observers, observers_of
 
-if TYPE_CHECKING:
-    from penstock.kernel.protocols.build_place import BuildPlace
-
 T = TypeVar("T")
 LEAST_PIECE: Final = 2**20
 MOST_PIECES: Final = 256
@@ -78,7 +75,6 @@ NEEDED_TOGETHER: Final[NeededModules] = {
     "penstock.handlers.leaves.single_replica": "broadcast_together",
     "penstock.handlers.coordinators.recorded_answers": "AnsweredStore",
     "penstock.handlers.coordinators.job_coordinator": "JobCoordinator",
-    "penstock.handlers.stores.publishing.joined_workspace": "JoinedWorkspace",
     "penstock.stages.agree": "Agree",
     "penstock.stages.joint.division": "divided",
     "penstock.stages.joint_commit": "JointCommitter",
@@ -178,21 +174,16 @@ class Engine:
         path = request.path
         base = None if request.base is None else self._base_of(path, request.base)
         operation, layout = self.operation(path), self.written
-        workspace: BuildPlace
-        if not operation.is_primary and not operation.is_local:
-            from penstock.handlers.stores.publishing.joined_workspace import JoinedWorkspace
-
-            workspace = JoinedWorkspace(self.store, threads, path)
-        else:
-            workspace = Workspace(
-                self.store,
-                threads,
-                path,
-                layout.temporary_name(path),
-                overwrite=request.overwrite,
-                recognises=partial(layout.recognises, self.store),
-                file=None if layout.places is None else layout.places.file_of(path),
-            )
+        workspace = Workspace(
+            self.store,
+            threads,
+            path,
+            layout.temporary_name(path),
+            overwrite=request.overwrite,
+            recognises=partial(layout.recognises, self.store),
+            file=None if layout.places is None else layout.places.file_of(path),
+            joins=not operation.publishes,
+        )
 
         return SaveRun(
             path=path,

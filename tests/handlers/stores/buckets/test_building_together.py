@@ -13,7 +13,7 @@ from penstock.handlers.stores.buckets.bucket_builds import MARK, Builds
 from penstock.handlers.stores.buckets.bucket_claims import Claims
 from penstock.handlers.stores.buckets.bucket_store import BucketStore
 from penstock.handlers.stores.buckets.object_client import ObjectClient
-from penstock.handlers.stores.publishing import JoinedWorkspace, Workspace
+from penstock.handlers.stores.publishing import Workspace
 from penstock.kernel import Threads
 
 pytestmark = pytest.mark.anyio
@@ -39,12 +39,12 @@ class Process:
         await workspace.open()
         return workspace
 
-    async def joins(self, primary: Workspace) -> JoinedWorkspace:
-        workspace = JoinedWorkspace(self.store, Threads(), FINAL)
+    async def joins(self, primary: Workspace) -> Workspace:
+        workspace = Workspace(self.store, Threads(), FINAL, "", overwrite=False, joins=True)
         await workspace.enter(primary.path(""))
         return workspace
 
-    def writes(self, workspace: Workspace | JoinedWorkspace, name: str, data: bytes = b"1") -> None:
+    def writes(self, workspace: Workspace, name: str, data: bytes = b"1") -> None:
         file = self.store.create_data_file(workspace.path(name))
         file.write_at(0, [memoryview(data)])
         file.sync()
@@ -119,7 +119,7 @@ async def test_what_was_published_or_is_about_to_be_is_not_taken_back(bucket: Bu
     await primary.publish()
     assert not await other.take_back()
     again = bucket.store().begin_build(f"{URL}/run/8", f"{URL}/run/8.tmp")
-    strange = JoinedWorkspace(second.store, Threads(), f"{URL}/run/8")
+    strange = Workspace(second.store, Threads(), f"{URL}/run/8", "", overwrite=False, joins=True)
     await strange.enter(f"{again.place}/another token")
     assert not await strange.take_back()
 

@@ -10,7 +10,6 @@ import pytest
 
 from penstock.errors import InUseError, StorageError
 from penstock.handlers import LocalStore
-from penstock.handlers.stores.publishing.joined_workspace import JoinedWorkspace
 from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.kernel import StoreWrapper, Threads
 
@@ -40,13 +39,13 @@ async def opened(root: Path, name: str, *, overwrite: bool = False) -> Workspace
     return workspace
 
 
-async def joined(primary: Workspace) -> JoinedWorkspace:
-    found = JoinedWorkspace(LocalStore(), Threads(), primary.final)
+async def joined(primary: Workspace) -> Workspace:
+    found = Workspace(LocalStore(), Threads(), primary.final, "", overwrite=False, joins=True)
     await found.enter(primary.path(""))
     return found
 
 
-def write(workspace: Workspace | JoinedWorkspace, name: str, data: bytes) -> None:
+def write(workspace: Workspace, name: str, data: bytes) -> None:
     file = LocalStore().create_data_file(workspace.path(name))
     file.write_at(0, [memoryview(data)])
     file.close()
@@ -205,7 +204,7 @@ async def test_what_somebody_else_has_built_since_is_put_back(tmp_path: Path) ->
         later.append(Workspace(LocalStore(), Threads(), final, f"{final}.tmp", overwrite=False))
         later[0].open_now()
 
-    other = JoinedWorkspace(WakingStore(wake), Threads(), primary.final)
+    other = Workspace(WakingStore(wake), Threads(), primary.final, "", overwrite=False, joins=True)
     await other.enter(primary.path(""))
 
     assert not await other.take_back()

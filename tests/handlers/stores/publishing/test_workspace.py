@@ -151,7 +151,7 @@ async def test_nothing_is_made_before_open_and_then_nothing_is_discarded() -> No
     store = FakeStore(TEMPORARY)
     workspace = space(store)
 
-    await workspace.check()
+    workspace.check()
     assert workspace.path("d/f") == f"{TEMPORARY}/d/f"
     await workspace.discard()
 
@@ -198,7 +198,7 @@ async def test_open_checks_what_nobody_has_checked() -> None:
 async def test_open_does_not_check_again() -> None:
     store = FakeStore()
     workspace = space(store)
-    await workspace.check()
+    workspace.check()
     store.before["check_writable"] = refuse
     await workspace.open()
 
@@ -247,7 +247,7 @@ async def test_publish_publishes_and_syncs_the_parent() -> None:
 async def test_publish_over_an_old_checkpoint_exchanges_and_then_removes_it() -> None:
     store = FakeStore(FINAL)
     workspace = space(store, overwrite=True)
-    await workspace.check()
+    workspace.check()
     await workspace.open()
     store.done.clear()
 
@@ -274,7 +274,7 @@ async def test_overwrite_where_nothing_is_publishes() -> None:
 async def test_an_old_checkpoint_is_refused_before_and_at_the_end() -> None:
     store = FakeStore(FINAL)
     with pytest.raises(DestinationExistsError, match=FINAL):
-        await space(store).check()
+        space(store).check()
     assert store.done == []
 
     store = FakeStore()
@@ -294,9 +294,9 @@ async def test_a_file_is_no_checkpoint_to_be_overwritten() -> None:
     store.there[FINAL] = "file"
 
     with pytest.raises(PathError, match="is a file"):
-        await space(store, overwrite=True).check()
+        space(store, overwrite=True).check()
     with pytest.raises(DestinationExistsError):
-        await space(store).check()
+        space(store).check()
 
 
 async def test_what_cannot_be_created_is_refused_by_check() -> None:
@@ -304,7 +304,7 @@ async def test_what_cannot_be_created_is_refused_by_check() -> None:
     store.before["check_writable"] = refuse
 
     with pytest.raises(StorageError, match="refused"):
-        await space(store).check()
+        space(store).check()
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ async def test_a_workspace_on_a_disk(tmp_path: Path) -> None:
     final, temporary = tmp_path / "runs" / "7", tmp_path / "runs" / "7.tmp"
     for generation in ("first", "second"):
         workspace = Workspace(LocalStore(), Threads(), str(final), str(temporary), overwrite=True)
-        await workspace.check()
+        workspace.check()
         await workspace.open("d")
         write(workspace.path("d/generation"), generation)
         await workspace.publish()
