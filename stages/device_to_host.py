@@ -96,7 +96,9 @@ class _Stager:
             return
         if batch.handler is not None:
             if plan is not None and plan.joint is not None:
-                await plan.joint.agree(plan.joint)  # it begins to write at once, so there must be a place
+                from penstock.stages.agree import agree_on_plan  # one process agrees with nobody
+
+                await agree_on_plan(self._run, plan)  # it begins to write at once, so there must be a place
 
             for folder, leaves in by_folder(self._run, batch.leaves):
                 staged = await self._stage_by_handler(leaves, batch.handler, folder, prioritised=prioritised)

@@ -59,25 +59,29 @@ class JointCommitter:
         nbytes_kept = 0 if plan.kept is None else plan.kept.nbytes
         if plan.kept is not None:
             self._batches.append(plan.kept)
-        if operation.is_local:
-            n_files = await self._write_own(plan)
-            await self._wait_for_all()
-        elif operation.is_primary:
+
+        leaves = await run.threads.run(arrived_leaves, plan, self._batches)
+        n_files = await self._write_own(plan, leaves) if operation.is_local else 0
+
+        async def bring() -> bytes:
+            return INLINE if operation.is_local else await run.threads.run(self._part, plan, leaves)
+
+        async def merge(parts: Mapping[int, bytes]) -> int:
+            if operation.is_local:  # each has all durable on its own disk
+                return n_files
+
             # What all others wrote makes many objects, and that may be long after the save began.
             async with run.calm():
-                n_files = await self._merge(plan)
-        else:
-            await operation.bring(await run.threads.run(self._part, plan))
-            await operation.wait_decided()
-            n_files = 0
+                return await self._merge(plan, leaves, parts)
+
+        n_files = await operation.commit(bring, merge) or n_files
 
         operation.at("publish")
         yield Committed(len(plan.infos), nbytes, n_files, nbytes_kept, plan.references)
 
-    async def _write_own(self, plan: SavePlan) -> int:
+    async def _write_own(self, plan: SavePlan, leaves: Leaves) -> int:
         """Write the documents of what this process has on its disk. Returns how many data files there are."""
         run, operation = self._run, self._operation
-        leaves = await run.threads.run(arrived_leaves, plan, self._batches)
         handled = [each for batch in self._batches for each in batch.handled]
         if handled:
             await finalize_handlers(run, handled)
@@ -87,23 +91,13 @@ class JointCommitter:
         marks = (Document(DISK_MARK, mark.encoded()),)
         return await run.threads.run(write_documents, run, leaves, plan, self._batches, marks)
 
-    async def _wait_for_all(self) -> None:
-        """Wait until each process has all durable on its own disk, and the primary has heard of it."""
-        operation = self._operation
-        if operation.is_primary:
-            await operation.parts()
-        else:
-            await operation.bring(INLINE)
-            await operation.wait_decided()
-
     @property
     def _arranged(self) -> ArrangedPart | None:
         return next((batch.arranged for batch in self._batches if batch.arranged is not None), None)
 
-    def _part(self, plan: SavePlan) -> bytes:
-        """Check what this process wrote, make the names of its files durable, and encode where all is."""
+    def _part(self, plan: SavePlan, leaves: Leaves) -> bytes:
+        """Make the names of the files that this process wrote durable, and encode where all is."""
         run = self._run
-        leaves = arrived_leaves(plan, self._batches)
         files = {file for batch in self._batches for file in batch.written.files}
         for directory in sorted({os.path.dirname(file) for file in files}):
             run.store.sync_directory(run.workspace.path(directory))
@@ -123,11 +117,9 @@ class JointCommitter:
         run.store.write_file(self._part_file(self._operation.process_index), data)
         return IN_FILE
 
-    async def _merge(self, plan: SavePlan) -> int:
-        """Wait for the others, and write the documents for all. Returns how many data files there are."""
+    async def _merge(self, plan: SavePlan, arrived: Leaves, parts: Mapping[int, bytes]) -> int:
+        """Write the documents for all. Returns how many data files there are."""
         run = self._run
-        arrived = await run.threads.run(arrived_leaves, plan, self._batches)
-        parts = await self._operation.parts()
         n_here = len(plan.infos)
         plan, specs = await run.threads.run(self._joined, arrived.specs, plan, parts)
         leaves = Leaves(range(len(plan.infos)), specs, None, plan.infos, plan.handlers)

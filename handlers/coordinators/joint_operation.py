@@ -7,9 +7,9 @@ __all__ = ("JointOperation",)
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final, final
+from typing import Final, TypeVar, final
 
-from anyio import CancelScope, create_task_group, get_cancelled_exc_class, sleep, sleep_forever
+from anyio import CancelScope, Lock, create_task_group, get_cancelled_exc_class, sleep, sleep_forever
 
 from penstock.handlers.coordinators import procedures
 from penstock.handlers.coordinators.job import Job
@@ -24,6 +24,8 @@ from penstock.kernel.errors import (
     PeerSilentError,
     PlansDifferError,
 )
+
+T = TypeVar("T")
 
 GO, COMPARE = b"go ", b"compare "
 PUBLISHED = b"published"
@@ -43,9 +45,11 @@ END = b"\0"
 class JointOperation:
     """One operation on which the processes of a job agree. There is no barrier: one verdict decides.
 
-    Every process calls, inside `running` and in this order: `agree`; the primary `begin`, the others
-    `wait_begun`; all `meet`, if they must; the primary `parts`, the others `bring` and `wait_decided`; all
+    Every process calls, inside `running` and in this order: `agree`; `meet`, if they must; `commit`; and
     `publish`. `combine` stands for what follows the meeting, where nothing is published but what is said.
+    Of these, `agree` is `compare`, and then `begin` of the primary, `wait_begun` of the others; `commit` is
+    `parts` of the primary, `bring` and `wait_decided` of the others.
+
     One that fails sets the verdict. Then all the others are cancelled within `running`, which raises it:
     nobody waits for who has failed.
 
@@ -58,13 +62,15 @@ class JointOperation:
         is_local: Whether each process publishes on a disk of its own.
     """
 
-    __slots__ = ("_job", "_member", "_membership", "_path")
+    __slots__ = ("_agreed", "_agreeing", "_job", "_member", "_membership", "_path")
 
     def __init__(self, job: Job, path: str, *, is_local: bool = False) -> None:
         self._job = job
         self._member = job.member
         self._path = path
         self._membership = Membership(job, path, is_local=is_local)
+        self._agreeing = Lock(fast_acquire=True)
+        self._agreed: tuple[str, bytes] | None = None
 
     @property
     def path(self) -> str:
@@ -182,6 +188,36 @@ class JointOperation:
             await self._membership.end(error)
 
     async def agree(
+        self,
+        plan: bytes,
+        describe: Callable[[], Sequence[str]],
+        begin: Callable[[Mapping[int, bytes]], Awaitable[tuple[str, bytes]]],
+        beside: bytes = b"",
+        enter: Callable[[str], Awaitable[None]] | None = None,
+    ) -> tuple[str, bytes]:
+        """Say what this process is asked to do; return once all are asked the same; see `Operation.agree`.
+
+        Raises:
+            PlansDifferError: If this process, or another one, is asked something else.
+            PeerSilentError: If not all came within `JobLimits.join_s`, or the primary says nothing.
+            Exception: What `begin` or `enter` raises.
+        """
+        async with self._agreeing:  # of two stages that come, the first one does it
+            if self._agreed is None:
+                others = await self.compare(plan, describe, beside)
+                if self.is_primary:
+                    agreed = await begin({self._member.index: beside, **others})
+                    await self.begin(*agreed)
+                else:
+                    agreed = await self.wait_begun(plan, describe)
+                if enter is not None:
+                    await enter(agreed[0])
+
+                self._agreed = agreed
+
+            return self._agreed
+
+    async def compare(
         self, plan: bytes, describe: Callable[[], Sequence[str]], beside: bytes = b""
     ) -> Mapping[int, bytes]:
         """Say what this process is asked to do. The primary waits for all, and compares.
@@ -228,7 +264,7 @@ class JointOperation:
         await self._job.calls.put(self._keys.go, GO + said)
 
     async def wait_begun(self, plan: bytes, describe: Callable[[], Sequence[str]]) -> tuple[str, bytes]:
-        """Wait for the primary's `begin`, and return what it said. The arguments are those of `agree`.
+        """Wait for the primary's `begin`, and return what it said. The arguments are those of `compare`.
 
         Raises:
             PlansDifferError: If this process is one of those whose plan differs.
@@ -286,6 +322,22 @@ class JointOperation:
         parts = await self._others("part", self._job.limits.write_s)
         self._membership.has_all = True
         return parts
+
+    async def commit(
+        self, bring: Callable[[], Awaitable[bytes]], merge: Callable[[Mapping[int, bytes]], Awaitable[T]]
+    ) -> T | None:
+        """Complete what all have written; see `Operation.commit`.
+
+        Raises:
+            PeerSilentError: If a part is not there within `JobLimits.write_s`, or the primary says nothing.
+            Exception: What `bring` or `merge` raises.
+        """
+        if self.is_primary:
+            return await merge(await self.parts())
+
+        await self.bring(await bring())
+        await self.wait_decided()
+        return None
 
     async def decide(self) -> None:
         """Set the verdict that this is published. The primary's; then it publishes, or raises.

@@ -19,7 +19,7 @@ __all__ = (
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -168,7 +168,8 @@ async def broadcast_together(
                 for round_ in await threads.run(_rounds, arrays, most_bytes):
                     await collectives.perform(round_.words * round_.n_local, broadcast.perform, round_)
 
-                await _leave_together(operation)
+                operation.at("received")
+                await operation.combine(b"=", lambda _: b"")  # once all have received everything
 
             result = value, await threads.run(broadcast.all_arrays)
     except OutcomeUnknownError as error:  # nothing is published here
@@ -182,19 +183,18 @@ async def _agree(
     operation: Operation, digest: bytes, describe: Callable[[], Sequence[str]], memory: MemoryRegulator
 ) -> int:
     """Compare what is asked for; return how many bytes of a device the primary wants in a round."""
+
+    async def begin(_: Mapping[int, bytes]) -> tuple[str, bytes]:
+        n_local: int = _jax.local_device_count()
+        most_bytes = LEAST_WORDS * WORD
+        while 2 * most_bytes * n_local * COPIES * PART <= memory.limit and most_bytes < MOST_BYTES:
+            most_bytes *= 2
+
+        return str(most_bytes), b""
+
     operation.at("agree")
-    await operation.agree(digest, describe)
-    if not operation.is_primary:
-        said, _ = await operation.wait_begun(digest, describe)
-        return int(said)
-
-    n_local: int = _jax.local_device_count()
-    most_bytes = LEAST_WORDS * WORD
-    while 2 * most_bytes * n_local * COPIES * PART <= memory.limit and most_bytes < MOST_BYTES:
-        most_bytes *= 2
-
-    await operation.begin(str(most_bytes))
-    return most_bytes
+    said, _ = await operation.agree(digest, describe, begin)
+    return int(said)
 
 
 @final
@@ -245,17 +245,6 @@ class _Collectives:
             found[at : at + size] = received.view(np.uint8)[:size].tobytes()
 
         return bytes(found)
-
-
-async def _leave_together(operation: Operation) -> None:
-    """Wait until all processes have received everything."""
-    operation.at("received")
-    if operation.is_primary:
-        await operation.parts()
-        await operation.decide()
-    else:
-        await operation.bring(b"=")
-        await operation.wait_decided()
 
 
 def _shared(key_path: str, leaf: Any, axis: ReplicaAxis, processes: frozenset[int]) -> SharedArray | None:

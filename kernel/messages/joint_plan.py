@@ -4,8 +4,8 @@ from __future__ import annotations
 
 __all__ = ("ArrangedPart", "Ballot", "BaseLinks", "JointPlan")
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
@@ -48,17 +48,8 @@ class JointPlan:
 
     shares: Sequence[int]  #: array bytes of every leaf that this process writes, in flatten order
     digest: bytes  #: of all leaves and options, and of the bytes of leaves that each process holds whole
-    describe: Callable[[], Sequence[str]] = field(repr=False)
-    """Returns the same in words: for each leaf its key path, a tab, and what it is."""
-    agree: Callable[[JointPlan], Awaitable[bytes]] = field(repr=False)
-    """Waits until all processes want to save the same and there is a place to build in. Called with this
-    plan by any stage that needs the place: the first call does it. Returns for each leaf on the ballot
-    whether it is encoded.
-
-    Raises:
-        PlansDifferError: If the processes do not save the same.
-        PeerError: If another process ended the save, or does not come.
-    """
+    held_whole: Mapping[str, bytes]  #: digests of the leaves that each process holds whole, by stored name
+    options: Mapping[str, object]  #: what else must be the same
     links: BaseLinks | None = None
     ballot: Ballot | None = None
     handled: frozenset[int] = frozenset()  #: leaves that handlers of this process write

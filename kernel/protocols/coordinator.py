@@ -15,9 +15,11 @@ __all__ = (
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Protocol, final, runtime_checkable
+from typing import Protocol, TypeVar, final, runtime_checkable
 
 from penstock.kernel.protocols.capability import Capability
+
+T = TypeVar("T")
 
 
 class KeyValues(Protocol):
@@ -103,41 +105,48 @@ class Operation(Protocol):
         ...
 
     async def agree(
-        self, plan: bytes, describe: Callable[[], Sequence[str]], beside: bytes = b""
-    ) -> Mapping[int, bytes]:
-        """Say what this process is asked to do; the primary waits for all, and compares.
+        self,
+        plan: bytes,
+        describe: Callable[[], Sequence[str]],
+        begin: Callable[[Mapping[int, bytes]], Awaitable[tuple[str, bytes]]],
+        beside: bytes = b"",
+        enter: Callable[[str], Awaitable[None]] | None = None,
+    ) -> tuple[str, bytes]:
+        """Say what this process is asked to do; return once all are asked the same and the primary has begun.
+
+        Called again, as by another stage, it waits for what the first call does and returns the same.
+
+        Args:
+            plan: A digest of it, and of whatever else must be equal. As long in all processes.
+            describe: Returns it in words, called only if the plans differ: for each leaf its key path, a tab,
+                and what it is.
+            begin: Called in the primary, with what all say beside their plans, by index. Returns where to
+                write, and what else the others are to know.
+            beside: What else the primary is to know. It need not be equal.
+            enter: Called in each process with the place, before this returns.
 
         Returns:
-            At the primary, what else the others say, by index.
+            What `begin` returned, in all processes.
         """
-        ...
-
-    async def begin(self, place: str, beside: bytes = b"") -> None:
-        """Tell the others where to write, and something more. The primary's."""
-        ...
-
-    async def wait_begun(self, plan: bytes, describe: Callable[[], Sequence[str]]) -> tuple[str, bytes]:
-        """Return where to write, and what else the primary says. For the others."""
         ...
 
     async def meet(self, where: str) -> None:
         """Wait until all processes are here."""
         ...
 
-    async def bring(self, part: bytes) -> None:
-        """Say that this process's part is durable. For the others."""
-        ...
+    async def commit(
+        self, bring: Callable[[], Awaitable[bytes]], merge: Callable[[Mapping[int, bytes]], Awaitable[T]]
+    ) -> T | None:
+        """Complete what all have written; return when nothing is left but to publish.
 
-    async def parts(self) -> Mapping[int, bytes]:
-        """Return the parts of the others, by index. The primary's."""
-        ...
+        Args:
+            bring: Called in all processes but the primary: makes this process's part durable, and returns
+                what the primary is to know of it. Nothing is written after that.
+            merge: Called in the primary with the parts of the others, by index.
 
-    async def decide(self) -> None:
-        """Set the verdict that this is published. The primary's."""
-        ...
-
-    async def wait_decided(self) -> None:
-        """Wait for the verdict. For the others."""
+        Returns:
+            What `merge` returned; None in the others, once the primary has decided to publish.
+        """
         ...
 
     async def publish(self, publish: Callable[[], Awaitable[object]]) -> None:
@@ -276,35 +285,28 @@ class SoleOperation:
         """Tell nobody."""
 
     async def agree(
-        self, plan: bytes, describe: Callable[[], Sequence[str]], beside: bytes = b""
-    ) -> Mapping[int, bytes]:
-        """Nobody says anything else."""
-        return {}
+        self,
+        plan: bytes,
+        describe: Callable[[], Sequence[str]],
+        begin: Callable[[Mapping[int, bytes]], Awaitable[tuple[str, bytes]]],
+        beside: bytes = b"",
+        enter: Callable[[str], Awaitable[None]] | None = None,
+    ) -> tuple[str, bytes]:
+        """Begin."""
+        place, told = await begin({self.process_index: beside})
+        if enter is not None:
+            await enter(place)
 
-    async def begin(self, place: str, beside: bytes = b"") -> None:
-        """Tell nobody."""
-
-    async def wait_begun(self, plan: bytes, describe: Callable[[], Sequence[str]]) -> tuple[str, bytes]:
-        """Never called: it is for the others."""
-        raise NotImplementedError
+        return place, told
 
     async def meet(self, where: str) -> None:
         """All are here."""
 
-    async def bring(self, part: bytes) -> None:
-        """Never called: it is for the others."""
-        raise NotImplementedError
-
-    async def parts(self) -> Mapping[int, bytes]:
-        """There are no others."""
-        return {}
-
-    async def decide(self) -> None:
-        """Tell nobody."""
-
-    async def wait_decided(self) -> None:
-        """Never called: it is for the others."""
-        raise NotImplementedError
+    async def commit(
+        self, bring: Callable[[], Awaitable[bytes]], merge: Callable[[Mapping[int, bytes]], Awaitable[T]]
+    ) -> T | None:
+        """Merge the parts of no others."""
+        return await merge({})
 
     async def publish(self, publish: Callable[[], Awaitable[object]]) -> None:
         """Publish."""

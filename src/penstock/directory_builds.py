@@ -12,7 +12,7 @@ __all__ = ("DirectoryBuild", "JointBuild", "SharedDirectory", "act_on_answer", "
 import errno
 import hashlib
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -45,15 +45,14 @@ from penstock.kernel.errors import (
     UnsupportedByStoreError,
 )
 from penstock.kernel.events import get_logger
-from penstock.kernel.messages.joint_plan import JointPlan
 from penstock.kernel.messages.save import Committed, TreeToSave
 from penstock.kernel.pipeline.pipeline import Milestone, Pipeline, Slot
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.protocols.coordinator import Operation
 from penstock.kernel.protocols.stores import Hold, SystemFiles
+from penstock.stages.agree import agree_on_place
 from penstock.stages.finalize import Finalize
-from penstock.stages.joint.agreement import Agreement
 
 T = TypeVar("T")
 
@@ -528,11 +527,7 @@ class _Agree:
 
             lines = cast("list[str]", message.take())
             await run.threads.run(run.workspace.check)
-            agreement = Agreement(run, None)
-            asked = JointPlan(
-                shares=(), digest=digest_of_lines(lines), describe=lambda: lines, agree=agreement.reach
-            )
-            await agreement.reach(asked)
+            await agree_on_place(run, digest_of_lines(lines), lambda: lines)
             self.build.enter(run.workspace.path(""))
             return _Begun()
 
@@ -552,18 +547,18 @@ class _AwaitHandlers:
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
 
+        async def bring() -> bytes:
+            return b""
+
+        async def merge(_: Mapping[int, bytes]) -> None:
+            await run.threads.run(self.complete, self.build)
+
         async def wait(_: _Begun, /) -> Committed:
             operation = run.operation
             operation.at("handlers")
             await self.build.wait_written()
             operation.at("commit")
-            if operation.is_primary:
-                await operation.parts()
-                await run.threads.run(self.complete, self.build)
-            else:
-                await operation.bring(b"")
-                await operation.wait_decided()
-
+            await operation.commit(bring, merge)
             operation.at("publish")
             return Committed(0, 0, 0)
 
@@ -621,15 +616,13 @@ async def act_on_answer(
     """
     plan = digest_of_lines(asked)
     found: list[T] = []
+
+    async def begin(_: Mapping[int, bytes]) -> tuple[str, bytes]:
+        return await answer(), b""
+
     async with operation.running():
         operation.at("ask")
-        await operation.agree(plan, lambda: asked)
-        if operation.is_primary:
-            found_out = await answer()
-            await operation.begin(found_out)
-        else:
-            found_out, _ = await operation.wait_begun(plan, lambda: asked)
-
+        found_out, _ = await operation.agree(plan, lambda: asked, begin)
         operation.at("prepare")
         found.append(await act(found_out))
         await operation.combine(b"", lambda _: b"")  # once all have acted

@@ -16,7 +16,6 @@ import heapq
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from penstock.kernel.errors import InvalidLeafError, PathError
 from penstock.kernel.messages.changed_specs import CodecChoice
@@ -28,8 +27,7 @@ from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.layouts import process_folder_of
 from penstock.kernel.protocols.leaf import KeyPath, LeafSpec
 from penstock.kernel.protocols.leaf_handlers import EveryProcess, GlobalHandler
-from penstock.stages.joint.agreement import Agreement
-from penstock.stages.joint.arranged_files import check_arranged, make_files
+from penstock.stages.joint.arranged_files import check_arranged
 from penstock.stages.joint.base_links import find_links
 from penstock.stages.joint.codec_votes import take_votes, undecided
 from penstock.stages.joint.own_leaves import keys_of_node, places_of_own
@@ -49,14 +47,13 @@ async def divided(
     Raises:
         SpecError: If the layout cannot be written by several processes, or a leaf cannot.
     """
-    operation, own, prepare = run.operation, places_of_own(plan.infos), None
+    operation, own = run.operation, places_of_own(plan.infos)
     if run.layout.places is not None:
         if operation.is_local:
             problem = "is on a disk of this process alone, and this format has no parts; choose another"
             raise PathError(run.path, problem)
 
         check_arranged(run, plan, own)
-        prepare = partial(make_files, run, plan)
     else:
         process_folder_of(run.layout, operation.process_index)  # whether it has any
 
@@ -74,12 +71,11 @@ async def divided(
     found = await take_digests(run, held_whole)
     options = {**options_of(run), "auto_codec": choice.auto_codec if places and choice else None}
     digest = await run.threads.run(digest_of_plan, plan, found, options)
-    describe = partial(described_plan, plan, found, options)
     joint = JointPlan(
         shares=_scaled(shares, leaves, plan),
         digest=digest,
-        describe=describe,
-        agree=Agreement(run, prepare).reach,
+        held_whole=found,
+        options=options,
         handled=handled,
     )
     kept = leaves.part([at for at, share in enumerate(shares) if share or at in handled])

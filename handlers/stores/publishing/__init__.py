@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 __all__ = (
     "WRITER",
-    "JoinedWorkspace",
     "ProcessIdentity",
     "StoreClaimFiles",
     "ThisProcess",
@@ -20,7 +19,6 @@ __all__ = (
 if TYPE_CHECKING:
     from penstock.handlers.stores.publishing.claims import StoreClaimFiles
     from penstock.handlers.stores.publishing.deletion import delete_checkpoint
-    from penstock.handlers.stores.publishing.joined_workspace import JoinedWorkspace
     from penstock.handlers.stores.publishing.paths import temporary_path
     from penstock.handlers.stores.publishing.pinned_steps import read_pins
     from penstock.handlers.stores.publishing.process_identity import ProcessIdentity, ThisProcess
@@ -34,7 +32,6 @@ else:
         {
             "penstock.handlers.stores.publishing.claims": ("StoreClaimFiles",),
             "penstock.handlers.stores.publishing.deletion": ("delete_checkpoint",),
-            "penstock.handlers.stores.publishing.joined_workspace": ("JoinedWorkspace",),
             "penstock.handlers.stores.publishing.paths": ("temporary_path",),
             "penstock.handlers.stores.publishing.pinned_steps": ("read_pins",),
             "penstock.handlers.stores.publishing.process_identity": (

@@ -39,14 +39,15 @@ async def agreed_steps(
         CoordinationError: If the service cannot be reached.
     """
     found: Mapping[int, str] = {}
+
+    async def begin(_: Mapping[int, bytes]) -> tuple[str, bytes]:
+        return _encoded(found, name_of), b""
+
     async with operation.running():
         operation.at("open")
         found = await find()
-        await operation.agree(b"steps", list)
-        if operation.is_primary:
-            await operation.begin(_encoded(found, name_of))
-        else:
-            told, _ = await operation.wait_begun(b"steps", list)
+        told, _ = await operation.agree(b"steps", list, begin)
+        if not operation.is_primary:  # which has them at hand
             found = _decoded(told, name_of)
 
     return found
@@ -94,16 +95,15 @@ async def common_steps(
     """
     found: Mapping[int, OwnStep] = {}
     common: set[int] = set()
+
+    async def begin(_: Mapping[int, bytes]) -> tuple[str, bytes]:
+        return "", b""
+
     async with operation.running():
         operation.at("open")
         found = await find()
         saves = {step: own.save for step, own in found.items() if own.save is not None}
-        await operation.agree(b"steps on local disks", list)
-        if operation.is_primary:
-            await operation.begin("")
-        else:
-            await operation.wait_begun(b"steps on local disks", list)
-
+        await operation.agree(b"steps on local disks", list, begin)
         common = set(_decoded_saves(await operation.combine(_encoded_saves(saves), _saves_of_all)))
 
     return (

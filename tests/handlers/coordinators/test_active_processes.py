@@ -42,7 +42,7 @@ class Job:
         assert isinstance(operation, JointOperation)
         try:
             async with operation.running():
-                await operation.agree(plan.encode(), lambda: [f"['x']\t{plan}"])
+                await operation.compare(plan.encode(), lambda: [f"['x']\t{plan}"])
                 if operation.is_primary:
                     await operation.begin(f"place of {index}")
                     parts = await operation.parts()

@@ -35,7 +35,7 @@ class Job:
         assert isinstance(operation, JointOperation)
         try:
             async with operation.running():
-                await operation.agree(b"plan", list)
+                await operation.compare(b"plan", list)
                 if begun is not None:
                     begun.set()
                 await self._publish(operation)

@@ -55,7 +55,7 @@ async def test_processes_agree_by_it_and_learn_who_failed() -> None:
             assert isinstance(operation, JointOperation)
             try:
                 async with operation.running():
-                    await operation.agree(b"plan", list)
+                    await operation.compare(b"plan", list)
                     fail(fails and index == 2)
                     await go_on(operation, index)
             except Exception as error:

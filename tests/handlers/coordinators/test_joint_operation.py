@@ -60,7 +60,7 @@ class Processes:
     ) -> None:
         """Do what a save does."""
         index = operation.process_index
-        said = await operation.agree(plan, lambda: [leaf], bytes([index]))
+        said = await operation.compare(plan, lambda: [leaf], bytes([index]))
         if operation.is_primary:
             self.said.update(said)
             await operation.begin("/run/place", BESIDE)
@@ -158,7 +158,7 @@ async def test_the_parts_are_in_order_of_the_processes() -> None:
     job = Processes(4)
 
     async def save(index: int, operation: JointOperation) -> None:
-        await operation.agree(b"plan", list)
+        await operation.compare(b"plan", list)
         await (operation.begin("/run/place") if operation.is_primary else operation.wait_begun(b"plan", list))
         await job.end(operation, bytes([index]))
 
@@ -177,7 +177,7 @@ async def test_who_fails_ends_it_for_all(processes: Processes, who: int, when: s
     async def fail(operation: JointOperation) -> None:
         operation.at("write")
         if when != "before it agrees":
-            await operation.agree(b"plan", list)
+            await operation.compare(b"plan", list)
         if when in ("before it brings", "after it brought"):
             await (operation.begin("/run/place") if who == 0 else operation.wait_begun(b"plan", list))
         if when == "after it brought" and who != 0:
@@ -257,7 +257,7 @@ async def test_nobody_passes_before_all_have_met(processes: Processes) -> None:
     here: list[int] = []
 
     async def meet(index: int, operation: JointOperation) -> None:
-        await operation.agree(b"plan", list)
+        await operation.compare(b"plan", list)
         await (operation.begin("/run/place") if index == 0 else operation.wait_begun(b"plan", list))
         here.append(index)
         await operation.meet("here")
@@ -272,7 +272,7 @@ async def test_nobody_passes_before_all_have_met(processes: Processes) -> None:
 
 async def test_who_fails_before_all_have_met_ends_it_for_all(processes: Processes) -> None:
     async def meet(index: int, operation: JointOperation) -> None:
-        await operation.agree(b"plan", list)
+        await operation.compare(b"plan", list)
         await (operation.begin("/run/place") if index == 0 else operation.wait_begun(b"plan", list))
         if index == 1:
             raise StorageError("read", "/run/d/1", "Input/output error")
@@ -339,7 +339,7 @@ async def test_a_process_that_falls_silent_is_named_with_its_stage(who: int) -> 
     job = Processes(3, SHORT)
 
     async def stop(operation: JointOperation) -> None:
-        await operation.agree(b"plan", list)
+        await operation.compare(b"plan", list)
         await operation.wait_begun(b"plan", list)
         operation.at("write")
         while b"write" not in job.service.under(f"penstock/{operation.identity}/at/")[str(who)]:
@@ -361,7 +361,7 @@ async def test_a_primary_that_falls_silent_is_blamed_by_the_others_and_publishes
     job = Processes(3, SHORT)
 
     async def stop(operation: JointOperation) -> None:
-        await operation.agree(b"plan", list)
+        await operation.compare(b"plan", list)
         await operation.begin("/run/place")
         await operation.parts()
         job.views[0].stop()
@@ -383,7 +383,7 @@ async def test_a_primary_that_falls_silent_with_the_service_may_still_publish() 
     job = Processes(3, SHORT)
 
     async def stop(operation: JointOperation) -> None:
-        await operation.agree(b"plan", list)
+        await operation.compare(b"plan", list)
         operation.at("write")
         await operation.begin("/run/place")
         seen: set[bytes] = set()
@@ -410,7 +410,7 @@ async def test_silence_after_the_verdict_leaves_the_outcome_unknown() -> None:
     job = Processes(3, SHORT)
 
     async def stop(operation: JointOperation) -> None:
-        await operation.agree(b"plan", list)
+        await operation.compare(b"plan", list)
         await operation.begin("/run/place")
         await operation.parts()
         await operation.decide()
@@ -428,7 +428,7 @@ async def test_silence_after_the_verdict_leaves_the_outcome_unknown() -> None:
 
 async def test_a_primary_that_cannot_publish_after_the_verdict_says_so(processes: Processes) -> None:
     async def fail(operation: JointOperation) -> None:
-        await operation.agree(b"plan", list)
+        await operation.compare(b"plan", list)
         await operation.begin("/run/place")
         await operation.parts()
         await operation.decide()
@@ -449,7 +449,7 @@ async def test_who_has_not_brought_its_part_knows_that_nothing_is_published() ->
     job = Processes(3, SHORT)
 
     async def stop(operation: JointOperation) -> None:
-        await operation.agree(b"plan", list)
+        await operation.compare(b"plan", list)
         for view in job.views:
             view.stop()
 
@@ -470,7 +470,7 @@ async def test_what_was_taken_back_from_a_silent_primary_is_known_to_be_unpublis
     asked: list[int] = []
 
     async def stop(operation: JointOperation) -> None:
-        await operation.agree(b"plan", list)
+        await operation.compare(b"plan", list)
         await operation.begin("/run/place")
         await operation.parts()
         await operation.decide()
@@ -599,7 +599,7 @@ async def test_who_falls_silent_once_it_has_brought_its_part_is_not_needed_and_h
     job.coordinators[0] = JobCoordinator(looking, 0, 3, SHORT)
 
     async def stop(operation: JointOperation) -> None:
-        await operation.agree(b"plan", list)
+        await operation.compare(b"plan", list)
         await operation.wait_begun(b"plan", list)
         await operation.bring(b"1")
         job.views[1].stop()
@@ -607,7 +607,7 @@ async def test_who_falls_silent_once_it_has_brought_its_part_is_not_needed_and_h
         await operation.wait_published()
 
     async def write_for_long(operation: JointOperation) -> None:
-        await operation.agree(b"plan", list)
+        await operation.compare(b"plan", list)
         await operation.wait_begun(b"plan", list)
         assert await to_thread.run_sync(looking.looked.wait, 60.0)  # process 1 is silent for too long
         await job.end(operation, b"2")

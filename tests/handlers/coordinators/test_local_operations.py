@@ -50,7 +50,7 @@ class Disks:
         assert isinstance(operation, JointOperation)
         try:
             async with operation.running():
-                await operation.agree(b"plan", list)
+                await operation.compare(b"plan", list)
                 if operation.is_primary:
                     await operation.begin("")
                     await operation.parts()

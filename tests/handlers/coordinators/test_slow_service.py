@@ -175,7 +175,7 @@ async def test_a_primary_that_lives_and_decides_nothing_is_given_up() -> None:
     job.coordinators[1] = JobCoordinator(job.views[1], 1, 2, replace(LONG, write_s=0.1))
 
     async def never(operation: JointOperation) -> None:
-        await operation.agree(b"plan", list)
+        await operation.compare(b"plan", list)
         await operation.begin("/run/place")
         await operation.parts()
         operation.at("merge")

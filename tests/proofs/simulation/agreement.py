@@ -84,7 +84,7 @@ async def _measure(operations: Any, traffic: Sequence[Traffic]) -> dict[str, Any
 async def _take_part(operation: JointOperation) -> None:
     """Do what a save does, but for reading and writing arrays."""
     async with operation.running():
-        await operation.agree(b"plan", list)
+        await operation.compare(b"plan", list)
         if operation.is_primary:
             await operation.begin("/run/place")
             await operation.parts()

@@ -41,6 +41,7 @@ from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.pipeline.run_context import HandlerWork, SaveRequest
 from penstock.kernel.protocols.written import WrittenTable
 from penstock.stages import Commit, Finalize
+from penstock.stages.agree import agree_on_place
 from penstock.stages.joint.part_columns import encoded_part
 
 P: Any = PartitionSpec  # which jax does not annotate
@@ -127,7 +128,7 @@ async def save_as_primary(n_leaves: int, n_processes: int, folder: Path) -> dict
         infos=tree.infos,
         specs=tree.specs,
         handlers=handlers,
-        joint=JointPlan(shares=[CHUNK_NBYTES] * n_leaves, digest=b"plan", describe=list, agree=_never_called),
+        joint=JointPlan(shares=[CHUNK_NBYTES] * n_leaves, digest=b"plan", held_whole={}, options={}),
     )
     found: dict[str, Any] = {"leaves": n_leaves, "processes": n_processes, "part_s": told_s}
     found["parts_bytes"] = sum(map(len, parts))
@@ -151,10 +152,6 @@ async def save_as_primary(n_leaves: int, n_processes: int, folder: Path) -> dict
     return found
 
 
-async def _never_called(joint: JointPlan) -> bytes:
-    raise AssertionError("the processes agree before the stages begin here")
-
-
 async def _save(
     run: SaveRun, tree: Tree, plan: SavePlan, name: str, heartbeat: Heartbeat
 ) -> tuple[dict[str, float], float]:
@@ -171,10 +168,7 @@ async def _save(
     batch = WrittenBatch(leaves, own.written, plan=plan)
     heartbeat.reset()
     async with operation.running():
-        await operation.agree(b"plan", list)
-        workspace.build_below(operation.identity)
-        await workspace.open()
-        await operation.begin(workspace.path(""))
+        await agree_on_place(run, b"plan", list)
         stall_s = heartbeat.worst_s()
         await anyio.to_thread.run_sync(_leave_data_files, workspace.path, tree)
         heartbeat.reset()
