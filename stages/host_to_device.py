@@ -7,10 +7,9 @@ __all__ = ("HostToDevice",)
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import ClassVar, cast, final
 
-from penstock.kernel.messages.restore import HostBatch, IndexedValues, RestoredBatch
+from penstock.kernel.messages.restore import HostBatch, RestoredBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
@@ -53,20 +52,19 @@ class _Builder:
 
     async def __call__(self, batch: HostBatch, /) -> RestoredBatch | None:
         leaves, threads = ReadLeaves.of(batch.leaves), self._run.threads
-        parts = leaves.parts
-        built: IndexedValues | None = None
+        parts = () if leaves.shared is not None else [leaf for leaf in leaves if leaf.part is not None]
+        values = list(batch.ready)
         try:
             if leaves:
-                built = await threads.run(_build, leaves, parts)
+                values += await threads.run(_build, leaves, parts)
         finally:
             batch.release()
 
         complete = self._complete(parts) if parts else ()
-        values = [*batch.ready, *(await threads.run(_join, complete) if complete else ())]
-        if not values:
-            return None if leaves and not built else RestoredBatch(built or (), batch.plan)
+        if complete:
+            values += await threads.run(_join, complete)
 
-        return RestoredBatch([*(built or ()), *values], batch.plan)
+        return RestoredBatch(values, batch.plan) if values or not leaves else None
 
     def _complete(self, parts: Sequence[ReadLeaf]) -> list[ReadLeaf]:
         """Count the parts put in place; return one part of each leaf that is now complete."""
@@ -82,17 +80,25 @@ class _Builder:
         return complete
 
 
-def _build(leaves: ReadLeaves, parts: Sequence[ReadLeaf]) -> IndexedValues:
+def _build(leaves: ReadLeaves, parts: Sequence[ReadLeaf]) -> list[tuple[int, object]]:
     """Put parts in place, and make the values of whole leaves. In a worker thread."""
     for part in parts:
         cast("PartsHandler", part.handler).place(part)
 
-    built = [IndexedValues(alike.indices, handler.build(alike)) for handler, alike in leaves.by_handler()]
-    if len(built) == 1:
-        return built[0]
+    if leaves.shared is not None:  # by one handler, as the planner puts them together
+        return list(zip(leaves.indices, leaves.handlers[0].build(leaves), strict=True))
 
-    indices = chain.from_iterable([alike.indices for alike in built])
-    return IndexedValues(list(indices), list(chain.from_iterable([alike.values for alike in built])))
+    by_handler: dict[int, list[int]] = {}  # by identity: handlers need not be hashable
+    for number, leaf in enumerate(leaves):
+        if leaf.part is None:
+            by_handler.setdefault(id(leaf.handler), []).append(number)
+
+    built: list[tuple[int, object]] = []
+    for numbers in by_handler.values():
+        alike = leaves.part(numbers)
+        built += zip(alike.indices, alike.handlers[0].build(alike), strict=True)
+
+    return built
 
 
 def _join(parts: Sequence[ReadLeaf]) -> list[tuple[int, object]]:

@@ -313,9 +313,10 @@ class OpenFiles:
         with self._lock:
             entry = self._open.pop(path, None)
             if entry is None:
-                idle = [path for path, entry in self._open.items() if not entry.users]
-                for unused in idle[: max(0, len(self._open) - self._most + 1)]:
-                    self._open.pop(unused).file.close()
+                if (n_over := len(self._open) - self._most + 1) > 0:
+                    idle = [path for path, entry in self._open.items() if not entry.users]
+                    for unused in idle[:n_over]:
+                        self._open.pop(unused).file.close()
 
                 entry = _Open(self._store.open_data_file(path))
                 self._all.append(entry.file)
@@ -443,7 +444,7 @@ def put_in_order(specs: Sequence[LeafSpec], data: memoryview, starts: Sequence[i
     for _, group in itertools.groupby(specs, key=id):
         stop = at + len(list(group))
         spec, first, nbytes = specs[at], starts[at], specs[at].nbytes
-        if not _is_in_order(spec):
+        if spec.chunk_shape != spec.shape and not _is_in_order(spec):
             if list(starts[at:stop]) == list(range(first, first + nbytes * (stop - at), nbytes)):
                 _rearrange(spec, data[first : first + nbytes * (stop - at)])
             else:

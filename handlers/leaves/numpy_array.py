@@ -119,8 +119,7 @@ def _target_kind(like: Any) -> object:
 
 def _target(stored: StoredLeaf, like: Any) -> Target | TreeDifference:
     if isinstance(like, np.ndarray):
-        array = cast("npt.NDArray[Any]", like)
-        found = different_array(stored, "np.ndarray", array.shape, dtype_name(array.dtype))
+        found = different_array(stored, like, lambda _: "np.ndarray")
         if found is not None:
             return found
 

@@ -18,7 +18,6 @@ import jax
 import numpy.typing as npt
 from jax.sharding import AbstractMesh, NamedSharding, Sharding, SingleDeviceSharding
 
-from penstock.handlers.dtypes import dtype_name
 from penstock.handlers.leaves.blocks import HostRegion
 from penstock.handlers.leaves.devices import Slices, default_device, device_indices, devices_of, on_host
 from penstock.handlers.leaves.prng_keys import is_key, key_data_shape, key_dtype, known_impl
@@ -55,17 +54,15 @@ def array_target(stored: StoredLeaf, like: Any, *, alias: bool = True) -> Target
         if difference is not None:
             return difference
 
-        placement = _with_keys(_place(stored, like), _key_impl(stored, like))
+        placement = _place(stored, like)
+        if is_key(like.dtype):  # wrap the data with the saved implementation, or with the target's
+            placement = replace(placement, key_impl=stored.spec.random_key_impl or known_impl(like.dtype))
     elif like is None or (isinstance(like, type) and issubclass(like, jax.Array | jax.ShapeDtypeStruct)):
-        placement = _with_keys(_saved_place(stored, named=like is not None), _checked_impl(stored))
+        placement = replace(_saved_place(stored, named=like is not None), key_impl=_checked_impl(stored))
     else:
         return different("type", stored, _type_name(like))
 
     return _target(stored, placement, like, alias=alias)
-
-
-def _with_keys(placement: ArrayPlacement, impl: str | None) -> ArrayPlacement:
-    return placement if impl is None else replace(placement, key_impl=impl)
 
 
 def _target(
@@ -84,7 +81,8 @@ def _target(
     regions = tuple([HostRegion(bounds, dtype) for bounds in parts])
     is_packed = stored.spec.dtype in PACKED
     plain = not (is_packed or placement.as_numpy or placement.wide or placement.key_impl)
-    even = placement.sharding is None or shard_grid(placement.sharding, shape) is not None
+    alone = placement.sharding is None or isinstance(placement.sharding, SingleDeviceSharding)
+    even = alone or shard_grid(cast("Sharding", placement.sharding), shape) is not None
     kept = placement.keeps_regions and (placement.as_numpy or not is_packed)
     if kept and not alias and not placement.as_numpy:
         placement, kept = replace(placement, copied=True), False
@@ -101,11 +99,10 @@ def _one_for_equals(placement: ArrayPlacement) -> ArrayPlacement:
 
 def _difference(stored: StoredLeaf, like: Abstract) -> TreeDifference | None:
     """Compare shape and dtype; typed keys match their raw uint32 data."""
-    name = _type_name(like)
-    if not is_key(like.dtype):
-        return different_array(stored, name, like.shape, dtype_name(like.dtype))
-
     spec = stored.spec
+    if not is_key(like.dtype):
+        return different_array(stored, like, _type_name)
+
     saved, wanted = _checked_impl(stored), known_impl(like.dtype)
     fits = key_dtype(saved) == like.dtype if saved else wanted is not None and spec.dtype == "uint32"
     if not fits:
@@ -116,11 +113,6 @@ def _difference(stored: StoredLeaf, like: Abstract) -> TreeDifference | None:
         return different("shape", stored, f"{like.dtype}{list(like.shape)}")
 
     return None
-
-
-def _key_impl(stored: StoredLeaf, like: Abstract) -> str | None:
-    """The implementation to wrap the data with, if the target has typed keys."""
-    return (stored.spec.random_key_impl or known_impl(like.dtype)) if is_key(like.dtype) else None
 
 
 def _checked_impl(stored: StoredLeaf) -> str | None:

@@ -139,15 +139,13 @@ def _fits(wanted: type, dtype: np.dtype[Any]) -> bool:
 
 def _target(stored: StoredLeaf, like: Any) -> Target | TreeDifference:
     wanted = None if like is None else type_of(like)
-    name = "a number" if wanted is None else type_name(wanted)
-    if stored.spec.shape is None:
-        return different("type", stored, name)
     if stored.spec.shape != ():
-        return different("shape", stored, name)
+        kind = "type" if stored.spec.shape is None else "shape"
+        return different(kind, stored, "a number" if wanted is None else type_name(wanted))
 
     dtype = stored_dtype(stored)
     if wanted is not None and not _fits(wanted, dtype):
-        return different("dtype", stored, name)
+        return different("dtype", stored, type_name(wanted))
 
     # A few bytes of staging are not worth a lease.
     return Target((HostRegion((), dtype),), detail=wanted, packable=True)

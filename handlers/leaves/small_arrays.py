@@ -17,7 +17,7 @@ import numpy.typing as npt
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from penstock.handlers.leaves.blocks import shared_views
-from penstock.handlers.leaves.devices import default_device, on_host
+from penstock.handlers.leaves.devices import default_device, devices_of, on_host
 from penstock.handlers.leaves.restore_target import ArrayPlacement
 from penstock.handlers.leaves.shards import shard_grid
 from penstock.kernel.protocols.reads import SharedRead
@@ -102,18 +102,23 @@ def _private_put(aval: Any, place: Sharding, *, committed: bool) -> _Put:
     put: Callable[..., jax.Array] = private.xla_client.batched_device_put
     during_call = private._jax.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
     force_copy = False
-    grid = shard_grid(place, aval.shape)
-    assert grid is not None, "the array is divided evenly"
-    devices = list(grid.devices)
+    devices = list(devices_of(place))
 
     def one(view: npt.NDArray[Any]) -> jax.Array:
         return put(aval, place, (view,), devices, committed, force_copy, during_call)
+
+    if len(devices) == 1:
+        return one
+
+    grid = shard_grid(place, aval.shape)
+    assert grid is not None, "the array is divided evenly"
+    devices = list(grid.devices)
 
     def several(view: npt.NDArray[Any]) -> jax.Array:
         # Replicas have memory of their own: the call fails where two devices are given the same bytes.
         return put(aval, place, grid.on_devices(view), devices, committed, force_copy, during_call)
 
-    return one if len(devices) == 1 else several
+    return several
 
 
 @final

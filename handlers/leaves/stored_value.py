@@ -30,7 +30,7 @@ import anyio.from_thread
 import numpy as np
 from crc32c import crc32c
 
-from penstock.handlers.dtypes import numpy_dtype
+from penstock.handlers.dtypes import dtype_name, numpy_dtype
 from penstock.handlers.leaves.blocks import HostRegion
 from penstock.kernel.errors import (
     ChecksumError,
@@ -425,23 +425,20 @@ def different(kind: str, stored: StoredLeaf, in_like: str, found: str = "") -> T
     return TreeDifference(kind, stored.info.key_path, in_like, found or _on_disk(stored.spec))
 
 
-def different_array(
-    stored: StoredLeaf, type_name: str, shape: Sequence[int], dtype: str
-) -> TreeDifference | None:
+def different_array(stored: StoredLeaf, like: Any, name_of: Callable[[Any], str]) -> TreeDifference | None:
     """Compare a stored leaf with the target array, dtype first. Nothing is ever cast.
 
     Args:
         stored: The leaf on disk, of any kind.
-        type_name: Name of the target's type, for the message.
-        shape: The target's shape.
-        dtype: Name of the target's dtype.
+        like: The target array, or a struct.
+        name_of: Names the target's type, for the message.
 
     Returns:
         The first difference, or None if there is none.
     """
-    spec = stored.spec
+    spec, shape, dtype = stored.spec, like.shape, dtype_name(like.dtype)
     if spec.shape is None:
-        return different("type", stored, f"{type_name} {dtype}{_text(shape)}")
+        return different("type", stored, f"{name_of(like)} {dtype}{_text(shape)}")
     if spec.dtype != dtype:
         return different("dtype", stored, f"{dtype}{_text(shape)}")
     if spec.shape != tuple(shape):

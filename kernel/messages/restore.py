@@ -8,7 +8,6 @@ __all__ = (
     "ComputedLeaf",
     "HostBatch",
     "HostPart",
-    "IndexedValues",
     "Located",
     "PlannedBatch",
     "ReadBatch",
@@ -23,7 +22,7 @@ __all__ = (
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, final, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, final
 from weakref import ReferenceType
 
 from penstock.kernel.errors import SpecError
@@ -156,8 +155,8 @@ class RestoreOptions:
             other = "rename" if rename is not None else "on_missing and on_unexpected"
             raise SpecError(f"transforms and {other} cannot be combined: say it in transforms alone")
 
-    def check_target(self, *, has_like: bool) -> None:
-        """Raise `SpecError` if an option was given that needs a target."""
+    def check_no_target(self) -> None:
+        """Raise `SpecError` if an option was given that needs a target, for a restore without one."""
         asked = {
             "transforms": self.transforms is not None,
             "strict=False": not self.strict,
@@ -166,7 +165,7 @@ class RestoreOptions:
             "dtype='like'": isinstance(self.dtype, str) and self.dtype == "like",
         }
         needing = [name for name, given in asked.items() if given]
-        if needing and not has_like:
+        if needing:
             raise SpecError(f"{', '.join(needing)}: only with a target; pass `like`")
 
 
@@ -319,35 +318,6 @@ class HostBatch:
         for leaf in self.leaves:
             for region in leaf.target.regions:
                 yield HostPart(leaf.info, leaf.stored.spec, region.bounds, region.view())
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class IndexedValues(Sequence[tuple[int, object]]):
-    """Finished values with their places: a sequence of pairs that is held as two columns."""
-
-    indices: Sequence[int]
-    values: Sequence[object]
-
-    def __post_init__(self) -> None:
-        if len(self.indices) != len(self.values):
-            raise ValueError(f"{len(self.values)} values were made for {len(self.indices)} leaves")
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    @overload
-    def __getitem__(self, number: int, /) -> tuple[int, object]: ...
-    @overload
-    def __getitem__(self, number: slice, /) -> tuple[tuple[int, object], ...]: ...
-    def __getitem__(self, number: int | slice, /) -> tuple[int, object] | tuple[tuple[int, object], ...]:
-        if isinstance(number, slice):
-            return tuple(zip(self.indices[number], self.values[number], strict=True))
-
-        return self.indices[number], self.values[number]
-
-    def __iter__(self) -> Iterator[tuple[int, object]]:
-        return zip(self.indices, self.values, strict=True)
 
 
 @dataclass(frozen=True, slots=True)

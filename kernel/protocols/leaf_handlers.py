@@ -115,7 +115,8 @@ class ReadLeaves(Sequence[ReadLeaf]):
     info: Callable[[int], ParamInfo]  #: where a leaf stands, by index
     make: Callable[[int], ReadLeaf]  #: makes a leaf that is read alone, by index
     made: dict[int, ReadLeaf]  #: those made so far, by index; each is made only once
-    shared: SharedRead | None = None  #: reads all of them; None if each has reads and regions of its own
+    shared: SharedRead | None = None
+    """Reads all of them, which have one handler; None if each has reads and regions of its own."""
 
     @classmethod
     def of(cls, leaves: Sequence[ReadLeaf]) -> ReadLeaves:
@@ -199,26 +200,6 @@ class ReadLeaves(Sequence[ReadLeaf]):
     def n_ended(self) -> int:
         """The number of leaves that are complete once these are read: a part counts if it is the last one."""
         return len(self) if self.shared is not None else sum([leaf.ends_leaf for leaf in self])
-
-    @property
-    def parts(self) -> Sequence[ReadLeaf]:
-        """Those that are parts of larger leaves."""
-        return () if self.shared is not None else [leaf for leaf in self if leaf.part is not None]
-
-    def by_handler(self) -> Iterator[tuple[LeafHandler, ReadLeaves]]:
-        """Yield the whole leaves, by the handler that builds them. Handlers need not be hashable."""
-        found: dict[int, list[int]] = {}
-        kinds = list(map(id, self.handlers))
-        if self.shared is not None and len(set(kinds)) == 1:
-            yield self.handlers[0], self
-            return
-
-        for number, kind in enumerate(kinds):
-            if self[number].part is None:
-                found.setdefault(kind, []).append(number)
-
-        for numbers in found.values():
-            yield self.handlers[numbers[0]], self.part(numbers)
 
     def part(self, numbers: Sequence[int]) -> ReadLeaves:
         """Return some of them, by number. What is read into a shared buffer gets another one."""

@@ -79,7 +79,8 @@ def plan_restore(
     """
     checkpoint, request = located.checkpoint, located.request
     options = request.options
-    options.check_target(has_like=request.has_like)
+    if not request.has_like:
+        options.check_no_target()
     target, treedef, own = _flattened(run, located) if request.has_like else (None, None, NOTHING_OWN)
     matching = match_leaves(checkpoint.path, checkpoint.leaves, target, options, own)
     if target is None:
@@ -301,20 +302,21 @@ class _Planner:
         self, rows: Sequence[int], specs: Sequence[LeafSpec], likes: Sequence[Any] | None
     ) -> list[LeafHandler]:
         """Find the handler of each leaf: by its type in the target, or by its stored type without one."""
-        wanted: list[Any]
-        if likes is None:
-            wanted = [spec.typestr for spec in specs]
-        else:
-            types: list[type] = list(map(type, likes))
-            wanted = list(types)
-            if any(issubclass(kind, type) for kind in set(types)):  # a leaf may be a type itself
-                wanted = [like if isinstance(like, type) else type(like) for like in likes]
-
         leaves = self._checkpoint.leaves
-        known = {
-            kind: self._handler(kind, leaves[rows[wanted.index(kind)]]) for kind in dict.fromkeys(wanted)
-        }
-        return list(map(known.__getitem__, wanted))
+        known: dict[type | str, LeafHandler] = {}
+        handlers: list[LeafHandler] = []
+        for at, row in enumerate(rows):
+            kind: type | str = specs[at].typestr
+            if likes is not None:  # a leaf of the target may be a type itself
+                kind = likes[at] if isinstance(likes[at], type) else type(likes[at])
+
+            handler = known.get(kind)
+            if handler is None:
+                handler = known[kind] = self._handler(kind, leaves[row])
+
+            handlers.append(handler)
+
+        return handlers
 
     def _handler(self, kind: type | str, first: StoredLeaf) -> LeafHandler:
         """Find the handler for a type in the target, or for a stored type name."""

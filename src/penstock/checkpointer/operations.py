@@ -329,7 +329,8 @@ class Operations:
         threads, options = self.life.reading(), call.options
         final, has_like = path_or_url(path), like is not ...
         check = result_check(final, as_type)
-        options.check_target(has_like=has_like)
+        if not has_like:
+            options.check_no_target()
         target, finish = message_target(like, final)
         given = _checked(call.pipeline)
         pipeline = self._pipelines_at(final)[1] if given is None else given

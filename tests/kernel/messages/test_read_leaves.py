@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, cast
+from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel import KeyKind, LeafSpec, ParamInfo, ReadLeaf, ReadLeaves, StoredLeaf
-from penstock.kernel.messages.restore import IndexedValues
 from penstock.kernel.protocols import SharedRead
 from penstock.stages.messages.batching import cuts
 
@@ -120,16 +118,3 @@ def test_leaves_that_are_read_alone_are_put_into_columns_as_they_are() -> None:
     assert all(a is b for a, b in zip(found, leaves, strict=True))
     assert ReadLeaves.of(found) is found
     assert found.info(1) is leaves[1].info
-
-
-def test_values_with_their_places() -> None:
-    values = IndexedValues([4, 2, 7], ["a", "b", "c"])
-    assert list(values) == [(4, "a"), (2, "b"), (7, "c")]
-    assert len(values) == 3
-    assert values[1] == (2, "b")
-    assert values[1:] == ((2, "b"), (7, "c"))
-    assert dict(values) == {4: "a", 2: "b", 7: "c"}
-    with pytest.raises(ValueError, match="2 values were made for 3 leaves"):
-        IndexedValues([4, 2, 7], ["a", "b"])
-    with pytest.raises(IndexError):
-        cast("Any", values)[3]
