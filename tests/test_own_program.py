@@ -16,7 +16,7 @@ from penstock.own_program import runs_the_command
         (["-m", "ls"], ["python", "-X", "dev", "-m", "penstock.cli", "ls"]),
     ],
 )
-def test_the_command(argv: list[str], orig_argv: list[str]) -> None:
+def test_the_penstock_command_is_known_as_such(argv: list[str], orig_argv: list[str]) -> None:
     assert runs_the_command(argv, orig_argv)
 
 
@@ -32,5 +32,5 @@ def test_the_command(argv: list[str], orig_argv: list[str]) -> None:
         (["-m"], ["python"]),
     ],
 )
-def test_another_program(argv: list[str], orig_argv: list[str]) -> None:
+def test_another_program_is_not_taken_for_the_command(argv: list[str], orig_argv: list[str]) -> None:
     assert not runs_the_command(argv, orig_argv)

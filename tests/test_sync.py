@@ -38,7 +38,9 @@ def tree(fill: int = 1) -> dict[str, Any]:
     return {"device": jnp.full(100, fill), "host": np.full(100, fill), "step": fill}
 
 
-def test_one_call_each(tmp_path: Path, assert_same: AssertSame) -> None:
+def test_each_blocking_function_does_its_operation_in_one_call(
+    tmp_path: Path, assert_same: AssertSame
+) -> None:
     report = penstock.sync.save(tmp_path / "a", tree(), custom_metadata={"lr": 1})
     assert (report.n_leaves, report.path) == (3, str(tmp_path / "a"))
     assert_same(penstock.sync.restore(tmp_path / "a", like=tree(0)), tree())
@@ -144,7 +146,7 @@ def test_a_cancel_is_heard(tmp_path: Path, store: FaultyStore) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_many_threads_share_one(tmp_path: Path) -> None:
+def test_many_threads_share_one_blocking_checkpointer(tmp_path: Path) -> None:
     with penstock.sync.Checkpointer(memory_limit="4KiB") as checkpointer, ThreadPoolExecutor(4) as pool:
 
         def work(number: int) -> int:
@@ -155,7 +157,7 @@ def test_many_threads_share_one(tmp_path: Path) -> None:
         assert list(pool.map(work, range(8))) == list(range(8))
 
 
-def test_used_wrongly(tmp_path: Path) -> None:
+def test_a_blocking_checkpointer_used_wrongly_is_an_error(tmp_path: Path) -> None:
     before = set(threading.enumerate())  # other tests may have left idle ones
     checkpointer = penstock.sync.Checkpointer()
     with pytest.raises(ClosedError, match="use it inside its `with`"):

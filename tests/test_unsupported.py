@@ -11,12 +11,12 @@ import pytest
 from penstock.unsupported import refuse_free_threading, refuse_windows
 
 
-def test_with_the_lock_it_is_imported() -> None:
+def test_with_the_interpreter_lock_penstock_is_imported() -> None:
     refuse_free_threading(None)
     refuse_free_threading(lambda: True)
 
 
-def test_without_the_lock_the_error_says_what_to_do() -> None:
+def test_without_the_interpreter_lock_the_error_says_what_to_do() -> None:
     with pytest.raises(ImportError, match="PYTHON_GIL=1"):
         refuse_free_threading(lambda: False)
 
@@ -28,7 +28,7 @@ def test_windows_is_refused_and_the_linux_in_it_is_not() -> None:
 
 
 @pytest.mark.parametrize("system", ["sys._is_gil_enabled = lambda: False", "sys.platform = 'win32'"])
-def test_an_import_asks(system: str) -> None:
+def test_importing_penstock_checks_the_platform(system: str) -> None:
     run = subprocess.run(
         [sys.executable, "-c", f"import sys; {system}; import penstock"],
         capture_output=True,

@@ -18,7 +18,7 @@ def results_of(*samples: list[Sample]) -> Results:
     return Results(samples=[sample for group in samples for sample in group])
 
 
-def test_nothing_measured_is_neither_passed_nor_short() -> None:
+def test_a_bar_without_figures_is_neither_passed_nor_missed() -> None:
     assert {verdict.verdict for verdict in judge(Results())} == {"not measured"}
 
 
@@ -35,13 +35,13 @@ def test_the_fastest_of_the_others_counts() -> None:
     assert measures.times_as_fast("large", SAVE, "raw buffered", "absent")(results) == 1.5
 
 
-def test_another_workload_or_operation_does_not_count() -> None:
+def test_figures_of_other_workloads_and_operations_do_not_count_for_a_bar() -> None:
     elsewhere = timed("Orbax", 2, work="small") + timed("Orbax", 2, what=INTO_JAX)
 
     assert measures.times_as_fast("large", SAVE, "Orbax")(results_of(timed("penstock", 1), elsewhere)) is None
 
 
-def test_times_its_time_is_the_other_way_round() -> None:
+def test_times_its_time_is_the_ratio_of_times() -> None:
     results = results_of(timed("penstock", 3), timed("safetensors", 2))
 
     assert measures.times_its_time("large", SAVE, "safetensors")(results) == 1.5
@@ -80,7 +80,7 @@ def test_the_face_is_compared_with_the_call_behind_it() -> None:
     assert measures.beside_its_own("large", SAVE, "penstock.orbax")(results) == 1.5
 
 
-def test_what_is_not_a_ratio() -> None:
+def test_figures_that_are_no_ratio_are_measured() -> None:
     results = results_of(timed("penstock", 2, staged_s=0.25))
     results.sizes = [Size("large", "", 4, 1000)]
     results.memory = [Memory("large", "penstock", SAVE, 50, 70, 9)]
@@ -105,7 +105,7 @@ def test_memory_and_bytes_are_shares() -> None:
 
 
 @pytest.mark.parametrize(("ours", "verdict"), [(0.4, "pass"), (0.41, "short")])
-def test_at_least(ours: float, verdict: str) -> None:
+def test_a_bar_with_a_lower_bound(ours: float, verdict: str) -> None:
     bar = next(bar for bar in BARS if bar.text == "1 GiB saved: times Orbax's default")
     results = results_of(timed("penstock", ours), timed("Orbax", 1))
 
@@ -114,7 +114,7 @@ def test_at_least(ours: float, verdict: str) -> None:
 
 
 @pytest.mark.parametrize(("ours", "verdict"), [(2.0, "pass"), (2.1, "short")])
-def test_at_most(ours: float, verdict: str) -> None:
+def test_a_bar_with_an_upper_bound(ours: float, verdict: str) -> None:
     results = results_of(timed("penstock", ours, work="small"), timed("safetensors", 1, work="small"))
 
     found = next(

@@ -218,7 +218,7 @@ def test_unknown_workloads_are_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_the_whole_of_it_on_five_leaves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_benchmark_runs_on_five_leaves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {"--dir": tmp_path / "place", "--json": tmp_path / "json", "--svg": tmp_path / "svg"}
     arguments = [text for option, path in files.items() for text in (option, str(path))]
     code = main(["--quick", "--rounds", "1", "--only", "tiny", "--no-orbax", "--no-memory", *arguments])

@@ -106,7 +106,7 @@ def test_steps_have_no_bytes_and_a_picture_of_their_own(results: Results) -> Non
     assert [text.text for text in group.iter(f"{SVG}text")][-1] == "500 ms"
 
 
-def test_a_busy_machine_is_told_of(results: Results) -> None:
+def test_the_report_warns_of_a_busy_machine(results: Results) -> None:
     assert not [line for line in lines_of(results) if line.startswith("NOT ALONE")]
 
     results.quiet = [Quiet("small", 0.4, 0.1), Quiet("large", 2.0, 0.7)]
@@ -136,7 +136,7 @@ def test_contenders_come_in_their_order_and_notes_below(results: Results) -> Non
     assert found == sorted(found)
 
 
-def test_bars_are_told_and_what_falls_short_is_taken_apart(results: Results) -> None:
+def test_the_report_lists_bars_and_splits_the_time_of_those_missed(results: Results) -> None:
     lines = lines_of(results)
     (bar,) = [line for line in lines if line.startswith("1 GiB saved: times Orbax's default")]
     taken_apart = [line for line in lines if line.startswith("where the time goes")]
@@ -185,7 +185,7 @@ def test_everyone_can_be_in_the_picture(results: Results, label: str) -> None:
     assert label in [text.text for text in root.iter(f"{SVG}text")]
 
 
-def test_the_picture_of_nothing_is_one() -> None:
+def test_a_picture_without_figures_is_drawn() -> None:
     assert ElementTree.fromstring(plot.draw(Results(), MACHINE, LABELS)).tag == f"{SVG}svg"
 
 

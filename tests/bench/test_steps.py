@@ -32,7 +32,7 @@ async def test_any_step_can_be_restored_with_its_metrics(tmp_path: Path) -> None
 
 
 @pytest.mark.timeout(120)
-async def test_everybody_says_the_same(tmp_path: Path) -> None:
+async def test_all_contenders_give_the_right_answers(tmp_path: Path) -> None:
     results = await measure_steps(STEPS, N, 1, tmp_path, everybody())
 
     assert results.notes == []
@@ -57,7 +57,7 @@ def test_a_wrong_answer_is_none(operation: Operation, right: object, wrong: obje
         check(wrong, operation, 2)
 
 
-async def test_whoever_says_what_is_not_so_is_out(tmp_path: Path) -> None:
+async def test_a_contender_with_a_wrong_answer_has_no_figures(tmp_path: Path) -> None:
     class Wrong:
         label = "wrong"
 

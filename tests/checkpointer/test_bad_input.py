@@ -451,7 +451,9 @@ class TestConfig:
 
 
 class TestUse:
-    async def test_before_it_is_entered_and_after_it_is_left(self, tmp_path: Path) -> None:
+    async def test_a_checkpointer_refuses_calls_before_it_is_entered_and_after_it_is_left(
+        self, tmp_path: Path
+    ) -> None:
         checkpointer = Checkpointer()
         for _ in ("before", "after"):
             with pytest.raises(ClosedError, match="use it inside its `async with`"):

@@ -161,7 +161,7 @@ async def test_numpy_arrays_may_have_changed_and_are_written(tmp_path: Path, ass
 
 
 @pytest.mark.parametrize("convert", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
-async def test_by_digest_other_processes_and_other_objects_count_too(
+async def test_leaves_of_other_processes_and_objects_are_linked_by_digest(
     tmp_path: Path, assert_same: AssertSame, convert: Callable[[Any], Any]
 ) -> None:
     tree = jax.tree.map(convert, state())
@@ -321,7 +321,7 @@ def test_a_leaf_whose_other_file_is_not_linked_needs_nothing_of_this_one() -> No
     assert files_worth_linking([*leaves, [part(2, "b", 40)]], {"a": 100, "b": 100}) == {"a", "b"}
 
 
-def test_nothing_unchanged_is_nothing_to_link() -> None:
+def test_a_save_without_an_unchanged_leaf_links_nothing() -> None:
     assert files_worth_linking([], {}) == set()
     assert files_worth_linking([[]], {}) == set()
 
@@ -464,7 +464,7 @@ async def test_a_base_that_cannot_be_read_is_not_linked(
     assert len(damage_told(caplog)) == 1
 
 
-async def test_nothing_is_compared_where_that_is_turned_off(tmp_path: Path) -> None:
+async def test_comparing_bytes_can_be_turned_off(tmp_path: Path) -> None:
     tree = state()
     async with Checkpointer(config=Config().changed({"save": {"compare_linked_every": 0}})) as checkpointer:
         await (await checkpointer.save(tmp_path / "1", tree))

@@ -134,7 +134,7 @@ async def test_no_checksum_is_sent_if_none_is_wanted(server: ObjectServer) -> No
     assert not [name for asked in put for name in asked.headers if "x-amz-checksum" in name]
 
 
-async def test_who_pays_is_said(server: ObjectServer) -> None:
+async def test_requester_pays_is_sent(server: ObjectServer) -> None:
     await saved(server, requester_pays=True)
     assert {asked.headers["x-amz-request-payer"] for asked in server.asked("PUT")} == {"requester"}
 

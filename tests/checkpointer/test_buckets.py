@@ -158,7 +158,7 @@ async def test_a_cancelled_save_leaves_nothing(bucket: Bucket, at: str) -> None:
     assert bucket.objects_there() == []
 
 
-async def test_what_another_one_published_meanwhile_is_not_touched(bucket: Bucket) -> None:
+async def test_a_checkpoint_that_another_saver_published_meanwhile_is_not_touched(bucket: Bucket) -> None:
     store = FaultyStore(bucket.store())
     hang = store.hang_on("begin_build")
     async with Checkpointer(store=store) as slow, Checkpointer(store=bucket.store()) as quick:

@@ -152,7 +152,7 @@ class TestCodedChunks:
         tree = {"a": ARRAY, "b": ARRAY + 1}
         return save(tmp_path / "a", tree, ocdbt=request.param, codec="zstd", chunk_byte_size=8 * ROW)
 
-    def test_a_subset(self, path: Path) -> None:
+    def test_a_subset_of_coded_chunks_is_read_by_their_ranges(self, path: Path) -> None:
         stored = {leaf.name: leaf.stored_nbytes for leaf in penstock.sync.metadata(path).leaves}
         found = Restored(path, like={"a": ARRAY}, on_unexpected="skip")
         assert found.tree["a"].tobytes() == ARRAY.tobytes()
@@ -164,7 +164,7 @@ class TestCodedChunks:
         assert found.direct == 0
         assert nbytes <= found.driver < nbytes + index_bytes(path)
 
-    def test_only_the_chunks_that_remain(self, path: Path) -> None:
+    def test_only_the_chunks_that_a_cut_leaf_keeps_are_read(self, path: Path) -> None:
         leaf = penstock.sync.metadata(path).tree["b"]
         found = Restored(path, like={"b": ARRAY[:17]}, on_unexpected="skip", strict=False)
         assert found.tree["b"].tobytes() == (ARRAY + 1)[:17].tobytes()

@@ -286,7 +286,9 @@ class TestCancelling:
             assert names(tmp_path) == ["a"]
             assert_same(await checkpointer.restore(tmp_path / "a", like=tree()), tree(1))
 
-    async def test_after_the_commit_it_is_too_late(self, tmp_path: Path, store: FaultyStore) -> None:
+    async def test_a_cancel_after_the_commit_changes_nothing(
+        self, tmp_path: Path, store: FaultyStore
+    ) -> None:
         hang = store.hang_on("publish")
         async with Checkpointer(store=store) as checkpointer:
             save = await checkpointer.save(tmp_path / "a", tree())
@@ -399,7 +401,9 @@ class TestCancelling:
             await saves[0]
 
     @pytest.mark.parametrize("interrupt", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "ctrl-c"])
-    async def test_an_interrupt_leaves_as_itself_too(self, tmp_path: Path, interrupt: BaseException) -> None:
+    async def test_a_keyboard_interrupt_is_raised_ungrouped(
+        self, tmp_path: Path, interrupt: BaseException
+    ) -> None:
         gate, pipeline = gated(before="commit")
 
         async def script() -> None:
@@ -475,7 +479,9 @@ class TestFailures:
         assert save.status == "failed"
         return error
 
-    async def test_it_is_raised_at_the_next_save_once(self, tmp_path: Path, store: FaultyStore) -> None:
+    async def test_a_failed_save_that_nobody_awaited_is_raised_once_at_the_next_save(
+        self, tmp_path: Path, store: FaultyStore
+    ) -> None:
         async with Checkpointer(store=store) as checkpointer:
             error = await self.fail_unseen(checkpointer, store, tmp_path / "a")
             with pytest.raises(StorageError) as caught:
@@ -488,7 +494,9 @@ class TestFailures:
 
         assert names(tmp_path) == ["b"]
 
-    async def test_it_is_raised_by_wait_once(self, tmp_path: Path, store: FaultyStore) -> None:
+    async def test_a_failed_save_that_nobody_awaited_is_raised_once_by_wait(
+        self, tmp_path: Path, store: FaultyStore
+    ) -> None:
         async with Checkpointer(store=store) as checkpointer:
             error = await self.fail_unseen(checkpointer, store, tmp_path / "a")
             with pytest.raises(StorageError) as caught:
@@ -496,7 +504,9 @@ class TestFailures:
             assert caught.value is error
             await checkpointer.wait()
 
-    async def test_it_is_raised_on_leaving(self, tmp_path: Path, store: FaultyStore) -> None:
+    async def test_a_failed_save_that_nobody_awaited_is_raised_on_leaving(
+        self, tmp_path: Path, store: FaultyStore
+    ) -> None:
         error = None
         with pytest.raises(StorageError) as caught:
             async with Checkpointer(store=store) as checkpointer:
@@ -522,7 +532,9 @@ class TestFailures:
         assert notes.count("failed too: StorageError") == 1
         assert str(tmp_path / "b") in notes
 
-    async def test_it_is_noted_on_the_error_of_the_body(self, tmp_path: Path, store: FaultyStore) -> None:
+    async def test_a_failed_save_is_noted_on_the_error_of_the_body(
+        self, tmp_path: Path, store: FaultyStore
+    ) -> None:
         async def script() -> None:
             async with Checkpointer(store=store) as checkpointer:
                 await self.fail_unseen(checkpointer, store, tmp_path / "a")
@@ -536,7 +548,7 @@ class TestFailures:
         assert "StorageError" in note
 
     @pytest.mark.parametrize("how", ["await", "staged", "exception", "result"])
-    async def test_one_that_was_looked_at_is_not_raised_again(
+    async def test_a_failure_that_was_looked_at_is_not_raised_again(
         self, tmp_path: Path, store: FaultyStore, how: str
     ) -> None:
         hang = store.hang_on("data.write_at", then=StorageError("write", "x", "no"))
@@ -565,7 +577,7 @@ class TestFailures:
             await ended(save)
             await (await checkpointer.save(tmp_path / "a", tree()))
 
-    async def test_that_nothing_can_be_removed_does_not_hide_why_the_save_failed(
+    async def test_a_clean_up_that_fails_does_not_hide_why_the_save_failed(
         self, tmp_path: Path, store: FaultyStore
     ) -> None:
         store.fail_on("data.write_at", error=StorageError("write", "x", "no space"))
@@ -655,7 +667,7 @@ class TestSeveral:
 
         assert names(tmp_path) == ["a"]
 
-    async def test_one_instance_does_many_things_at_once(self, tmp_path: Path) -> None:
+    async def test_one_checkpointer_saves_and_restores_concurrently(self, tmp_path: Path) -> None:
         async with Checkpointer(memory_limit="32KiB") as checkpointer:
 
             async def work(number: int) -> None:
@@ -765,7 +777,7 @@ def _call(function: Callable[..., Any], *args: Any, **options: Any) -> Callable[
     return call
 
 
-async def test_the_loop_can_be_left_and_another_one_started(tmp_path: Path) -> None:
+async def test_several_checkpointers_work_in_one_event_loop_one_after_another(tmp_path: Path) -> None:
     """One Checkpointer after another in the same loop, as in a notebook."""
     for number in range(3):
         async with Checkpointer() as checkpointer:

@@ -64,7 +64,9 @@ def save(path: Path, **form: Any) -> Path:
         ("a/zarr.json", {"ocdbt": False, "zarr": 3}),
     ],
 )
-def test_of_a_tree(name: str, form: dict[str, Any], do: Callable[[Path], None], tmp_path: Path) -> None:
+def test_documents_of_a_tree_are_compared(
+    name: str, form: dict[str, Any], do: Callable[[Path], None], tmp_path: Path
+) -> None:
     path = save(tmp_path / "c", **form)
     do(path / name)
 
@@ -88,7 +90,7 @@ def test_of_a_tree(name: str, form: dict[str, Any], do: Callable[[Path], None], 
         "numpy/np_random_key_metadata/metadata",
     ],
 )
-def test_of_items(name: str, do: Callable[[Path], None], tmp_path: Path) -> None:
+def test_documents_of_items_are_compared(name: str, do: Callable[[Path], None], tmp_path: Path) -> None:
     penstock.sync.save(tmp_path / "c", ITEMS, custom_metadata={"lr": 0.5})
     do(tmp_path / "c" / name)
 
@@ -98,7 +100,9 @@ def test_of_items(name: str, do: Callable[[Path], None], tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("do", [change, lose])
-def test_of_an_item_that_is_opened_itself(do: Callable[[Path], None], tmp_path: Path) -> None:
+def test_documents_of_an_item_that_is_opened_by_its_path_are_compared(
+    do: Callable[[Path], None], tmp_path: Path
+) -> None:
     penstock.sync.save(tmp_path / "c", ITEMS)
     do(tmp_path / "c" / "state" / "_PENSTOCK_INTEGRITY")
     change(tmp_path / "c" / "config" / "metadata")
@@ -109,7 +113,7 @@ def test_of_an_item_that_is_opened_itself(do: Callable[[Path], None], tmp_path: 
 
 
 @pytest.mark.parametrize("do", [change, lose])
-def test_of_a_step(do: Callable[[Path], None], tmp_path: Path) -> None:
+def test_documents_of_a_step_are_compared(do: Callable[[Path], None], tmp_path: Path) -> None:
     with penstock.sync.CheckpointManager(tmp_path, metadata={"project": 1}) as manager:
         saved = manager.save(1, TREE, metrics={"loss": 0.25})
         assert saved is not None
@@ -125,7 +129,7 @@ def test_of_a_step(do: Callable[[Path], None], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("do", [change, lose])
 @pytest.mark.parametrize("name", ["_ROOT_METADATA", "_PENSTOCK_INTEGRITY"])
-def test_of_a_root(name: str, do: Callable[[Path], None], tmp_path: Path) -> None:
+def test_documents_of_a_root_are_compared(name: str, do: Callable[[Path], None], tmp_path: Path) -> None:
     with penstock.sync.CheckpointManager(tmp_path, metadata={"project": 1}) as manager:
         saved = manager.save(1, TREE)
         assert saved is not None
@@ -141,7 +145,7 @@ def test_of_a_root(name: str, do: Callable[[Path], None], tmp_path: Path) -> Non
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("items", [False, True])
-async def test_of_what_stages_did(items: bool, tmp_path: Path) -> None:
+async def test_documents_of_what_stages_did_are_compared(items: bool, tmp_path: Path) -> None:
     pipeline = save_pipeline().insert_after("device_to_host", Quantise())
     async with penstock.Checkpointer() as checkpointer:
         tree = {"a": np.zeros(10, np.float32)}

@@ -171,7 +171,7 @@ def tree() -> dict[str, Any]:
 
 
 class TestBatchHandler:
-    async def test_its_leaves_are_saved_and_restored_with_all_others(
+    async def test_leaves_of_a_batch_handler_are_saved_and_restored_with_all_others(
         self, tmp_path: Path, registry: HandlerRegistry, handler: TableHandler, assert_same: Any
     ) -> None:
         async with Checkpointer(registry=registry) as checkpointer:
@@ -204,7 +204,7 @@ class TestBatchHandler:
             assert await checkpointer.restore(tmp_path / "a") == {"x": Table({"a": [1.0]})}
 
     @pytest.mark.parametrize("where", ["serialize", "future", "finalize"])
-    async def test_what_it_raises_in_a_save_is_the_cause(
+    async def test_an_exception_of_a_batch_handler_is_the_cause_of_the_failed_save(
         self, tmp_path: Path, registry: HandlerRegistry, handler: TableHandler, where: str
     ) -> None:
         handler.fail_in = where
@@ -221,7 +221,7 @@ class TestBatchHandler:
         assert error.key_path == ("finalize of 'tests.Table'" if where == "finalize" else "['k'][0]")
         assert os.listdir(tmp_path) == []
 
-    async def test_what_it_raises_in_a_restore_is_the_cause(
+    async def test_an_exception_of_a_batch_handler_is_the_cause_of_the_failed_restore(
         self, tmp_path: Path, registry: HandlerRegistry, handler: TableHandler
     ) -> None:
         async with Checkpointer(registry=registry) as checkpointer:
@@ -233,7 +233,7 @@ class TestBatchHandler:
             assert isinstance(caught.value.__cause__, RuntimeError)
             assert checkpointer.statistics().leased == 0
 
-    async def test_nothing_it_writes_in_the_background_outlives_a_cancelled_save(
+    async def test_background_writes_of_a_batch_handler_end_with_a_cancelled_save(
         self, tmp_path: Path, registry: HandlerRegistry, handler: TableHandler
     ) -> None:
         handler.gate.clear()
@@ -392,7 +392,7 @@ class TestPipelines:
         assert sum(seen) == report.nbytes == 8008
         assert [stage.name for stage in report.stages] == list(pipeline.names)
 
-    async def test_one_that_fails_undoes_the_save(self, tmp_path: Path) -> None:
+    async def test_a_stage_that_fails_undoes_the_save(self, tmp_path: Path) -> None:
         pipeline = pipelines.save_pipeline().insert_after("limit_bytes", CountBytes([], 10))
         async with Checkpointer() as checkpointer:
             with pytest.raises(OverflowError, match=r"more than 10 bytes to .*/a") as caught:
@@ -403,7 +403,7 @@ class TestPipelines:
 
         assert os.listdir(tmp_path) == ["b"]
 
-    async def test_one_that_drops_a_leaf_cannot_truncate_a_checkpoint(self, tmp_path: Path) -> None:
+    async def test_a_stage_that_drops_a_leaf_cannot_truncate_a_checkpoint(self, tmp_path: Path) -> None:
         async def drop(batch: StagedBatch, /) -> StagedBatch:
             kept = tuple(leaf for leaf in batch.leaves if leaf.info.name != "b")
             return replace(batch, leaves=kept)

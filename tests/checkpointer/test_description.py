@@ -49,13 +49,13 @@ def test_codecs_and_the_bytes_that_chunks_take(tmp_path: Path, ocdbt: bool, zarr
         assert (sum(chunks), len(chunks)) == (big.stored_nbytes, 64 * 96 * 8 // np.prod(big.chunk_shape) // 8)
 
 
-def test_when_it_was_saved(tmp_path: Path) -> None:
+def test_the_description_has_the_time_of_the_save(tmp_path: Path) -> None:
     before = time.time_ns()
     found = save(tmp_path / "a", {"a": 1})
     assert before <= found.started_at_ns <= found.committed_at_ns <= time.time_ns()
 
 
-def test_of_items_of_any_kind(tmp_path: Path) -> None:
+def test_items_of_every_kind_are_described(tmp_path: Path) -> None:
     items = Composite(
         array=Array(NOISE), json=Json({"a": [1, "x"]}), key=RandomKey(jax.random.key(0)), tree={"a": NOISE}
     )
@@ -71,13 +71,13 @@ def test_of_items_of_any_kind(tmp_path: Path) -> None:
     assert all(found.started_at_ns is not None for found in described.values())
 
 
-def test_of_safetensors(tmp_path: Path) -> None:
+def test_safetensors_are_described(tmp_path: Path) -> None:
     penstock.sync.export_safetensors({"a": NOISE, "s": "text"}, tmp_path / "a.safetensors")
     found = penstock.sync.metadata(tmp_path / "a.safetensors")
     assert (found.stored_nbytes, found.started_at_ns, found.leaves[0].codec) == (NOISE.nbytes, None, None)
 
 
-def test_other_devices_and_no_data_are_needed(tmp_path: Path) -> None:
+def test_a_description_needs_neither_the_devices_nor_the_data(tmp_path: Path) -> None:
     """A sharding is reported as it was recorded, whatever the local devices. No data file is opened."""
     found = save(tmp_path / "a", {"a": jax.device_put(NOISE, jax.devices()[3])})
     assert found.tree["a"].sharding == {"sharding_type": "SingleDeviceSharding", "device_str": "cpu:3"}

@@ -155,7 +155,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-async def test_on_a_real_disk_that_is_too_small(small_disk: Path) -> None:
+async def test_a_real_disk_that_is_too_small_refuses_the_save(small_disk: Path) -> None:
     async with penstock.Checkpointer() as checkpointer:
         await (await checkpointer.save(small_disk / "one", {"a": state()["a"]}))
         with pytest.raises(NoSpaceError) as caught:

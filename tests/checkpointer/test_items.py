@@ -102,7 +102,7 @@ def save(path: Path, items: Composite, form: SaveFormat | None = None, **options
 
 class TestAll:
     @pytest.mark.parametrize("form", FORMATS)
-    def test_each_comes_back_as_it_was(self, tmp_path: Path, assert_same: AssertSame, form: str) -> None:
+    def test_each_item_comes_back_as_it_was(self, tmp_path: Path, assert_same: AssertSame, form: str) -> None:
         save(tmp_path / "ckpt", everything(), FORMATS[form])
 
         found = penstock.sync.restore_items(tmp_path / "ckpt")
@@ -113,7 +113,9 @@ class TestAll:
             assert_same(found[name], value)
 
     @pytest.mark.anyio
-    async def test_by_a_checkpointer_and_in_one_call(self, tmp_path: Path, assert_same: AssertSame) -> None:
+    async def test_all_items_are_restored_by_a_checkpointer_and_in_one_call(
+        self, tmp_path: Path, assert_same: AssertSame
+    ) -> None:
         path = tmp_path / "ckpt"
         await penstock.save(path, Composite(state=tree(), config=Json([1])))
 
@@ -124,7 +126,9 @@ class TestAll:
         assert_same(await penstock.restore_items(path, items=["config"]), {"config": [1]})
         assert checkpointer.statistics().leased == 0
 
-    def test_by_a_blocking_checkpointer(self, tmp_path: Path, assert_same: AssertSame) -> None:
+    def test_all_items_are_restored_by_a_blocking_checkpointer(
+        self, tmp_path: Path, assert_same: AssertSame
+    ) -> None:
         with penstock.sync.Checkpointer() as checkpointer:
             checkpointer.save(tmp_path / "a", Composite(state=tree(), config=Json([1]))).result()
             assert_same(checkpointer.restore_items(tmp_path / "a", items=iter(["config"])), {"config": [1]})
@@ -153,12 +157,12 @@ class TestAll:
         }
         assert "number_value: 1.5" in penstock.sync.restore_items(tmp_path / "a", items=["proto"])["proto"]
 
-    def test_in_the_page_cache(self, tmp_path: Path) -> None:
+    def test_all_items_are_restored_as_mapped_memory(self, tmp_path: Path) -> None:
         save(tmp_path / "a", Composite(state=tree()))
         found = penstock.sync.restore_items(tmp_path / "a", mmap=True)
         assert not found["state"]["big"].flags.writeable
 
-    def test_of_the_latest_step(self, tmp_path: Path) -> None:
+    def test_all_items_of_the_latest_step_are_restored(self, tmp_path: Path) -> None:
         for step in (9, 10):
             save(tmp_path / str(step), Composite(state={"x": step}, config=Json(step)))
 
@@ -185,7 +189,7 @@ class TestAll:
 
 
 class TestMetadata:
-    def test_of_an_item_and_of_all(self, tmp_path: Path) -> None:
+    def test_metadata_are_of_one_item_or_of_all(self, tmp_path: Path) -> None:
         save(tmp_path / "a", everything(), custom_metadata={"step": 3})
 
         about = penstock.sync.metadata(tmp_path / "a", item="ema")
@@ -299,7 +303,7 @@ class TestRefused:
         found = penstock.sync.restore_items(tmp_path / "two")
         assert (found["state"]["b.c"].dtype, found["ema"]["b.c"].dtype) == (jnp.bfloat16, jnp.float32)
 
-    def test_what_is_not_there_or_not_asked_for(self, tmp_path: Path) -> None:
+    def test_items_that_are_missing_or_not_asked_for_are_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "ckpt"
         save(path, Composite(state=tree(), config=Json(1), arr=Array(1)))
         restore = penstock.sync.restore_items

@@ -50,7 +50,7 @@ def texts(tree: Any) -> Any:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_each_lies_in_the_directory_of_its_item(tmp_path: Path, form: str) -> None:
+def test_files_of_a_third_party_are_in_the_directory_of_their_item(tmp_path: Path, form: str) -> None:
     handler = ParcelHandler()
     with checkpointer(handler, FORMATS[form]) as opened:
         opened.save(tmp_path / "ckpt", items()).result()
@@ -66,7 +66,9 @@ def test_each_lies_in_the_directory_of_its_item(tmp_path: Path, form: str) -> No
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_all_is_restored_from_there(tmp_path: Path, form: str) -> None:
+def test_leaves_of_a_third_party_are_restored_from_the_directory_of_their_item(
+    tmp_path: Path, form: str
+) -> None:
     with checkpointer(ParcelHandler(), FORMATS[form]) as opened:
         opened.save(tmp_path / "ckpt", items()).result()
         (tmp_path / "ckpt").rename(tmp_path / "moved")
@@ -81,7 +83,7 @@ def test_all_is_restored_from_there(tmp_path: Path, form: str) -> None:
         assert opened.metadata(tmp_path / "moved", item="two").tree_custom_metadata == {"by": "them"}
 
 
-def test_one_item_with_a_target_and_a_part_of_one(tmp_path: Path) -> None:
+def test_one_item_of_a_third_party_is_restored_onto_a_target_and_in_part(tmp_path: Path) -> None:
     with checkpointer(ParcelHandler()) as opened:
         opened.save(tmp_path / "ckpt", items()).result()
 
@@ -94,7 +96,7 @@ def test_one_item_with_a_target_and_a_part_of_one(tmp_path: Path) -> None:
         assert texts(opened.restore(tmp_path / "ckpt" / "one", only="p")) == {"p": "first"}
 
 
-def test_a_tree_that_is_the_only_one(tmp_path: Path) -> None:
+def test_a_single_tree_among_items_has_its_files_in_its_directory(tmp_path: Path) -> None:
     handler = ParcelHandler()
     with checkpointer(handler) as opened:
         saved = Composite(state={"p": Parcel("x"), "w": np.ones(2)}, config=Json(1))

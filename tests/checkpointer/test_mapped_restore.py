@@ -62,7 +62,7 @@ async def test_numpy_leaves_are_the_files_memory_and_read_only(
     assert_same(found, tree)
 
 
-async def test_jax_arrays_on_cpu_devices_share_it_where_it_is_aligned(
+async def test_jax_arrays_on_cpu_devices_share_aligned_mapped_memory(
     tmp_path: Path, assert_same: AssertSame
 ) -> None:
     store: Any = CountingStore()
@@ -125,7 +125,7 @@ async def test_the_mapping_ends_with_the_last_leaf(tmp_path: Path) -> None:
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
-async def test_a_target_must_fit_all_the_same(tmp_path: Path) -> None:
+async def test_a_mapped_restore_refuses_a_target_that_does_not_fit(tmp_path: Path) -> None:
     async with Checkpointer() as checkpointer:
         await (await checkpointer.save(tmp_path / "a", {"x": np.ones(10)}))
         with pytest.raises(StructureMismatchError):

@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "a"
 
 
-def test_as_text_and_as_a_message(path: Path) -> None:
+def test_a_proto_is_restored_as_text_and_as_a_message(path: Path) -> None:
     for target in (Value, Value(), Value(number_value=3)):
         found = penstock.sync.restore(path, item="message", like=target)
         assert (type(found), found) == (Value, Value(string_value="x"))
@@ -31,7 +31,7 @@ def test_as_text_and_as_a_message(path: Path) -> None:
     assert text == penstock.sync.restore(path / "message", like=str) == 'string_value: "x"\n'
 
 
-def test_as_a_message_of_another_class(path: Path) -> None:
+def test_a_proto_is_refused_as_a_message_of_another_class(path: Path) -> None:
     with pytest.raises(CorruptCheckpointError, match=f"{path}.*: holds no text of a Struct: "):
         penstock.sync.restore(path, item="message", like=Struct)
 

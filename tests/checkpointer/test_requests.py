@@ -67,7 +67,7 @@ async def test_a_restore_of_a_small_tree_takes_8_requests(server: ObjectServer) 
     assert "8 requests" in str(reports[0])
 
 
-async def test_at_most_4_of_them_follow_one_another(server: ObjectServer) -> None:
+async def test_at_most_4_requests_follow_one_another(server: ObjectServer) -> None:
     """Requests that are under way together wait for each other here: each round is as wide as can be."""
     await save()
     rounds: list[int] = []

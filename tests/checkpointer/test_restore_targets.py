@@ -325,7 +325,7 @@ class TestShardings:
         assert_same(await round_trip([saved, saved], like=like), [expected, expected])
 
     @pytest.mark.parametrize("like", [{}, {"like": jax.Array}, {"like": struct((16, 8), jnp.float32)}])
-    async def test_nobody_has_the_say_so_it_is_the_saved_one(
+    async def test_a_leaf_without_a_sharding_in_the_target_gets_the_saved_one(
         self, round_trip: RoundTrip, assert_same: AssertSame, like: dict[str, Any]
     ) -> None:
         array = jax.device_put(self.ARRAY, sharding((2, 3), "x", None, first=2))
@@ -346,7 +346,7 @@ class TestDifferences:
         "tag": "x",
     }
 
-    async def test_every_one_is_in_one_error(self, round_trip: RoundTrip) -> None:
+    async def test_all_differences_are_in_one_error(self, round_trip: RoundTrip) -> None:
         like = {
             "params": {"encodr": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}, "scale": np.float32},
             "step": np.ones(2, np.int64),
@@ -400,7 +400,7 @@ class TestMetadata:
         "s": "text",
     }
 
-    async def test_it_says_what_is_there_and_opens_no_data_file(self, tmp_path: Path) -> None:
+    async def test_metadata_opens_no_data_file(self, tmp_path: Path) -> None:
         store = FaultyStore(LocalStore())
         async with Checkpointer(store=store) as checkpointer:
             placed = jax.device_put(np.zeros(16, np.int8), sharding((8,), "x"))

@@ -160,9 +160,7 @@ async def test_several_at_once_share_the_budget(rig: Rig, assert_same: AssertSam
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.int32])
-async def test_what_is_cast_on_its_way_goes_in_parts_too(
-    rig: Rig, assert_same: AssertSame, dtype: Any
-) -> None:
+async def test_a_cast_leaf_is_restored_in_parts(rig: Rig, assert_same: AssertSame, dtype: Any) -> None:
     rig.registry = copying()
     await saved(rig.final, {"a": jnp.asarray(numbers())})
     like = {"a": struct(SHAPE, dtype, sharding=over((8,), "x"))}
@@ -172,7 +170,7 @@ async def test_what_is_cast_on_its_way_goes_in_parts_too(
     assert_same(found, {"a": jax.device_put(numbers(dtype), over((8,), "x"))})
 
 
-async def test_what_is_padded_and_cut_off_goes_in_parts_too(rig: Rig, assert_same: AssertSame) -> None:
+async def test_a_padded_and_a_truncated_leaf_are_restored_in_parts(rig: Rig, assert_same: AssertSame) -> None:
     rig.registry = copying()
     await saved(rig.final, {"a": jnp.asarray(numbers())})
     like = {"a": struct((1536, 512), np.float32)}
@@ -304,7 +302,7 @@ class Joining(Careful):
         return super().join(part)
 
 
-async def test_failing_midway_it_holds_nothing(rig: Rig) -> None:
+async def test_a_restore_in_parts_that_fails_midway_holds_no_bytes(rig: Rig) -> None:
     handler = Careful(5)
     rig.registry = copying(handler)
     tree = {"a": jnp.asarray(numbers())}

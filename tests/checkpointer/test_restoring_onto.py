@@ -293,7 +293,7 @@ class TestShapes:
             assert found.tree["a"].tolist() == np.arange(40.0).reshape(10, 4).tolist()
             assert found.store.nbytes == nbytes
 
-    def test_nothing_is_left_and_nothing_was_there(self, tmp_path: Path) -> None:
+    def test_a_leaf_without_rows_is_truncated_and_padded(self, tmp_path: Path) -> None:
         penstock.sync.save(tmp_path / "a", {"a": np.ones((2, 0)), "b": jnp.ones(3)})
         like = {"a": np.zeros((2, 2)), "b": jnp.zeros(0)}
         found = Restored(tmp_path / "a", like=like, strict=False)
@@ -326,7 +326,9 @@ class TestPartial:
         assert set(found.report.key_paths("kept")) == {f"['new']['{name}']" for name in new}
         assert found.report.n_leaves == 10
 
-    def test_nothing_in_common(self, path: Path, assert_same: AssertSame) -> None:
+    def test_a_target_without_a_stored_leaf_restores_nothing(
+        self, path: Path, assert_same: AssertSame
+    ) -> None:
         found = Restored(path, like={"new": 1}, on_missing="keep", on_unexpected="skip")
         assert_same(found.tree, {"new": 1})
         assert found.store.nbytes == 0
@@ -629,7 +631,7 @@ print(json.dumps([len(jax.devices()), reports[0].nbytes, len(shards), shards[0]]
         (8, ("x",), 1, (), [16, 8]),
     ],
 )
-def test_another_mesh_in_another_process(
+def test_an_array_is_restored_onto_another_mesh_in_another_process(
     tmp_path: Path, saved_on: int, saved_axes: Any, here: int, axes: Any, shard: list[int]
 ) -> None:
     array = jnp.arange(128.0).reshape(16, 8)

@@ -67,7 +67,7 @@ def test_three_dots_stand_for_no_target(path: Path) -> None:
     assert penstock.sync.restore(path, like=...)["b"] == 1
 
 
-def test_a_step_is_checked_too(tmp_path: Path) -> None:
+def test_the_result_of_restoring_a_step_has_its_type_checked(tmp_path: Path) -> None:
     with penstock.sync.CheckpointManager(tmp_path / "run") as manager:
         future = manager.save(1, penstock.Composite(state=TREE))
         assert future is not None

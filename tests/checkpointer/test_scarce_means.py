@@ -75,7 +75,7 @@ def no_more_threads() -> Generator[None]:
 
 
 @pytest.mark.usefixtures("no_more_threads")
-def test_without_another_thread_the_error_says_what_to_do(tmp_path: Path) -> None:
+def test_a_thread_that_cannot_start_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     async def save() -> None:
         async with Checkpointer() as checkpointer:
             await checkpointer.save(tmp_path / "a", TREE)
@@ -87,7 +87,7 @@ def test_without_another_thread_the_error_says_what_to_do(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("no_more_threads")
-def test_without_another_thread_plain_scripts_hear_the_same(tmp_path: Path) -> None:
+def test_a_thread_that_cannot_start_is_the_same_error_in_plain_scripts(tmp_path: Path) -> None:
     with pytest.raises(NoThreadError, match="ulimit -u"):
         sync.save(tmp_path / "a", TREE)
 
@@ -100,7 +100,7 @@ async def test_a_runtime_error_of_a_call_is_not_taken_for_a_missing_thread(tmp_p
         assert not isinstance(caught.value, PenstockError)
 
 
-async def test_a_save_without_memory_says_so(tmp_path: Path) -> None:
+async def test_a_save_without_memory_is_a_memory_error_that_says_what_to_do(tmp_path: Path) -> None:
     async with Checkpointer(store=failing(MemoryError())) as checkpointer:
         with pytest.raises(InsufficientMemoryError, match="not enough memory") as caught:
             await checkpointer.save(tmp_path / "a", TREE)

@@ -81,7 +81,7 @@ async def test_the_command_line_takes_its_url(site: Path, capsys: pytest.Capture
 
 
 @pytest.mark.anyio
-async def test_a_scheme_of_nobody_is_refused(tmp_path: Path) -> None:
+async def test_an_unknown_scheme_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PathError, match="scratch:// store"):
         await penstock.save("scratch://mine/7", STATE)
 
@@ -94,7 +94,7 @@ async def test_a_broken_one_names_its_distribution(tmp_path: Path, monkeypatch: 
         await penstock.save("odd://mine/7", STATE)
 
 
-def test_ours_are_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_schemes_of_penstock_cannot_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path / "site", {"s3": "json:dumps"}, "strange")
     monkeypatch.syspath_prepend(tmp_path / "site")
     from penstock.kernel.schemes import SCHEMES

@@ -106,7 +106,9 @@ async def test_from_any_sharding_to_any_other(source: str, target: str, tmp_path
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("source", SHARDINGS)
-async def test_without_a_target_and_into_numpy(source: str, tmp_path: Path) -> None:
+async def test_sharded_leaves_are_restored_without_a_target_and_into_numpy(
+    source: str, tmp_path: Path
+) -> None:
     tree = tree_on(SHARDINGS[source])
     await penstock.save(tmp_path / "c", tree)
 
@@ -181,7 +183,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 @pytest.mark.anyio
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("source", ["4 x 2", "eight columns", "partly replicated", "replicated"])
-async def test_in_every_format(source: str, form: str, tmp_path: Path) -> None:
+async def test_sharded_leaves_are_restored_from_every_format(source: str, form: str, tmp_path: Path) -> None:
     tree = tree_on(SHARDINGS[source])
     async with penstock.Checkpointer(**FORMATS[form]) as checkpointer:
         await (await checkpointer.save(tmp_path / "c", tree))

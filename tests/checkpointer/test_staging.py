@@ -79,7 +79,7 @@ class TestTraining:
 class TestDeferredLeaves:
     """The leaves of a save with `staging="overlap"`, from the call to STAGED."""
 
-    async def test_they_are_held_and_the_caller_may_drop_them(self, tmp_path: Path) -> None:
+    async def test_deferred_leaves_are_held_and_the_caller_may_drop_them(self, tmp_path: Path) -> None:
         gate, pipeline = gated(before="device_to_host")
         async with Checkpointer() as checkpointer:
             tree = {"x": jnp.arange(100_000), "y": np.arange(100_000)}
@@ -91,7 +91,7 @@ class TestDeferredLeaves:
             assert found["x"].tolist() == found["y"].tolist() == list(range(100_000))
 
     @pytest.mark.parametrize("end", ["delete", "donate"])
-    async def test_one_that_is_gone_fails_this_save_by_name_and_no_other(
+    async def test_a_deferred_leaf_that_was_deleted_fails_its_own_save_by_name(
         self, tmp_path: Path, end: str
     ) -> None:
         gate, pipeline = gated(before="device_to_host")

@@ -73,7 +73,7 @@ def marked(lists: OldLists) -> list[int]:
     return sorted(int(parts[1]) for parts in names if parts[2:] == ["commit_success.txt"])
 
 
-async def test_of_what_no_list_has_it_is_said_so(lists: OldLists) -> None:
+async def test_a_file_that_no_list_has_is_an_error_that_says_so(lists: OldLists) -> None:
     lists.freeze()
     await penstock.save(f"{ROOT}/7", tree(7))
     with pytest.raises(penstock.PenstockError, match="list does not show it yet"):

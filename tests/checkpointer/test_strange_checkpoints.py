@@ -66,7 +66,7 @@ def questions(
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("name", STRANGE)
-async def test_nothing_but_an_error_of_penstock_or_a_result(name: str, tmp_path: Path) -> None:
+async def test_a_strange_checkpoint_is_restored_or_an_error_of_penstock(name: str, tmp_path: Path) -> None:
     path, out = tmp_path / "steps" / "7", tmp_path / "out"
     path.parent.mkdir()
     STRANGE[name](path)

@@ -240,7 +240,7 @@ async def test_a_replaced_checkpoint_is_noticed_before_another_batch_is_given(tm
     assert len(seen) < 10
 
 
-async def test_what_cannot_be_read_because_it_was_replaced_is_told_so(tmp_path: Path) -> None:
+async def test_a_stream_of_a_replaced_checkpoint_raises_replaced_error(tmp_path: Path) -> None:
     path = tmp_path / "a"
     await penstock.save(path, {"only": np.ones(3)})
     store = FaultyStore(LocalStore())
@@ -265,7 +265,7 @@ async def test_what_cannot_be_read_because_it_was_replaced_is_told_so(tmp_path: 
             tasks.start_soon(read)
 
 
-async def test_what_cannot_be_read_for_another_reason_is_told_as_it_is(tmp_path: Path) -> None:
+async def test_a_stream_raises_other_read_errors_unchanged(tmp_path: Path) -> None:
     path = await saved(tmp_path / "a")
     store = FaultyStore(LocalStore())
     error = StorageError("read", "there", "no such luck")

@@ -98,7 +98,7 @@ async def test_a_function_that_fails_is_named(tmp_path: Path) -> None:
     assert caught.value.key_path == "['it']"
 
 
-def test_to_jax_it_is_a_node_with_one_child() -> None:
+def test_a_per_process_value_is_a_node_with_one_child_for_jax() -> None:
     tree = {"it": PerProcess({"n": 1}, positions)}
     assert jax.tree.map(lambda x: x + 1, tree) == {"it": PerProcess({"n": 2}, positions)}
     ((path, _),) = jax.tree_util.tree_flatten_with_path(tree)[0]

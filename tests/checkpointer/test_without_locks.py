@@ -72,7 +72,9 @@ async def restored(path: Path) -> int:
     return int(found["a"][0])
 
 
-async def test_of_two_savers_at_one_path_the_second_is_refused_and_told_whose_claim_it_is(path: Path) -> None:
+async def test_the_second_of_two_savers_at_one_path_is_refused_with_the_holder_of_the_claim(
+    path: Path,
+) -> None:
     store = FaultyStore(lockless_store())
     async with Checkpointer(store=store) as one, Checkpointer(store=lockless_store()) as other:
         await save(one, path, 1)

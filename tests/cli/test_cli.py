@@ -255,7 +255,7 @@ def test_an_installed_penstock_says_where_the_demo_is(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["notes.txt", "arrays.npz"])
-def test_another_file_is_told_by_what_it_is(
+def test_a_file_that_is_no_checkpoint_is_refused_with_what_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, name: str
 ) -> None:
     file = tmp_path / name

@@ -144,7 +144,7 @@ def test_what_is_no_checkpoint_fails_in_one_line(path: str, tmp_path: Path, call
     assert len(said.err.splitlines()) == 1
 
 
-def test_there_is_no_such_step(kept: Stored, call: Call) -> None:
+def test_ls_of_a_missing_step_fails_in_one_line(kept: Stored, call: Call) -> None:
     said = call("show", kept.run, "--step", "9")
 
     assert (said.status, "has no step 9 (its latest is 2)" in said.err) == (1, True)

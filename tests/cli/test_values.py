@@ -144,7 +144,9 @@ def test_diff_ends_with_2_if_something_goes_wrong(kept: Stored, call: Call) -> N
         (np.array([1], ml_dtypes.int4), np.array([3], ml_dtypes.int4), 2.0),
     ],
 )
-def test_differences(first: npt.NDArray[Any], second: npt.NDArray[Any], largest: float | None) -> None:
+def test_compare_values_finds_the_largest_difference(
+    first: npt.NDArray[Any], second: npt.NDArray[Any], largest: float | None
+) -> None:
     found = compare_values(first, second)
 
     assert (found is None) == (largest is None)

@@ -42,7 +42,7 @@ async def test_a_checkpoint_goes_to_a_bucket_and_back(
     assert (await penstock.metadata(tmp_path / "back")).custom_metadata == {"by": "me"}
 
 
-async def test_all_steps_go(environ: Server, tmp_path: Path) -> None:
+async def test_convert_copies_all_steps_between_stores(environ: Server, tmp_path: Path) -> None:
     url = environ.url()
     for step in (1, 2):
         await penstock.save(tmp_path / "run" / str(step), state(step))

@@ -83,7 +83,7 @@ async def test_a_failure_that_was_not_seen_is_raised_on_leaving(tmp_path: Path) 
             await checkpointer.save(tmp_path / "a", {"step": 1})
 
 
-async def test_on_leaving_with_an_error_it_is_a_note(tmp_path: Path) -> None:
+async def test_a_background_failure_is_a_note_on_the_error_of_the_block(tmp_path: Path) -> None:
     with pytest.raises(KeyError) as raised:
         async with Checkpointer(store=failing()) as checkpointer:
             await failed(checkpointer, tmp_path / "a")
@@ -92,7 +92,7 @@ async def test_on_leaving_with_an_error_it_is_a_note(tmp_path: Path) -> None:
     assert ERROR in raised.value.__notes__[0]
 
 
-async def test_on_leaving_by_a_cancel_it_is_in_the_log(
+async def test_a_background_failure_is_logged_if_the_block_is_cancelled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with anyio.CancelScope() as scope:
@@ -105,7 +105,7 @@ async def test_on_leaving_by_a_cancel_it_is_in_the_log(
     assert [record.levelname for record in caplog.records if ERROR in record.getMessage()] == ["ERROR"]
 
 
-async def test_two_failures_are_both_told(tmp_path: Path) -> None:
+async def test_two_background_failures_are_both_raised(tmp_path: Path) -> None:
     store = failing()
     store.fail_on("publish", 2, StorageError("publish", "y", "again"))
     with pytest.raises(StorageError) as raised:
@@ -132,7 +132,7 @@ def test_a_failure_is_raised_once_without_an_event_loop(tmp_path: Path, leaving:
         save()
 
 
-async def test_the_free_functions_raise_it(tmp_path: Path) -> None:
+async def test_the_free_functions_raise_a_background_failure(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError):
         await api.save(tmp_path / "file" / "a", {"step": 1})

@@ -110,7 +110,7 @@ def test_at_exit_a_save_in_flight_is_drained(running: Run, tmp_path: Path, which
 
 
 @pytest.mark.parametrize("which", ["abandoned", "dead_loop"])
-def test_at_exit_a_save_is_abandoned_if_so_wanted_or_if_its_loop_is_dead(
+def test_at_exit_a_save_is_abandoned_by_option_or_if_its_loop_is_dead(
     running: Run, tmp_path: Path, which: str
 ) -> None:
     with running(which) as process:
@@ -253,7 +253,7 @@ def test_a_fork_is_refused_its_parents_checkpointer_and_makes_its_own(running: R
     assert is_whole(tmp_path / "parent")
 
 
-def test_a_fork_in_a_coroutine_is_refused_too(running: Run, tmp_path: Path) -> None:
+def test_a_checkpointer_refuses_work_after_a_fork_in_a_coroutine(running: Run, tmp_path: Path) -> None:
     with running("forked_async") as process:
         status, _, err = process.end()
 

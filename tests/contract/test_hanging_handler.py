@@ -41,7 +41,7 @@ class Hanging:
         self.checkpointer = Checkpointer(store=self.store, registry=registry, config=config)
 
 
-async def test_cancelling_it_ends_and_names_the_handler_and_the_key_path(tmp_path: Path) -> None:
+async def test_cancelling_a_hung_handler_ends_and_names_the_handler_and_the_key_path(tmp_path: Path) -> None:
     hanging = Hanging()
     saves: list[SaveFuture] = []
     with pytest.raises(
@@ -60,7 +60,7 @@ async def test_cancelling_it_ends_and_names_the_handler_and_the_key_path(tmp_pat
     hanging.hang.release()
 
 
-async def test_nobody_builds_where_it_may_still_write_until_it_has_ended(tmp_path: Path) -> None:
+async def test_no_save_builds_where_a_hung_handler_may_still_write(tmp_path: Path) -> None:
     hanging = Hanging()
     async with hanging.checkpointer as checkpointer:
         save = await checkpointer.save(tmp_path / "new", TREE)
@@ -136,7 +136,9 @@ async def test_what_ends_in_time_is_waited_for_and_removed(tmp_path: Path) -> No
 
 
 class TestFinalize:
-    async def test_cancelling_it_ends_and_names_the_handler_and_its_type(self, tmp_path: Path) -> None:
+    async def test_cancelling_a_hung_finalize_ends_and_names_the_handler_and_its_type(
+        self, tmp_path: Path
+    ) -> None:
         hanging = Hanging(where="finalize")
         saves: list[SaveFuture] = []
         with pytest.raises(
@@ -154,7 +156,7 @@ class TestFinalize:
         assert not os.path.lexists(tmp_path / "new")
         hanging.hang.release()
 
-    async def test_nobody_builds_where_it_may_still_write_until_it_has_ended(self, tmp_path: Path) -> None:
+    async def test_no_save_builds_where_a_hung_handler_may_still_write(self, tmp_path: Path) -> None:
         hanging = Hanging(where="finalize")
         async with hanging.checkpointer as checkpointer:
             save = await checkpointer.save(tmp_path / "new", TREE)
@@ -188,7 +190,7 @@ class TestFinalize:
             assert os.listdir(tmp_path) == []
             assert hanging.handler.finalized != []
 
-    async def test_a_slow_one_is_waited_for_in_a_save_that_goes_well(self, tmp_path: Path) -> None:
+    async def test_a_slow_finalize_is_waited_for_in_a_save_that_succeeds(self, tmp_path: Path) -> None:
         hanging = Hanging(where="finalize")
         async with hanging.checkpointer as checkpointer:
             save = await checkpointer.save(tmp_path / "new", TREE)
@@ -222,7 +224,7 @@ class TestCoroutine:
         registry = with_parcels(default_handlers(entry_points=False), handler)
         return Checkpointer(registry=registry, config=Config(stopping=StoppingOptions(undo_s=undo_s)))
 
-    async def test_one_that_can_be_cancelled_is(self, tmp_path: Path) -> None:
+    async def test_a_coroutine_that_can_be_cancelled_is_cancelled(self, tmp_path: Path) -> None:
         handler = Asleep(stubborn=False)
         async with self.checkpointer(handler) as checkpointer:
             save = await checkpointer.save(tmp_path / "new", TREE, staging="overlap")
@@ -233,7 +235,7 @@ class TestCoroutine:
 
             assert os.listdir(tmp_path) == []
 
-    async def test_of_one_that_cannot_be_the_save_is_over_without_it(self, tmp_path: Path) -> None:
+    async def test_a_save_ends_without_a_coroutine_that_ignores_cancellation(self, tmp_path: Path) -> None:
         handler = Asleep(stubborn=True)
         async with self.checkpointer(handler) as checkpointer:
             save = await checkpointer.save(tmp_path / "new", TREE, staging="overlap")
@@ -257,7 +259,7 @@ class TestCoroutine:
         assert os.listdir(tmp_path) == ["other"]
         assert checkpointer.statistics().leased == 0
 
-    async def test_who_cancels_the_call_of_save_gets_out_of_it(self, tmp_path: Path) -> None:
+    async def test_a_cancelled_call_of_save_returns_though_a_coroutine_hangs(self, tmp_path: Path) -> None:
         handler = Asleep(stubborn=True)
         with pytest.raises(HandlerFailedError, match="its serialize did not end"):
             async with self.checkpointer(handler) as checkpointer:
@@ -272,7 +274,7 @@ class TestCoroutine:
 
         assert os.listdir(tmp_path) == []
 
-    async def test_after_a_failure_elsewhere_too(self, tmp_path: Path) -> None:
+    async def test_a_failed_save_ends_though_a_coroutine_hangs(self, tmp_path: Path) -> None:
         handler = Asleep(stubborn=True)
 
         async def fail(_: object) -> None:
@@ -296,7 +298,7 @@ class TestCoroutine:
 
         assert os.listdir(tmp_path) == []
 
-    async def test_one_that_ends_in_time_is_no_failure_of_its_own(self, tmp_path: Path) -> None:
+    async def test_a_coroutine_that_ends_in_time_is_no_second_failure(self, tmp_path: Path) -> None:
         handler = Asleep(stubborn=True)
         async with self.checkpointer(handler, undo_s=30.0) as checkpointer:
             save = await checkpointer.save(tmp_path / "new", TREE, staging="overlap")
@@ -309,7 +311,7 @@ class TestCoroutine:
 
             assert os.listdir(tmp_path) == []
 
-    async def test_leaving_by_an_error_notes_it(self, tmp_path: Path) -> None:
+    async def test_a_hung_coroutine_is_noted_on_the_error_of_the_block(self, tmp_path: Path) -> None:
         handler = Asleep(stubborn=True)
         with pytest.raises(ArithmeticError) as raised:
             async with self.checkpointer(handler) as checkpointer:

@@ -60,7 +60,7 @@ async def test_a_damaged_checkpoint_leaves_the_weights_in_service(tmp_path: Path
     assert len(server.failures) == 1
 
 
-async def test_a_damaged_one_at_the_start_is_tried_once(tmp_path: Path) -> None:
+async def test_a_damaged_checkpoint_at_the_start_is_tried_once(tmp_path: Path) -> None:
     await penstock.save(tmp_path / "1", WEIGHTS)
     for data in (tmp_path / "1").glob("d/*"):
         data.write_bytes(b"")
@@ -75,7 +75,7 @@ async def test_a_damaged_one_at_the_start_is_tried_once(tmp_path: Path) -> None:
     assert len(server.failures) == 1
 
 
-async def test_before_the_first_checkpoint_it_says_so(tmp_path: Path) -> None:
+async def test_a_server_answers_503_until_the_first_checkpoint_is_saved(tmp_path: Path) -> None:
     server = load_example().ModelServer(tmp_path / "later", interval_s=0.01)
     async with serving(server.app) as url, httpx.AsyncClient(base_url=url) as client:
         assert (await client.post("/predict", json={"x": [0.0] * 4})).status_code == 503

@@ -17,7 +17,7 @@ def examples(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 
-def test_the_configuration_is_one(tmp_path: Path) -> None:
+def test_the_configuration_of_the_page_is_read(tmp_path: Path) -> None:
     (text,) = examples("toml")
     assert tomllib.loads(text)
     (tmp_path / "x.toml").write_text(text)

@@ -33,7 +33,7 @@ def test_the_command_of_the_page_writes_a_profile(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "figures.svg").exists()
 
 
-def test_the_profile_of_the_page_is_one(tmp_path: Path) -> None:
+def test_the_profile_of_the_page_is_read(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(blocks("toml")[0])
 
     assert penstock.Config.load(tmp_path / "x.toml", profile="pod", environ={}).format.codec == "auto"

@@ -65,7 +65,7 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("page", [page for page in pages() if blocks(page, "toml")])
-def test_the_configuration_of_a_page_is_one(page: str, tmp_path: Path) -> None:
+def test_the_configuration_of_a_page_is_read(page: str, tmp_path: Path) -> None:
     for at, block in enumerate(blocks(page, "toml")):
         assert tomllib.loads(block.text)
         path = tmp_path / f"{at}.toml"

@@ -50,7 +50,7 @@ class TestErrors:
 
         assert sorted(listed) == sorted(self.classes())
 
-    def test_each_stands_below_its_family(self) -> None:
+    def test_each_error_is_listed_below_its_family(self) -> None:
         family = ""
         for first, *_ in rows("errors.md"):
             if first.startswith("**"):
@@ -61,7 +61,7 @@ class TestErrors:
                 assert bases[1] == expected or expected in bases[2:], (first, family)
                 assert family != "Of no family" or bases[1] == "PenstockError"
 
-    def test_it_is_what_the_row_says_and_has_these_attributes(self) -> None:
+    def test_each_error_has_the_bases_and_attributes_of_its_row(self) -> None:
         for first, when, also in (row for row in rows("errors.md") if quoted(row[0])):
             error = self.classes()[quoted(first)[0]]
             assert set(quoted(also)) <= {each.__name__ for each in error.__mro__}

@@ -107,7 +107,7 @@ def test_links_to_other_files_name_them_or_lead_to_the_source(hooks: dict[str, A
     assert linked == "[`t`](https://e.org/blob/main/tests/t.py)" + code
 
 
-def test_the_search_finds_what_to_do_before_why_it_is_so(hooks: dict[str, Any]) -> None:
+def test_the_search_ranks_howto_pages_before_design_pages(hooks: dict[str, Any]) -> None:
     boost = hooks["boost"]
 
     assert boost("howto/watch-it.md") > boost("reference/events.md") > boost("design/speed.md")

@@ -78,7 +78,7 @@ async def test_without_a_failure_the_tasks_are_awaited_and_what_is_left_to_say_i
         await live()
 
 
-async def test_a_cancellation_passes() -> None:
+async def test_a_shared_context_lets_a_cancellation_pass() -> None:
     told: list[BaseException | None] = []
     with anyio.CancelScope() as scope:
         async with own_tasks(told.append):

@@ -52,7 +52,7 @@ async def test_settings_are_changed_for_the_block_and_the_last_of_several_puts_t
 
 
 @pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False)])
-async def test_either_can_be_left_alone(wanted: tuple[bool, bool]) -> None:
+async def test_each_setting_can_be_turned_off(wanted: tuple[bool, bool]) -> None:
     async with create_task_group() as tasks:
         with calm_interpreter(tasks, LoopOptions(*wanted)):
             assert changed() == wanted
@@ -69,7 +69,7 @@ async def test_an_error_and_a_cancellation_put_them_back() -> None:
         assert changed() == (False, False)
 
 
-async def test_a_long_operation_has_them_for_a_while_only() -> None:
+async def test_a_long_operation_gives_the_settings_back_before_its_end() -> None:
     with fail_after(5):
         async with create_task_group() as tasks:
             with calm_interpreter(tasks, BOTH, most_s=0):

@@ -90,7 +90,7 @@ ARGS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def test_v0_with_args(root: Path, compare: Compare) -> None:
+def test_orbax_v0_reads_items_with_args(root: Path, compare: Compare) -> None:
     def composite(name: str, args: Any) -> Any:
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
             return checkpointer.restore(root / "7", args=ocp.args.Composite(**{name: args}))[name]
@@ -110,7 +110,7 @@ def test_v0_with_args(root: Path, compare: Compare) -> None:
     compare(composite("raw", ocp.args.JaxRandomKeyRestore()), jax.random.PRNGKey(1))
 
 
-def test_the_manager(root: Path, tmp_path: Path, compare: Compare) -> None:
+def test_orbax_s_manager_reads_items(root: Path, tmp_path: Path, compare: Compare) -> None:
     with ocp.CheckpointManager(root) as manager:
         found = manager.restore(7, args=ocp.args.Composite(state=ocp.args.PyTreeRestore(), metrics=None))
         compare(found["state"], STATE)
@@ -123,7 +123,7 @@ def test_the_manager(root: Path, tmp_path: Path, compare: Compare) -> None:
         compare(manager.restore(7), STATE)
 
 
-def test_v1(root: Path, compare: Compare) -> None:
+def test_orbax_v1_reads_items(root: Path, compare: Compare) -> None:
     compare(ocp_v1.load(str(root / "7")), STATE)
     found = ocp_v1.load_checkpointables(str(root / "7"), {"state": None, "config": None})
     compare(found, {"state": STATE, "config": {"a": [1, None]}})

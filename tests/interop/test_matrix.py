@@ -24,14 +24,14 @@ WRITTEN = [
 ]
 
 
-def test_the_page_shows_it() -> None:
+def test_the_page_shows_the_matrix() -> None:
     page = PAGE.read_text()
     assert render(page) == page, "stale: run `make interop`"
 
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("what", WRITTEN)
-def test_every_reader(
+def test_every_reader_of_the_matrix_reads_what_it_should(
     what: Any,
     tmp_path: Path,
     compare: Callable[[Any, Any], None],

@@ -292,7 +292,7 @@ class TestSteps:
 
         np.testing.assert_array_equal(ours.restore(tmp_path)["a"], [11, 11])
 
-    def test_one_that_orbax_never_finished_is_not_taken(self, tmp_path: Path, ours: Any) -> None:
+    def test_a_step_that_orbax_never_finished_is_not_taken(self, tmp_path: Path, ours: Any) -> None:
         """With a commit file instead of a rename, as on object stores."""
         mode = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
         options = ocp.CheckpointManagerOptions(atomicity_options=mode)

@@ -116,7 +116,7 @@ def test_a_target_that_does_not_fit_lists_what_differs(tmp_path: Path) -> None:
     }
 
 
-def test_onto_a_mesh(tmp_path: Path) -> None:
+def test_tensors_are_restored_onto_a_mesh(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     array = noise("float32", (16, 24))
     save_file({"w": array}, path)
@@ -264,7 +264,7 @@ def test_each_tensor_begins_at_a_multiple_of_its_element(tmp_path: Path) -> None
     assert [name for name in header if name != "__metadata__"] == list("012345")
 
 
-def test_overwriting(tmp_path: Path) -> None:
+def test_a_safetensors_checkpoint_is_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     penstock.sync.export_safetensors({"a": np.ones(1)}, path)
     with pytest.raises(FileExistsError):
@@ -314,7 +314,7 @@ many = settings(max_examples=25, suppress_health_check=[HealthCheck.function_sco
 
 @many
 @given(tensors=st.dictionaries(names, arrays, max_size=6))
-def test_whatever_they_save_we_read(
+def test_penstock_reads_whatever_safetensors_saves(
     tmp_path_factory: pytest.TempPathFactory, ours: Any, tensors: dict[str, Any]
 ) -> None:
     path = tmp_path_factory.mktemp("theirs") / "x.safetensors"
@@ -348,7 +348,7 @@ trees = st.recursive(
 
 @many
 @given(tree=st.dictionaries(keys, trees, max_size=3), shard=st.sampled_from([None, 10]))
-def test_whatever_we_write_they_load_and_we_read_back(
+def test_safetensors_and_penstock_read_whatever_penstock_writes(
     tmp_path_factory: pytest.TempPathFactory, ours: Any, assert_same: Compare, tree: Any, shard: int | None
 ) -> None:
     folder = tmp_path_factory.mktemp("ours") / "x"

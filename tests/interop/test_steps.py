@@ -103,7 +103,7 @@ async def test_ours_opens_a_root_of_orbax(tmp_path: Path, assert_same: AssertSam
         assert await manager.root_metadata() == {"lang": "en"}
 
 
-async def test_each_goes_on_where_the_other_stopped(tmp_path: Path, assert_same: AssertSame) -> None:
+async def test_each_library_resumes_from_steps_of_the_other(tmp_path: Path, assert_same: AssertSame) -> None:
     save_theirs(tmp_path)
     async with CheckpointManager(tmp_path, keep=KeepLast(1) | KeepBest(1, "loss", "max")) as manager:
         await manager.save(20, tree(20), metrics={"loss": 0.5})

@@ -173,7 +173,7 @@ POLICIES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_policies_keep_the_same(policy: Any, tmp_path: Path) -> None:
+def test_policies_keep_the_same_steps_as_in_orbax(policy: Any, tmp_path: Path) -> None:
     found = [
         run(ocp, tmp_path / name, {"preservation_policy": policy(ocp.checkpoint_managers)}, (0, 1, 2, 4, 7))
         for ocp, name in zip(LIBRARIES, NAMES, strict=True)
@@ -190,7 +190,7 @@ DECISIONS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("policy", DECISIONS.values(), ids=DECISIONS)
-def test_policies_save_the_same(policy: Any, tmp_path: Path) -> None:
+def test_policies_save_the_same_steps_as_in_orbax(policy: Any, tmp_path: Path) -> None:
     found = [
         run(ocp, tmp_path / name, {"save_decision_policy": policy(ocp.checkpoint_managers)})
         for ocp, name in zip(LIBRARIES, NAMES, strict=True)
@@ -268,7 +268,7 @@ def test_what_is_said_of_items(ocp: Any, tmp_path: Path) -> None:
 
 
 @both
-def test_the_old_style(ocp: Any, tmp_path: Path) -> None:
+def test_the_old_style_of_managers_with_handlers_works(ocp: Any, tmp_path: Path) -> None:
     with ocp.CheckpointManager(tmp_path / "one", ocp.PyTreeCheckpointer()) as manager:
         assert manager.save(1, tree(1), save_kwargs={"save_args": None})
         np.testing.assert_array_equal(manager.restore(1)["w"], tree(1)["w"])
@@ -413,7 +413,7 @@ def test_what_a_crash_left_is_removed_if_asked(ocp: Any, tmp_path: Path) -> None
 
 
 @both
-def test_another_directory_and_other_names(ocp: Any, tmp_path: Path) -> None:
+def test_a_manager_of_another_directory_with_other_names(ocp: Any, tmp_path: Path) -> None:
     plain = ocp.step.standard_name_format()
     named = ocp.path.step.standard_name_format(step_prefix="step")
     with ocp.CheckpointManager(tmp_path / "one") as manager:

@@ -42,7 +42,9 @@ def restored(ocp: Any, make: Make, path: Path) -> Any:
 
 @pytest.mark.parametrize("make", CHECKPOINTERS)
 @pytest.mark.parametrize(("writer", "reader"), [(ours, ours), (ours, theirs), (theirs, ours)])
-def test_what_one_saves_the_other_restores(tmp_path: Path, writer: Any, reader: Any, make: Make) -> None:
+def test_each_library_restores_what_the_other_saved(
+    tmp_path: Path, writer: Any, reader: Any, make: Make
+) -> None:
     save(writer, make, tmp_path / "saved", TREE)
 
     found = restored(reader, make, tmp_path / "saved")

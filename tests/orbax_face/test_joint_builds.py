@@ -52,7 +52,7 @@ async def test_a_save_within_one_that_ends_is_cancelled_and_its_failure_is_nobod
     assert tree.promise.error_unseen is None
 
 
-async def test_a_tree_is_cancelled_also_if_its_beginning_was_cancelled_just_then() -> None:
+async def test_a_tree_whose_begin_was_cancelled_is_cancelled() -> None:
     build, scope = JointBuild(), CancelScope()
     tree = Within(scope)
     with scope:
@@ -82,7 +82,7 @@ CANCELLED = PeerFailedError(1, "write", None, "it was cancelled")
 @pytest.mark.parametrize(
     "error", [CANCELLED, caused_by(CANCELLED), OutcomeUnknownError("/run/1/tree", "process 0 fell silent", 0)]
 )
-async def test_who_failed_within_it_says_first_what_ended_it(error: Exception) -> None:
+async def test_the_failure_within_a_nested_save_is_reported_first(error: Exception) -> None:
     build, scope = JointBuild(), CancelScope()
     failed: list[BaseException] = []
 
@@ -107,7 +107,7 @@ async def test_who_failed_within_it_says_first_what_ended_it(error: Exception) -
     assert failed == []
 
 
-async def test_if_it_says_nothing_what_is_known_ends_it() -> None:
+async def test_a_joint_build_that_reports_nothing_ends_with_the_known_failure() -> None:
     build, error = JointBuild(telling_s=0.0), PeerFailedError(1, "write", None, "it was cancelled")
     build.fail(error)
     with pytest.raises(PeerFailedError) as raised:

@@ -103,7 +103,7 @@ def test_handlers_restore_and_describe_what_they_saved(
 
 
 @pytest.mark.parametrize("option", list(NAMED))
-def test_one_of_them_alone(option: str, tmp_path: Path) -> None:
+def test_either_option_alone_works(option: str, tmp_path: Path) -> None:
     ocp = penstock.orbax
     options = {option: NAMED[option]}
     saved(ocp, tmp_path / "one", options)

@@ -113,7 +113,7 @@ def test_items_of_a_composite(ocp: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ocp", LIBRARIES, ids=["orbax", "penstock"])
-def test_no_success_is_told_of_what_fails(ocp: Any, tmp_path: Path) -> None:
+def test_no_success_is_reported_for_a_failed_operation(ocp: Any, tmp_path: Path) -> None:
     checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     with listening() as told:
         with pytest.raises(ValueError, match="empty"):
@@ -127,7 +127,7 @@ def test_no_success_is_told_of_what_fails(ocp: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["save", "async", "restore"])
-def test_nothing_is_told_that_orbax_does_not_tell(kind: str, tmp_path: Path) -> None:
+def test_only_events_of_orbax_are_reported(kind: str, tmp_path: Path) -> None:
     told: list[set[str]] = []
     for number, ocp in enumerate(cast("tuple[Any, Any]", LIBRARIES)):
         path = tmp_path / str(number)

@@ -191,7 +191,9 @@ def stopped_after(n_writes: int) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("save", [flat, native_items])
-def test_killed_at_any_moment_it_leaves_what_can_be_restored(tmp_path: Path, save: Any) -> None:
+def test_a_rewrite_killed_at_any_moment_leaves_a_checkpoint_that_can_be_restored(
+    tmp_path: Path, save: Any
+) -> None:
     whole = save(tmp_path / "whole")
     name = "_METADATA" if save is flat else "state/_METADATA"
     changed = json.dumps({**json.loads((whole / name).read_bytes()), "custom_metadata": {"n": 1}}).encode()

@@ -118,7 +118,7 @@ def test_an_empty_directory_is_an_error_to_restore(ocp: Any, step: int | None, t
         manager.restore(step, args=ocp.args.StandardRestore())
 
 
-def test_after_such_an_error_a_step_is_one_object_as_before(tmp_path: Path) -> None:
+def test_a_step_is_one_object_after_an_error_about_an_empty_directory(tmp_path: Path) -> None:
     (tmp_path / "3").mkdir()
     with penstock.orbax.CheckpointManager(tmp_path) as manager:
         with pytest.raises(FileNotFoundError, match="is empty; delete this step to save it"):

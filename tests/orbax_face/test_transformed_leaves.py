@@ -149,7 +149,7 @@ def test_a_mesh_with_axes_counts_before_a_sharding(tmp_path: Path, ocp: Any, ask
 
 
 @pytest.mark.parametrize("ocp", BOTH)
-def test_a_handler_that_is_called_has_the_same_rule(tmp_path: Path, ocp: Any) -> None:
+def test_a_handler_that_is_called_directly_follows_the_rule_of_transforms(tmp_path: Path, ocp: Any) -> None:
     path = saved(ours, tmp_path / "one", {"a": jnp.arange(8)})
     info = ocp.type_handlers.ParamInfo(
         name="a",

@@ -102,7 +102,7 @@ def test_supported_types_are_orbax_s(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [1j, object(), {"a": 1}, [1], np.bool_(True)])
-def test_other_types_are_not(value: object) -> None:
+def test_types_without_a_handler_are_not_supported(value: object) -> None:
     assert ours.is_supported_type(value) is theirs.is_supported_type(value) is False
 
 

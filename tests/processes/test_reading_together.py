@@ -17,7 +17,7 @@ from tests.processes.trees import values
 pytestmark = [pytest.mark.process, pytest.mark.timeout(178)]
 
 
-def test_orbax_reads_it_in_one_process(job: Job) -> None:
+def test_orbax_reads_a_joint_checkpoint_in_one_process(job: Job) -> None:
     path = job.saved()
     restore_args = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in ("rows", "both", "replicated")}
     found = ocp.PyTreeCheckpointer().restore(
@@ -31,7 +31,7 @@ def test_orbax_reads_it_in_one_process(job: Job) -> None:
         np.testing.assert_array_equal(found[name], values()[name])
 
 
-def test_orbax_v1_reads_it_in_one_process(job: Job) -> None:
+def test_orbax_v1_reads_a_joint_checkpoint_in_one_process(job: Job) -> None:
     wanted = {name: np.zeros_like(values()[name]) for name in ("rows", "both", "replicated")}
     context = ocp_v1.Context()
     context.pytree.loading.partial_load = True
@@ -42,11 +42,11 @@ def test_orbax_v1_reads_it_in_one_process(job: Job) -> None:
         np.testing.assert_array_equal(found[name], values()[name])
 
 
-def test_orbax_v1_reads_it_in_all_processes(job: Job) -> None:
+def test_orbax_v1_reads_a_joint_checkpoint_in_all_processes(job: Job) -> None:
     assert job.results("orbax_v1_reads") == [{"differs": []}] * job.count
 
 
-def test_orbax_reads_it_in_all_processes(job: Job) -> None:
+def test_orbax_reads_a_joint_checkpoint_in_all_processes(job: Job) -> None:
     assert job.results("orbax_reads") == [{"differs": []}] * job.count
 
 
@@ -81,7 +81,9 @@ def test_three_read_no_more_of_what_eight_saved(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_processes_of_another_number_read_no_more_either(job: Job, count: int, tmp_path: Path) -> None:
+def test_another_number_of_processes_reads_no_more_than_its_devices_hold(
+    job: Job, count: int, tmp_path: Path
+) -> None:
     job.results("saves_large_arrays")
     shutil.copytree(job.folder / "saves_large_arrays" / "step_1", tmp_path / "saved")
     for result in run_job(tmp_path, count, ["reads_what_its_devices_hold"]).results(

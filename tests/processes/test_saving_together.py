@@ -34,7 +34,7 @@ def test_every_process_writes_a_part_and_together_they_write_each_byte_once(job:
     assert {result["n_leaves"] for result in results} == {len(jax.tree.leaves(values())) + 7}
 
 
-def test_one_process_restores_it_without_a_target(
+def test_one_process_restores_a_joint_checkpoint_without_a_target(
     job: Job, assert_same: Callable[[object, object], None]
 ) -> None:
     with penstock.sync.Checkpointer() as opened:

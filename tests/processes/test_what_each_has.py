@@ -22,7 +22,7 @@ def saved(job: Job, name: str = "plain") -> Path:
     return job.folder / "each_keeps_its_own" / name
 
 
-def test_each_process_gets_its_own_back(job: Job) -> None:
+def test_each_process_gets_its_own_values_back(job: Job) -> None:
     names = (*FORMATS, *[f"{name}, unknown" for name in FORMATS], "items")
     assert job.results("each_keeps_its_own") == [{name: [] for name in names}] * job.count
 

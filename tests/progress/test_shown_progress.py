@@ -41,7 +41,7 @@ def check_course(seen: Seen) -> None:
     assert {total for _, total in seen} == {NBYTES}
 
 
-async def test_a_function_is_told_bytes(tmp_path: Path) -> None:
+async def test_a_progress_function_is_called_with_bytes(tmp_path: Path) -> None:
     saved: Seen = []
     restored: Seen = []
     async with penstock.Checkpointer() as checkpointer:
@@ -118,7 +118,7 @@ async def test_what_cannot_be_shown_is_said_before_anything_is_written(tmp_path:
     assert not (tmp_path / "x").exists()
 
 
-async def test_each_item_has_its_own(tmp_path: Path) -> None:
+async def test_progress_is_reported_for_each_item(tmp_path: Path) -> None:
     seen: Seen = []
     await penstock.save(tmp_path / "x", penstock.Composite(one=TREE, two={"c": np.ones(2)}))
     await penstock.restore_items(tmp_path / "x", progress=lambda *at: seen.append(at))
@@ -127,7 +127,7 @@ async def test_each_item_has_its_own(tmp_path: Path) -> None:
     assert (16, 16) in seen
 
 
-def test_managers_and_plain_scripts_take_it(tmp_path: Path) -> None:
+def test_managers_and_plain_scripts_show_progress(tmp_path: Path) -> None:
     saved: Seen = []
     restored: Seen = []
     with penstock.sync.CheckpointManager(tmp_path) as manager:

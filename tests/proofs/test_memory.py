@@ -52,7 +52,7 @@ def test_leaves_larger_than_the_budget_go_to_devices_and_back_in_parts() -> None
 
 
 @pytest.mark.slow
-def test_a_limit_that_stops_nothing_is_told() -> None:
+def test_a_memory_limit_that_stops_nothing_fails_the_proof() -> None:
     """What the process may have is so much that it holds all of the tree twice."""
     done, found = run("--tree=32MiB", "--budget=4MiB", "--slack=1GiB", "--saves=0", "--kinds=numpy")
 

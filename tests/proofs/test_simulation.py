@@ -46,7 +46,7 @@ def test_what_the_primary_merges_is_a_checkpoint_with_all_parts(n_processes: int
     assert (answered["told_calls"], answered["told_read_bytes"] < 1024) == (0, True)
 
 
-def test_what_exceeds_its_bound_is_told() -> None:
+def test_a_simulation_that_exceeds_its_bound_fails() -> None:
     busiest = {"leaves": 10_000, "processes": 64, "first_cpu_s": 7.0, "again_cpu_s": 1.0, "peak_mib": 10.0}
     agreed = {"processes": 8, "calls_primary": 12, "calls_worker": 14}
     found = {"service": [agreed], "memory": [], "trees": [busiest, {**busiest, "leaves": 9}]}

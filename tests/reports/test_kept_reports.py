@@ -46,7 +46,7 @@ async def test_the_last_reports_are_kept_beside_the_steps(tmp_path: Path) -> Non
 
 
 @pytest.mark.anyio
-async def test_nothing_is_kept_unless_it_is_asked_for(tmp_path: Path) -> None:
+async def test_no_report_is_kept_by_default(tmp_path: Path) -> None:
     async with CheckpointManager(tmp_path, config=keeping(0)) as manager:
         await manager.save(1, TREE)
 
@@ -108,7 +108,7 @@ async def test_what_is_damaged_is_no_report_and_the_next_save_replaces_it(
     assert [report.name for report in kept(tmp_path)] == ["1"]
 
 
-def test_nobody_takes_the_file_for_a_step(tmp_path: Path) -> None:
+def test_the_file_of_reports_is_not_taken_for_a_step(tmp_path: Path) -> None:
     root = tmp_path / "run"
     with penstock.sync.CheckpointManager(root, config=keeping(9)) as manager:
         manager.save(1, TREE)

@@ -118,7 +118,7 @@ async def test_a_large_chunk_is_put_together_from_pieces_in_any_order(rig: Rig) 
     assert rig.operations.count("create_data_file") == 1
 
 
-async def test_a_small_chunk_in_pieces_is_one_file_too(rig: Rig) -> None:
+async def test_a_small_chunk_in_pieces_is_one_file(rig: Rig) -> None:
     use(rig)
     rig.limit(1 << 20, piece=100)
     value = noise(950)
@@ -205,7 +205,7 @@ async def test_an_operation_that_fails_fails_the_stage(rig: Rig, operation: str,
 @pytest.mark.parametrize(
     "operation", ["make_directory", "write_file", "create_data_file", "data.write_at", "data.sync"]
 )
-async def test_cancelled_midway_it_closes_its_files(rig: Rig, operation: str, native: bool) -> None:
+async def test_a_cancelled_write_of_chunk_files_closes_them(rig: Rig, operation: str, native: bool) -> None:
     use(rig)
     rig.limits = replace(rig.limits, piece_bytes=SMALL, batch_leaves=2)
     hang = rig.store.hang_on(operation, 2)

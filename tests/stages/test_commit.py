@@ -234,7 +234,7 @@ async def test_an_operation_that_fails_fails_the_commit(rig: Rig, operation: str
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["scope", "task"])
-async def test_cancelled_midway_it_publishes_nothing(rig: Rig, native: bool) -> None:
+async def test_a_cancelled_commit_publishes_nothing(rig: Rig, native: bool) -> None:
     hang = rig.store.hang_on("write_file", 2)
 
     async def work() -> None:

@@ -58,7 +58,7 @@ async def test_inputs_may_repeat_and_may_be_none(rig: Rig) -> None:
     }
 
 
-async def test_with_nothing_to_make_values_pass(rig: Rig) -> None:
+async def test_derive_without_functions_passes_values_on(rig: Rig) -> None:
     assert values_of(await derived(rig, *batches(plan_of(), {0: 1}, {1: 2}))) == {
         0: 1,
         1: 2,
@@ -69,7 +69,7 @@ async def test_what_is_kept_comes_though_nothing_is_read(rig: Rig) -> None:
     assert values_of(await derived(rig, *batches(plan_of(kept=[(0, None)]), {}))) == {0: None}
 
 
-async def test_without_a_plan_it_says_what_is_missing(rig: Rig) -> None:
+async def test_derive_without_a_plan_is_an_error_that_says_so(rig: Rig) -> None:
     with pytest.raises(PipelineError, match="pass on the `plan`"):
         await derived(rig, *batches(None, {0: 1}))
 

@@ -152,6 +152,8 @@ async def test_a_copy_that_cannot_begin_fails_the_stage(rig: Rig, handler: Begin
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["scope", "task"])
-async def test_cancelled_while_one_begins(rig: Rig, handler: Beginning, native: bool) -> None:
+async def test_a_cancellation_while_a_group_begins_gives_back_its_lease(
+    rig: Rig, handler: Beginning, native: bool
+) -> None:
     hang = handler.hang("begin", "c")
     await cancel_in(hang, lambda: stage(rig), native=native)

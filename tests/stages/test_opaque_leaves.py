@@ -102,7 +102,9 @@ async def test_a_part_of_what_was_sealed_takes_whole_chunks(tmp_path: Path) -> N
 
 
 @FORMATS
-async def test_without_the_inverse_it_is_refused_by_name(tmp_path: Path, form: SaveFormat) -> None:
+async def test_an_opaque_leaf_without_its_inverse_is_refused_by_name(
+    tmp_path: Path, form: SaveFormat
+) -> None:
     await sealed(tmp_path / "c", {"a": np.arange(10)}, layout=OrbaxLayout(form))
 
     async with penstock.Checkpointer() as checkpointer:
@@ -146,7 +148,7 @@ async def test_a_flipped_bit_is_seen_before_anything_is_opened(tmp_path: Path) -
 
 
 @FORMATS
-async def test_orbax_and_tensorstore_refuse_it(tmp_path: Path, form: SaveFormat) -> None:
+async def test_orbax_and_tensorstore_refuse_an_opaque_leaf(tmp_path: Path, form: SaveFormat) -> None:
     ocp = pytest.importorskip("orbax.checkpoint")
     await sealed(tmp_path / "c", {"a": np.arange(10.0)}, layout=OrbaxLayout(form))
 
@@ -154,7 +156,7 @@ async def test_orbax_and_tensorstore_refuse_it(tmp_path: Path, form: SaveFormat)
         checkpointer.restore(tmp_path / "c")
 
 
-async def test_safetensors_refuses_it_before_a_byte(tmp_path: Path) -> None:
+async def test_safetensors_refuses_an_opaque_leaf_before_a_byte_is_written(tmp_path: Path) -> None:
     layout = SafetensorsLayout()
     pipeline = save_pipeline().insert_after("device_to_host", Encrypt(KEY))
     async with penstock.Checkpointer(layout=layout) as checkpointer:

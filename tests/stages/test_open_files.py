@@ -33,7 +33,7 @@ def first_byte(files: OpenFiles, path: str) -> int:
     return data[0]
 
 
-def test_only_the_last_few_stay_open(paths: list[str], tmp_path: Path) -> None:
+def test_only_the_last_few_files_stay_open(paths: list[str], tmp_path: Path) -> None:
     files = OpenFiles(LocalStore(), 2)
 
     assert [first_byte(files, path) for path in paths] == list(range(6))

@@ -100,7 +100,7 @@ async def test_every_leaf_is_restored_as_it_was(rig: Rig) -> None:
     check_equal(await restored(rig, TREE, LimitBytes()))
 
 
-async def test_without_limit_bytes(rig: Rig) -> None:
+async def test_packed_reads_work_without_limit_bytes(rig: Rig) -> None:
     await saved(rig)
     check_equal(await restored(rig, TREE))
 
@@ -228,7 +228,7 @@ async def test_a_leaf_that_does_not_fit_is_a_difference(rig: Rig) -> None:
     assert found == {("dtype", "['n01']"), ("shape", "['n02']"), ("dtype", "['j04']")}
 
 
-async def test_other_targets_than_what_was_saved(rig: Rig) -> None:
+async def test_packed_leaves_are_restored_into_other_dtypes_and_types(rig: Rig) -> None:
     await saved(rig)
     swapped = {
         name: jnp.asarray(value) if name[0] == "n" and value is not None else value

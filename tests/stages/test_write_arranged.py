@@ -114,14 +114,14 @@ async def test_leaves_without_bytes_have_their_file(rig: Rig) -> None:
     assert on_disk(rig) == {"a": b"", "b": b""}
 
 
-async def test_a_tree_without_arrays_is_a_file_all_the_same(rig: Rig) -> None:
+async def test_a_tree_without_arrays_is_one_file(rig: Rig) -> None:
     await write(rig, {"a": None, "s": "text"})
 
     assert files_in(rig.temporary) == {"model.safetensors"}
     assert on_disk(rig) == {}
 
 
-async def test_neighbours_are_one_write(rig: Rig) -> None:
+async def test_neighbouring_bytes_are_one_write(rig: Rig) -> None:
     await write(rig, [noise(10) for _ in range(100)])
 
     assert rig.operations.count("data.write_at") == 2  # the head, and everything else

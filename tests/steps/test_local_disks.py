@@ -143,7 +143,7 @@ async def test_what_is_no_part_of_these_processes_is_not_removed(disks: list[Pat
     assert there(disks) == [["1", "2", "4", "5"], ["1", "2", "5"], ["1", "3", "5"]]
 
 
-async def test_all_delete_the_same_steps(disks: list[Path]) -> None:
+async def test_all_processes_delete_the_same_steps(disks: list[Path]) -> None:
     async with opened(disks[0], on(disks, lambda index: {"keep": KeepLast(1 + index)})) as managers:
         managers[0].pin(1)
         await offer(managers, *range(4))

@@ -236,7 +236,7 @@ async def test_the_last_durable_step_stays_whatever_the_policy_says(tmp_path: Pa
         assert there(tmp_path) == ["2"]
 
 
-async def test_nothing_goes_before_the_new_step_is_durable(tmp_path: Path, store: FaultyStore) -> None:
+async def test_no_step_is_deleted_before_the_new_one_is_durable(tmp_path: Path, store: FaultyStore) -> None:
     async with CheckpointManager(tmp_path, keep=KeepLast(1), store=store) as manager:
         await fill(manager, 1)
         store.fail_on("publish", 2)
@@ -508,14 +508,14 @@ async def test_preemption_saves_the_next_step_once(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-async def test_without_that_policy_signals_are_left_alone(tmp_path: Path) -> None:
+async def test_without_a_preemption_policy_signals_are_left_alone(tmp_path: Path) -> None:
     async with CheckpointManager(tmp_path, save_when=Never()) as manager:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         manager.preempt()
         assert manager.preempted
 
 
-async def test_other_names(tmp_path: Path) -> None:
+async def test_steps_have_the_names_of_the_given_format(tmp_path: Path) -> None:
     async with CheckpointManager(tmp_path, names=StepNames("step", 4)) as manager:
         await fill(manager, 1, 20)
         assert there(tmp_path) == ["step_0001", "step_0020"]
@@ -726,5 +726,5 @@ def test_the_sync_twin(tmp_path: Path, assert_same: AssertSame) -> None:
         manager.latest_step()
 
 
-def test_infos_are_values() -> None:
+def test_infos_of_steps_are_values() -> None:
     assert StepInfo(1, 2.0) == StepInfo(1, 2.0)

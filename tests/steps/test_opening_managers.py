@@ -111,7 +111,7 @@ async def save(manager: CheckpointManager, step: int, **options: Any) -> None:
 
 
 class TestOneWriter:
-    async def test_a_second_one_is_refused_and_one_that_only_reads_is_not(self, tmp_path: Path) -> None:
+    async def test_a_second_manager_is_refused_unless_it_only_reads(self, tmp_path: Path) -> None:
         async with CheckpointManager(tmp_path) as manager:
             await save(manager, 1)
             with pytest.raises(RootInUseError, match="another CheckpointManager") as caught:
@@ -127,7 +127,7 @@ class TestOneWriter:
         async with CheckpointManager(tmp_path) as manager:
             await save(manager, 3)
 
-    async def test_one_that_fails_on_entering_or_inside_leaves_it_to_the_next(self, tmp_path: Path) -> None:
+    async def test_a_manager_that_fails_leaves_its_root_to_the_next(self, tmp_path: Path) -> None:
         (tmp_path / "metadata").write_text("a file")
         with pytest.raises(Exception, match="metadata"):
             await CheckpointManager(tmp_path, metadata={"a": 1}).__aenter__()
@@ -167,7 +167,7 @@ class TestOneWriter:
         assert sorted(os.listdir(tmp_path)) == ["1", "2"]
 
     @pytest.mark.parametrize("kind", ["no flock", "no holds"])
-    async def test_without_locks_a_second_one_is_refused_too(self, kind: str, tmp_path: Path) -> None:
+    async def test_without_locks_a_second_manager_is_refused(self, kind: str, tmp_path: Path) -> None:
         store: Store = MemoryStore() if kind == "no holds" else lockless_store()
         store.make_directory(str(tmp_path))
         async with CheckpointManager(tmp_path, store=store) as manager:
@@ -288,7 +288,9 @@ class TestOneWriter:
 
         assert sorted(os.listdir(root)) == ["2"]
 
-    def test_of_orbaxs_managers_one_deletes(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_one_of_two_orbax_managers_deletes(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         ocp: Any = penstock.orbax
         options = ocp.CheckpointManagerOptions(max_to_keep=1)
         with ocp.CheckpointManager(tmp_path) as one:
@@ -368,7 +370,7 @@ class TestRoots:
             (root / file).unlink()
             (root / file).write_bytes(kept)
 
-    async def test_one_that_is_not_open_says_so(self, tmp_path: Path) -> None:
+    async def test_a_manager_that_is_not_open_refuses_calls(self, tmp_path: Path) -> None:
         manager = CheckpointManager(tmp_path)
         for ask in (manager.latest_step, manager.all_steps, lambda: manager.should_save(1)):
             with pytest.raises(ClosedError):
@@ -387,7 +389,7 @@ class TestMisspeltMetrics:
 
         assert os.listdir(tmp_path) == []
 
-    async def test_one_that_is_only_missing_is_logged_once(
+    async def test_a_metric_that_is_only_missing_is_logged_once(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         async with CheckpointManager(tmp_path, keep=KeepBest(1, "eval_loss")) as manager:
@@ -403,7 +405,7 @@ class TestMisspeltMetrics:
 
         assert caplog.text.count("step.metric_missing") == 1
 
-    async def test_one_that_comes_later_counts_from_then_on(self, tmp_path: Path) -> None:
+    async def test_a_metric_that_comes_later_counts_from_then_on(self, tmp_path: Path) -> None:
         keep = KeepBest(1, "eval/loss", without_metric=False)
         async with CheckpointManager(tmp_path, keep=keep) as manager:
             await save(manager, 1)  # without any metrics
@@ -415,7 +417,7 @@ class TestMisspeltMetrics:
             await manager.wait()
             assert list(manager.all_steps()) == [4]
 
-    def test_of_a_manager_with_orbax_names_too(self, tmp_path: Path) -> None:
+    def test_a_misspelt_metric_of_an_orbax_manager_is_logged(self, tmp_path: Path) -> None:
         ocp: Any = penstock.orbax
         options = ocp.CheckpointManagerOptions(preservation_policy=KeepBest(2, "los"))
         with ocp.CheckpointManager(tmp_path, options=options) as manager:

@@ -189,7 +189,7 @@ def test_keep_policies_are_their_model(policy: KeepPolicy, steps: list[StepInfo]
 
 
 @given(keep_policies, infos(), st.integers(0, 1500).map(float), st.frozensets(numbers))
-def test_what_goes_is_neither_kept_nor_pinned_nor_the_last(
+def test_deleted_steps_are_neither_kept_nor_pinned_nor_the_last(
     policy: KeepPolicy, steps: list[StepInfo], now_s: float, pinned: frozenset[int]
 ) -> None:
     gone = steps_to_delete(policy, steps, now_s, pinned)
@@ -233,7 +233,7 @@ def test_operators_combine() -> None:
     )
 
 
-def test_exactly_so_many_seconds_are_enough() -> None:
+def test_an_interval_of_exactly_its_seconds_has_passed() -> None:
     assert EverySeconds(5).should_save(SaveMoment(step=1, now_s=15, saved_s=10))
     assert WhenIdle(5).should_save(SaveMoment(step=1, now_s=15, saved_s=10, steps=(0,)))
     assert list(KeepRecent(5).keep([StepInfo(1, 10)], 15)) == [1]
@@ -269,6 +269,6 @@ def test_what_a_policy_ranks_by_is_found_in_it() -> None:
         lambda: KeepBest(1, "loss", "least"),  # type: ignore[arg-type]  # the point of the test
     ],
 )
-def test_nonsense_is_refused(make: Any) -> None:
+def test_impossible_arguments_of_policies_are_refused(make: Any) -> None:
     with pytest.raises(SpecError):
         make()

@@ -82,7 +82,7 @@ async def test_what_became_the_last_step_while_it_is_decided_stays(tmp_path: Pat
         assert manager.latest_step() == 2
 
 
-async def test_a_step_that_waits_to_be_deleted_is_there_for_nobody(tmp_path: Path) -> None:
+async def test_a_step_that_waits_to_be_deleted_is_not_listed(tmp_path: Path) -> None:
     async with CheckpointManager(tmp_path, keep=KeepLast(1)) as manager:
         await save(manager, 1)
         held = LocalStore().hold_reading(str(tmp_path / "1"))

@@ -123,7 +123,7 @@ async def test_unfinished_steps_are_not_yielded(tmp_path: Path) -> None:
     assert await collect(penstock.watch(tmp_path, after=0, timeout_s=0)) == [1]
 
 
-async def test_other_names(tmp_path: Path) -> None:
+async def test_steps_with_names_of_the_given_format_are_watched(tmp_path: Path) -> None:
     publish(tmp_path, 1, 2, name="step_{:04}")
 
     names = StepNames("step", 4)

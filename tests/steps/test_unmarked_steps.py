@@ -103,7 +103,7 @@ async def test_what_has_no_mark_is_no_step_for_anybody(bucket: Bucket) -> None:
             await checkpointer.restore(f"{ROOT}/8")
 
 
-async def test_lists_show_it_apart(bucket: Bucket) -> None:
+async def test_lists_show_an_unmarked_step_apart(bucket: Bucket) -> None:
     await filled(bucket)
     store = bucket.store()
     listed = {facts.name: facts.state for facts in list_checkpoints(store, find_place(store, ROOT))}
@@ -138,7 +138,7 @@ async def test_retention_counts_no_step_without_a_mark_and_deletes_none(bucket: 
     assert [key for key in bucket.objects_there() if key.split("/")[1] in (*UNMARKED, "other_9")] == junk
 
 
-async def test_a_save_to_it_is_refused_and_says_what_lies_there(bucket: Bucket) -> None:
+async def test_a_save_to_an_unmarked_step_is_refused_with_what_is_there(bucket: Bucket) -> None:
     await filled(bucket)
     async with CheckpointManager(ROOT, store=bucket.store()) as manager:
         with pytest.raises(DestinationExistsError, match=f"no {MARK}.*gc --unmarked"):

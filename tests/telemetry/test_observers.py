@@ -90,7 +90,7 @@ async def test_an_unknown_observer_is_refused(monkeypatch: pytest.MonkeyPatch) -
             pass
 
 
-async def test_a_manager_has_observers_too(tmp_path: Path) -> None:
+async def test_a_manager_has_observers(tmp_path: Path) -> None:
     hearing = Hearing()
     async with penstock.CheckpointManager(tmp_path, observers=[hearing], memory_limit="1MB") as manager:
         await manager.save(1, TREE)
@@ -108,7 +108,7 @@ async def test_observers_beside_a_given_checkpointer_are_refused(tmp_path: Path)
     penstock.CheckpointManager(tmp_path, checkpointer=checkpointer)
 
 
-async def test_calls_that_open_a_checkpointer_have_observers_too(tmp_path: Path) -> None:
+async def test_free_functions_have_observers(tmp_path: Path) -> None:
     first, second, third = Hearing(), Hearing(), Hearing()
     await penstock.save(tmp_path / "a", penstock.Composite(x=TREE), observers=[first])
     await penstock.restore(tmp_path / "a", observers=[second])

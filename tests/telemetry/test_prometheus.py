@@ -100,7 +100,7 @@ async def test_budgets_of_open_checkpointers_are_summed(tmp_path: Path) -> None:
     assert registry.get_sample_value("penstock_memory_leased_bytes") == 0
 
 
-async def test_the_configuration_turns_them_on_by_name(
+async def test_the_configuration_turns_observers_on_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_TELEMETRY__OBSERVERS", "prometheus,opentelemetry")

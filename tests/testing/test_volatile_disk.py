@@ -122,7 +122,7 @@ def test_what_no_power_loss_can_bring_back_is_no_longer_tried() -> None:
     assert left(removed) == [{}]
 
 
-def test_of_many_changes_so_many_choices_are_tried() -> None:
+def test_a_sample_of_the_states_of_many_changes_is_tried() -> None:
     nodes = [Inode(at) for at in range(1, 101)]
     found = left(disk(*[name(str(node.number), node) for node in nodes]), limit=32)
 

@@ -102,7 +102,9 @@ class TestThereAndBack:
         assert penstock.sync.metadata(back).custom_metadata == {"lr": 0.5, "who": "me"}
         assert penstock.sync.verify(back).intact
 
-    def test_the_same_bytes_as_an_export(self, saved: Path, tree: Any, tmp_path: Path) -> None:
+    def test_a_conversion_writes_the_same_bytes_as_an_export(
+        self, saved: Path, tree: Any, tmp_path: Path
+    ) -> None:
         penstock.sync.convert(saved, tmp_path / "a.safetensors")
         penstock.sync.export_safetensors(
             tree, tmp_path / "b.safetensors", custom_metadata={"lr": 0.5, "who": "me"}
@@ -266,7 +268,9 @@ class TestRefusals:
         penstock.sync.convert(saved, target, overwrite=True)
         assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
 
-    def test_in_place(self, saved: Path, tmp_path: Path, tree: Any, assert_same: AssertSame) -> None:
+    def test_a_checkpoint_is_converted_in_place(
+        self, saved: Path, tmp_path: Path, tree: Any, assert_same: AssertSame
+    ) -> None:
         path = Path(shutil.copytree(saved, tmp_path / "c"))
 
         penstock.sync.convert(path, path, overwrite=True)
@@ -311,7 +315,7 @@ class TestRefusals:
         with pytest.raises(SpecError, match=r"'a' and 'a\.b'"):
             penstock.sync.convert(tmp_path / "x.safetensors", tmp_path / "d")
 
-    def test_nothing_there(self, tmp_path: Path) -> None:
+    def test_a_missing_source_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(NotACheckpointError):
             penstock.sync.convert(tmp_path / "missing", tmp_path / "x.safetensors")
 

@@ -43,7 +43,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("memory", ["1GiB", "100KiB"])
 @pytest.mark.parametrize("codec", ["none", "zstd:1"])
-def test_names_and_dtypes(source: Path, tmp_path: Path, memory: str, codec: str) -> None:
+def test_a_conversion_changes_names_and_dtypes(source: Path, tmp_path: Path, memory: str, codec: str) -> None:
     report = penstock.sync.convert(
         source,
         tmp_path / "result",
@@ -66,7 +66,7 @@ def test_names_and_dtypes(source: Path, tmp_path: Path, memory: str, codec: str)
     assert penstock.sync.verify(tmp_path / "result").intact
 
 
-def test_into_safetensors(tmp_path: Path) -> None:
+def test_a_conversion_into_safetensors_changes_names_and_dtypes(tmp_path: Path) -> None:
     penstock.sync.save(tmp_path / "source", TREE)
     target = tmp_path / "m.safetensors"
     penstock.sync.convert(tmp_path / "source", target, rename={"layers": "model.layers"}, dtype="float16")

@@ -184,7 +184,7 @@ class TestReading:
         with pytest.raises(ExpansionError):
             penstock.sync.convert(tmp_path / "a.npz", tmp_path / "new", max_expansion=100)
 
-    def test_other_archives(self, tmp_path: Path) -> None:
+    def test_archives_of_other_kinds_are_refused(self, tmp_path: Path) -> None:
         with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
             archive.writestr("notes.txt", "hello")
         (tmp_path / "b.npz").write_bytes(b"no archive")
@@ -194,7 +194,7 @@ class TestReading:
         with pytest.raises(CorruptCheckpointError, match="is no intact npz file"):
             penstock.sync.convert(tmp_path / "b.npz", tmp_path / "new")
 
-    def test_there_are_no_items(self, tmp_path: Path) -> None:
+    def test_an_npz_archive_has_no_items(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "a.npz", w=1)
         with pytest.raises(NotACheckpointError, match="no item 'default'"):
             penstock.sync.convert(tmp_path / "a.npz", tmp_path / "new", item="default")
@@ -229,7 +229,7 @@ class TestWriting:
         penstock.sync.convert(tmp_path / "new.npz", tmp_path / "back")
         assert penstock.sync.metadata(tmp_path / "back").custom_metadata == {"lr": 0.5}
 
-    def test_there_and_back(self, tmp_path: Path, assert_same: AssertSame) -> None:
+    def test_a_tree_comes_back_from_an_npz_archive(self, tmp_path: Path, assert_same: AssertSame) -> None:
         saved(tmp_path / "old", TREE)
         penstock.sync.convert(tmp_path / "old", tmp_path / "a.npz")
         penstock.sync.convert(tmp_path / "a.npz", tmp_path / "b.npz")
@@ -270,7 +270,7 @@ class TestWriting:
             ({"text": "a\0"}, InvalidLeafError, "zero characters"),
         ],
     )
-    def test_what_it_cannot_hold_is_named(
+    def test_leaves_that_npz_cannot_hold_are_named(
         self, tmp_path: Path, tree: Any, error: type[Exception], problem: str
     ) -> None:
         saved(tmp_path / "old", tree)
@@ -279,19 +279,19 @@ class TestWriting:
 
         assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
-    def test_a_name_that_is_too_long(self, tmp_path: Path) -> None:
+    def test_a_name_too_long_for_npz_is_refused(self, tmp_path: Path) -> None:
         penstock.sync.export_safetensors({"a" * 2**16: np.ones(1)}, tmp_path / "old.safetensors")
         with pytest.raises(InvalidLeafError, match="too long"):
             penstock.sync.convert(tmp_path / "old.safetensors", tmp_path / "new.npz")
 
-    def test_it_is_cast_and_left_out_on_the_way(self, tmp_path: Path) -> None:
+    def test_leaves_are_cast_and_left_out_on_the_way_into_npz(self, tmp_path: Path) -> None:
         saved(tmp_path / "old", {"w": np.ones(2, ml_dtypes.bfloat16), "opt": [None, {}]})
         penstock.sync.convert(tmp_path / "old", tmp_path / "new.npz", rename={"opt": None}, dtype="float32")
 
         found = loaded(tmp_path / "new.npz")
         assert {name: array.dtype for name, array in found.items()} == {"w": np.float32}
 
-    def test_it_holds_one_step_and_one_item(self, tmp_path: Path) -> None:
+    def test_an_npz_archive_holds_one_step_and_one_item(self, tmp_path: Path) -> None:
         with penstock.sync.CheckpointManager(tmp_path / "run") as manager:
             for step in (1, 2):
                 manager.save(step, {"w": np.ones(step)}, metrics={"loss": 1.0})

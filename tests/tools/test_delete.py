@@ -37,7 +37,7 @@ async def test_safetensors_are_checkpoints(tmp_path: Path, name: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_nothing_else_is_deleted(tmp_path: Path) -> None:
+async def test_only_checkpoints_are_deleted(tmp_path: Path) -> None:
     for step in (1, 2):
         await penstock.save(tmp_path / "run" / str(step), state())
 
@@ -69,7 +69,7 @@ async def test_what_is_read_is_not_deleted(tmp_path: Path) -> None:
     assert (await penstock.restore(tmp_path / "1"))["step"] == 7
 
 
-async def test_in_a_bucket() -> None:
+async def test_a_checkpoint_in_a_bucket_is_deleted() -> None:
     bucket = Bucket()
     for step in (1, 2):
         async with penstock.Checkpointer(store=bucket.store()) as checkpointer:

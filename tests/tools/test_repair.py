@@ -221,7 +221,7 @@ class TestRefusals:
             with pytest.raises(PathError):
                 penstock.sync.repair(source, target, overwrite=True)
 
-    def test_nothing_left_to_save(self, tmp_path: Path) -> None:
+    def test_a_checkpoint_without_an_intact_leaf_is_refused(self, tmp_path: Path) -> None:
         source = save(tmp_path / "c", {"a": noise(3)})
         for file in (source / "d").iterdir():
             file.write_bytes(b"x")

@@ -311,7 +311,7 @@ class TestRefusals:
             with pytest.raises(PathError):
                 penstock.sync.repair(source, target, overwrite=True)
 
-    def test_a_format_of_the_other_layout(self, tmp_path: Path) -> None:
+    def test_a_save_format_of_another_layout_is_refused(self, tmp_path: Path) -> None:
         source = one(tmp_path, "c", tree())
         with pytest.raises(SpecError, match="save_format is for Orbax's layout"):
             penstock.sync.repair(source, tmp_path / "new", save_format=penstock.SaveFormat())
@@ -342,7 +342,7 @@ class TestRefusals:
         with pytest.raises(LinkOutsideError):
             penstock.sync.repair(source, tmp_path / "new")
 
-    def test_nothing_left_to_save(self, tmp_path: Path) -> None:
+    def test_a_checkpoint_without_an_intact_tensor_is_refused(self, tmp_path: Path) -> None:
         source = one(tmp_path, "c", {"a": noise(3)})
         spoil(source, "a")
         with pytest.raises(

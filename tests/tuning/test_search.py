@@ -109,7 +109,7 @@ async def test_what_slows_restores_down_in_the_end_is_dropped() -> None:
 
 
 @pytest.mark.anyio
-async def test_time_that_is_up_ends_the_search_and_is_told() -> None:
+async def test_a_search_ends_and_says_so_when_its_time_is_up() -> None:
     left = iter([True, True, False])
     shown: list[tuple[int, str]] = []
 

@@ -67,7 +67,7 @@ async def test_the_token_becomes_a_cookie_once(root: Path) -> None:
 @pytest.mark.parametrize(
     "path", ["/", "/page.js", "/api/run", "/api/tree?name=1", "/?token=wrong", "/?token=", "/x"]
 )
-async def test_nothing_is_told_without_the_token(root: Path, path: str) -> None:
+async def test_every_request_without_the_token_is_refused(root: Path, path: str) -> None:
     async with browser(root) as client:
         answer = await client.get(path)
 
@@ -132,7 +132,7 @@ async def test_host_and_origin_are_checked(root: Path, headers: dict[str, str], 
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-async def test_nothing_can_be_changed(root: Path, method: str) -> None:
+async def test_requests_that_would_change_something_are_refused(root: Path, method: str) -> None:
     async with opened(root) as client:
         assert (await client.request(method, "/api/run")).status_code == 405
 

@@ -214,7 +214,7 @@ def remove_all(path: Path) -> None:
         (remove_all, "absent"),
     ],
 )
-def test_what_keeps_it_from_being_checked_is_told_apart(
+def test_what_cannot_be_checked_is_reported_apart_from_damage(
     copy: Path, change: Callable[[Path], None], status: str
 ) -> None:
     change(copy)
@@ -263,7 +263,7 @@ async def test_verifying_holds_little_memory_and_gives_it_back(saved: Path) -> N
 
 
 @pytest.mark.anyio
-async def test_cancelled_midway(saved: Path) -> None:
+async def test_a_cancelled_verify_gives_back_its_memory(saved: Path) -> None:
     store = FaultyStore(LocalStore())
     hang = store.hang_on("open_data_file", 1)
     async with penstock.Checkpointer(store=store) as checkpointer:

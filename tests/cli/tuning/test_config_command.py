@@ -58,7 +58,7 @@ def test_wrong_options_of_files_profiles_and_stages_are_found(
     assert [each["profile"] for each in checked["checked"] if each["problem"]] == ["a", "b"]
 
 
-def test_a_file_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_of_options_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show", "--config", "/absent.toml"]) == 1
     assert "cannot read '/absent.toml'" in capsys.readouterr().err
 

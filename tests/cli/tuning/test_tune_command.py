@@ -104,7 +104,7 @@ def test_what_is_set_already_is_what_candidates_are_compared_with(
         (["store", "--try", "store.speed=9"], "store.speed"),
     ],
 )
-def test_wrong_arguments_are_told(
+def test_wrong_arguments_of_tune_are_errors(
     place: Path, arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["tune", *arguments]) == 1

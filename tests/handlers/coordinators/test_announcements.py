@@ -83,7 +83,7 @@ async def test_who_is_behind_hears_what_was_told_before_the_primary_left() -> No
     assert members.service.keys == []
 
 
-async def test_who_waits_for_a_primary_that_has_left_hears_so() -> None:
+async def test_waiting_for_a_primary_that_has_left_is_an_error() -> None:
     members = Members(3)
     primary, *others = members.new()
     await primary.tell("save 1", "yes")

@@ -135,7 +135,7 @@ async def test_who_is_ahead_and_who_is_behind_are_waited_for() -> None:
     assert sorted(job.saved) == [(index, path) for index in range(COUNT) for path in ("/run/5", "/run/6")]
 
 
-async def test_after_that_the_same_path_can_be_saved() -> None:
+async def test_after_different_operations_the_same_path_can_be_saved() -> None:
     job = Job()
     async with create_task_group() as tasks:
         for index, path in {0: "/run/5", 1: "/run/5", 2: "/run/6"}.items():

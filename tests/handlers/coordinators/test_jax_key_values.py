@@ -75,7 +75,7 @@ async def test_processes_agree_by_it_and_learn_who_failed() -> None:
     assert len(left) <= 4
 
 
-def test_without_jax_distributed_it_says_what_to_call() -> None:
+def test_without_jax_distributed_the_error_says_what_to_call() -> None:
     with pytest.raises(CoordinationError, match=r"call jax\.distributed\.initialize"):
         JaxKeyValues()
 

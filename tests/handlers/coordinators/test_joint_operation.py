@@ -139,7 +139,7 @@ async def test_what_is_said_beside_plans_and_place_is_heard(processes: Processes
     }
 
 
-async def test_nothing_is_left_in_the_service(processes: Processes) -> None:
+async def test_a_finished_operation_leaves_no_keys_in_the_service(processes: Processes) -> None:
     for step in range(5):
         await processes.run(path=f"/run/step_{step}")
 

@@ -23,7 +23,7 @@ async def test_processes_in_one_place_are_counted_until_all_have_come() -> None:
     assert len(service.keys) == 4
 
 
-async def test_who_takes_no_part_has_memory_too() -> None:
+async def test_a_process_that_takes_no_part_gets_its_share_of_memory() -> None:
     service, options = MemoryKeyValues(), JobOptions(active_processes=(0,))
     job = [JobCoordinator(service, index, 2, options=options) for index in range(2)]
     await job[0].count_neighbours("host")

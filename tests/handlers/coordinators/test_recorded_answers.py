@@ -36,7 +36,7 @@ async def test_the_others_ask_the_store_for_nothing(form: Any, tmp_path: Path) -
     assert not inner.operations
 
 
-def test_what_was_not_told_is_asked(tmp_path: Path) -> None:
+def test_answers_that_were_not_recorded_are_asked_of_the_store(tmp_path: Path) -> None:
     (tmp_path / "told").write_bytes(b"1")
     recorder: Any = RecordingStore(LocalStore())
     assert recorder.read_file(str(tmp_path / "told")) == b"1"

@@ -63,7 +63,7 @@ class SlowService(Watched):
             self.deleted.set()
 
 
-async def test_who_came_without_a_word_from_the_service_takes_part_all_the_same() -> None:
+async def test_a_process_whose_arrival_was_not_answered_takes_part() -> None:
     job = Processes(2)
     slow = SlowService(job.service, put="/at/1")
     job.coordinators[1] = JobCoordinator(slow, 1, 2, replace(LONG, call_s=0.2, beat_s=0.2))

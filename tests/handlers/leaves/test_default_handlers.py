@@ -64,7 +64,7 @@ def test_an_abstract_or_traced_leaf_is_told_what_is_wrong() -> None:
         jax.eval_shape(describe, jnp.zeros(2))
 
 
-def test_other_types_have_no_handler() -> None:
+def test_types_that_are_not_supported_have_no_handler() -> None:
     for value in (b"x", {1}, object()):
         with pytest.raises(NoHandlerError, match="Register one"):
             HANDLERS.lookup(type(value), INFO.key_path)

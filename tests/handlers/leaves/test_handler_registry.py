@@ -226,7 +226,7 @@ def test_a_second_handler_for_a_type_is_an_error_that_names_both(registry: Handl
     assert registry.lookup(int, "x") is first
 
 
-def test_override_replaces(registry: HandlerRegistry) -> None:
+def test_override_replaces_a_handler(registry: HandlerRegistry) -> None:
     second = OtherStreaming()
     registry.register(int, Streaming())
     registry.register(int, second, override=True)

@@ -86,7 +86,9 @@ def test_an_abstract_numpy_type_accepts_its_kind() -> None:
         (np.float32(1), np.float64(1), "numpy.float64", "scalar float32[]"),
     ],
 )
-def test_another_kind_is_a_difference(value: object, like: object, in_like: str, on_disk: str) -> None:
+def test_a_scalar_of_another_kind_is_a_mismatch(
+    value: object, like: object, in_like: str, on_disk: str
+) -> None:
     found = difference(HANDLER, save(HANDLER, value), like)
     assert (found.kind, found.in_like, found.on_disk) == ("dtype", in_like, on_disk)
 

@@ -47,7 +47,7 @@ def test_what_a_killed_process_made_is_removed_by_the_next_save_to_that_path(tmp
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_manager_removes_it_too(tmp_path: Path) -> None:
+def test_a_manager_removes_an_abandoned_directory(tmp_path: Path) -> None:
     (tmp_path / "7.orbax-checkpoint-tmp-new").mkdir()
     with penstock.sync.CheckpointManager(tmp_path) as manager:
         assert not any("tmp" in name for name in os.listdir(tmp_path))

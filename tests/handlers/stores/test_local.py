@@ -206,7 +206,7 @@ def test_a_data_file_is_never_written_over(store: LocalStore, tmp_path: Path) ->
     assert store.read_file(path) == b"precious"
 
 
-def test_a_full_disk_says_so(store: LocalStore) -> None:
+def test_a_full_disk_is_a_storage_error(store: LocalStore) -> None:
     with pytest.raises(StorageError, match=r"^write '/dev/full': No space left on device") as caught:
         store.write_file("/dev/full", b"data")
 

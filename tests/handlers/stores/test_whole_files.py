@@ -11,7 +11,7 @@ from penstock.errors import StorageError
 from penstock.handlers import LocalStore
 
 
-def test_who_creates_a_file_is_told_so(tmp_path: Path) -> None:
+def test_creating_a_file_returns_whether_it_was_created(tmp_path: Path) -> None:
     path = str(tmp_path / "file")
 
     assert LocalStore().write_file(path, b"content", create=True) is True

@@ -52,6 +52,6 @@ def test_bytes_are_moved_once_if_they_are_many() -> None:
     assert in_memory_of_its_own(view) is view
 
 
-def test_there_is_not_that_much() -> None:
+def test_a_buffer_larger_than_memory_is_a_memory_error() -> None:
     with pytest.raises(MemoryError):
         anonymous_memory(1 << 62)

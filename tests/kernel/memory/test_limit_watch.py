@@ -187,7 +187,7 @@ async def test_a_watched_limit_falls_under_pressure_and_comes_back_each_time_wit
 
 
 @pytest.mark.anyio
-async def test_one_of_two_watches_and_the_other_takes_over() -> None:
+async def test_the_second_of_two_watchers_takes_over_from_the_first() -> None:
     machine = Machine(read(8 * GIB))
     memory = automatic(machine)
     events = structlog.wrap_logger(None, processors=[LogCapture()])

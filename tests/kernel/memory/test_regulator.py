@@ -415,7 +415,7 @@ class TestCaches:
 
         return cache
 
-    async def test_they_give_way_to_a_lease(self) -> None:
+    async def test_caches_give_way_to_a_lease(self) -> None:
         memory, cache = MemoryRegulator(100), self.filled(20, 30, 10)
         with memory.counting([cache]):
             with await memory.acquire(40):
@@ -434,14 +434,14 @@ class TestCaches:
             assert (first.nbytes, other.nbytes) == (0, 5)
             assert memory.statistics().cached == 5
 
-    async def test_those_of_a_closed_checkpointer_do_not_count(self) -> None:
+    async def test_caches_of_a_closed_checkpointer_do_not_count(self) -> None:
         memory, cache = MemoryRegulator(100), self.filled(60)
         with memory.counting([cache]):
             pass
         with await memory.acquire(100):
             assert (memory.statistics().cached, len(cache)) == (0, 1)
 
-    async def test_they_give_way_only_to_what_is_granted_without_waiting(self) -> None:
+    async def test_caches_do_not_give_way_to_a_lease_that_is_refused(self) -> None:
         memory, cache = MemoryRegulator(100), self.filled(50)
         with memory.counting([cache]), await memory.acquire(45):
             assert memory.acquire_nowait(60) is None

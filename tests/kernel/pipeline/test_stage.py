@@ -126,7 +126,7 @@ async def test_an_actor_may_yield_any_number_of_messages() -> None:
     assert await outcome(repeat, 2, 0, 3) == [2, 2, 3, 3, 3]
 
 
-async def test_an_iterator_that_cannot_be_closed_is_one_too() -> None:
+async def test_a_stage_may_return_an_iterator_without_aclose() -> None:
     class Twice:
         def __init__(self, message: str) -> None:
             self.left = [message, message]

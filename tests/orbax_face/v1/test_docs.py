@@ -85,7 +85,7 @@ async def test_the_import_line(names: dict[str, Any]) -> None:
     np.testing.assert_array_equal(found["state"]["params"], names["state"]["params"])
 
 
-async def test_with_a_loop(names: dict[str, Any]) -> None:
+async def test_the_example_with_an_event_loop_runs(names: dict[str, Any]) -> None:
     found = await run(SNIPPETS[1], names)
 
     np.testing.assert_array_equal(found["state"]["params"], names["state"]["params"])

@@ -371,7 +371,7 @@ def test_protobuf_messages(ocp: Any, tmp_path: Path) -> None:
         ocp.load_checkpointables(tmp_path / "a")
 
 
-def test_no_handler_fits(tmp_path: Path) -> None:
+def test_a_value_without_a_handler_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NoEntryError, match="Could not identify a valid handler"):
         penstock_v1.save_checkpointables(tmp_path / "a", {"point": Point(1, 2)})
 

@@ -167,7 +167,7 @@ def test_without_a_loop_and_in_a_thread_of_the_caller(tmp_path: Path) -> None:
     assert len(seen) == 2
 
 
-def test_a_save_may_take_too_long(tmp_path: Path) -> None:
+def test_a_save_that_exceeds_its_timeout_is_an_error(tmp_path: Path) -> None:
     context = ocp.Context()
     context.asynchronous.timeout_secs = 0
     with context, pytest.raises(TimeoutError):

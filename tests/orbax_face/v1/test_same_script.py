@@ -35,7 +35,7 @@ def test_a_tree_comes_back_as_it_was_saved(ocp: Any, tree: Any, same: Same, tmp_
     same(ocp.load(tmp_path / "a", tree), tree)
 
 
-def test_each_reads_what_the_other_wrote(
+def test_each_library_reads_a_tree_that_the_other_wrote(
     writer_and_reader: Any, tree: Any, same: Same, tmp_path: Path
 ) -> None:
     writer, reader = writer_and_reader
@@ -51,7 +51,7 @@ def test_each_reads_what_the_other_wrote(
 @pytest.mark.parametrize("ocdbt", [True, False])
 @pytest.mark.parametrize("zarr3", [True, False])
 @pytest.mark.parametrize("compression", [True, False])
-def test_each_format_is_read_by_the_other(
+def test_each_library_reads_each_format_of_the_other(
     writer_and_reader: Any, ocdbt: bool, zarr3: bool, compression: bool, tree: Any, same: Same, tmp_path: Path
 ) -> None:
     writer, reader = writer_and_reader
@@ -67,7 +67,9 @@ def test_each_format_is_read_by_the_other(
     assert (recorded["use_ocdbt"], recorded["use_zarr3"]) == (ocdbt, zarr3)
 
 
-def test_items_are_read_by_the_other(writer_and_reader: Any, tree: Any, same: Same, tmp_path: Path) -> None:
+def test_each_library_reads_items_of_the_other(
+    writer_and_reader: Any, tree: Any, same: Same, tmp_path: Path
+) -> None:
     writer, reader = writer_and_reader
     registry = writer.handlers.local_registry()
     registry.add(writer.handlers.JsonHandler, checkpointable_name="config")
@@ -83,7 +85,9 @@ def test_items_are_read_by_the_other(writer_and_reader: Any, tree: Any, same: Sa
     same(reader.load(tmp_path / "a"), tree)
 
 
-def test_the_files_are_the_same(tree: Any, files: Callable[[Path], set[str]], tmp_path: Path) -> None:
+def test_both_libraries_write_the_same_files(
+    tree: Any, files: Callable[[Path], set[str]], tmp_path: Path
+) -> None:
     for library in (orbax_v1, penstock_v1):
         library.save_checkpointables(tmp_path / library.__name__, {"state": tree, "other": {"a": 1}})
 
@@ -99,7 +103,7 @@ def test_the_files_are_the_same(tree: Any, files: Callable[[Path], set[str]], tm
         assert first == second
 
 
-def test_metadata_says_the_same(tree: Any, tmp_path: Path) -> None:
+def test_both_libraries_return_the_same_metadata(tree: Any, tmp_path: Path) -> None:
     orbax_v1.save(tmp_path / "a", tree)
     ours, theirs = penstock_v1.metadata(tmp_path / "a"), orbax_v1.metadata(tmp_path / "a")
 
@@ -232,7 +236,7 @@ def test_part_of_a_tree_is_loaded(ocp: Any, tree: Any, same: Same, tmp_path: Pat
         ocp.load(tmp_path / "a", {"list": tree["list"]})
 
 
-def test_placeholders_stay(ocp: Any, tree: Any, tmp_path: Path) -> None:
+def test_placeholders_are_restored_as_placeholders(ocp: Any, tree: Any, tmp_path: Path) -> None:
     ocp.save(tmp_path / "a", tree)
     asked = {**tree, "array": ocp.PLACEHOLDER, "new": ocp.PLACEHOLDER}
     found = ocp.load(tmp_path / "a", asked)

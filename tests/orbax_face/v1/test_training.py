@@ -48,7 +48,7 @@ def test_each_step_is_saved_and_the_latest_loaded(ocp: Any, tmp_path: Path) -> N
         assert checkpointer.load(2, wanted)["w"].dtype == np.float32
 
 
-def test_either_continues_what_the_other_began(writer_and_reader: Any, tmp_path: Path) -> None:
+def test_each_library_continues_a_run_of_the_other(writer_and_reader: Any, tmp_path: Path) -> None:
     writer, reader = writer_and_reader
     with writer.training.Checkpointer(tmp_path, custom_metadata={"run": 1}) as checkpointer:
         checkpointer.save(3, state(3), metrics={"loss": 0.5}, custom_metadata={"final": False})
@@ -108,7 +108,7 @@ def test_a_step_that_exists_is_replaced_only_if_asked(ocp: Any, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("ask", ["load", "metadata", "checkpointables_metadata", "delete"])
-def test_a_step_that_is_not_there_is_said_so(ocp: Any, tmp_path: Path, ask: str) -> None:
+def test_loading_a_missing_step_is_an_error(ocp: Any, tmp_path: Path, ask: str) -> None:
     with ocp.training.Checkpointer(tmp_path) as checkpointer:
         with pytest.raises(ocp.training.errors.StepNotFoundError) as missing:
             getattr(checkpointer, ask)(7)
@@ -295,7 +295,7 @@ def test_a_step_that_is_being_saved_is_loaded_once_it_is_there(tmp_path: Path) -
 
 
 @pytest.mark.anyio
-async def test_all_of_it_can_be_awaited(tmp_path: Path) -> None:
+async def test_every_operation_of_training_can_be_awaited(tmp_path: Path) -> None:
     with penstock_v1.training.Checkpointer(tmp_path) as checkpointer:
         saving = checkpointer.save_async(0, TREE)
         assert saving is not None
@@ -305,7 +305,7 @@ async def test_all_of_it_can_be_awaited(tmp_path: Path) -> None:
         assert await checkpointer.delete_async(0)
 
 
-def test_policies_of_penstock_serve_as_well(tmp_path: Path) -> None:
+def test_policies_of_penstock_are_accepted(tmp_path: Path) -> None:
     saved(
         penstock_v1,
         tmp_path,
@@ -368,7 +368,7 @@ def test_a_logger_hears_of_saves_and_loads(ocp: Any, tmp_path: Path) -> None:
     assert heard == [("save", 4), ("restore", 4)]
 
 
-def test_without_a_logger_the_log_hears_of_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_steps_are_logged_without_a_logger(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "penstock"):
         saved(penstock_v1, tmp_path, [1])
 

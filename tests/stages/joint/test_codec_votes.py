@@ -29,7 +29,7 @@ from penstock.stages.joint.codec_votes import (
         ([ENCODED, ENCODED, MUST_BE_PLAIN], False),
     ],
 )
-def test_more_must_be_for_it_than_against_it(votes: list[int], is_encoded: bool) -> None:
+def test_a_codec_needs_a_majority_of_votes(votes: list[int], is_encoded: bool) -> None:
     assert counted([bytes([vote]) for vote in votes]) == bytes([is_encoded])
 
 

@@ -62,7 +62,7 @@ def test_leaves_of_one_process_stand_behind_those_of_all() -> None:
     assert written == [(2, 16), (3, 12)]
 
 
-def test_what_stages_did_to_them_is_told() -> None:
+def test_changes_of_leaves_of_one_process_are_sent_to_all() -> None:
     other = plan_of(1, SPECS[:1])
     change = LeafChange(("quantise",), SHARED)
     other = replace(other, changes={1: change})
@@ -73,7 +73,7 @@ def test_what_stages_did_to_them_is_told() -> None:
     assert found.plan.changes == {3: change}
 
 
-def test_a_plan_in_which_no_process_has_any_stays_the_same() -> None:
+def test_a_plan_without_leaves_of_one_process_stays_the_same() -> None:
     plan = plan_of(0, SPECS[:1])
     found = joined(plan, plan.specs, {1: []}, default_handlers(entry_points=False))
 

@@ -71,7 +71,7 @@ def test_the_large_the_small_and_those_whose_memory_dies_soon_stay_alone() -> No
     assert not any(region.others for region in (large, small, staged, other))
 
 
-def test_one_region_has_nobody_to_be_joined_with() -> None:
+def test_a_single_region_is_not_joined() -> None:
     only = Region(MIB)
 
     join_memory([leaf(only)])

@@ -38,12 +38,12 @@ def asked(save_args: object, of: object | None = None) -> dict[str, SaveArgs | N
     return dict(zip([info.name for info in infos], found, strict=True)) if found else {}
 
 
-def test_nothing_is_asked_for() -> None:
+def test_a_save_without_args_has_the_defaults() -> None:
     assert asked(None) == {}
     assert set(asked({}).values()) == set(asked({"a": None, "p": ()}).values()) == {None}
 
 
-def test_one_for_all() -> None:
+def test_one_value_of_save_args_is_for_all_leaves() -> None:
     assert set(asked(A).values()) == {A}
     assert asked(A, of=1.0) == {"": A}
 
@@ -182,7 +182,7 @@ def refused() -> list[tuple[object, object, str]]:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("case", range(9))
-async def test_what_cannot_be_stored_so_is_refused_before_a_byte_is_written(rig: Rig, case: int) -> None:
+async def test_impossible_save_args_are_refused_before_a_byte_is_written(rig: Rig, case: int) -> None:
     value, save_args, problem = refused()[case]
 
     with pytest.raises(InvalidLeafError, match=problem) as caught:

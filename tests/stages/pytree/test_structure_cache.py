@@ -253,7 +253,7 @@ def test_the_cache_holds_no_value_of_the_tree() -> None:
     assert Leaf.alive == 0
 
 
-def test_threads_may_share_it() -> None:
+def test_threads_may_share_the_cache_of_structures() -> None:
     cache = StructureCache(BoundedCache(2))
     trees: list[Any] = [[0] * n for n in range(1, 6)]
 
@@ -286,7 +286,7 @@ trees = st.recursive(
 
 @pytest.mark.many_cases
 @given(st.lists(trees, min_size=1, max_size=4))
-def test_any_trees_one_after_the_other(found: list[object]) -> None:
+def test_cached_structures_of_any_trees_equal_fresh_ones(found: list[object]) -> None:
     cache = StructureCache(BoundedCache(3))
     for tree in [*found, *found]:
         try:

@@ -112,7 +112,7 @@ def check(found: Any, tree: dict[str, Array]) -> None:
 @pytest.mark.parametrize("zarr", [2, 3])
 @pytest.mark.parametrize("ocdbt", [True, False])
 @pytest.mark.parametrize("codec", ["blosc", "blosc:zstd:3:shuffle", "lzma:2"])
-def test_what_is_saved_with_it_is_restored(tmp_path: Path, codec: str, ocdbt: bool, zarr: Any) -> None:
+def test_a_leaf_saved_with_a_codec_is_restored(tmp_path: Path, codec: str, ocdbt: bool, zarr: Any) -> None:
     tree = save(tmp_path / "a", SaveFormat(ocdbt, zarr, codec, 20_000))
 
     with penstock.sync.Checkpointer() as checkpointer:
@@ -133,7 +133,7 @@ def test_orbax_reads_a_codec_that_tensorstore_has(tmp_path: Path, ocdbt: bool, z
 
 @pytest.mark.usefixtures("site")
 @pytest.mark.parametrize(("version", "codec"), [(2, "blosc"), (3, "blosc"), (2, "lzma:1")])
-def test_zarr_reads_it_as_its_own(tmp_path: Path, version: Any, codec: str) -> None:
+def test_zarr_reads_what_a_codec_of_penstock_wrote(tmp_path: Path, version: Any, codec: str) -> None:
     zarr = pytest.importorskip("zarr")
     tree = save(tmp_path / "a", SaveFormat(False, version, codec, 20_000))
 
@@ -182,7 +182,7 @@ def test_a_damaged_chunk_is_an_error_that_names_the_leaf(tmp_path: Path, codec: 
 @pytest.mark.parametrize(
     "codec", ["blosc:lz4", "blosc:lz5:1:shuffle", "blosc:lz4:10:shuffle", "blosc:", "lz5"]
 )
-def test_options_that_it_lacks_are_refused_with_what_there_is(codec: str) -> None:
+def test_unknown_options_of_a_codec_are_refused_with_the_known_ones(codec: str) -> None:
     with pytest.raises(ConfigError, match=r"codec: must be .*'zstd:<1 to 22>' or 'blosc:<compressor>"):
         SaveFormat(codec=codec)
 

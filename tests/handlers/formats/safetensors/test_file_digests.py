@@ -167,7 +167,7 @@ class TestFilesOfOthers:
         save_file(tensors, path, metadata_of(path))
         return path, tensors
 
-    def test_they_are_restored_as_they_are(self, tmp_path: Path) -> None:
+    def test_files_of_others_are_restored_as_they_are(self, tmp_path: Path) -> None:
         path, tensors = self.rewritten(tmp_path)
 
         found = penstock.sync.restore(path)
@@ -177,7 +177,7 @@ class TestFilesOfOthers:
         }
         assert penstock.sync.metadata(path).custom_metadata == {"lr": 0.5, "kind": "x"}
 
-    def test_verify_says_so(self, tmp_path: Path) -> None:
+    def test_verify_reports_files_without_digests(self, tmp_path: Path) -> None:
         path, _ = self.rewritten(tmp_path)
 
         report = penstock.sync.verify(path)
@@ -197,7 +197,7 @@ class TestFilesOfOthers:
             "kind": "x",
         }
 
-    def test_without_any_metadata(self, tmp_path: Path) -> None:
+    def test_files_of_others_without_metadata_are_restored(self, tmp_path: Path) -> None:
         path = export(tmp_path)
         save_file(load_file(path), path)
 

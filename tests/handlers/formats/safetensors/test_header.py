@@ -216,7 +216,7 @@ def test_what_is_encoded_is_read(
 
 
 @given(content=st.binary(max_size=200), cut=st.integers(0, 120), flip=st.integers(0, 119))
-def test_nothing_but_our_errors(
+def test_any_header_is_decoded_or_an_error_of_penstock(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, cut: int, flip: int
 ) -> None:
     good = bytearray(file_of({"a": entry("F32", (2,), 0, 8), "__metadata__": {"x": "y"}}, bytes(8)))

@@ -210,7 +210,7 @@ class TestLayout:
         assert not layout.recognises(STORE, str(tmp_path)), "the config would be lost"
         assert not layout.recognises(STORE, str(tmp_path / "config.json"))
 
-    def test_names(self) -> None:
+    def test_temporary_names_are_made_and_refused(self) -> None:
         assert (
             SafetensorsLayout().temporary_name("/a/b.safetensors") == "/a/b.safetensors.orbax-checkpoint-tmp"
         )
@@ -313,7 +313,7 @@ class TestFollowing:
 
 
 class TestNote:
-    def test_all_of_it(self, tmp_path: Path) -> None:
+    def test_the_note_records_the_whole_tree(self, tmp_path: Path) -> None:
         note = Note(
             paths={"a.0": ("a", 0), "k": ("k",)},
             strings={"s": "text"},

@@ -47,7 +47,7 @@ def test_a_string_is_no_array() -> None:
     assert (found.kind, found.in_like, found.on_disk) == ("type", "jax.Array", "string")
 
 
-def test_what_this_version_does_not_know_is_said_so() -> None:
+def test_an_unknown_dtype_or_key_implementation_is_unsupported() -> None:
     unknown = Saved(LeafSpec("jax.Array", (1,), "int3", 1, (1,)), {})
     with pytest.raises(UnsupportedFormatError, match=r"/ckpt: no dtype 'int3'.*\(leaf \['opt'\]\.mu\)"):
         target(HANDLER, unknown)

@@ -158,7 +158,7 @@ def test_arrays_may_be_donated() -> None:
     assert array.is_deleted()
 
 
-def test_nothing_is_nothing() -> None:
+def test_a_batch_without_arrays_puts_nothing() -> None:
     assert put_small([], None) == []
 
 

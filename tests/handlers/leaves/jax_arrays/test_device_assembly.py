@@ -178,7 +178,7 @@ def test_keys_are_wrapped_again(sharded: bool) -> None:
         (12, 5, 16, []),  # chunks that do not end where the array does
     ],
 )
-def test_with_whole_chunks_it_is_cut_between_their_rows(
+def test_an_array_of_whole_chunks_is_cut_between_their_rows(
     rows: int, chunk: int, part_bytes: int, expected: list[int]
 ) -> None:
     spec = LeafSpec("jax.Array", (rows, 4), "float32", 4, (chunk, 2))
@@ -198,7 +198,7 @@ def test_what_keeps_the_memory_that_was_read_into_is_not_cut() -> None:
     assert len(parts_of(save(ALIASING, array), array, 64, handler=HANDLER)) > 1
 
 
-def test_packed_elements_never_keep_it_so_they_are_cut_everywhere() -> None:
+def test_arrays_of_packed_elements_are_cut_though_the_handler_aliases() -> None:
     array = jnp.asarray(numbers((16, 8), "int4"))
     assert len(parts_of(save(ALIASING, array), array, 64, handler=ALIASING)) == 2
 

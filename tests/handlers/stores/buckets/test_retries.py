@@ -86,7 +86,7 @@ def test_a_caller_may_have_less_time() -> None:
     assert clock.now_s == pytest.approx(7.0)
 
 
-def test_a_number_of_repetitions_bounds_them_too() -> None:
+def test_retries_are_bounded_by_a_number_of_repetitions() -> None:
     clock = Clock()
     with pytest.raises(ThrottledError):
         clock.requests(RetryPolicy(most=3)).send("get", "p", Outage(clock, 1e9))
@@ -119,7 +119,7 @@ def test_waits_grow_to_a_bound_and_are_spread() -> None:
     assert [2 * cast("float", each) for each in shortest] == pytest.approx(longest)
 
 
-def test_nobody_comes_back_before_the_server_asks_for_it() -> None:
+def test_a_request_is_repeated_no_earlier_than_the_server_asks() -> None:
     policy = RetryPolicy(60.0)
     waits = [policy.wait_s(1, 0.0, chance, asked_s=20.0) for chance in (0.0, 1.0)]
     assert all(wait is not None and wait >= 20.0 for wait in waits)

@@ -95,7 +95,7 @@ def test_what_is_gone_is_not_settled(bucket: Bucket) -> None:
     assert caught.value.errno == errno.ENOENT
 
 
-def test_without_a_mark_there_is_none(bucket: Bucket) -> None:
+def test_a_directory_without_a_mark_has_no_snapshot(bucket: Bucket) -> None:
     assert bucket.store().snapshot(f"{URL}/run") is None
     assert bucket.store().snapshot(f"{URL}/absent") is None
     assert bucket.store().snapshot(URL) is None
@@ -116,7 +116,7 @@ def test_the_mark_is_read_again_only_if_anything_was_read_after_it(bucket: Bucke
     assert found.identity_now() == b"mark of other"
 
 
-def test_another_process_is_told_all_of_it(bucket: Bucket) -> None:
+def test_a_snapshot_is_sent_to_another_process_whole(bucket: Bucket) -> None:
     first = settled(bucket.store())
     store, asked = counting(bucket)
     found = store.told_snapshot(PATH, first.told())

@@ -59,7 +59,7 @@ def test_a_process_has_ended_also_while_its_parent_did_not_ask_for_its_status() 
         (replace(ME, namespace="", pid=UNUSED), False),
     ],
 )
-def test_only_what_is_known_to_have_ended_has(other: ProcessIdentity, has_ended: bool) -> None:
+def test_a_process_has_ended_only_if_that_is_known(other: ProcessIdentity, has_ended: bool) -> None:
     assert other.has_ended(ME) is has_ended
 
 

@@ -162,7 +162,7 @@ async def test_the_new_one_is_held_once_it_is_read_again(source: Source) -> None
     assert source.turn == 1
 
 
-async def test_an_identity_that_cannot_be_asked_for_fails_it(source: Source) -> None:
+async def test_a_read_fails_if_the_identity_of_its_checkpoint_cannot_be_read(source: Source) -> None:
     store = FaultyStore(LocalStore())
     store.fail_on("identity", 2)
 

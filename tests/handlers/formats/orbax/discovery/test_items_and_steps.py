@@ -76,7 +76,7 @@ class TestSteps:
         assert text(tmp_path) == names[-1]
         assert open_(tmp_path).path == str(tmp_path / names[-1])
 
-    def test_other_things_beside_them_do_not_matter(self, tmp_path: Path) -> None:
+    def test_files_next_to_steps_are_ignored(self, tmp_path: Path) -> None:
         make(tmp_path, **tree("3__default", "three"), **tree("_SNAPSHOTS__9", "old"), **tree("x9", "other"))
         make(
             tmp_path,
@@ -100,7 +100,7 @@ class TestSteps:
         ],
         ids=["tmp", "old tmp", "empty", "begun", "just begun", "item"],
     )
-    def test_an_unfinished_one_is_never_taken(self, unfinished: dict[str, str], tmp_path: Path) -> None:
+    def test_an_unfinished_step_is_never_taken(self, unfinished: dict[str, str], tmp_path: Path) -> None:
         make(tmp_path, **unfinished)
         with pytest.raises(IncompleteCheckpointError):
             open_(tmp_path)
@@ -108,13 +108,13 @@ class TestSteps:
         make(tmp_path, **tree("8__default", "eight"))
         assert text(tmp_path) == "eight"
 
-    def test_a_commit_mark_says_that_it_is_finished(self, tmp_path: Path) -> None:
+    def test_a_step_with_a_commit_mark_is_finished(self, tmp_path: Path) -> None:
         make(tmp_path, **tree("7", "x"), **tree("9", "nine"))
         make(tmp_path, **{"9___CHECKPOINT_METADATA": BEGUN, "9__commit_success.txt": ""})
 
         assert text(tmp_path) == "nine"
 
-    def test_a_damaged_one_is_an_error_and_not_passed_over(self, tmp_path: Path) -> None:
+    def test_a_damaged_step_is_an_error_and_not_passed_over(self, tmp_path: Path) -> None:
         make(tmp_path, **tree("7", "x"), **{"9___CHECKPOINT_METADATA": "{"})
         assert "9/_CHECKPOINT_METADATA: is not JSON" in corrupt(tmp_path)
 
@@ -130,7 +130,7 @@ class TestSteps:
         make(tmp_path, **tree("4", "y"))
         assert text(tmp_path) == "y"
 
-    def test_of_several_names_none_is_guessed(self, tmp_path: Path) -> None:
+    def test_steps_with_several_kinds_of_names_are_refused(self, tmp_path: Path) -> None:
         make(tmp_path, **tree("a_1", "x"), **tree("b_2", "x"))
 
         with pytest.raises(UnsupportedFormatError, match="several names; open one of them: a_1, b_2"):
@@ -167,7 +167,7 @@ class TestSteps:
 
 
 class TestItems:
-    def test_they_are_named_by_their_directories(self, tmp_path: Path) -> None:
+    def test_items_are_named_by_their_directories(self, tmp_path: Path) -> None:
         make(tmp_path, **tree("a", "in a"), **tree("b", "in b"), _CHECKPOINT_METADATA=ENDED)
 
         assert text(tmp_path, "a") == text(tmp_path / "a") == "in a"
@@ -176,18 +176,18 @@ class TestItems:
             with pytest.raises(NotACheckpointError, match=r"has no item .* \(its items: a, b\)"):
                 open_(tmp_path, wrong)
 
-    def test_of_the_latest_step(self, tmp_path: Path) -> None:
+    def test_items_of_the_latest_step_are_found(self, tmp_path: Path) -> None:
         make(tmp_path, **tree("1__a", "old"), **tree("2__a", "new"), **tree("2__b", "other"))
 
         assert text(tmp_path, "a") == "new"
 
     @pytest.mark.parametrize("usual", ["default", "state", "pytree"])
-    def test_the_usual_one_is_meant(self, usual: str, tmp_path: Path) -> None:
+    def test_the_item_with_the_default_name_is_taken(self, usual: str, tmp_path: Path) -> None:
         make(tmp_path, **tree("a", "x"), **tree(usual, "tree"), **tree("z", "x"))
 
         assert text(tmp_path) == "tree"
 
-    def test_without_a_tree_none_is_guessed(self, tmp_path: Path) -> None:
+    def test_one_of_several_items_without_a_tree_is_not_guessed(self, tmp_path: Path) -> None:
         make(tmp_path, cfg__metadata="3", orbax_checkpoint="")
         assert [leaf.spec.typestr for leaf in open_(tmp_path).leaves] == ["scalar"]
 
@@ -197,12 +197,12 @@ class TestItems:
         ):
             open_(tmp_path)
 
-    def test_one_that_is_listed_and_lost_is_an_error(self, tmp_path: Path) -> None:
+    def test_an_item_that_is_listed_and_missing_is_an_error(self, tmp_path: Path) -> None:
         make(tmp_path, cfg__metadata="3", _CHECKPOINT_METADATA='{"item_handlers": {"cfg": "x", "tree": "y"}}')
 
         assert "/tree: is missing" in corrupt(tmp_path)
 
-    def test_one_that_is_nothing_known(self, tmp_path: Path) -> None:
+    def test_an_item_of_an_unknown_kind_is_an_error(self, tmp_path: Path) -> None:
         make(tmp_path, **tree("a", "x"), b__other="")
 
         with pytest.raises(UnsupportedFormatError, match="/b: is not an item that penstock knows"):
@@ -217,7 +217,7 @@ class TestItems:
 
 class TestJson:
     @pytest.mark.parametrize("name", ["metadata", "data.json", "metrics"])
-    def test_its_leaves(self, name: str, tmp_path: Path) -> None:
+    def test_leaves_of_a_json_item_are_found(self, name: str, tmp_path: Path) -> None:
         value = {"b": [True, None, {"x.y": 2**64 - 1}], "a": "text", "e": [{}, []], "": -1.5}
         (tmp_path / name).write_text(json.dumps(value))
 
@@ -352,7 +352,7 @@ def test_a_directory_in_place_of_an_arrays_metadata_is_named(tmp_path: Path) -> 
 
 
 class TestNames:
-    def test_they_are_split_at_dots(self, tmp_path: Path) -> None:
+    def test_names_are_split_at_dots(self, tmp_path: Path) -> None:
         zarray = '{"chunks": [], "compressor": null, "dtype": "<f4", "fill_value": null, "filters": null,'
         zarray += '"order": "C", "shape": [], "zarr_format": 2}'
         make(
@@ -374,7 +374,7 @@ class TestNames:
         ):
             open_(tmp_path)
 
-    def test_beside_any_document_they_are_not_asked(self, tmp_path: Path) -> None:
+    def test_names_do_not_replace_a_lost_document(self, tmp_path: Path) -> None:
         """There, what tells the structure is lost, and strings with it."""
         make(tmp_path, **{"a__.zarray": "{}", "commit_success.txt": ""})
 

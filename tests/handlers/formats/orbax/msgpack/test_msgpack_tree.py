@@ -251,7 +251,7 @@ WHOLE: Any = {
 }
 
 
-def test_cut_short_anywhere_it_is_an_error(tmp_path: Path) -> None:
+def test_a_file_cut_short_anywhere_is_an_error(tmp_path: Path) -> None:
     data = packed(WHOLE)
     for length in range(len(data)):
         with pytest.raises(CorruptCheckpointError, match="/checkpoint: "):
@@ -259,7 +259,7 @@ def test_cut_short_anywhere_it_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.many_cases
-def test_with_any_byte_changed_it_opens_or_names_the_file(tmp_path: Path) -> None:
+def test_a_file_with_any_byte_changed_opens_or_is_an_error_with_its_name(tmp_path: Path) -> None:
     data = packed(WHOLE)
     refused = 0
     for at in range(len(data)):

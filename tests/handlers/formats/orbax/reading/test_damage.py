@@ -62,7 +62,7 @@ def data_file(path: Path) -> Path:
     return path / name
 
 
-def test_whole_it_opens(path: Path) -> None:
+def test_an_undamaged_checkpoint_opens(path: Path) -> None:
     found = open_(path)
 
     assert [leaf.spec.typestr for leaf in found.leaves] == ["jax.Array", "string", "mine.Type"]

@@ -40,7 +40,7 @@ def test_equal_documents_are_decoded_once() -> None:
     assert decoder.calls == [b"one", b"two", b"one"]
 
 
-def test_only_the_last_few_are_kept() -> None:
+def test_the_cache_keeps_the_last_few_documents() -> None:
     remembered, decoder = RememberedDocuments(), Decoder()
     few = [str(at).encode() for at in range(8)]
     for data in [*few, *few, b"another", *few[1:], b"0"]:
@@ -120,7 +120,9 @@ def test_a_document_that_is_damaged_later_is_damaged(tmp_path: Path, make_leaf: 
     assert open_(layout, path).leaves[0].spec.typestr == "np.ndarray"
 
 
-def test_nobody_is_given_what_others_could_change(tmp_path: Path, make_leaf: Any, write_flat: Any) -> None:
+def test_cached_documents_cannot_be_changed_by_callers(
+    tmp_path: Path, make_leaf: Any, write_flat: Any
+) -> None:
     layout = OrbaxLayout()
     path = write(tmp_path / "1", make_leaf, write_flat)
     first = said_of(open_(layout, path))

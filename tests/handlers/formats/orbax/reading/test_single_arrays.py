@@ -31,7 +31,7 @@ def test_a_second_array_makes_it_a_tree_without_its_document(path: Path) -> None
         penstock.sync.restore(path)
 
 
-def test_alone_it_is_the_item(path: Path) -> None:
+def test_a_directory_with_one_array_is_the_item(path: Path) -> None:
     for file in (path / "y").iterdir():
         file.unlink()
     (path / "y").rmdir()

@@ -172,6 +172,6 @@ def test_a_grid_that_is_only_claimed_costs_as_much_as_what_is_stored_of_it() -> 
     assert asked == [(0,), (1,), (2,), (3,)]
 
 
-def test_nothing_is_found_of_nothing(tmp_path: Path) -> None:
+def test_an_index_without_arrays_has_no_chunks(tmp_path: Path) -> None:
     assert look_up({}).ids == [-1, -1]
     assert look_up({}, arrays={}).ids == []

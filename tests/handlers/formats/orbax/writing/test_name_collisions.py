@@ -74,7 +74,7 @@ def test_names_that_can_be_paths(tmp_path: Path, tree: Any, zarr: Literal[2, 3])
     ],
     ids=repr,
 )
-def test_names_that_cannot(tmp_path: Path, name: str, zarr: Literal[2, 3]) -> None:
+def test_names_that_cannot_be_directories_are_refused(tmp_path: Path, name: str, zarr: Literal[2, 3]) -> None:
     tree = {"good": np.ones(2), name: np.ones(2)}
 
     with pytest.raises(InvalidLeafError, match="ocdbt=True") as caught:

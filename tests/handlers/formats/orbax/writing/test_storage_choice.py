@@ -29,7 +29,7 @@ def fit(spec: LeafSpec, args: SaveArgs | None = None, coded_chunk: int = 1 << 20
     return fitted(spec, "['x']", SaveFormat(**form), args, coded_chunk)
 
 
-def test_nothing_is_asked_for_and_nothing_is_made() -> None:
+def test_default_options_make_no_chunks_and_no_codec() -> None:
     spec = spec_of(100_000)
     assert fit(spec) is spec
     assert fit(spec, SaveArgs()) is spec
@@ -151,7 +151,7 @@ def test_large_chunks_and_the_fill_value_are_encoded_too() -> None:
     assert len(made[0]) < 1000 < TOGETHER_BELOW < len(made[1])
 
 
-def test_the_level_counts() -> None:
+def test_the_level_of_a_codec_is_used() -> None:
     text = b"".join(b"%d %d\n" % (n, n * n) for n in range(20_000))
     fast, slow = (len(encode(codec, [memoryview(text)])[0]) for codec in ("zstd:1", "zstd:19"))
     assert slow < 0.9 * fast
