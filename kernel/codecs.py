@@ -73,7 +73,7 @@ class CodecType(Protocol):
         ...
 
     def parse(self, options: str) -> Codec:
-        """Return the codec with options as they stand behind its name and a colon; empty: the usual ones.
+        """Return the codec with options as they stand after its name and a colon; empty: the usual ones.
 
         Raises:
             ValueError: If they are none.

@@ -497,7 +497,7 @@ class HandlerFailedError(HandlerError):
 
 @final
 class NoSpaceError(StorageError):
-    """The medium has no room for what a save has to write. Nothing of it is left; earlier ones are untouched.
+    """The medium has no room for what a save has to write. Its files are removed; earlier checkpoints stay.
 
     Its `key_path` is that of the first leaf without room, where that is known.
 
@@ -632,7 +632,7 @@ class NotDurableError(StorageError):
 
 @final
 class SaveCancelledError(PenstockError):
-    """The save that was awaited was cancelled; nothing of it is left on disk."""
+    """The save that was awaited was cancelled; what it wrote was removed."""
 
 
 @final
@@ -886,7 +886,7 @@ class PlansDifferError(PeerError, SpecError):
 
 @final
 class NotOnThisDiskError(SpecError):
-    """A restore needs what another process wrote to a disk of its own.
+    """A restore needs what another process wrote to its own disk.
 
     Attributes:
         path: The directory that holds the tree.

@@ -25,7 +25,7 @@ from structlog.typing import EventDict
 
 LOGGER_NAME = "penstock"
 
-# Without a handler of its own the logger would fall back to writing warnings to stderr.
+# Without its own handler the logger would fall back to writing warnings to stderr.
 logging.getLogger(LOGGER_NAME).addHandler(logging.NullHandler())
 
 _OF_RECORDS = {*vars(logging.makeLogRecord({})), "message", "asctime"}

@@ -54,7 +54,7 @@ def _find_plugins(group: str, _: tuple[tuple[str, int], ...]) -> tuple[Plugin, .
 
 
 def _changed_ns(folder: str) -> int:
-    """When an entry of a folder was added or removed; every distribution has one of its own."""
+    """When an entry of a folder was added or removed; every distribution has its own."""
     try:
         return os.stat(folder or os.curdir).st_mtime_ns
     except OSError:

@@ -27,7 +27,7 @@ from penstock.stages.messages.batching import plan_of
 class Agree:
     """Takes `StagedBatch`es and passes them on, once all processes want to save the same.
 
-    Behind staging, so that no process waits for another one until its own state may change. Then the primary
+    After staging, so that no process waits for another one until its own state may change. Then the primary
     makes the place to build in, and tells the others where it is; on local disks each makes its own. Leaves
     whose handlers write files of their own need the place to be staged: for them the processes agree there.
 

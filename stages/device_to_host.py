@@ -55,7 +55,7 @@ class DeviceToHost:
     Small leaves are gathered into packs, which are copies. Of the others, immutable memory that is already
     on the host is used in place, without a lease. Everything else is copied under a lease, in groups of at
     most `piece_bytes`, so a leaf larger than the budget streams through it; with a codec, each chunk must
-    fit. A leaf's value is released once it is staged. A handler that keeps files of its own copies its
+    fit. A leaf's value is released once it is staged. A handler that keeps its own files copies its
     leaves itself, in one call.
     """
 
@@ -229,7 +229,7 @@ class _Stager:
 
 
 def _check_changed(leaves: Sequence[Leaf]) -> None:
-    """Refuse leaves of which a stage changed the value but not the spec, or the spec but not the value."""
+    """Refuse leaves whose value a stage changed without the spec, or the spec without the value."""
     for leaf in leaves:
         handler, spec = leaf.handler, leaf.spec
         if spec.shape is None:
@@ -347,12 +347,12 @@ class PieceGroup:
 
     @property
     def key_path(self) -> str:
-        """Of the first leaf."""
+        """The key path of the first leaf."""
         return self.planned[0].leaf.info.key_path
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
-        """Those whose last piece is here."""
+        """The leaves whose last piece is in this message."""
         return tuple([one.leaf for one in self.planned if one.is_last])
 
     @property
@@ -490,7 +490,7 @@ def _pieces(leaf: Leaf, piece_bytes: int, room: OutputRoom) -> Iterator[tuple[Pi
     """Plan the pieces of a leaf, each with the bytes of its output in later stages.
 
     A chunk with a codec is one piece, leased together with its output. If encoding leased its own bytes,
-    staged pieces behind it could hold the whole budget: a deadlock.
+    staged pieces after it could hold the whole budget: a deadlock.
     """
     spec = leaf.spec
     if not room.is_coded(leaf.index, spec):

@@ -232,7 +232,7 @@ async def closing(threads: Threads, files: Callable[[], Iterable[_File]]) -> Asy
         yield
     except BaseException:
         with move_on_after(CLOSING_S, shield=True), suppress(StorageError):
-            # In a thread of its own: all others may hang, as reads of a medium that does not answer.
+            # In its own thread: all others may hang, as reads of a medium that does not answer.
             await Threads(1).leaving_calls(after_s=0.0).run(_close, files)
 
         raise

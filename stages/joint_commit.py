@@ -51,7 +51,7 @@ class JointCommitter:
         self._batches.append(batch)
 
     async def finish(self) -> AsyncIterator[Committed]:
-        """Bring this process's part, or merge those of all."""
+        """Send this process's part, or merge those of all as the primary."""
         run, operation = self._run, self._operation
         operation.at("commit")
         plan = plan_of(self._batches)
@@ -80,7 +80,7 @@ class JointCommitter:
         yield Committed(len(plan.infos), nbytes, n_files, nbytes_kept, plan.references)
 
     async def _write_own(self, plan: SavePlan, leaves: Leaves) -> int:
-        """Write the documents of what this process has on its disk. Returns how many data files there are."""
+        """Write the documents for the part on this process's disk. Returns the number of data files."""
         run, operation = self._run, self._operation
         handled = [each for batch in self._batches for each in batch.handled]
         if handled:
@@ -131,7 +131,7 @@ class JointCommitter:
         return await run.threads.run(self._documents_written, leaves, plan)
 
     def _documents_written(self, leaves: Leaves, plan: SavePlan) -> int:
-        """Write the documents for all, and forget what they were made of.
+        """Write the documents for all, and drop their sources.
 
         Here, in the worker thread: of thousands of processes, that would take the event loop 10 ms.
         """
@@ -190,7 +190,7 @@ class JointCommitter:
 
 
 def _handled_elsewhere(run: SaveRun, leaves: Sequence[Leaf]) -> Iterator[Pending]:
-    """Yield what handlers of other processes wrote of leaves that those alone have: it is to be completed."""
+    """Yield the files of leaves that only other processes have, for their handlers to complete."""
     for leaf in leaves:
         if isinstance(leaf.handler, FilesHandler):
             for folder, there in by_folder(run, [leaf]):

@@ -32,8 +32,8 @@ class LimitBytes:
     one account of bytes in flight, and all restores another: those of the `MemoryRegulator`.
 
     Attributes:
-        in_flight_bytes: Bytes that this save or restore may have in flight at once, in an account of its own
-            within the shared one; None for no limit of its own.
+        in_flight_bytes: Bytes that this save or restore may have in flight at once, in its own account
+            within the shared one; None for no separate limit.
     """
 
     messages: ClassVar[Messages] = {StagedBatch: StagedBatch, PlannedBatch: ReadBatch}

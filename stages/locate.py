@@ -74,7 +74,7 @@ def split_names(checkpoint: StoredCheckpoint, separator: str) -> StoredCheckpoin
         separator: What separates the keys in a name, such as `"."`.
 
     Raises:
-        SpecError: If the checkpoint has a structure of its own, or its names cannot be split.
+        SpecError: If the checkpoint has its own structure, or its names cannot be split.
     """
     if not separator:
         raise SpecError("split is empty; it must be the text that separates the keys in a name, such as '.'")

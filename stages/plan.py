@@ -92,7 +92,7 @@ def _direct(reads: Sequence[Read]) -> list[DirectRead]:
 
 
 def _left(reads: Sequence[Read], mapped: set[int]) -> Iterator[Read]:
-    """Yield what is still to be read."""
+    """Yield the reads that are left."""
     for read in reads:
         if isinstance(read, CheckedRead):
             parts = tuple([part for part in read.parts if not _is_mapped(part, mapped)])

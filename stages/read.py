@@ -53,7 +53,7 @@ class Read:
     In a pipeline without `limit_bytes` it takes `PlannedBatch`es.
 
     Small ranges that follow each other in a file are one read. Bytes whose checksum is known are
-    checked. Reads through a driver run concurrently. A handler that keeps files of its own reads its leaves
+    checked. Reads through a driver run concurrently. A handler that keeps its own files reads its leaves
     itself. The event `data.read` says how many bytes bypassed the page cache and how many went through it.
 
     Attributes:
@@ -135,7 +135,7 @@ class _Reader:
         return HostBatch(leaves, staged=self._staged.pop(unit, None), plan=batch.plan)
 
     async def _load(self, batch: ReadBatch, handler: FilesHandler) -> HostBatch:
-        """Have a handler read its leaves from files of its own, one call per directory."""
+        """Have a handler read its leaves from its own files, one call per directory."""
         by_directory: dict[str, list[ReadLeaf]] = {}
         for leaf in batch.leaves:
             by_directory.setdefault(leaf.info.directory, []).append(leaf)
@@ -282,7 +282,7 @@ class _Open:
 class OpenFiles:
     """Opens files when they are read. A checkpoint may have more of them than a process may open.
 
-    Beyond `most`, the file is closed that nobody has used for the longest time. Thread-safe; blocking.
+    Beyond `most`, the file is closed that was not used for the longest time. Thread-safe; blocking.
 
     Args:
         store: Where the files are.
@@ -336,7 +336,7 @@ class OpenFiles:
         return list(self._all)
 
     def end(self) -> Sequence[ReadableFile]:
-        """Keep no more files open, not even those that a thread opens which was left behind; return all."""
+        """Stop keeping files open, also for abandoned threads; return all."""
         self._is_over = True  # without the lock: such a thread may hold it
         return self.files()
 

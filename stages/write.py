@@ -385,7 +385,7 @@ def _write_placed(
 
 
 def _row_of(piece: Piece, file: str, offset: int, run: SaveRun) -> Written:
-    """Return where a piece is, with its checksums, of which every byte is read."""
+    """Return the place and the checksums of a piece, for which every byte is read."""
     checksum, running = summed(piece, block_bytes_of(run))
     place = file, offset, piece.nbytes
     return Written(piece.leaf.index, piece.chunk, piece.start, *place, checksum, piece.coded, running)

@@ -36,7 +36,7 @@ MOST_WAITS = 64
 
 @final
 class KeyValueCalls:
-    """The calls of `KeyValues`, each in a worker thread that a cancellation leaves behind.
+    """The calls of `KeyValues`, each in a worker thread that a cancellation abandons.
 
     What was left still takes effect, so callers shield what must be known to have happened.
 
@@ -70,7 +70,7 @@ class KeyValueCalls:
         await self._threads.leaving_calls(left_s).run(self._service.put, key, value, True)
 
     async def put_once(self, key: str, own: bytes) -> bool:
-        """Set a key to what nobody else sets; return whether it has that value.
+        """Set a key that no other process sets; return whether it has that value.
 
         It may be called again: what was not confirmed in time may have been heard nevertheless.
         """
@@ -199,7 +199,7 @@ class _Kept:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def change(self, change: Callable[[Memory], Memory]) -> Memory:
-        """Replace it; return what it was before."""
+        """Replace the value; return the earlier one."""
         with self.lock:
             before = self.memory
             self.memory = change(before)
@@ -229,7 +229,7 @@ class Job:
         return move_on_after_awake(limit_s, self.limits.beat_s, shield=shield)
 
     async def perform(self, procedure: Procedure[T], local: Callable[[Call], Any] | None = None) -> T:
-        """Make the calls of a procedure, one after another, and return what came of it.
+        """Make the calls of a procedure, one after another, and return its result.
 
         Args:
             procedure: Not begun yet.

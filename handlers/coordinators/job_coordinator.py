@@ -92,7 +92,7 @@ class JobReads:
         return "", b"".join(pieces) if found and len(pieces) == len(found) else None
 
     async def tell(self, turn: str, data: bytes) -> None:
-        """Tell the others what was read; nothing if it could not be, or is too long. Forgets what is older.
+        """Announce what was read, or that it was unreadable or too long. Forgets earlier announcements.
 
         Cancellation:
             Delivered once the service has answered, after `_TELLING_S` at most.
@@ -129,8 +129,8 @@ class JobAnnouncements:
     """One value after another that the primary tells and each other process hears, by name.
 
     All processes ask for the same names in the same order; the n-th `hear` of a name gets what its n-th
-    `tell` said. Who is behind finds what it missed in what was said since. Nothing is sent before the first
-    call.
+    `tell` said. A process that lags finds what it missed in what was said since. Nothing is sent before the
+    first call.
 
     Args:
         job: What this process knows of the job.
@@ -152,7 +152,7 @@ class JobAnnouncements:
         self._renew()
 
     async def tell(self, name: str, value: str) -> None:
-        """Say what was decided. The primary's.
+        """Announce a decision. Called by the primary.
 
         Raises:
             CoordinationError: If the service cannot be reached.
@@ -236,7 +236,7 @@ class JobAnnouncements:
         self._renew()
 
     async def _take_back(self) -> None:
-        """Delete what says that these are to be joined, if all have joined and no later ones are."""
+        """Delete the key by which these are joined, if all have joined and no later ones began."""
         came = await self._job.calls.under(self._keys.each("at"))
         if len(came) == self._job.member.count - 1 and await self._begun(0.0) == self._keys:
             await self._job.calls.delete(self._key_begun)
@@ -290,7 +290,7 @@ class JobAnnouncements:
             self._remember(cast("dict[str, str]", json.loads(found)))
 
     async def _begun(self, timeout_s: float) -> OperationKeys | None:
-        """Return the keys of what the primary has begun."""
+        """Return the keys of the operations that the primary has begun."""
         found = await self._job.calls.wait(self._key_begun, timeout_s)
         return None if found is None else OperationKeys(found.decode())
 
@@ -400,7 +400,7 @@ class JobCoordinator:
 
         Args:
             path: What it is about, the same in all processes.
-            is_local: Whether each of them publishes on a disk of its own.
+            is_local: Whether each of them publishes on its own disk.
 
         Raises:
             InactiveProcessError: If this process takes no part.
@@ -424,7 +424,7 @@ class JobCoordinator:
         return self._reads if member.count > 1 and member.index in member.processes else None
 
     async def count_neighbours(self, place: str) -> tuple[int, bool]:
-        """Say where this process is, and count who is there; see `Coordinator`. It need not take part."""
+        """Announce the host of this process, and count the processes there; see `Coordinator`."""
         calls, index = self._job.calls, self._job.member.index
         if self._place != place:
             await calls.put(f"{PLACES}{index}", place.encode(), replace=True)

@@ -51,7 +51,7 @@ class JointOperation:
     `parts` of the primary, `bring` and `wait_decided` of the others.
 
     One that fails sets the verdict. Then all the others are cancelled within `running`, which raises it:
-    nobody waits for who has failed.
+    no process waits for one that has failed.
 
     The primary alone judges who is silent. The others judge the primary, by their own clocks and later.
 
@@ -59,7 +59,7 @@ class JointOperation:
         job: What this process knows of the job.
         path: What the operation is about. Operations on one path follow each other; those on different paths
             do not meet, in whatever order the processes begin them.
-        is_local: Whether each process publishes on a disk of its own.
+        is_local: Whether each process publishes on its own disk.
     """
 
     __slots__ = ("_agreed", "_agreeing", "_job", "_member", "_membership", "_path")
@@ -79,7 +79,7 @@ class JointOperation:
 
     @property
     def is_local(self) -> bool:
-        """True if each process writes and publishes by itself, on a disk of its own."""
+        """True if each process writes and publishes by itself, on its own disk."""
         return self._membership.is_local
 
     @property
@@ -113,7 +113,7 @@ class JointOperation:
         return False
 
     def at(self, stage: str) -> None:
-        """Note where this process is. The others hear of it with the next heartbeat."""
+        """Note the stage that this process is in. The others hear of it with the next heartbeat."""
         self._membership.stage = stage
 
     @asynccontextmanager
@@ -129,10 +129,10 @@ class JointOperation:
             CoordinationError: If the service cannot be reached.
 
         After a failure, the primary returns only when the others have left their bodies, or cannot be waited
-        for: then nobody writes any more into what it removes.
+        for: then no process writes into what it removes.
 
         Cancellation:
-            The others are told first, within three times `JobLimits.call_s`.
+            The others hear of it first, within three times `JobLimits.call_s`.
         """
         try:
             await self._membership.join()
@@ -173,7 +173,7 @@ class JointOperation:
     async def refuse(self, error: Exception) -> None:
         """Take no part, and tell the others why, instead of `running`. Never raises.
 
-        If the primary begins it later than within a beat, the others are not told.
+        If the primary begins it later than within a beat, the others do not hear of it.
 
         Cancellation:
             Delivered after that, and five times `JobLimits.call_s`, at most.
@@ -220,7 +220,7 @@ class JointOperation:
     async def compare(
         self, plan: bytes, describe: Callable[[], Sequence[str]], beside: bytes = b""
     ) -> Mapping[int, bytes]:
-        """Say what this process is asked to do. The primary waits for all, and compares.
+        """Send the plan of this process. The primary waits for those of all, and compares them.
 
         Args:
             plan: A digest of it, and of whatever else must be equal. As long in all processes.
@@ -229,7 +229,7 @@ class JointOperation:
             beside: What else the primary is to know. It need not be equal.
 
         Returns:
-            At the primary, what the others say beside their plans, by index.
+            At the primary, what the others say next to their plans, by index.
 
         Raises:
             PeerSilentError: At the primary, if not all came within `JobLimits.join_s`.
@@ -378,7 +378,7 @@ class JointOperation:
             await self.tell_published()
 
     async def combine(self, part: bytes, combined: Callable[[Mapping[int, bytes]], bytes]) -> bytes:
-        """Bring a part; return what the primary makes of the parts of all, once it has decided.
+        """Send a part; return the result of the primary's function of the parts of all.
 
         Args:
             part: Of this process.
@@ -398,7 +398,7 @@ class JointOperation:
         return made
 
     async def tell_published(self, told: bytes = b"") -> None:
-        """Tell the others that the checkpoint is visible, and what came of it. The primary's last word."""
+        """Tell the others that the checkpoint is visible, with the result. The primary's last message."""
         async with self._job.within(self._job.limits.call_s, shield=True):
             await self._job.calls.put(self._keys.result, PUBLISHED + told)
 
@@ -418,7 +418,7 @@ class JointOperation:
             raise self._silence_of_primary(limit_s)
 
     async def wait_published(self) -> bytes:
-        """Wait until the primary has published; return what came of it. For the others.
+        """Wait until the primary has published; return its result. For the others.
 
         Raises:
             PeerError: If the operation was ended, or the primary could not publish.

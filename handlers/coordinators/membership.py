@@ -30,12 +30,12 @@ SERVICE_PROCESS: Final = 0
 
 @final
 class Membership:
-    """Of one process in one operation.
+    """The part of one process in one operation.
 
     Args:
         job: What this process knows of the job.
         path: What the operation is about.
-        is_local: Whether each process publishes on a disk of its own.
+        is_local: Whether each process publishes on its own disk.
     """
 
     __slots__ = (
@@ -128,7 +128,7 @@ class Membership:
             tasks.start_soon(self._guarded, work)
 
     async def perform(self, procedure: Procedure[T]) -> T:
-        """Make the calls of a procedure, and take up what it learns of the verdict."""
+        """Make the calls of a procedure, and note the verdict if it learns one."""
         return await self._job.perform(procedure, self._answer)
 
     def has_lost_primary(self, error: BaseException | None) -> bool:
@@ -141,7 +141,7 @@ class Membership:
         return is_silent or self._is_unknown_by_silence(error)
 
     def told_instead(self, verdict: Verdict) -> PenstockError:
-        """Return what is to be raised if the primary told this instead of having published."""
+        """Return the error to raise if the primary announced this instead of publishing."""
         if verdict.kind != "unknown":
             return verdict.error()
 
@@ -292,7 +292,7 @@ class Membership:
             self._detector = self._detector.hear(found, asked_s, current_time())
 
     async def _look_around(self) -> None:
-        """Judge who is silent. Beside `_listen`, since a service that does not answer is silence, too."""
+        """Judge who is silent. Runs next to `_listen`: a service that does not answer is silence, too."""
         job, member = self._job, self._job.member
         is_served_by_primary = member.primary == SERVICE_PROCESS and not member.is_primary
         while True:
@@ -334,7 +334,7 @@ class Membership:
         return self.silence_of(silent, self._detector.limit_s)
 
     def _of_forgotten(self) -> PenstockError:
-        """Return what is to be raised if this process stood still until the others had forgotten it all."""
+        """Return the error for a process that stood still until the others had forgotten the operation."""
         self._is_gone = True
         index = self._job.member.index
         if self.has_brought or self.verdict is not None:

@@ -17,8 +17,8 @@
 | `penstock/<id>/done/<i>` | all others | on local disks: whether process i has published |
 | `penstock/<id>/done_here` | the last to come | on local disks: all have said so |
 | `penstock/<id>/result` | the primary | whether it was published |
-| `penstock/<id>/left` | each | how many have left; the last one deletes all of these, if nobody can join |
-| `penstock/<id>/left_here` | the last of the others, after a failure | nobody but the primary is left |
+| `penstock/<id>/left` | each | how many have left; the last one deletes all of these, if none can join |
+| `penstock/<id>/left_here` | the last of the others, after a failure | only the primary is left |
 | `penstock/announced/<topic>/<group>` | the primary | which announcements the others are to hear |
 | `penstock/ended/<i>/<n>` | the primary i | a failed operation whose keys are kept for those who come late |
 | `penstock/ended/<i>/n` | the primary i | how many there were |
@@ -71,7 +71,7 @@ def join_key(path: str, about: str = "", group: str = "") -> str:
 
 
 def announcements_key(topic: str, about: str = "", group: str = "") -> str:
-    """Return the key that says which announcements about `topic` are to be joined. They wait for nobody."""
+    """Return the key that says which announcements about `topic` are to be joined. They wait for no one."""
     return join_key(topic, about, group).replace(JOIN_FOLDER, f"{ROOT}/announced/", 1)
 
 
@@ -157,11 +157,11 @@ class OperationKeys:
         return f"{self.all}go"
 
     def start(self, where: str) -> str:
-        """All have met there."""
+        """The key that exists once all have met."""
         return f"{self.all}start_{where}"
 
     def each(self, what: str, index: int | None = None) -> str:
-        """Return the prefix of what each process says, or the key of one."""
+        """Return the prefix of the messages of all processes, or the key of one."""
         return f"{self.all}{what}/{'' if index is None else index}"
 
     def here(self, what: str) -> str:
@@ -169,5 +169,5 @@ class OperationKeys:
         return f"{self.all}{what}_here"
 
     def counter(self, what: str) -> str:
-        """Return the counter of those who said `what`."""
+        """Return the counter of the processes that said `what`."""
         return f"{self.all}{what}_n"

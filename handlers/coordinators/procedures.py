@@ -226,7 +226,7 @@ class Memory:
 @final
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of the service, or of what this process knows.
+    """One call of the service, or of the memory of this process.
 
     `put`, `wait`, `under`, `count` and `delete` are those of `KeyValues`; `by_process` is `under` by index.
     `sleep` waits for `limit_s`. `change` replaces what this process remembers. `enter` says which operation
@@ -271,7 +271,7 @@ def delete(prefix: str) -> Procedure[None]:
 
 
 def recall(change: Callable[[Memory], Memory] = lambda memory: memory) -> Procedure[Memory]:
-    """Change what this process remembers; return what it was before."""
+    """Change the memory of this process; return the earlier value."""
     return cast("Memory", (yield Call("change", value=change)))
 
 
@@ -302,7 +302,7 @@ def come(member: Member, keys: OperationKeys, first: bytes) -> Procedure[bool]:
 
 
 def is_forgotten(keys: OperationKeys, primary: int) -> Procedure[bool]:
-    """Look whether an operation is forgotten; if so, take away what this process has said too late.
+    """Return whether an operation is forgotten; if so, delete the keys that this process set too late.
 
     The primary came before anybody could find it, and what it said goes last. Whatever a process says there
     without being sure of that, it looks afterwards: to look before would leave a moment in between.
@@ -315,7 +315,7 @@ def is_forgotten(keys: OperationKeys, primary: int) -> Procedure[bool]:
 
 
 def begin(member: Member, path: str, keys: OperationKeys, first: bytes) -> Procedure[None]:
-    """Say that an operation on `path` is to be joined. The primary's."""
+    """Announce an operation on `path` for the others to join. Called by the primary."""
     key = member.join_key(path)
     yield from recall(lambda memory: memory.opened(key, keys.identity))
     yield from come(member, keys, first)  # before anybody can find it: see `is_forgotten`
@@ -375,7 +375,7 @@ def look(
     """Look whether the processes wait for each other in vain, since they were not asked for the same.
 
     The primary waits in an operation for this process, and this process waits for the primary elsewhere. A
-    process that is behind is in none, and one that is ahead has come to what the primary waits in. Two looks
+    process that lags is in none, and one that is ahead has come to what the primary waits in. Two looks
     must see it: between them, what was begun a moment ago is found.
 
     Args:
@@ -451,9 +451,9 @@ def check_begun(member: Member, path: str) -> Procedure[None]:
 
 
 def _check_groups(member: Member, path: str, joinings: Sequence[JoinRecord]) -> Procedure[None]:
-    """Look whether others begin an operation with another list, which shares a process with that of this one.
+    """Look for operations of other groups of processes that overlap with this one's.
 
-    They are told, if that is so: they would wait for processes that do not come. Groups that share none
+    They hear of it, since they would wait for processes that do not come. Groups that share none
     know nothing of each other.
     """
     for found in joinings:
@@ -484,7 +484,7 @@ def say(member: Member, keys: OperationKeys, what: str, data: bytes) -> Procedur
 
 
 def bring_all(keys: OperationKeys, what: str, limit_s: float) -> Procedure[Mapping[int, bytes]]:
-    """Return what the others said, once all have, or those who had after `limit_s`. The primary's."""
+    """Return the messages of the others: of all, or of those that came within `limit_s`."""
     yield from wait(keys.here(what), limit_s)
     return (yield from by_process(keys.each(what)))
 
@@ -539,9 +539,9 @@ def end(
         keys: Of it.
         failure: What the others are to hear; None if all went well here.
         standing: The verdict, if it is known here.
-        is_local: Whether each process publishes on a disk of its own.
+        is_local: Whether each process publishes on its own disk.
         has_begun: Whether the primary has let the others write.
-        is_closed: Whether this process knows that nobody can join any more.
+        is_closed: Whether this process knows that no other can join any more.
     """
     yield from _note_left(keys)
     if failure is not None:
@@ -570,7 +570,7 @@ def _all_came(member: Member, keys: OperationKeys) -> Procedure[bool]:
 def _leave(
     member: Member, path: str, keys: OperationKeys, *, failed: bool, is_closed: bool
 ) -> Procedure[None]:
-    """Forget the keys that nobody needs any more: the last one to leave those of this operation."""
+    """Forget the keys that are not needed any more: the last one to leave those of this operation."""
     n_left = yield from count(keys.left)
     if failed and not member.is_primary and n_left == member.count - 1:
         yield from put(keys.here("left"), b"1")
@@ -605,7 +605,7 @@ def _keep_outcome(member: Member, identity: str, path: str) -> Procedure[None]:
 
 
 def forget(member: Member, identity: str, path: str | None = None) -> Procedure[None]:
-    """Delete all keys of an operation, and what says that it is to be joined, if that still does.
+    """Delete all keys of an operation, and the key by which it is joined, if that is still its own.
 
     Args:
         member: This process.

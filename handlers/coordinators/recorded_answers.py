@@ -30,7 +30,7 @@ _OPEN: Final = "open_data_file"
 
 @final
 class RecordingStore(StoreWrapper):
-    """A store that is read, with book kept of what it answers. All else it does as the store itself.
+    """A store that records its answers to reads. Everything else is passed on.
 
     Args:
         store: Of this process.
@@ -49,7 +49,7 @@ class RecordingStore(StoreWrapper):
         return super().call(operation, *given, **options)
 
     def encoded(self) -> bytes:
-        """Return all answers, compressed, and keep no more of them."""
+        """Return all answers, compressed, and stop recording."""
         rows = [[*key, value] for key, value in (self._answers or {}).items()]
         self._answers = None
         return zlib.compress(msgpack.packb(rows, unicode_errors="surrogatepass"), 1)
@@ -86,7 +86,7 @@ class RecordingStore(StoreWrapper):
 
 @final
 class AnsweredStore(StoreWrapper):
-    """A store that asks another one only for what it was not given. All else it does as that one.
+    """A store that answers from a recording, and asks another store for the rest.
 
     Args:
         store: Of this process.
@@ -165,7 +165,7 @@ class _RecordedFile:
 
 @final
 class _AnsweredFile:
-    """A file that is opened only if something is read of it that was not given."""
+    """A file that is opened only for a read that was not recorded."""
 
     __slots__ = ("_data", "_inner", "_open")
 

@@ -70,7 +70,7 @@ class AwakeLimit:
         return cls(limit_s, beat_s, now, now + limit_s)
 
     def look(self, now: float) -> AwakeLimit:
-        """Return the limit as it is now: begun anew, if it ran out while this process stood still."""
+        """Return the limit, begun anew if it ran out while this process stood still."""
         stood_still = now - self.looked_s > STANDSTILL_BEATS * self.beat_s
         if now >= self.over_s and stood_still and self.n_anew < MOST_ANEW:
             fresh_s = min(self.limit_s, FRESH_BEATS * self.beat_s)
@@ -88,7 +88,7 @@ class AwakeLimit:
 class FailureDetector:
     """Says which processes have not been heard of for `limit_s`, by the clock of the one that judges.
 
-    Only who came is judged: for those who did not, there is a limit of its own. Heartbeats are compared as
+    Only who came is judged: for those who did not, another limit applies. Heartbeats are compared as
     they are stored, and read only for who is silent: of 10,000 processes there are as many with each beat,
     and the event loop waits meanwhile.
 
@@ -164,7 +164,7 @@ class FailureDetector:
     def gave_up(self, index: int) -> bool:
         """True if a process that is silent may have given this one up, which was away for too long.
 
-        The service may have been away with it, and could not be told so. The first news afterwards may be
+        The service may have been away with it, and could not hear of it. The first news afterwards may be
         from before, and only the second is not.
         """
         return self.was_away and self.n_news.get(index, 0) < NEWS_FROM_AFTER

@@ -123,7 +123,7 @@ class Checksums(Sequence[Checksum]):
         return None if found is None else RunningChecksums(found[0], cast("Sequence[int]", found[1]))
 
     def written_running(self, at: int) -> RunningSums | None:
-        """The same, as it was when the piece was written."""
+        """The running checksums as they were when the piece was written."""
         found = self._running_of(at)
         return None if found is None else RunningSums(found[0], found[1].tobytes())
 
@@ -141,7 +141,7 @@ class Checksums(Sequence[Checksum]):
         return np.cumsum(n_running(self.nbytes, self.block_bytes))
 
     def from_offset(self, offset: int) -> int:
-        """The number of the first piece that begins at `offset` or behind it."""
+        """The number of the first piece that begins at or after `offset`."""
         return int(self.offsets.searchsorted(np.uint64(offset)))  # the function takes twice as long
 
     def exactly(self, offsets: npt.NDArray[np.int64], nbytes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -171,7 +171,7 @@ def n_running(nbytes: Column, block_bytes: Column) -> npt.NDArray[np.int64]:
 
 
 def running_of(running: Column, nbytes: Column, block_bytes: Column, rows: npt.NDArray[np.int64]) -> Column:
-    """Return the checksums of the blocks of the pieces in `rows`, in that order, of those of all pieces."""
+    """Select the checksums of the blocks of the pieces in `rows`, in that order."""
     if not len(running):
         return running
 
@@ -407,7 +407,7 @@ def decode(path: str, data: bytes) -> Integrity:
 
 
 def decode_documents(path: str, data: bytes) -> Mapping[str, Digest]:
-    """Read the digests of documents alone; what it says of data files is not looked at. Quick.
+    """Read the digests of documents alone, and skip those of data files. Quick.
 
     Raises:
         CorruptCheckpointError: If it is malformed.

@@ -174,7 +174,7 @@ MOST_LEVELS: Final = 256
 def show_key_path(keys: KeyPath, kinds: Sequence[KeyKind]) -> str:
     """Return the path as `jax.tree_util.keystr` prints it, as far as the medium tells: `['opt'][0]['mu']`.
 
-    Attributes and dict keys are not told apart on the medium, so both are shown as dict keys.
+    Attributes and dict keys are stored alike on the medium, so both are shown as dict keys.
     """
     return "".join(
         [

@@ -87,7 +87,7 @@ class ArchiveMember:
 
     @property
     def is_plain(self) -> bool:
-        """True if the array is in the archive as it is in memory."""
+        """True if the archive holds the bytes of the array as memory does."""
         ordered = not self.in_fortran_order or len(self.shape) < 2
         return ordered and not self.is_deflated and self.dtype.isnative
 

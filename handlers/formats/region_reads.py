@@ -270,7 +270,7 @@ def with_checksums(
 ) -> Iterator[Read]:
     """Give every read of whole pieces its recorded checksum; read pieces whole where a part is needed.
 
-    A direct read needs no memory of its own, so it is cut where pieces begin and end, whatever their size.
+    A direct read needs no memory, so it is cut where pieces begin and end, whatever their size.
     Bytes without a recorded checksum are cut at `piece_bytes`.
 
     Args:
@@ -455,7 +455,7 @@ def combined_crc32c(parts: Iterable[tuple[int, int]]) -> int:
 
 
 def append_zeros(crc32c: int, nbytes: int) -> int:
-    """Return what a checksum adds to that of the whole message if `nbytes` bytes follow."""
+    """Return the share of a part's checksum in that of the message, if `nbytes` bytes follow."""
     power = 0
     while nbytes and crc32c:
         if nbytes & 1:
@@ -487,7 +487,7 @@ def append_zeros_to_each(
 
 @lru_cache(maxsize=64)
 def _images(power: int) -> npt.NDArray[np.uint32]:
-    """Return what the map of 2**power zero bytes makes of each value of each byte, by place and value."""
+    """Return the checksum of each value of each byte after 2**power zero bytes, by place and value."""
     map_ = _zeros(power)
     return np.array([[_apply(map_, byte << (8 * at)) for byte in range(256)] for at in range(4)], np.uint32)
 

@@ -47,7 +47,7 @@ _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 @final
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it was written, or of which that is not known."""
+    """A file or range that differs from what was written, or that could not be checked."""
 
     kind: FindingKind
     file: str  #: absolute; a directory if it concerns all of it
@@ -133,7 +133,7 @@ def _runs(ranges: Sequence[RecordedRange], most: int) -> Iterator[list[RecordedR
 
 
 def _check_run(file: ReadableFile, run: Sequence[RecordedRange], block: memoryview) -> Iterator[Finding]:
-    """Compare a run, read at once; what is wrong, or cannot be read so, is looked at by itself."""
+    """Compare a run of ranges that is read at once; if that fails, compare each range by itself."""
     start, bad = run[0].checksum.offset, list(run)
     if len(run) > 1:
         whole = block[: run[-1].checksum.offset + run[-1].checksum.nbytes - start]

@@ -192,7 +192,7 @@ def _is_only_step(form: ArrayFormat) -> bool:
 
 
 def _last_step(form: ArrayFormat) -> tuple[str, dict[str, object]]:
-    """Return the name and the options of what encodes a chunk last; an empty name if nothing does."""
+    """Return the name and the options of the last codec of a chunk; an empty name if there is none."""
     version_2 = form.version == 2
     step: object = form.metadata.get("compressor") if version_2 else form.metadata["codecs"][-1]
     if not isinstance(step, dict):  # none, or damaged: the decoder of the chunks says so

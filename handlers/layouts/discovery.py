@@ -82,7 +82,7 @@ _RECORDS: Final = frozenset({CHECKPOINT_METADATA, COMMIT_MARK, INTEGRITY, V1_MAR
 @final
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The answer to what is at a path."""
+    """The kind of thing that is at a path, and what is wrong with it."""
 
     path: str  #: absolute, or a URL
     kind: PlaceKind
@@ -95,7 +95,7 @@ class Place:
 
 
 def look_at(store: Store, path: str) -> Place:
-    """Find out what is at `path`, by names and few documents. Nothing is raised for what is found there."""
+    """Find out what is at `path`, by names and few documents. Problems are returned, not raised."""
     kind = store.kind(path)
     names = frozenset(store.list_directory(path)) if kind == "directory" else frozenset[str]()
     is_built = TEMPORARY_SUFFIX in os.path.basename(path)
@@ -116,7 +116,7 @@ def look_at(store: Store, path: str) -> Place:
 
 
 def look_inside(store: Store, path: str, names: frozenset[str]) -> Place:
-    """Find out what the directory at `path` is, in which `names` are; that it is no remains is known.
+    """Find out what the directory at `path` is, which has these `names` and is no remains of a save.
 
     Raises:
         CorruptCheckpointError: If the mark of a deletion does not say of which item.
@@ -316,7 +316,7 @@ class _Walk:
     entered: EnteredDirectories
 
     def visit(self, place: Place, above: tuple[object, ...]) -> None:
-        """Note what is at a place, and visit what is in it, below directories of the identities `above`."""
+        """Note a place and visit its entries, below directories with the identities `above`."""
         if place.kind == "checkpoint":
             (self.found.checkpoints if place.is_finished else self.found.leftovers).append(place.path)
             return

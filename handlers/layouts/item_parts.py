@@ -75,7 +75,7 @@ class Parts:
 
 
 def take_apart(items: Composite) -> tuple[dict[str, Any], Parts]:
-    """Return the one tree of all leaves, and what else is written for each item.
+    """Return the one tree of all leaves, and the other documents of each item.
 
     Raises:
         SpecError: If there is no item, or a value does not fit its item's kind.
@@ -137,7 +137,7 @@ def _add_pair(
     *,
     single: bool = False,
 ) -> None:
-    """Add an item that Orbax stores as a composite of its own: a tree, and JSON about it."""
+    """Add an item that Orbax stores as a separate composite: a tree, and JSON about it."""
     tree[name] = {inner: value}
     parts.tree_parts.append(TreePart((name, inner), f"{name}/{inner}", single=single))
     parts.documents.append(Document(f"{name}/{inner}_metadata/metadata", _json(name, about)))

@@ -233,7 +233,7 @@ class CompositeLayout:
     ) -> Iterator[Document]:
         """Append the documents of the other items and of the checkpoint to those of the trees.
 
-        The checkpoint has a record of its own, of all documents but those that a tree's own record has.
+        The checkpoint has its own record, of all documents but those that a tree's own record has.
 
         Raises:
             SpecError: If `custom_metadata` is not JSON.
@@ -294,7 +294,7 @@ class WrittenInItem:
 
 
 def written_in(directory: str, batches: Sequence[WrittenLeaves]) -> list[WrittenLeaves]:
-    """Return what was written into an item's directory, with file names relative to it."""
+    """Return the files of an item's directory, by names relative to it."""
     return [WrittenInItem(_below_prefix(f"{directory}/", batch.written)) for batch in batches]
 
 

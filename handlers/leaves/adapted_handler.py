@@ -29,7 +29,7 @@ from penstock.kernel.protocols.written import PiecePlan
 @final
 @dataclass(frozen=True, slots=True)
 class AdaptedHandler:
-    """A batch-level `TypeHandler` as a `LeafHandler` that keeps files of its own (a `FilesHandler`).
+    """A batch-level `TypeHandler` as a `LeafHandler` that keeps its own files (a `FilesHandler`).
 
     Its values are staged when its `serialize` returns, under a lease of what its `memory_size`
     says. They are written when every future it returned is done.
@@ -171,7 +171,7 @@ class AdaptedHandler:
 
     @contextmanager
     def _blame(self, what: str, *, is_leaf: bool = True) -> Generator[None]:
-        """Translate the handler's exceptions; `what` says what it was doing."""
+        """Translate the handler's exceptions; `what` names the call."""
         try:
             yield
         except PenstockError as error:

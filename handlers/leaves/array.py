@@ -198,7 +198,7 @@ class ArrayHandler:
         return buffers
 
     def _lies_as_stored(self, array: jax.Array, spec: LeafSpec) -> bool:
-        """Return whether its elements are in the memory of CPU devices as they are stored."""
+        """Return whether CPU devices hold its elements in the byte order and layout of storage."""
         return (
             self.alias_host
             and spec.random_key_impl is None

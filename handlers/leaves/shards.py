@@ -188,7 +188,7 @@ def _sources(
 def _sources_here(
     value: jax.Array, shape: tuple[int, ...], part: tuple[int, ...], writer: int | None
 ) -> Iterator[_Source]:
-    """Do the same for an array of which other processes hold parts."""
+    """Return the sources of an array that other processes hold parts of."""
     cut = _cut_axis(shape, part)
     data = {cast("Device", shard.device): cast("jax.Array", shard.data) for shard in value.addressable_shards}
     for found in parts_here(value.sharding, value.shape, part, writer):
@@ -322,7 +322,7 @@ class WrittenPart:
 def parts_here(
     sharding: Sharding, shape: tuple[int, ...], part: tuple[int, ...], writer: int | None
 ) -> tuple[WrittenPart, ...]:
-    """Return what this process writes of arrays of `shape`, shard by shard in C order.
+    """Return the parts of arrays of `shape` that this process writes, shard by shard in C order.
 
     The replicas of a shard are counted in the order of the devices, as jax does. Replica `writer` writes the
     first part. The others follow at equal distances, around: neighbours are mostly of one process.
@@ -396,7 +396,7 @@ class ShardGrid:
         return list(blocks) if n_axes else [blocks.reshape(())]  # a list would be of numpy's scalars
 
     def on_devices(self, array: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        """Return what each device is to hold of a whole array, each time in memory of its own."""
+        """Return what each device is to hold of a whole array, each in separate memory."""
         shards = self.cut(array)
         if len(shards) == len(self.places):
             return [shards[at] for at in self.places]

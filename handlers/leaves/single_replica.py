@@ -1,4 +1,4 @@
-"""A restore of which one replica reads, and from which all the others receive.
+"""A restore in which one replica reads and sends the bytes to all the others.
 
 `SingleReplica` takes the leaves of a restore; `ReplicaBroadcast` below it sends arrays in rounds. A round is
 one collective over the mesh, always of the same program: words that one replica has and zeros of all others
@@ -110,7 +110,7 @@ class SingleReplica:
         return cast("T", treedef.unflatten(leaves))
 
     def sources(self, tree: object) -> Sequence[jax.Array]:
-        """Return the leaves of what was read that are to be sent."""
+        """Return the leaves that were read and are to be sent."""
         leaves = _tree.tree_leaves(tree)
         return [leaves[at] for at in self.shared]
 
@@ -125,9 +125,9 @@ async def broadcast_together(
     threads: Threads,
     turn: Lock,
 ) -> tuple[T, Sequence[jax.Array]]:
-    """Have all processes agree, read what each has to, and send what one replica has to the others.
+    """Have all processes agree, read their parts, and send the bytes of one replica to the others.
 
-    Nobody enters a collective before all have read what they should: so who cannot read tells the others.
+    No process enters a collective before all have read what they should: one that cannot tells the others.
 
     Args:
         operation: What the processes agree by.
@@ -182,7 +182,7 @@ async def broadcast_together(
 async def _agree(
     operation: Operation, digest: bytes, describe: Callable[[], Sequence[str]], memory: MemoryRegulator
 ) -> int:
-    """Compare what is asked for; return how many bytes of a device the primary wants in a round."""
+    """Compare the requests of all processes; return the bytes of a device in a round."""
 
     async def begin(_: Mapping[int, bytes]) -> tuple[str, bytes]:
         n_local: int = _jax.local_device_count()
@@ -209,7 +209,7 @@ class _Collectives:
     most_bytes: int
 
     async def perform(self, n_words: int, call: Callable[..., R], *args: object) -> R:
-        """Perform one of which this process has so many words in all."""
+        """Perform one round, to which this process adds so many words."""
         limits = self.limits
         lease = await self.memory.acquire(n_words * WORD * COPIES, admit_oversize=True, flow="restore")
         try:
@@ -248,7 +248,7 @@ class _Collectives:
 
 
 def _shared(key_path: str, leaf: Any, axis: ReplicaAxis, processes: frozenset[int]) -> SharedArray | None:
-    """Return what is sent of a leaf; None if every process reads it."""
+    """Return the array of a leaf that is sent; None if every process reads it."""
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or is_key(leaf.dtype) or 0 in leaf.shape:
         return None
 
@@ -344,7 +344,7 @@ class SharedArray:
 @final
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The boxes of shards that are sent at once, the same of every device, one behind the other."""
+    """The boxes of shards that are sent at once, the same of every device, one after the other."""
 
     mesh: Mesh
     boxes: tuple[tuple[int, Box, int], ...]  #: number of the array, box of its shard, and where it begins
@@ -563,7 +563,7 @@ def processes_of_mesh(mesh: Mesh) -> frozenset[int]:
 
 @lru_cache(maxsize=64)  # keeps no arrays alive, only meshes, which live as long as the process
 def _without_replicas(mesh: Mesh, name: str, primary: int) -> Mesh:
-    """Return the mesh with one place along an axis, which stays for the sake of shardings."""
+    """Return the mesh with an axis of length 1 in place of the replicas; shardings may still name it."""
     axis = mesh.axis_names.index(name)
     devices = np.take(cast("Any", mesh.devices), [primary], axis=axis)
     return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)

@@ -70,7 +70,7 @@ def put_small(views: Sequence[npt.NDArray[Any]], sharding: Sharding | None) -> l
 
 
 def put_publicly(views: Sequence[npt.NDArray[Any]], sharding: Sharding | None) -> list[jax.Array]:
-    """Do the same with jax's public call."""
+    """Put arrays on devices by jax's public call."""
     # Copied, because jax may use the memory for as long as the array lives.
     copies = [view.copy() for view in views]
     put: Callable[..., list[jax.Array]] = cast("Any", jax).device_put

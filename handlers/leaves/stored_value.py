@@ -117,7 +117,7 @@ class StoredValue:
 
     @property
     def stored_dtype(self) -> np.dtype[Any]:
-        """Of its elements as they are read."""
+        """The dtype of its elements as they are read."""
         return stored_dtype(self.stored)
 
 
@@ -249,7 +249,7 @@ def _planned(value: StoredValue, spec: LeafSpec, piece_bytes: int) -> Iterator[_
 
 
 def _segments(reads: Sequence[Sequence[Read]]) -> list[_Segments]:
-    """Say which segment each region reads of a range of which several need a part.
+    """Return the segment that each region reads of a range that several regions share.
 
     Only segments are kept: reads hold the memory that they fill. The copy is published when all were
     compared.
@@ -290,7 +290,7 @@ def _tiling(reads: Iterable[Read], nbytes: int) -> list[DirectRead] | None:
 
 
 def _cost(value: StoredValue, region: _Region) -> int:
-    """Return the host bytes that a region takes: as it is read, and once more where it is cast."""
+    """Return the host bytes that a region takes: its stored bytes, and those of the cast ones."""
     if value.dtype is None:
         return region.nbytes
 

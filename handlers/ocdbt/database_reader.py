@@ -693,7 +693,7 @@ class SalvagedIndex:
 
 
 def salvage_index(store: Store, directory: str, data_folder: str) -> SalvagedIndex | None:
-    """Read what is left of the index in `directory`. Blocking.
+    """Read the intact part of the index in `directory`. Blocking.
 
     Args:
         store: Where.
@@ -741,7 +741,7 @@ def _lost_root(store: Store, directory: str, data_folder: str) -> NodeReference 
 
 
 def _last_node(store: Store, path: str, name: str) -> NodeReference | None:
-    """Return the last node of a file that holds nothing but nodes behind the first one, by their lengths."""
+    """Return the last node of a file that holds nothing but nodes after the first one, by their lengths."""
     if store.kind(path) != "file" or not ENVELOPE_BYTES <= store.size(path) <= _MOST_FILE_BYTES:
         return None
 

@@ -171,7 +171,7 @@ class Index(Mapping[bytes, Value]):
 
     @property
     def keys_in_order(self) -> Sequence[bytes]:
-        """All keys, in ascending order: that of their rows."""
+        """All keys, in ascending order, which is the order of their rows."""
         return self._keys
 
     def rows_below(self, prefix: bytes) -> range:

@@ -1,1 +1,1 @@
-"""File systems and object stores behind the one store protocol."""
+"""File systems and object stores, which all implement one protocol."""

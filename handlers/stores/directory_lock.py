@@ -1,4 +1,4 @@
-"""Locking a directory, so that nobody builds, reads or deletes where another one builds or deletes."""
+"""Locking a directory, so that one process at a time builds, reads or deletes there."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ class DirectoryHolds:
         return hold is None or hold.lies_at(path)
 
     def built(self, token: BuildToken) -> Identity:
-        """Return the identity of what was built, which is at its place, with every file that was made in it.
+        """Return the identity of a finished build at its place, with every file that was made in it.
 
         Raises:
             BuildChangedError: If another program has renamed, removed or replaced it, or a file in it.
@@ -252,7 +252,7 @@ class DirectoryHolds:
         return built
 
     def problem_of(self, token: BuildToken, published: Identity | None) -> str | None:
-        """Say what another program did to what was published at `token.final`; None if it is there, whole.
+        """Return what another program did to the checkpoint at `token.final`; None if it is whole.
 
         One that was removing the build goes on in the directory that it has opened, whatever its name is now.
         """
@@ -312,7 +312,7 @@ def identity_at(path: str) -> Identity | None:
 
 
 def _make_first(first: str, path: str, system: FileSystem) -> DirectoryHold:
-    """Make the empty directory `first`, which will be `path`, unless it is there, and hold it.
+    """Make the empty directory `first`, later renamed to `path`, unless it exists, and hold it.
 
     Raises:
         InUseError: If somebody else holds it, or has removed it.
@@ -401,7 +401,7 @@ def claim_name(path: str) -> Claim:
 
 
 def check_name_is_free(path: str) -> None:
-    """Return if nobody claims `path`; see `check_unclaimed`.
+    """Return if `path` is not claimed; see `check_unclaimed`.
 
     Raises:
         InUseError: If somebody does.

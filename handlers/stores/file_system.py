@@ -1,4 +1,4 @@
-"""The system calls that some file systems refuse, and what is weaker where one does without them.
+"""The system calls that some file systems refuse, and the weaker guarantees without them.
 
 Among them are two renames that POSIX lacks (renameat2): one never replaces, one swaps two names. And the
 removal of a directory with everything in it, also when the process has no descriptor left.

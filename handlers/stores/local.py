@@ -420,7 +420,7 @@ class LocalStore(Directories, SystemFiles):
         """Return `beside` as the place to build: a name on the same file system, later renamed to `final`.
 
         Creates and locks nothing; the caller must hold the place while it builds there. A symbolic link that
-        is there is removed: nobody builds in one, and it would be in the way.
+        is there is removed: no save builds in one, and it would be in the way.
         """
         with suppress(OSError):
             if os.path.islink(beside):
@@ -525,14 +525,14 @@ class LocalStore(Directories, SystemFiles):
         raise BuildChangedError("rename", destination, problem)
 
     def _given_back(self, problem: str, build: LocalBuild, final: str, *, swap: bool) -> BuildChangedError:
-        """Put what was replaced to its path again; say what was done.
+        """Move the replaced checkpoint back to its path; return what was done.
 
         Args:
             problem: What another program did.
             build: Of the save.
             final: The path.
             swap: Whether what is there now came from where the save was built, and may go back there. Else
-                it stays, and what was replaced gets a name that nobody removes.
+                it stays, and what was replaced gets a name that is never cleaned up.
         """
         older, build.replaced = build.replaced, ""
         if identity_at(older) != build.replaced_identity:

@@ -59,7 +59,7 @@ _NO_HOLES_KNOWN: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS
 
 
 def open_regular(path: str) -> tuple[int, int]:
-    """Open a file for reading, without ever waiting for what is there.
+    """Open a file for reading, without waiting if it is a pipe or a device.
 
     Returns:
         The descriptor, which no child process inherits, and the length of the file in bytes.

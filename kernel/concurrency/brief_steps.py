@@ -43,7 +43,7 @@ def parts_of(items: Sequence[T], step: int = STEP) -> Iterator[Sequence[T]]:
 
 
 def all_neighbours(holds: Callable[[Any, Any], bool], items: Sequence[object]) -> bool:
-    """Return whether something holds of each item and the one behind it."""
+    """Return whether something holds of each item and the next one."""
     for at in range(0, len(items) - 1, STEP):
         part = items[at : at + STEP + 1]
         if not all(map(holds, part, islice(part, 1, None))):
@@ -86,7 +86,7 @@ def append(stream: BytesIO, data: bytes) -> None:
 
 
 def drop(items: list[Any]) -> None:
-    """Empty a list of objects that nobody else has, as its end would do in one step."""
+    """Empty a list of objects that are referenced only here, as its end would do in one step."""
     while items:
         del items[-STEP:]
 

@@ -107,7 +107,7 @@ class BoundedCache(Generic[K, V]):
             return None if before is None else before[0]
 
     def free(self, nbytes: int) -> int:
-        """Forget what was used longest ago until `nbytes` are free, or all is; return how many bytes are."""
+        """Drop the least recently used values until `nbytes` are free; return the bytes freed."""
         with self._lock:
             before = self._nbytes
             while self._entries and before - self._nbytes < nbytes:
@@ -116,7 +116,7 @@ class BoundedCache(Generic[K, V]):
             return before - self._nbytes
 
     def _replace(self, key: K, entry: tuple[V, int] | None) -> tuple[V, int] | None:
-        """Replace what is kept for `key`, with None by nothing; return what it was. Under the lock."""
+        """Replace the value of `key`, or drop it for None; return the earlier one. Under the lock."""
         before = self._entries.pop(key, None)
         if before is not None:
             self._nbytes -= before[1]

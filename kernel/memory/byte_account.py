@@ -66,7 +66,7 @@ class ByteAccount:
     past a waiter, it is that waiter's turn. Among equals the flows (saves, restores) get equal bytes while
     both wait, and within a flow the order is FIFO.
 
-    A flow may have a limit of its own within the shared one (`bound`). A request that waits for that limit
+    A flow may have its own limit within the shared one (`bound`). A request that waits for that limit
     blocks only its own flow.
 
     Use it from one event loop. Dropping a batch may call `release`, but never `acquire`.
@@ -113,7 +113,7 @@ class ByteAccount:
         self._grant()
 
     def bound(self, flow: str, limit: int) -> None:
-        """Give a flow a limit of its own, or change it. First called before the flow leases anything."""
+        """Give a flow its own limit, or change it. First called before the flow leases anything."""
         self._rooms.setdefault(flow, (_Room(limit), self._whole))[0].limit = limit
         self._grant()
 
@@ -159,7 +159,7 @@ class ByteAccount:
         return ByteLease(nbytes, partial(self._give_back, rooms))
 
     def acquire_nowait(self, nbytes: int, *, flow: str = "") -> ByteLease | None:
-        """Lease `nbytes` if they are free and nobody waits; else return None.
+        """Lease `nbytes` if they are free and no request waits; else return None.
 
         A holder of bytes may ask for more in this way: it cannot wait for itself.
         """
@@ -370,7 +370,7 @@ def _refuse_negative(nbytes: int) -> None:
 
 @final
 class MemoryWaits:
-    """The time in which some task of one stretch of work waited for bytes. Used from one event loop.
+    """The time in which at least one task of a part of a run waited for bytes. Used from one event loop.
 
     Tasks that wait at once count once.
 

@@ -111,7 +111,7 @@ def auto_memory_limit(root: str | os.PathLike[str] = "/") -> int:
 
 
 def memory_domain(root: str | os.PathLike[str] = "/") -> str:
-    """Return what is the same for all processes that have their memory from one place, and nowhere else.
+    """Return an id that is equal for all processes that share one memory, and for no others.
 
     That is the control group with the least limit around this process, as seen in its container; or the
     whole machine, as it was started, if none has less than the machine. Blocking: reads a few small files.
@@ -170,7 +170,7 @@ def auto_limit(reading: MemoryReading) -> int:
 
 
 def adjusted_limit(limit: int, whole: int, leased: int, reading: MemoryReading) -> int:
-    """Decide what a limit becomes.
+    """Return the limit for the memory that is available now.
 
     It never exceeds half of the free memory. Leased bytes are penstock's own and count as free. Under
     pressure it is halved. Afterwards it rises again in steps. It stays between the floor and

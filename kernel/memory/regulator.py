@@ -206,7 +206,7 @@ class MemoryRegulator:
         )
 
     def acquire_nowait(self, nbytes: int, *, flow: Flow | None = None) -> ByteLease | None:
-        """Lease `nbytes` of host memory if they are free and nobody waits; else return None.
+        """Lease `nbytes` of host memory if they are free and no request waits; else return None.
 
         Caches give way to what is leased, as they do to `acquire`.
         """
@@ -219,7 +219,7 @@ class MemoryRegulator:
     def free_caches(self, nbytes: int = 0) -> None:
         """Empty caches, as far as they and what is leased, and `nbytes` more, exceed the limit.
 
-        Caches give way at once, so nobody waits for them.
+        Caches give way at once, so no request waits for them.
         """
         caches = dict.fromkeys(self._caches)  # each once, in the order in which they came
         excess = self._host.leased + nbytes + sum([cache.nbytes for cache in caches]) - self._host.limit

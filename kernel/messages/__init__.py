@@ -7,11 +7,11 @@ Restore:  RestoreRequest → locate → Located → plan → PlannedBatch → li
 
 **Save.** `TreeToSave` holds the caller's tree until `flatten` takes it. `flatten` gives the leaves in
 `LeafBatch`es of `Leaf`s, each with the value, its place in the tree and the spec of what will be stored.
-What it decides for the stages behind it is the `SavePlan`: every later batch refers to it, and a save
+What it decides for the stages after it is the `SavePlan`: every later batch refers to it, and a save
 without a leaf to write sends one empty batch, so that the plan always arrives. `prioritise` changes the
 order of leaves. `device_to_host` copies leaves to the host and gives `StagedBatch`es, with the leases on
 their bytes: a large leaf becomes several `Extents`, small leaves share a buffer, and a leaf that its handler
-writes into files of its own is `Pending`. `StagedBatch.parts` and `StagedBatch.map` show all these bytes as
+writes into its own files is `Pending`. `StagedBatch.parts` and `StagedBatch.map` show all these bytes as
 `Piece`s, so that a stage which changes leaves need not know how they travel. `encode`, which is there if
 leaves have a codec, makes encoded pieces of plain ones. `limit_bytes` adds the leases on bytes that are
 on their way to storage. `write` writes them, gives back the leases and gives `WrittenBatch`es, which say
@@ -23,7 +23,7 @@ the checkpoint: `Located`. `plan` compares it with the target and gives `Planned
 with the reads that fill its buffers. They travel in the columns of `ReadLeaves`, in which small leaves share
 a read and a buffer. What it decided about the result as a whole is the `RestorePlan`, to which every later
 batch refers. `prioritise` changes the order, `limit_bytes` cuts the reads into `ReadBatch`es under leases,
-and `read` performs them: `HostBatch`es, whose bytes are all on the host; a stage behind it sees them with
+and `read` performs them: `HostBatch`es, whose bytes are all on the host; a stage after it sees them with
 `HostBatch.parts`. `host_to_device` builds values of them, on devices or not: `RestoredBatch`es. `derive`,
 which is there if functions make some leaves, puts what they make in the place of what they took. `assemble`
 makes the tree: `RestoredTree`.

@@ -56,7 +56,7 @@ class Leaves(Sequence[Leaf]):
 
     @property
     def chunk_sizes(self) -> list[int]:
-        """Stored bytes of each chunk, leaf by leaf; of leaves without a codec, which their chunks tile."""
+        """Stored bytes of each chunk, leaf by leaf, for leaves without a codec."""
         specs = {id(spec): spec for spec in self.specs}
         sizes = {number: [spec.chunk_nbytes] * spec.n_chunks for number, spec in specs.items()}
         return list(chain.from_iterable([sizes[id(spec)] for spec in self.specs]))
@@ -86,7 +86,7 @@ class Leaves(Sequence[Leaf]):
         return map(self.__getitem__, range(len(self)))
 
     def part(self, numbers: Sequence[int]) -> Leaves:
-        """Return some of them, by number. Neighbours in order share the columns: a range stays one."""
+        """Return some leaves, by number. A range in order shares the columns."""
         neighbours = as_slice(numbers)
         if neighbours is not None:
             return self[neighbours]
@@ -99,7 +99,7 @@ class Leaves(Sequence[Leaf]):
         )
 
     def take(self, start: int, stop: int) -> Leaves:
-        """Return some of them, and let go of their values here."""
+        """Return some leaves, and drop their values here."""
         taken = self[start:stop]
         if self.values is not None:
             self.values[start:stop] = repeat(None, len(taken))
@@ -112,5 +112,5 @@ class Leaves(Sequence[Leaf]):
 
 
 def in_columns(leaves: Sequence[Leaf]) -> Leaves:
-    """Return leaves in columns, as which most travel."""
+    """Return the leaves as columns; most are that already."""
     return leaves if isinstance(leaves, Leaves) else Leaves.of(leaves)

@@ -32,7 +32,7 @@ def decoded(batch: PlannedBatch, codec: str, function: Callable[[OpaquePiece], A
     Checksums are compared first, on the stored bytes. Nothing is called yet.
 
     Args:
-        batch: Of a restore, behind `plan`.
+        batch: Of a restore, after `plan`.
         codec: The name that the stage of the save gave it, as in the leaf's spec.
         function: Returns the chunk's original bytes, as any contiguous buffer. Called in worker
             threads, several at once. Its errors become a `CorruptCheckpointError` that names the leaf.

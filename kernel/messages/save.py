@@ -156,7 +156,7 @@ class Extents:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of them."""
+        """Bytes of all extents."""
         return len(self.data)
 
     @property
@@ -180,7 +180,7 @@ class Extents:
         return self.chunk is None or len(self.data) == self.chunk_nbytes
 
     def divided(self, ends: Iterable[int]) -> Iterator[Extents]:
-        """Yield those of leaves of which all chunks are here in runs, each up to one of `ends`, in order."""
+        """Yield the complete leaves in runs, each up to one of `ends`, in order."""
         sizes = self.sizes
         first = at = 0
         for stop in ends:
@@ -247,7 +247,7 @@ class StagedBatch:
             yield from extents
 
     def map(self, function: Callable[[Piece], Any], resolve_spec: SpecChange | None = None) -> StagedBatch:
-        """Return this batch with the bytes that `function` makes of each part, and the same leases. Blocking.
+        """Return this batch with `function` applied to each part, and the same leases. Blocking.
 
         Args:
             function: Gives bytes, as any contiguous buffer; `piece.data` itself where nothing changes.
@@ -371,7 +371,7 @@ class TreeToSave:
 
     Args:
         tree: The caller's.
-        changes: What the stages behind the first declare that they do to leaves, in order, by stage name.
+        changes: What the stages after the first declare that they do to leaves, in order, by stage name.
         codec_choice: The stage that decides which leaves with the codec `auto` get one; None if none does.
     """
 

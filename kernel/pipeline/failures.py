@@ -104,7 +104,7 @@ class Failure:
     here: it refers to the frames of callers. Then an equal one is made, with the first traceback.
 
     Args:
-        error: Which nobody was told yet.
+        error: A failure that no caller has seen yet.
     """
 
     __slots__ = ("_kept", "_last", "_traceback")
@@ -168,7 +168,7 @@ class FailureFuture(Future[T]):
 
 @final
 class ResultBox(Generic[T]):
-    """Awaits a call for somebody in another thread or loop, and holds its result or its failure for them.
+    """Awaits a call for callers in other threads or loops, and holds its result or its failure for them.
 
     What runs it, an event loop or a portal, gets neither: there an exception gets into a reference cycle. A
     cancellation is raised as it is.

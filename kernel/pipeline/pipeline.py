@@ -143,7 +143,7 @@ class Pipeline(Generic[RunT]):
         return next((stage for slot in self.slots if isinstance(stage := _declared(slot), CodecChoice)), None)
 
     def check(self, first: type | None = None) -> None:
-        """Refuse a pipeline that cannot work: a stage that does not take what the one before it gives.
+        """Refuse a pipeline with a stage that does not take the messages of the one before it.
 
         Done whenever a Checkpointer or a call takes a pipeline. A stage that neither declares its `messages`
         nor annotates its function fits anywhere.
@@ -274,7 +274,7 @@ def messages_of(stage: object) -> list[tuple[Kind, Kind]]:
 
 
 def check_messages(stages: Sequence[tuple[str, object]], first: Kind = None) -> None:
-    """Refuse a list in which a stage does not take what the one before it gives.
+    """Refuse a list in which a stage does not take the messages of the one before it.
 
     Args:
         stages: Names and stages, in order.
@@ -311,7 +311,7 @@ def check_messages(stages: Sequence[tuple[str, object]], first: Kind = None) -> 
 
 
 def _annotated(function: Callable[..., Any]) -> tuple[list[Kind], list[Kind]]:
-    """Return what a function takes and gives, by its annotations; Any where there are none."""
+    """Return the message types of a function, by its annotations; Any where there are none."""
     while isinstance(function, partial):
         function = function.func
     if not inspect.isroutine(function):

@@ -368,8 +368,8 @@ async def open_leased(
     """Open a checkpoint, and return what `make` makes of it.
 
     While long documents are read and decoded, what that takes is leased; more than the whole budget is
-    admitted alone, with the event `memory.oversize`. What is kept of them does not count: whoever holds
-    a lease must not wait for another one, and the caller goes on to lease the bytes of arrays. For that
+    admitted alone, with the event `memory.oversize`. What is kept of them does not count: a caller with a
+    lease must not wait for another one, and the caller goes on to lease the bytes of arrays. For that
     reason the caller holds none yet.
 
     Args:
@@ -382,7 +382,7 @@ async def open_leased(
         PenstockError: What the layout or `make` raises.
 
     Cancellation:
-        The lease ends; a thread that still reads may be left behind.
+        The lease ends; a thread that still reads may be abandoned.
     """
     found = await run.threads.run(partial(_open_small, run, path, item, make))
     if isinstance(found, _Opened):

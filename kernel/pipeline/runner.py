@@ -69,7 +69,7 @@ async def run_pipeline(
         run: Given to each stage's `open`.
         message: The first stage's only input; the driver keeps no reference once that stage has it.
         on_milestone: Called when a stage whose slot has a milestone has passed on its last message.
-        awaited: The milestone that a caller waits for. The stages behind it start a little later, together.
+        awaited: The milestone that a caller waits for. The stages after it start a little later, together.
         clock: Seconds, for the figures.
         translate: Makes of a stage's name and an error that is no `PenstockError` the one that is raised,
             with that as its cause.
@@ -146,7 +146,7 @@ async def _run_stages(
 class _StageStarter:
     """Starts each stage with the first message for it, so that what comes later delays no awaited milestone.
 
-    The first message behind the stage of that milestone starts all the rest, a few turns of the loop later:
+    The first message after the stage of that milestone starts all the rest, a few turns of the loop later:
     the one that publishes must be waiting for its message when the milestone before it is reached, and not
     act before.
     """
@@ -157,14 +157,14 @@ class _StageStarter:
     n_on_demand: int
 
     def start(self, number: int, inlet: MemoryObjectReceiveStream[Any]) -> None:
-        """Start the stage with this number, or what collects the results behind the last one."""
+        """Start the stage with this number, or the collector of results after the last one."""
         if number == self.n_on_demand < len(self.tasks):
             self.group.start_soon(self._start_later, number, inlet, name="penstock stages")
         else:
             self._start(number, inlet)
 
     async def _start_later(self, number: int, inlet: MemoryObjectReceiveStream[Any]) -> None:
-        """Start all the rest once those who waited for the milestone have gone on, if it is reached now."""
+        """Start all later stages once the waiters for the milestone have gone on, if it is reached now."""
         try:
             for _ in range(LOOP_TURNS):
                 await checkpoint()
@@ -227,7 +227,7 @@ class _Outlet:
         self._stream.close()
 
     def start_next(self) -> None:
-        """Start the stage behind, unless that was done."""
+        """Start the next stage, unless that was done."""
         following, self._following = self._following, None
         if following is not None:
             self._start(following)

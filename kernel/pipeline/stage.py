@@ -1,4 +1,4 @@
-"""Drives an actor: which side owns which stream end, and what a closed peer means.
+"""Drives an actor: holds both ends of its streams, and stops it when a neighbour has closed.
 
 A stage is a value that holds options. `open(run)` makes an actor for one run, which ends with that context.
 An actor is a callable from one message to the next, or to an async iterator of them. It never sees a stream,
@@ -91,7 +91,7 @@ class ChangesLeaves(Capability, Protocol):
 
 @runtime_checkable
 class DeclaresMessages(Capability, Protocol):
-    """A stage that declares what it takes and gives, for lack of an annotated function."""
+    """A stage that declares its message types, for lack of an annotated function."""
 
     @property
     def messages(self) -> Messages: ...
@@ -183,7 +183,7 @@ class Sends(Protocol):
     """The sending end of a stream."""
 
     async def send(self, item: Any, /) -> None:
-        """Pass a message on; raise anyio's BrokenResourceError if nobody will take it."""
+        """Pass a message on; raise anyio's BrokenResourceError if no stage will take it."""
         ...
 
 
@@ -211,7 +211,7 @@ async def drive(
 
     Raises:
         BaseException: What the worker raised; of several workers, an ExceptionGroup. A worker alone that
-            was cancelled by something it awaited, and by nobody else, raises that.
+            was cancelled by something it awaited, and not by its scope, raises that.
         PipelineError: If one of several was.
     """
     port = _Port(outlet, meter)
@@ -316,7 +316,7 @@ async def _work(
 
 
 async def _received(inlet: MemoryObjectReceiveStream[Any]) -> Any:
-    """Return the next message. One that is there already takes no turn of the loop: passing it on does."""
+    """Return the next message. A waiting one is taken without a turn of the loop."""
     try:
         return inlet.receive_nowait()
     except WouldBlock:

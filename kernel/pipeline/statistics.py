@@ -49,7 +49,7 @@ class Advises(Capability, Protocol):
 
 
 def advice_of(stage: object) -> Advice:
-    """Return what a stage advises."""
+    """Return the advice of a stage."""
     return stage.advice if isinstance(stage, Advises) else NO_ADVICE
 
 
@@ -191,7 +191,7 @@ class StageMeter:
         self._spans: list[Span] = []
 
     def took(self, nbytes: int, starved_s: float, queued: int = 0) -> None:
-        """Count a message taken from upstream after waiting `starved_s` for it, `queued` more behind it."""
+        """Count a message taken from upstream after waiting `starved_s` for it, `queued` more after it."""
         self._queued += queued
         self._queued_most = max(self._queued_most, queued)
         self._n_in += 1

@@ -49,7 +49,7 @@ class BuildPlace(Protocol):
         ...
 
     async def enter(self, place: str) -> None:
-        """Begin to write, once the primary of a job builds in `place`; on a disk of its own, `open`."""
+        """Begin to write, once the primary of a job builds in `place`; on its own disk, `open`."""
         ...
 
     def make_directory(self, relative: str) -> None:

@@ -71,7 +71,7 @@ class StorageDetails(Capability, Protocol):
 
 @runtime_checkable
 class StoredSize(Capability, Protocol):
-    """A `StoredCheckpoint` that can compare what it claims with what there is."""
+    """A `StoredCheckpoint` that can compare its recorded sizes with the files."""
 
     def stored_bytes(self, store: Store) -> int:
         """Return the bytes that all its arrays take on the medium, without holes in files. Blocking."""

@@ -68,7 +68,7 @@ class Operation(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """True if each process writes and publishes by itself, on a disk of its own."""
+        """True if each process writes and publishes by itself, on its own disk."""
         ...
 
     @property
@@ -91,7 +91,7 @@ class Operation(Protocol):
         ...
 
     def at(self, stage: str) -> None:
-        """Note where this process is, for what the others say of it if it falls silent."""
+        """Note the stage that this process is in, for the error of the others if it falls silent."""
         ...
 
     def running(
@@ -154,7 +154,7 @@ class Operation(Protocol):
         ...
 
     async def combine(self, part: bytes, combined: Callable[[Mapping[int, bytes]], bytes]) -> bytes:
-        """Bring a part; return what the primary makes of the parts of all, by index, once it has them."""
+        """Send a part; return the result of the primary's function of the parts of all, by index."""
         ...
 
 
@@ -162,7 +162,7 @@ class Announcements(Protocol):
     """Decisions that the primary makes alone and the others follow, by name; see `JobAnnouncements`."""
 
     async def tell(self, name: str, value: str) -> None:
-        """Say what was decided. The primary's."""
+        """Announce a decision. Called by the primary."""
         ...
 
     async def hear(self, name: str) -> str:
@@ -223,7 +223,7 @@ class Coordinator(Protocol):
 
         Args:
             path: What it is about, the same in all processes.
-            is_local: Whether each of them publishes on a disk of its own.
+            is_local: Whether each of them publishes on its own disk.
 
         Raises:
             InactiveProcessError: If this process takes no part.
@@ -231,7 +231,7 @@ class Coordinator(Protocol):
         ...
 
     def announcements(self, about: str) -> Announcements | None:
-        """Return what the primary decides alone about something; None if there are no other processes.
+        """Return the decisions of the primary about a topic; None if there are no other processes.
 
         Raises:
             InactiveProcessError: If this process takes no part.
@@ -273,7 +273,7 @@ class SoleOperation:
         self.processes: Sequence[int] = (process_index,)
 
     def at(self, stage: str) -> None:
-        """Tell nobody."""
+        """Do nothing: there are no other processes."""
 
     def running(
         self, take_back: Callable[[], Awaitable[bool]] | None = None
@@ -282,7 +282,7 @@ class SoleOperation:
         return nullcontext()
 
     async def refuse(self, error: Exception) -> None:
-        """Tell nobody."""
+        """Do nothing: there are no other processes."""
 
     async def agree(
         self,
@@ -313,7 +313,7 @@ class SoleOperation:
         await publish()
 
     async def combine(self, part: bytes, combined: Callable[[Mapping[int, bytes]], bytes]) -> bytes:
-        """Return what is made of this part."""
+        """Return the result of the function for this part alone."""
         return combined({self.process_index: part})
 
 
@@ -332,7 +332,7 @@ class SingleProcessCoordinator:
         return SoleOperation(path)
 
     def announcements(self, about: str) -> None:
-        """None: nobody else need obey."""
+        """None: there are no other processes to obey."""
         return
 
     async def count_neighbours(self, place: str) -> tuple[int, bool]:

@@ -1,4 +1,4 @@
-"""A handler that writes and reads files of its own, and its work in the background."""
+"""A handler that writes and reads its own files, and its work in the background."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Background:
 
 @runtime_checkable
 class FilesHandler(Capability, Protocol):
-    """A `LeafHandler` that stores its leaves in files of its own, many leaves in one call.
+    """A `LeafHandler` that stores its leaves in its own files, many leaves in one call.
 
     Its leaves travel in batches of their own, which name the handler. They have no pieces and no
     regions: `pieces` and `build` are never called.

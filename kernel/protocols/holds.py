@@ -30,7 +30,7 @@ BRIEF_WAITS_S: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 
 
 def is_at_work(store: Store, path: str) -> bool:
-    """True if somebody builds or writes in the directory at `path`, and has not crashed. Blocking.
+    """True if a live process builds or writes in the directory at `path`. Blocking.
 
     False if that is not known. Looking holds the directory for a moment, as a reader does.
     """

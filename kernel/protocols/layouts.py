@@ -162,15 +162,15 @@ class ArrangedDigests(Protocol):
         ...
 
     def add(self, ranges: Mapping[str, Sequence[WrittenRange]]) -> None:
-        """Take up what was written into each file, in any order; every byte once."""
+        """Add bytes written into a file, in any order; every byte once."""
         ...
 
     def head(self, file: str) -> bytes:
-        """Return the head of a file once all of it was written, as long as that of the arrangement."""
+        """Return the head of a file that is written, of the length that the arrangement reserved."""
         ...
 
     def encoded(self) -> bytes:
-        """Return what was taken up so far, for a process that writes the heads."""
+        """Encode the checksums so far, for the process that writes the heads."""
         ...
 
     def join(self, encoded: bytes) -> None:

@@ -120,7 +120,7 @@ class ReadLeaves(Sequence[ReadLeaf]):
 
     @classmethod
     def of(cls, leaves: Sequence[ReadLeaf]) -> ReadLeaves:
-        """Return leaves in columns, as which most travel."""
+        """Return the leaves as columns; most are that already."""
         if isinstance(leaves, ReadLeaves):
             return leaves
 
@@ -202,7 +202,7 @@ class ReadLeaves(Sequence[ReadLeaf]):
         return len(self) if self.shared is not None else sum([leaf.ends_leaf for leaf in self])
 
     def part(self, numbers: Sequence[int]) -> ReadLeaves:
-        """Return some of them, by number. What is read into a shared buffer gets another one."""
+        """Return some leaves, by number. Those in a shared buffer get a new one."""
         return replace(
             self,
             indices=chosen(self.indices, numbers),
@@ -323,7 +323,7 @@ class Waitable(Protocol):
 
 @runtime_checkable
 class TypeHandler(Capability, Protocol):
-    """The batch protocol of the field: what a third party implements for a leaf type of its own.
+    """The batch protocol of the field: what a third party implements for its own leaf type.
 
     `serialize` returns once the values are copied (they may change afterwards) with one future for
     each piece of background work; `deserialize` returns the values. `infos[i].directory` is the

@@ -80,7 +80,7 @@ class Adopting(Capability, Protocol):
     def nbytes(self) -> int: ...
 
     def adopt(self, memory: memoryview) -> None:
-        """Use these read-only bytes instead of memory of its own. Called before the first access."""
+        """Use these read-only bytes instead of its own memory. Called before the first access."""
         ...
 
 
@@ -223,7 +223,7 @@ class Segment:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningChecksums:
-    """Running sums, from which the checksum of some blocks of a range follows from that of all."""
+    """Running checksums, from which that of any blocks of a range follows."""
 
     block_bytes: int  #: of each block but the last, which may be shorter
     crc32cs: Sequence[int]  #: of the first block, the first two, and so on; without that of the whole range
@@ -330,7 +330,7 @@ class DriverRead:
 
 @final
 class SharedBuffer:
-    """Memory with the bytes of many leaves, of which their values keep nothing. Filled once.
+    """Memory with the bytes of many leaves; their values are copies. Filled once.
 
     Attributes:
         data: The bytes of all leaves, writable, each leaf in C order.
@@ -411,7 +411,7 @@ def as_slice(numbers: Sequence[int]) -> slice | None:
 
 
 def _spread(parts: Sequence[DirectRead | ScatterRead], start: int, data: memoryview) -> None:
-    """Bring what is kept of a range from its bytes, which begin at `start`, to where it goes."""
+    """Copy the kept parts of a range from its bytes, which begin at `start`, to their destinations."""
     for part in parts:
         found = data[part.offset - start : part.offset - start + part.nbytes]
         if isinstance(part, DirectRead):
@@ -430,7 +430,7 @@ def share_checks(groups: Sequence[Sequence[Read]]) -> list[tuple[Read, ...]]:
         groups: The reads of each part of one value, to be performed in any order.
 
     Returns:
-        The same groups. What nobody keeps of a range is read once, with the segment that it is in.
+        The same groups. A part of a range that is not kept is read once, with the segment that it is in.
     """
     found = [list(group) for group in groups]
     users: dict[tuple[str, int, int, int], list[tuple[int, int]]] = {}
@@ -453,7 +453,7 @@ def share_checks(groups: Sequence[Sequence[Read]]) -> list[tuple[Read, ...]]:
 
 
 def narrowed(reads: Sequence[Read]) -> tuple[Read, ...]:
-    """Leave out of each range the blocks of which nothing is kept, if the checksums of its blocks are known.
+    """Leave out the unused blocks of each range, if the checksums of its blocks are known.
 
     What remains in one piece is one read, so there may be more of them than before. Do this after reads were
     joined and shared, since those need whole ranges.
@@ -486,7 +486,7 @@ def _without_gaps(read: Read) -> Iterator[Read]:
 def _blocks(
     read: CheckedRead, running: RunningChecksums, parts: Sequence[DirectRead | ScatterRead]
 ) -> tuple[int, int]:
-    """Return the first block that parts need, and the one behind the last."""
+    """Return the first block that parts need, and the one after the last."""
     start = min([part.offset for part in parts]) - read.offset
     stop = max([part.offset + part.nbytes for part in parts]) - read.offset
     return start // running.block_bytes, -(-stop // running.block_bytes)
@@ -521,7 +521,7 @@ def _range(read: CheckedRead, running: RunningChecksums, first: int, last: int) 
 
 
 def _segments(reads: Sequence[CheckedRead], combine: Combine) -> Iterator[CheckedRead]:
-    """Give each read of a range the bytes up to the end of what it keeps; the last one all that follow.
+    """Give each read of a range the bytes up to the end of its part; the last one gets all that follow.
 
     The range is cut down to the blocks between the first and the last byte that is kept.
     """

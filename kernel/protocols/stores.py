@@ -83,7 +83,7 @@ class RequestFigures:
         )
 
     def since(self, before: RequestFigures) -> RequestFigures | None:
-        """Return what was asked since then; None if there is no server, of which nothing was ever asked."""
+        """Return the requests since then; None if there is no server."""
         return self - before if self.n_sent else None
 
 
@@ -202,7 +202,7 @@ class Placement:
     full_files: int = 32  #: data files that may be full before they are made durable, together
 
     def step(self, nbytes: int) -> int:
-        """Return what a chunk or a pack of so many bytes begins at a multiple of."""
+        """Return the alignment of a chunk or a pack of so many bytes."""
         if nbytes >= self.page_from_bytes:
             return self.page_bytes
 
@@ -223,7 +223,7 @@ class Hold(ABC):
         """Give it up. Idempotent; never fails."""
 
     def lies_at(self, path: str) -> bool:
-        """True if what is held is at `path`, as far as can be known. Blocking."""
+        """True if the held directory is still at `path`, as far as can be known. Blocking."""
         return True
 
     def confirm(self) -> None:  # noqa: B027 - a default
@@ -315,7 +315,7 @@ class Store(ABC):
             path: Of the file, in a directory that exists.
             data: All of its content.
             create: Whether the file must be new. If several create it at once, one succeeds, and
-                nobody ever reads a part of the content. By default an existing file is replaced.
+                no reader ever sees a part of the content. By default an existing file is replaced.
 
         Returns:
             True if this call wrote the file. False, only with `create`, if it already existed with the same
@@ -524,7 +524,7 @@ class Store(ABC):
         return RequestFigures()
 
     def relies_on_single_writer(self) -> bool:
-        """True if nobody else may save to the same paths, since the store could not find that out.
+        """True if no other process may save to the same paths, since the store could not find that out.
 
         Does not block. Known once a save has begun.
         """
@@ -607,7 +607,7 @@ class SystemFiles(Store):
     def open_for_writing(self, path: str) -> DataFile:
         """Open a data file that some process has created with `create_data_file`, and closed.
 
-        Several processes write it at once, each ranges of its own. `sync` makes durable what is written
+        Several processes write it at once, each its own ranges. `sync` makes durable what is written
         through this object; `allocate` is not called.
 
         Raises:
@@ -619,8 +619,8 @@ class ObjectStore(Store):
     """A store of objects without renames and locks, as a bucket, that each question costs a request.
 
     A directory is a checkpoint there once its mark is in it, `commit_success.txt`; what has no mark is none.
-    Builds and holds are leases: they end by themselves when they are not renewed in time. Whoever needs what
-    was not renewed takes it over, and the old holder can publish and delete nothing more.
+    Builds and holds are leases: they end by themselves when they are not renewed in time. A caller that needs
+    what was not renewed takes it over, and the old holder can publish and delete nothing more.
     """
 
     __slots__ = ()
@@ -666,7 +666,7 @@ class ObjectStore(Store):
 
     @abstractmethod
     def join_build(self, final: str, place: str) -> BuildToken:
-        """Write into what another process builds at `place`. To discard it forgets it, and asks nobody.
+        """Write into what another process builds at `place`. To discard it forgets it, without a request.
 
         At the place is a directory as long as the other process may still publish.
         """
@@ -730,7 +730,7 @@ class Snapshot(Store):
 
     @abstractmethod
     def settle(self) -> Snapshot | None:
-        """Compare what was read with the identity of the checkpoint. Blocking; called after all `reads`.
+        """Check that the checkpoint was not replaced during the `reads`. Blocking; called after them.
 
         Returns:
             None if all belongs to one checkpoint. Else another snapshot, to begin anew with.
@@ -745,11 +745,11 @@ class Snapshot(Store):
 
     @abstractmethod
     def is_current(self) -> bool:
-        """Ask whether the checkpoint has this identity. Blocking; for one that was made some time ago."""
+        """Return whether the checkpoint still has this identity. Blocking; for a snapshot from earlier."""
 
     @abstractmethod
     def told(self) -> bytes:
-        """Return what it knows, once it is settled, for other processes. Blocking."""
+        """Encode the settled snapshot for other processes. Blocking."""
 
 
 def _passed_on(method: F) -> F:
@@ -764,7 +764,7 @@ def _passed_on(method: F) -> F:
 
 
 class StoreWrapper(Directories, SystemFiles, ObjectStore):
-    """A store that has another one do what it does not do itself. It can do what that one can, and no more.
+    """A store that passes calls on to another one. It has the capabilities of that one, and no more.
 
     A subclass overrides the operations that it changes. All others go through `call`.
 

@@ -210,7 +210,7 @@ def _index_of(number: int, grid: Sequence[int]) -> tuple[int, ...]:
 
 
 class WrittenLeaves(Protocol):
-    """A message about what was written."""
+    """The places and checksums of leaves that were written."""
 
     @property
     def written(self) -> WrittenTable: ...

@@ -66,7 +66,7 @@ async def save(
     `Checkpointer` does.
 
     Cancellation:
-        Cancels the save; nothing of it is left on disk.
+        Cancels the save, and removes what it wrote.
     """
     given = [tree]
     del tree  # a failure keeps nothing that the caller gave
@@ -185,7 +185,7 @@ async def restore_items(
             without a target, or with `...`, are restored as they were saved.
         items: Names of the items wanted; by default all.
         mmap: As for `restore`.
-        progress: As for `restore`; each item has a bar of its own.
+        progress: As for `restore`; each item has its own bar.
         observers: As for `Checkpointer`.
 
     Raises:

@@ -1,8 +1,8 @@
-"""A checkpoint whose files handlers write, and no stages of a pipeline: one directory, published in one step.
+"""A checkpoint whose files are written by handlers, without a pipeline, and published in one step.
 
 `DirectoryBuild` is such a save of one process, `JointBuild` one of all processes of a job, and
 `SharedDirectory` a directory that the latter fill. Each is built next to its place and published in one step,
-with the documents and digests of a checkpoint; or nothing of it stays.
+with the documents and digests of a checkpoint; or all of it is removed.
 """
 
 from __future__ import annotations
@@ -393,14 +393,14 @@ class JointBuild:
         await self.save
 
     async def _end(self) -> None:
-        """Raise what ended the save; nothing if that is what a handler of this process raised itself."""
+        """Raise the error that ended the save, unless a handler of this process raised it."""
         try:
             await self.save
         except StageFailedError as ended:
             self._check_foreign(ended)
 
     def wait_end(self) -> None:
-        """Do the same in a thread: raise what ended the save, unless this process passed it to `fail`."""
+        """Wait in a thread; raise the error that ended the save, unless this process passed it to `fail`."""
         try:
             self.save.result()
         except StageFailedError as ended:
@@ -578,7 +578,7 @@ def _comes_from_elsewhere(error: BaseException) -> bool:
 
 
 def _give_up(save: SaveFuture) -> None:
-    """Cancel a save whose failure is of no interest: the error is what ended the one around it."""
+    """Cancel a save within another one that has failed: only the error of the outer one counts."""
     save.cancel()
     save.add_done_callback(SaveFuture.exception)
 
@@ -599,7 +599,7 @@ async def act_on_answer(
     answer: Callable[[], Awaitable[str]],
     act: Callable[[str], Awaitable[T]],
 ) -> T:
-    """Return what `act` makes of the primary's answer, once it has in all processes.
+    """Return the result of `act` for the primary's answer, once it was called in all processes.
 
     So what the primary refuses, all can refuse by the same error. What another process sees of a shared
     directory does not count: on a network it may be seen there later.
@@ -631,7 +631,7 @@ async def act_on_answer(
 
 
 def refuse_save(path: str, error: Exception, job: JobOptions) -> None:
-    """Tell the others, who would wait for this process, why it does not come. Blocking; raises nothing of it.
+    """Tell the others, who would wait for this process, why it does not come. Blocking; does not raise.
 
     Args:
         path: What is to be saved, as they name it.

@@ -22,7 +22,7 @@ The engine and its options:
 
 Trees and leaves:
     built_in: The public module of the handlers, layouts and stores that penstock has.
-    AdaptedHandler: A handler of batches, which writes files of its own, as a handler of a pipeline.
+    AdaptedHandler: A handler of batches, which writes its own files, as a handler of a pipeline.
     EMPTY_MARKERS: The recorded types of nodes with nothing in them.
     EmptyNamedTuple: Stands for a named tuple without fields.
     ReplicaAxis: The axis of a mesh along which the replicas of an array are.

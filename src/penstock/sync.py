@@ -129,7 +129,7 @@ class Checkpointer:
         """Wait for its saves, and leave it, if it was opened without a `with` in a notebook. Idempotent.
 
         Raises:
-            PenstockError: If a save failed and nobody was told yet.
+            PenstockError: If a save failed and its failure was not raised yet.
         """
         self._portal.close()
 

@@ -64,7 +64,7 @@ async def tree_of(path: str) -> Any:
 
 @final
 class RealRuns:
-    """Saves and restores a tree below a directory of its own.
+    """Saves and restores a tree below its own directory.
 
     Args:
         directory: Exists; what is saved there is removed after each run.
@@ -146,7 +146,7 @@ _TIMES: Final = (16, 4)
 def candidates_for(
     *, is_bucket: bool, own_tree: bool, limit_bytes: int | None, free_bytes: int
 ) -> Sequence[Candidate]:
-    """Return what is tried on a store.
+    """Return the candidate values for a store.
 
     Args:
         is_bucket: Whether it is one.
@@ -378,7 +378,7 @@ Measure: TypeAlias = Callable[[Options], Awaitable[Timing]]
 @final
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A candidate beside what was best before it: the timings of each pair."""
+    """A candidate next to what was best before it: the timings of each pair."""
 
     flow: Flow
     options: Options
@@ -389,7 +389,7 @@ class Comparison:
         return [timing.save_s if flow == "save" else timing.restore_s for timing in timings]
 
     def ratio(self, flow: Flow) -> float:
-        """The median time as a part of that before."""
+        """The median time as a fraction of the earlier one."""
         return median(self.seconds(self.after, flow)) / max(median(self.seconds(self.before, flow)), 1e-9)
 
     @property
@@ -452,7 +452,7 @@ async def search(
 
 
 def _holds(last: Comparison, key: str) -> bool:
-    """True if an option is to be kept: what concerns both saves and restores may slow neither down."""
+    """True if an option is kept: one for saves and restores may slow down neither."""
     if key.startswith(("save.", "restore.")):
         return last.ratio(_flow_of(key)) <= 1.0
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 def refuse_free_threading(is_gil_enabled: Callable[[], bool] | None) -> None:
     """Refuse an interpreter that runs threads without the lock.
 
-    The packages that penstock needs do not all say that they work there, and nobody has tried penstock.
+    The packages that penstock needs do not all say that they work there, and penstock was not tried there.
 
     Args:
         is_gil_enabled: `sys._is_gil_enabled`; None before Python 3.13, which always has the lock.

@@ -40,7 +40,7 @@ def check_arranged(run: SaveRun, plan: SavePlan, own: Container[int]) -> None:
 def make_files(run: SaveRun, plan: SavePlan) -> None:
     """Make all files of the arrangement, of their full length. Blocking; the primary's.
 
-    With its full length, nobody who writes behind the end of what he sees of a file fills it up with zeros.
+    With its full length, no process that writes past the end that it sees of a file fills it up with zeros.
     """
     places = run.layout.places
     if places is None:
@@ -59,7 +59,7 @@ def make_files(run: SaveRun, plan: SavePlan) -> None:
 
 
 def complete_files(run: SaveRun, part: ArrangedPart) -> None:
-    """Write what each file begins with, and what is next to the files, durably. Blocking; the primary's.
+    """Write the heads of files, and the documents next to them, durably. Blocking; for the primary.
 
     Args:
         run: Of the save.

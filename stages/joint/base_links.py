@@ -1,9 +1,9 @@
-"""Links to a base in a save by several processes: each links what it wrote there and would write again.
+"""Links to a base in a save by several processes: each links its own unchanged parts.
 
 Nothing need be agreed. A chunk that a process links has the bytes that it would write, whatever the others do
 with the rest of the leaf. Each process looks for its own chunks in its own folder, so no two link one file.
 
-Links are made once the primary has made the place, behind staging. Then it is too late to write a leaf after
+Links are made once the primary has made the place, after staging. Then it is too late to write a leaf after
 all, so what can be known of linking is tried before.
 """
 

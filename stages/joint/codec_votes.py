@@ -115,7 +115,7 @@ def counted(ballots: Iterable[bytes]) -> bytes:
 
 
 def with_codecs(plan: SavePlan, places: Sequence[int], encoded: bytes, codec: str) -> SavePlan:
-    """Return the plan with what was decided. Specs that are one object stay one object. Pure.
+    """Return the plan with the chosen codecs. Specs that are one object stay one object. Pure.
 
     Args:
         plan: With undecided leaves.

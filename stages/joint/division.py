@@ -39,10 +39,10 @@ async def divided(
 ) -> tuple[Leaves, SavePlan]:
     """Return the leaves of which this process writes anything, and the plan with a `JointPlan`.
 
-    Of a global array each process writes its part; on a disk of its own, all that it holds. A leaf that every
+    Of a global array each process writes its part; on its own disk, all that it holds. A leaf that every
     process holds whole is written by the primary, or by each on its own disk; its bytes must be the same
-    everywhere, so all of them are read for a digest, but for those that only a handler of its own knows. What
-    each process has for itself, it writes, and nothing of it need be the same.
+    everywhere, so all of them are read for a digest, but for those that only its own handler knows. What
+    each process has for itself, it writes, and none of that need be the same.
 
     Raises:
         SpecError: If the layout cannot be written by several processes, or a leaf cannot.
@@ -201,7 +201,7 @@ def described_plan(plan: SavePlan, digests: Mapping[str, bytes], options: Mappin
 
 
 def _nodes(plan: SavePlan, own: Iterable[int]) -> list[KeyPath]:
-    """Return where each process has a value of its own."""
+    """Return where each process has its own value."""
     return sorted({keys_of_node(plan.infos[at]) for at in own})
 
 
@@ -224,7 +224,7 @@ def _described(spec: LeafSpec) -> str:
 
 
 def check_active(leaves: Leaves, active: Sequence[int]) -> None:
-    """Refuse an array that has shards on processes that take no part: nobody would write them.
+    """Refuse an array that has shards on processes that take no part: they would not be written.
 
     Args:
         leaves: With their values.

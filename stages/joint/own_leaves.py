@@ -1,7 +1,7 @@
-"""Leaves that one process alone has: how it tells of them, and how the primary joins them to its own.
+"""Leaves that only one process has: how it announces them, and how the primary joins them to its own.
 
 Of all other leaves every process has the same, in the same order; so they are counted alike everywhere. Those
-of one process come behind them in what it tells, in its own order.
+of one process come after them in what it announces, in its own order.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def keys_of_node(info: ParamInfo) -> KeyPath:
 
 
 def numbers_told(plan: SavePlan) -> npt.NDArray[np.int64]:
-    """Return for each leaf the number by which this process tells of it."""
+    """Return for each leaf the number under which this process announces it."""
     own = list(places_of_own(plan.infos))
     is_own = np.zeros(len(plan.infos), np.bool_)
     is_own[own] = True
@@ -128,7 +128,7 @@ def joined(
 
 @final
 class JoinedTrees:
-    """Remembers how the leaves of the last few trees were joined. Thread-safe.
+    """Caches the joined leaves of the last few trees. Thread-safe.
 
     Documents are recognised by the very lists that they were made of, and making them anew takes long.
 

@@ -55,7 +55,7 @@ def encoded_part(
 
     Args:
         batches: What was written.
-        numbers: By which each leaf is told of; by default its place.
+        numbers: The number under which each leaf is announced; by default its place.
         own: Sent with it: of the leaves that this process alone has.
         digests: Sent with it: of what this process wrote of leaves, by the names to record them under.
         sums: Sent with it: what `ArrangedDigests.encoded` returns, if it wrote into files of all.
@@ -110,8 +110,8 @@ def written_by(
 
     Args:
         specs: Of all leaves.
-        parts: What each process told.
-        places: By process: of the leaves among all of them, by the numbers that it told; by default the same.
+        parts: The announcement of each process.
+        places: By process: of its leaves among all of them, by the numbers it announced; by default the same.
 
     Raises:
         CoordinationError: If one names what is not there.
@@ -147,7 +147,7 @@ def written_by(
 
 @contextmanager
 def reading_part() -> Generator[None]:
-    """Have what is wrong with a part, in the block, be a `CoordinationError`."""
+    """Turn errors about a part, in the block, into a `CoordinationError`."""
     try:
         yield
     except (zlib.error, ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
@@ -165,7 +165,7 @@ def _checked(numbers: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64
 
 
 def _check(columns: Mapping[str, npt.NDArray[np.int64]], specs: Sequence[LeafSpec]) -> None:
-    """Raise `ValueError` unless every row is of a leaf and a chunk that there are."""
+    """Raise `ValueError` unless every row is of an existing leaf and chunk."""
     counts = {number: spec.n_chunks for number, spec in {id(spec): spec for spec in specs}.items()}
     n_chunks = np.array([counts[id(spec)] for spec in specs], np.int64)
     leaf, chunk, *rest = (columns[name] for name in ("leaf", "chunk", "start", "offset", "nbytes"))

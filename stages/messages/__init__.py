@@ -1,1 +1,1 @@
-"""Batches of messages, and the plan that they carry: what every stage does with what it gets."""
+"""Batches of messages and the plan that they carry: helpers that stages share."""

@@ -61,7 +61,7 @@ def batched(
 ) -> Iterator[PlannedBatch]:
     """Yield the leaves in order, grouped within the limits; a leaf above `batch_bytes` goes alone.
 
-    All leaves of a handler that keeps files of its own are one batch, which comes before the others.
+    All leaves of a handler that keeps its own files are one batch, which comes before the others.
     The list is emptied as it goes, so that leaves already passed on are not kept alive.
     """
     for handler, owned in _owned(leaves):
@@ -292,7 +292,7 @@ def refuse_global(leaves: Leaves) -> None:
 
 
 def encoding_room(nbytes: int) -> int:
-    """Upper bound for the encoded length of a chunk of `nbytes`: above what any codec here makes of noise."""
+    """Upper bound for the encoded length of a chunk of `nbytes`, for noise and any codec of penstock."""
     return nbytes + nbytes // 128 + 1024
 
 

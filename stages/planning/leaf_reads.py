@@ -183,7 +183,7 @@ def _join_scattered(reads: Sequence[ScatterRead], most: int) -> list[ScatterRead
 
 
 def _join_checked(reads: Sequence[CheckedRead], most: int) -> Iterator[CheckedRead]:
-    """Read a range once of which several regions need parts."""
+    """Read a range that several regions share once."""
     by_range: dict[tuple[str, int, int], list[CheckedRead]] = {}
     for read in reads:
         by_range.setdefault((read.file, read.offset, read.nbytes), []).append(read)

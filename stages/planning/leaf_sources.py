@@ -90,7 +90,7 @@ def keep(matching: Matching, info: ParamInfo, value: object) -> None:
 
 
 def computed(info: ParamInfo, function: Function) -> Change:
-    """Return what a report says of a leaf that a function makes."""
+    """Return the change that a report shows for a computed leaf."""
     stored = [each.stored.info.key_path for each in function.inputs]
     shown = ", ".join(stored[:MOST_INPUTS_SHOWN]) + (", ..." if len(stored) > MOST_INPUTS_SHOWN else "")
     return Change("computed", info.key_path, shown)

@@ -348,7 +348,7 @@ def match_leaves(
     Raises:
         SpecError: If an option is invalid: `only` matches nothing, `rename` gives something that is not
             a name, a key of `transforms` is not a regular expression, or a value of one process is to be
-            divided anew beside `transforms`.
+            divided anew together with `transforms`.
         HandlerFailedError: If `rename` is a function and raises.
     """
     keys, _ = key_columns(stored)

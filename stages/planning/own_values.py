@@ -149,7 +149,7 @@ def _function(
     is_named: bool,
     kept: Divide | None,
 ) -> Function:
-    """Return what makes the value of this process from those of some that saved.
+    """Return the function that makes this process's value from those of the saving processes.
 
     Args:
         stored: All leaves of the checkpoint.

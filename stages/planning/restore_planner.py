@@ -487,7 +487,7 @@ def check_expansion(store: Store, checkpoint: StoredCheckpoint, rows: Sequence[i
 
 @final
 class ResultBytes:
-    """Adds up the host memory that a result will take, and compares it with what there is.
+    """Adds up the host memory that a result will take, and compares it with the available memory.
 
     Args:
         path: The checkpoint, for the error.

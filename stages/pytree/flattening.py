@@ -477,7 +477,7 @@ class _Walk:
             )
 
     def _ends_at(self, n_children: int) -> bool:
-        """Note a container; return whether it is so deep that what is in it is not visited."""
+        """Note a container; return whether it is too deep for its content to be visited."""
         left, n_gone = self._left, self._n_leaves - self._n_before
         self._n_before = self._n_leaves
         while left:  # the leaves since the last container belong to the innermost ones

@@ -218,7 +218,7 @@ class Turn:
 
 
 def due(names: Sequence[str], parts: Sequence[Sequence[Written]], turn: Turn, every: int) -> Due:
-    """Choose what is compared in one save. Pure.
+    """Choose the parts that are compared in one save. Pure.
 
     Args:
         names: The stored name of each leaf.
@@ -246,7 +246,7 @@ def due(names: Sequence[str], parts: Sequence[Sequence[Written]], turn: Turn, ev
 
 
 async def intact_only(run: SaveRun, directory: str, found: Candidates) -> Candidates:
-    """Return the candidates without those of which a part that was compared differs; an event names each.
+    """Return the candidates without those that differ in a compared part; an event names each.
 
     Args:
         run: Of the save.
@@ -301,7 +301,7 @@ def _place(entry: tuple[int, Written]) -> tuple[str, int]:
 
 
 def _shares(chosen: Due) -> Iterator[Due]:
-    """Cut what is due into shares of about the same bytes, for as many threads."""
+    """Cut the due parts into shares of about the same bytes, for as many threads."""
     enough = sum([part.nbytes for _, part in chosen]) / CONCURRENCY
     first = nbytes = 0
     for at, (_, part) in enumerate(chosen):

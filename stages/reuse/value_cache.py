@@ -57,7 +57,7 @@ class KnownValues:
         Args:
             path: Where it was saved. Nothing is recorded if no tree is known there.
             to: Its new path.
-            identity: Its `Store.identity`, taken where nobody else could have replaced it: before the move,
+            identity: Its `Store.identity`, taken where no other process could replace it: before the move,
                 which does not change it.
         """
         _, references = self._known.pop(path) or (None, {})

@@ -160,7 +160,7 @@ def content_of(path: str, data: bytes) -> Mapping[str, object]:
 
 
 def is_left_of(recorded: Mapping[str, object], path: str, data: bytes) -> bool:
-    """Return whether the document says what was recorded, except for items that were deleted since."""
+    """Return whether the document equals the recorded one, except for items deleted since."""
     found, before = content_of(path, data), recorded.get("handlers")
     if found["rest"] != recorded.get("rest"):
         return False
@@ -249,7 +249,7 @@ class SealedDocuments:
         return data
 
     def check(self, name: str, data: bytes) -> None:
-        """Compare what was read of a document with its digest.
+        """Compare the content of a document with its digest.
 
         The deletion of an item rewrites `_CHECKPOINT_METADATA` without it, and that is no damage.
 
@@ -379,7 +379,7 @@ def encode_mark(integrity: bytes | None = None, text: bytes = COMMIT_MARK_TEXT) 
 
 
 def mark_without_digest(text: bytes) -> bytes:
-    """Return what a mark says next to the digest: then the record of the directory is taken as it is."""
+    """Return a mark without its digest; the record of that directory is then not compared."""
     return _LINE.sub(b"", text).rstrip() + b"\n"
 
 
@@ -393,7 +393,7 @@ _NOT_RECORDED: Final = frozenset({INTEGRITY, COMMIT_MARK, DELETION})
 
 
 def documents_below(store: Store, directory: str, files: Collection[str]) -> Iterator[str]:
-    """Name every file that is no data file and not in a directory with a record of its own; that is named.
+    """Name every file that is no data file and not in a directory with its own record; that is named.
 
     Args:
         store: Where.

@@ -195,7 +195,7 @@ class ChunkIndex:
         return slots, np.flatnonzero(~is_whole)
 
     def _planned(self, located: _Located) -> IndexPlan:
-        """Plan the index with what was found of the values in data files, in order; others get no entry."""
+        """Plan the index for the values that were found in data files, in order; others get no entry."""
         assert self._unplanned is not None
         keys, inline, numbers = self._unplanned
         lengths, in_files = _column(numbers), in_data_files(inline)

@@ -137,7 +137,7 @@ class ItemPlace:
 
 
 def locate(store: Store, path: str, item: str | None = None) -> ItemPlace:
-    """Find the item of the checkpoint at `path`; of a directory of steps, that of the latest finished one.
+    """Find the item of the checkpoint at `path`, or of the latest finished step there.
 
     Args:
         store: Where `path` is.
@@ -260,7 +260,7 @@ def check_there(store: Store, path: str) -> None:
 
 
 def check_marked(store: Store, path: str, names: frozenset[str]) -> None:
-    """Raise unless a checkpoint, or what it is an item of, was published.
+    """Raise unless a checkpoint, or the one around an item, was published.
 
     Raises:
         IncompleteCheckpointError: If it was not.
@@ -522,7 +522,7 @@ def _holds_arrays(store: Store, directory: str, names: Collection[str]) -> bool:
 
 
 def is_array(store: Store, directory: str, name: str = "") -> bool:
-    """Return whether the directory `name` in `directory` is that of an array."""
+    """Return whether the directory `name` in `directory` holds an array."""
     return any(store.kind(os.path.join(directory, name, key)) == "file" for key in METADATA_KEYS)
 
 
@@ -530,7 +530,7 @@ _NAME: Final = "checkpointable_name"
 
 
 def deleted_item(store: Store, path: str, names: Collection[str]) -> str | None:
-    """Name the item of the checkpoint at `path`, in which `names` are, that is being deleted.
+    """Name the item that is being deleted of the checkpoint at `path`, which has these `names`.
 
     Raises:
         CorruptCheckpointError: If the mark does not say which.
@@ -569,7 +569,7 @@ def is_checkpoint(store: Store, path: str) -> bool:
 
 
 def is_marked(store: Store, path: str, names: Collection[str] | None = None) -> bool:
-    """True if `path`, or what it is an item of, was published, in a store where a mark says so.
+    """True if the checkpoint at or around `path` was published, in a store where a mark says so.
 
     In a bucket nothing is renamed. A save that was killed, or a copy that was interrupted, is there under
     its final name, and only a mark says that one is whole. Orbax looks for the same one on `gs://`.
@@ -709,14 +709,14 @@ directory, or in a bucket one of steps."""
 @final
 @dataclass(frozen=True, slots=True)
 class FoundStep:
-    """The answer to what is at the path of a step."""
+    """A step at a path, and the state that it is in."""
 
     state: StepState
     problem: CorruptCheckpointError | None = None  #: of a damaged one
 
     @property
     def is_published(self) -> bool:
-        """True if there is a step that nobody writes any more, whether penstock can restore it or not."""
+        """True if there is a step that is not being written, whether penstock can restore it or not."""
         return self.state in {"finished", "unknown", "damaged"}
 
 
@@ -758,13 +758,13 @@ def _state_of_step(store: Store, directory: str) -> StepState:
 
 
 def _is_built_in(store: Store, folder: str) -> bool:
-    """Return whether somebody still writes an item in `folder`, under its final name, as Orbax can."""
+    """Return whether an item in `folder` is being written under its final name, as Orbax can."""
     names = store.list_directory(folder)
     return any(TEMPORARY_SUFFIX in name or name.startswith(OF_A_PROCESS) for name in names)
 
 
 def disk_mark(store: Store, directory: str) -> DiskMark | None:
-    """Return whose part the tree in `directory` is; None if it is a whole one. Blocking.
+    """Return the mark of the process whose part the tree in `directory` is; None if it is whole. Blocking.
 
     Raises:
         CorruptCheckpointError: If the mark cannot be read.

@@ -135,7 +135,7 @@ class _Record:
 
 
 def _records_of(store: Store, file: str) -> list[_Record]:
-    """Return the record that is to have the digest of a file, the one that has that record's, and so on.
+    """Return the record with the digest of a file, the record with the digest of that one, and so on.
 
     Raises:
         ChecksumError: If one of them is not as it was written.

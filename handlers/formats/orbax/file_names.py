@@ -63,7 +63,7 @@ PARTIAL_SUFFIX: Final = ".partial_save"
 
 
 def unfinished_at(store: Store, path: str, built: str) -> IncompleteCheckpointError:
-    """Return the error for a path of which there is only what a save builds, or built. Blocking."""
+    """Return the error for a path where there is only an unfinished save. Blocking."""
     if is_at_work(store, built):
         problem = f"its save goes on, in {built!r}; try again when that has ended"
         return IncompleteCheckpointError(path, problem, goes_on=True)

@@ -1,4 +1,4 @@
-"""Lists what of an item can be compared with a checksum, which leaves are where, and what cannot be compared.
+"""Lists the parts of an item that have a checksum, those that have none, and the places of its leaves.
 
 `survey_item` is what `penstock verify` and repairs go by. `check_arrays` compares chosen arrays of a tree.
 `holds_recorded_bytes` looks for the bytes of a lost leaf in another checkpoint.
@@ -70,7 +70,7 @@ def _nothing(_: str) -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class ItemSurvey:
-    """All that can be compared of an item, and what is known without reading a byte of an array."""
+    """The checksummed ranges of an item, and what is wrong without a byte of an array being read."""
 
     n_leaves: int = 0
     ranges: tuple[RecordedRange, ...] = ()  #: by file and offset
@@ -82,7 +82,7 @@ class ItemSurvey:
 
 
 def survey_item(store: Store, path: str, item: str = "") -> ItemSurvey:
-    """Find what can be compared of an item of the checkpoint at `path`, or of the one tree it is. Blocking.
+    """Find the checksummed ranges of an item of the checkpoint at `path`, or of its only tree. Blocking.
 
     Nothing is raised for what is damaged: it is among the findings.
     """
@@ -98,7 +98,7 @@ def survey_item(store: Store, path: str, item: str = "") -> ItemSurvey:
 
 
 def _unopened(store: Store, directory: str, error: PenstockError) -> ItemSurvey:
-    """Survey what is left: checksums tell what data files hold, even if no document says for which leaves."""
+    """Survey a checkpoint whose documents are lost: checksums of data files are known without leaf names."""
     findings = [finding_of(error, directory)]
     file = os.path.join(directory, INTEGRITY)
     recorded: Mapping[str, Checksums] = {}
@@ -271,7 +271,7 @@ def _covered(runs: Sequence[tuple[int, int]], start: int, stop: int) -> bool:
 
 
 def check_arrays(store: Store, directory: str, names: AbstractSet[str]) -> None:
-    """Compare arrays of a tree, and the documents that describe them, with what is recorded. Blocking.
+    """Compare arrays of a tree, and the documents that describe them, with their checksums. Blocking.
 
     Args:
         store: Where.

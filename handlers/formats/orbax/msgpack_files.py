@@ -170,7 +170,7 @@ class TokenCursor:
 
     @contextmanager
     def inside(self, nbytes: int) -> Generator[None]:
-        """Check that what is taken in the block is exactly `nbytes` long.
+        """Check that the block takes exactly `nbytes`.
 
         Raises:
             CorruptCheckpointError: If what is taken in the `with` is shorter, or wants to be longer.
@@ -516,7 +516,7 @@ def joined(path: str, members: Sequence[tuple[KeyPath, PackedArray | None]]) -> 
 def _numbered(
     path: str, name: str, members: Sequence[tuple[KeyPath, PackedArray | None]]
 ) -> list[PackedArray]:
-    """Return what is below `name`, in the order of its numbers."""
+    """Return the values below `name`, in the order of their numbers."""
     found: Mapping[KeyPath, PackedArray | None] = {
         keys: array for keys, array in members if keys[:1] == (name,)
     }

@@ -51,7 +51,7 @@ def open_checkpoint(
         item: Its name, where there are several; by default the one that holds the tree.
         remembered: Documents decoded before, and what takes up those decoded now.
         whole: Whether every data file must be there in its whole length.
-        foreign: Types of leaves that a handler may keep in files of its own; see `Source`.
+        foreign: Types of leaves that a handler may keep in its own files; see `Source`.
 
     Raises:
         NotACheckpointError: If nothing of this layout is there, or no such item.

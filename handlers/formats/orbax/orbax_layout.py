@@ -257,7 +257,7 @@ def _directories(arrays: TreeColumns, version: int) -> Iterator[Document]:
 def _tree(
     tree: TreeColumns, form: SaveFormat, custom_metadata: Mapping[str, Any] | None
 ) -> Iterator[Document]:
-    """Encode what is recorded about the leaves, except where they are."""
+    """Encode the documents about the leaves, except their places."""
     specs = tree.specs
     if not form.ocdbt:
         yield from _directories(tree.arrays(), form.zarr)

@@ -54,8 +54,8 @@ def fitted(
         key_path: Of the leaf, for errors.
         form: What is asked for all leaves.
         args: What is asked for this one, if anything is.
-        coded_chunk: Bytes of a chunk with a codec, about, if nobody asks for any.
-        plain_chunk: Bytes of any other chunk, about, if nobody asks for any; None for no limit.
+        coded_chunk: Bytes of a chunk with a codec, about, if none are asked for.
+        plain_chunk: Bytes of any other chunk, about, if none are asked for; None for no limit.
 
     Raises:
         InvalidLeafError: If `args` do not fit the leaf.

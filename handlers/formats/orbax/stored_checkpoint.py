@@ -111,7 +111,7 @@ class OrbaxCheckpoint:
         return bool(self.checksums)
 
     def without_checksums(self) -> OrbaxCheckpoint:
-        """Return it as if none were recorded; see `ChecksummedCheckpoint`."""
+        """Return the checkpoint as if it had no checksums; see `ChecksummedCheckpoint`."""
         return replace(self, checksums={})
 
     def expected_crc32c(self, file: str) -> Sequence[Checksum]:
@@ -417,7 +417,7 @@ def _parts(grid: Bounds, limit: int) -> Iterator[Bounds]:
 def _decode_by(
     codec: Codec, leaf: int, chunk: StoredChunk, region: Destination, key_path: str, stored: memoryview
 ) -> None:
-    """Decode a chunk and bring what overlaps `region` there."""
+    """Decode a chunk and copy the part that overlaps `region` into it."""
     nbytes = math.prod(chunk.shape) * chunk.itemsize
     where = f"bytes {chunk.offset} to {chunk.offset + len(stored)}"
     try:
@@ -434,7 +434,7 @@ def _decode_by(
 
 
 def _spread(leaf: int, chunk: StoredChunk, region: Destination, key_path: str, data: memoryview) -> None:
-    """Bring the part of a chunk that is in a region there; `data` is the chunk."""
+    """Copy the part of a chunk that is in a region into it; `data` is the chunk."""
     nbytes = math.prod(chunk.shape) * chunk.itemsize
     if len(data) != nbytes:
         problem = f"an opaque chunk was decoded to {len(data)} bytes, not {nbytes}"
@@ -630,7 +630,7 @@ def whole_parts(
     numbers: Sequence[int],
     indices: Sequence[int],
 ) -> list[tuple[Written, ...] | None]:
-    """Look up each chunk as the one part that it was written in.
+    """Look up chunks that were each written in one part.
 
     Args:
         leaves: Of the checkpoint.
@@ -743,7 +743,7 @@ class ChunkBox(NamedTuple):
 
 
 def chunk_boxes(index: Index, array: StoredArray, grid: Bounds) -> Iterator[ChunkBox]:
-    """Yield what is stored of a part of an array's grid, and boxes of what is not; together they tile it.
+    """Yield the stored chunks of a part of an array's grid, and boxes of absent ones; together they tile it.
 
     Args:
         index: Where all chunks are.

@@ -57,7 +57,7 @@ class ArrayDriver:
     Args:
         store: Where the arrays are.
         directory: The directory that holds them; absolute.
-        ocdbt: Whether they are in an OCDBT database there, or each in a directory of its own.
+        ocdbt: Whether they are in an OCDBT database there, or each in its own directory.
 
     Raises:
         UnsupportedByStoreError: If TensorStore cannot read the store.
@@ -172,7 +172,7 @@ _NO_CACHE: Final = {"cache_pool": {"total_bytes_limit": 0}}
 def decode_into(
     form: ArrayFormat, chunk: StoredChunk, region: Destination, key_path: str, stored: memoryview
 ) -> None:
-    """Decode a chunk and bring what overlaps `region` there. Blocking; TensorStore's threads do the work.
+    """Decode a chunk, in TensorStore's threads, and copy what overlaps `region` into it. Blocking.
 
     Args:
         form: Of the array.
@@ -195,7 +195,7 @@ def decode_into(
         "assume_metadata": True,
     }
     try:
-        # A context of its own has memory of its own, which is freed with it.
+        # A separate context has its own memory, which is freed with it.
         array = _ts.open(spec, context=ts.Context(_NO_CACHE)).result()
         array.kvstore.write(form.chunk_key((0,) * len(chunk.shape)), bytes(stored)).result()
         target = _ts.array(part_of_region(form, region, box), copy=False)

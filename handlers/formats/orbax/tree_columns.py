@@ -86,7 +86,7 @@ class TreeColumns:
         return names_of(self.infos)
 
     def arrays(self) -> TreeColumns:
-        """Return those with array bytes, or of which a shape at least is stored."""
+        """Return the leaves with array bytes, or at least a stored shape."""
         numbers = [at for at, spec in enumerate(self.specs) if spec.shape is not None]
         if len(numbers) == len(self):
             return self

@@ -233,7 +233,7 @@ def _document(
     name: str,
     decoder: Callable[[str, bytes], dict[str, T]],
 ) -> dict[str, T]:
-    """Return what a document next to `_METADATA` says; `NONE` if it is absent."""
+    """Return the content of a document next to `_METADATA`; `NONE` if it is absent."""
     file = name if name in place.names else None
     if file is not None and name == ARRAY_METADATAS:  # a folder; every process records the same in its file
         files = source.store.list_directory(os.path.join(place.directory, name))
@@ -521,7 +521,7 @@ def _sharded(place: ItemPlace) -> Collection[str]:
 
 
 def _named(directory: str, names: Iterable[str], sharded: Collection[str]) -> TreeDocument:
-    """Make a tree of dicts of the names alone, in which a dot may be a step or part of a key."""
+    """Build a tree of dicts from names, in which a dot may separate keys or be part of one."""
     found = dict.fromkeys([tuple(name.split(".")) if name else () for name in sorted(names)])
     for keys in found:
         above = next((keys[:n] for n in range(len(keys)) if keys[:n] in found), None)

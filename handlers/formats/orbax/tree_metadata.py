@@ -520,7 +520,7 @@ def _shapes(spec: LeafSpec) -> dict[str, object]:
 
 
 def decode_random_keys(path: str, data: bytes) -> dict[str, str]:
-    """Read what a restore needs of the document: stored name of each typed PRNG key to its implementation.
+    """Read the document: stored name of each typed PRNG key to its implementation.
 
     Raises:
         CorruptCheckpointError: If it is malformed.

@@ -1,4 +1,4 @@
-"""Reads what is left of damaged safetensors: a file that is lost takes only what was in it."""
+"""Reads the intact part of damaged safetensors: a lost file takes only its own tensors."""
 
 from __future__ import annotations
 

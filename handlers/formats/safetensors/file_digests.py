@@ -1,4 +1,4 @@
-"""Digests in a document of a safetensors checkpoint: of its own bytes, and of the tensors behind it.
+"""Digests in a document of a safetensors checkpoint: of its own bytes, and of the tensors after it.
 
 A text of a fixed length, under one name in the `__metadata__` of a header or in the `metadata` of an index:
 `crc32c`, the checksum of the document itself; in a header also the length of a block, and in base64 the
@@ -97,7 +97,7 @@ def blank(n_blocks: int | None = None) -> str:
 
 
 def ended(document: bytes) -> bytes:
-    """Return a document with spaces behind it, as penstock ends one."""
+    """Return a document padded with spaces, as penstock ends one."""
     return document + b" " * (-len(document) % _ALIGNMENT + _MORE_SPACES)
 
 

@@ -43,7 +43,7 @@ class FileSet:
 
 
 def bytes_to_decode(store: Store, path: str) -> int:
-    """Say what the long headers of the file at `path`, or of those in the folder there, take. Blocking.
+    """Return the bytes that long headers take: of the file at `path`, or of those in the folder. Blocking.
 
     Raises:
         StorageError: If the length of one cannot be found out.
@@ -125,7 +125,7 @@ def tensor_files(path: str, names: Sequence[str]) -> list[str]:
 
 
 def missing_siblings(files: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each file that is not there, though the name of another one says so, and that one."""
+    """Yield each missing file whose existence follows from the name of another one, and that one."""
     there = frozenset(files)
     for name in files:
         shard = _SHARD.fullmatch(name)
@@ -177,7 +177,7 @@ def file_of_each(headers: Sequence[FileHeader]) -> dict[str, str]:
 
 
 def _check_index(path: str, weights: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """Compare what the index says with what the files hold; a tensor it does not list is read, too."""
+    """Compare the index with the files; a tensor that it does not list is read, too."""
     for name, file in weights.items():
         if name not in found:
             raise CorruptCheckpointError(

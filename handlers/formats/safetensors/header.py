@@ -295,7 +295,7 @@ def read_header(store: Store, path: str, *, whole: bool = True, compared: bool =
     Args:
         store: Where.
         path: Of the file.
-        whole: Whether the data must be there in their whole length, and nothing behind them.
+        whole: Whether the data must be there in their whole length, and nothing after them.
         compared: Whether the header is compared with its checksum.
 
     Raises:
@@ -327,7 +327,7 @@ def read_header(store: Store, path: str, *, whole: bool = True, compared: bool =
 def encode_header(
     tensors: Iterable[tuple[str, str, Sequence[int], int, int]], metadata: Mapping[str, str]
 ) -> bytes:
-    """Encode what a file begins with, its length included, ended as `file_digests` says.
+    """Encode the head of a file, its length included, padded as `file_digests` needs it.
 
     Args:
         tensors: Name, dtype (by its name here, and one that the format has), shape, and where its data

@@ -111,7 +111,7 @@ class SafetensorsCheckpoint:
         return [()] * len(numbers)
 
     def without_checksums(self) -> SafetensorsCheckpoint:
-        """Return it as if none were recorded; see `ChecksummedCheckpoint`."""
+        """Return the checkpoint as if it had no checksums; see `ChecksummedCheckpoint`."""
         return replace(self, checksums={})
 
     def reads(self, index: int, stored: StoredLeaf, region: Destination, piece_bytes: int) -> Iterator[Read]:

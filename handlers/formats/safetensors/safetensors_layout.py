@@ -1,4 +1,4 @@
-"""safetensors behind the kernel's `Layout` protocol: one file, or a folder of files and their index.
+"""safetensors as a `Layout` of the kernel: one file, or a folder of files and their index.
 
 The header of a file comes first and says where everything is, so `arrange` decides all of it before the first
 byte is written. `WrittenDigests` adds the checksums to a header once its file is complete.
@@ -85,7 +85,7 @@ def check_leaf(info: ParamInfo, spec: LeafSpec) -> None:
 
     Raises:
         InvalidLeafError: If it has elements of a type that the format lacks, an impossible name, opaque
-            bytes, or a handler that writes files of its own.
+            bytes, or a handler that writes its own files.
     """
     if spec.shape is None:
         if spec.text is None and not spec.is_empty_marker:

@@ -1,4 +1,4 @@
-"""Tells what of a safetensors checkpoint can be compared with a checksum, and what cannot."""
+"""Lists the ranges of a safetensors checkpoint that have a checksum, and those that have none."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Build:
 
 
 def staging(final: str, token: str) -> str:
-    """Return the prefix of what is not published, of a save to `final`."""
+    """Return the prefix of the unpublished objects of a save to `final`."""
     return f"{final}{CLAIM}{_STAGED}/{token}"
 
 
@@ -125,7 +125,7 @@ class Builds:
     # Saves of one process.
 
     def begin(self, final: str, place: str, file: str | None) -> Build:
-        """Claim a key for a save. What an ended process left there is removed, or published if it was whole.
+        """Claim a key for a save. Remains of an ended process are removed, or published if they are whole.
 
         Raises:
             InUseError: If another save or removal claims it.
@@ -146,7 +146,7 @@ class Builds:
         return build
 
     def _prepare(self, claim: ObjectClaim, final: str, file: str | None) -> bool:
-        """Put the mark that a dead save did not come to put, or remove what it left. Return if it is free."""
+        """Publish a complete save whose process died, or remove its objects. Return if the key is free."""
         if claim.found == "committing":
             self._client.create(f"{final}/{MARK}", claim.mark)
         if self._is_published(final, file):
@@ -267,7 +267,7 @@ class Builds:
 
     @contextmanager
     def _at_work(self, claim: ObjectClaim) -> Generator[None]:
-        """Have a claim renewed while what it is for is done. If that fails, the next one goes on from it."""
+        """Renew a claim while its work is done. If the work fails, the next holder goes on from there."""
         self._working[claim.token] = claim
         try:
             yield
@@ -283,7 +283,7 @@ class Builds:
         self._unfinished.add(claim.final)
 
     def _publish_file(self, build: Build, file: str) -> None:
-        """Copy the one file to where it is published: of one object, that is one step."""
+        """Copy the one file to its final key: of one object, that is one step."""
         self.claims.change(build.claim, "saving")  # it is still this save's
         if self._client.copy_if_absent(f"{build.prefix}/{file}", build.final) == "other":
             raise StorageError("publish", self._client.path(build.final), "is there already", errno.EEXIST)
@@ -447,7 +447,7 @@ class Builds:
     # Removal.
 
     def remove(self, final: str) -> None:
-        """Remove everything at and below a key. What is published there ends with the first object that goes.
+        """Remove everything at and below a key. The mark goes first, so that no reader sees a part.
 
         Raises:
             InUseError: If a save or a removal is at work there.
@@ -499,7 +499,7 @@ class Builds:
         return "removed" if is_free or claim.found != "committing" else "published"
 
     def is_unmarked(self, final: str) -> bool:
-        """True if something is below a key that nobody claims, and that neither is nor holds a checkpoint.
+        """True if something is below a key that is not claimed, and that neither is nor holds a checkpoint.
 
         That is an interrupted copy, or a save whose claim somebody removed. Items of a step have marks, too;
         right below the key, and named otherwise than a step is, they make no checkpoint of it.

@@ -88,7 +88,7 @@ class ClaimRecord:
         return cls(token, purpose, owner, mark, str(members.get("process", "")), lease_s)
 
     def is_of(self, claim: ObjectClaim) -> bool:
-        """True if it is what the holder of a claim wrote, who has not given it up. Pure."""
+        """True if the object was written by the holder of a claim that was not given up. Pure."""
         return self.purpose != "left" and (self.token, self.process) == (claim.token, claim.process)
 
     def is_held_by(self, process: ThisProcess) -> bool:
@@ -140,7 +140,7 @@ class ObjectClaim:
 
     @property
     def key(self) -> str:
-        """Of its object."""
+        """The key of its object."""
         return self.final + CLAIM
 
 
@@ -152,7 +152,7 @@ class ConditionalWrites(Protocol):
         ...
 
     def swap(self, key: str, data: bytes, tag: str, within_s: float | None = None) -> str | None:
-        """Write an object only if nobody else did meanwhile."""
+        """Write an object only if no other process did meanwhile."""
         ...
 
 
@@ -291,7 +291,7 @@ class Claims:
         return (now.modified - claim.modified).total_seconds()
 
     def swap(self, claim: ObjectClaim, purpose: Purpose, mark: bytes = b"") -> bool:
-        """Write in a claim what it is for, which also renews it; return whether it is still ours.
+        """Write the purpose of a claim into it, which also renews it; return whether it is still ours.
 
         Raises:
             StorageError: If the server does not say.
@@ -342,11 +342,11 @@ class Claims:
         self.check(claim)
 
     def is_due(self, claim: ObjectClaim) -> bool:
-        """True if a claim was not renewed for a third of its lease. Before that nobody takes it over."""
+        """True if a claim was not renewed for a third of its lease. Before that it is not taken over."""
         return self._clock() - claim.renewed > self.lease_s / _PER_LEASE
 
     def check(self, claim: ObjectClaim) -> None:
-        """Raise `ClaimLostError` if a claim is known to be lost. Asks nobody."""
+        """Raise `ClaimLostError` if a claim is known to be lost. Makes no request."""
         if claim.is_lost:
             raise ClaimLostError(self.client.path(claim.final), claim.holder)
 

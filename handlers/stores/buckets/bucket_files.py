@@ -40,7 +40,7 @@ class BucketDataFile:
         self.transfers = Transfers()
 
     def allocate(self, nbytes: int) -> None:
-        """Make room for so many bytes, so that none is moved when there are more. Takes no memory yet."""
+        """Reserve address space for so many bytes, so that growing moves none. Takes no memory yet."""
         with self._lock:
             self._grow(nbytes)
 

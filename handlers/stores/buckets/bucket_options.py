@@ -28,8 +28,8 @@ class BucketOptions:
         retries: How many times a request is sent again after an answer such as 503, or none; None for as
             often as there is time for.
         retry_s: How long one request and its repetitions may take together, in seconds.
-        single_writer: Says that nobody else saves to the same paths meanwhile. Then a server that ignores
-            conditions is used all the same, and nothing keeps two savers apart there.
+        single_writer: Says that no other process saves to the same paths meanwhile. Then a server that
+            ignores conditions is used all the same, and nothing keeps two savers apart there.
         lease_s: How long a claim of this process lasts that is not renewed, in seconds, as when the process
             is killed or stopped. Then another one may take it over. It is renewed three times as often.
     """

@@ -181,7 +181,7 @@ class BucketStore(ObjectStore):
         return self._builds.hold(self._key(path))
 
     def renew_leases(self) -> None:
-        """Renew what builds and holds here, and remove what could not be removed before."""
+        """Renew the leases of builds and holds, and retry removals that failed."""
         self._builds.renew()
 
     def marked_folders(self, path: str, among: Collection[str] | None = None) -> Sequence[str]:
@@ -408,7 +408,7 @@ class BucketStore(ObjectStore):
         return key, listed
 
     def _visible(self, key: str, listed: Listed) -> set[str]:
-        """Return the prefixes that are not being built, nor are what a dead save left."""
+        """Return the prefixes that are neither being built nor remains of a dead save."""
         claimed = {name.removesuffix(CLAIM) for name in listed.files if name.endswith(CLAIM)}
         folders = {name for name in listed.folders if CLAIM not in name}
         at = f"{key}/" if key else ""

@@ -68,7 +68,7 @@ class FsspecObjects:
         return Stat(int(info["size"]), _tag(info), self._modified(key, info))
 
     def figures(self) -> RequestFigures:
-        """Return nothing: the file system does not say what it asks."""
+        """Return no counts: the file system does not tell its requests."""
         return RequestFigures()
 
     def read(self, key: str) -> ObjectContent | None:
@@ -279,7 +279,7 @@ def _translated(operation: str, path: str) -> Generator[None]:
 
 
 def _tag(info: dict[str, Any]) -> str:
-    """Return what changes with a file: all that is known of it, as fsspec's own `ukey` does."""
+    """Return a value that changes with a file, made of all its properties, as fsspec's `ukey` is."""
     return hashlib.sha256(repr(sorted(info.items(), key=lambda item: item[0])).encode()).hexdigest()
 
 

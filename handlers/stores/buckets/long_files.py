@@ -1,7 +1,7 @@
 """A file of any length in a bucket, written in any order and put together in the end.
 
 An upload in parts takes them in the order of the file alone, and the first bytes of a file may be known last:
-those of safetensors hold the checksums of all others. So what is written goes into objects of its own, as it
+those of safetensors hold the checksums of all others. So what is written goes into its own objects, as it
 comes. When all is there, it is read back in the order of the file, compared with its checksums, and uploaded.
 """
 
@@ -64,7 +64,7 @@ class Kept:
 
 @final
 class Gathered:
-    """Bytes that wait until there are enough of them for an object.
+    """Bytes that are collected until they fill an object.
 
     Args:
         nbytes: Of an object.
@@ -174,7 +174,7 @@ class Scratch(Protocol):
         ...
 
     def remove(self, keys: Sequence[str]) -> None:
-        """Remove what was kept."""
+        """Remove the objects of the parts."""
         ...
 
 
@@ -275,7 +275,7 @@ class LongFile:
                 self._kept.setdefault(stretch, []).append(each)
 
     def _keep_rest(self) -> None:
-        """Note what was not enough for an object: it stays in memory."""
+        """Keep the bytes in memory that do not fill an object."""
         with self._lock:
             gathered, self._gathered = self._gathered, None
             if gathered is not None:
@@ -399,7 +399,7 @@ class BucketScratch:
                 self._build.created.difference_update(keys)
 
     def _upload(self, key: str, parts: Callable[[], Iterator[memoryview]], nbytes: int) -> None:
-        """Upload a file to a key that nobody else has.
+        """Upload a file to a key that no other writer has.
 
         So if a file of that length is there, all parts are, and only the reply to the last request was lost.
         """

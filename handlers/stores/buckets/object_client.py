@@ -169,11 +169,11 @@ class ObjectClient:
     def swap(self, key: str, data: bytes, tag: str, within_s: float | None = None) -> str | None:
         """Replace an object if it still has the tag; return its new one, or None if it has another.
 
-        It does not wait its turn behind other requests while the server refuses them: a claim is renewed so.
+        It does not wait its turn after other requests while the server refuses them: a claim is renewed so.
 
         Args:
             key: Of the object.
-            data: Differs from everything that was ever written there, so that a lost reply can be told.
+            data: Differs from everything that was ever written there, so that a lost reply is recognised.
             tag: As it was read.
             within_s: Less time than other requests are repeated for.
         """
@@ -385,7 +385,7 @@ class ObjectClient:
             return self._made
 
     def _patient_client(self) -> tuple[Any, Any]:
-        """Return the client for what is many requests in one call: it repeats each of them by itself."""
+        """Return the client for calls that make many requests: it repeats each of them by itself."""
         obstore, store = self._client()
         if not isinstance(self._connect, Connection):
             return obstore, store

@@ -89,7 +89,7 @@ class Objects(Protocol):
     def swap(self, key: str, data: bytes, tag: str, within_s: float | None = None) -> str | None:
         """Replace an object if it still has the tag; return its new one, or None if it has another.
 
-        It does not wait behind other requests. `within_s` is for how long it is repeated at most.
+        It does not wait for other requests. `within_s` is for how long it is repeated at most.
         """
         ...
 

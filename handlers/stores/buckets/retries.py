@@ -1,8 +1,8 @@
 """Requests that are sent again: when, for how long, and how many are under way at once.
 
 The client of the bucket repeats nothing by itself, but for the uploads in parts and the copies that are many
-requests in one call. So every refusal is seen here: it is counted, told as an event, and lets all requests of
-the process to that bucket slow down.
+requests in one call. So every refusal is seen here: it is counted, reported as an event, and lets all
+requests of the process to that bucket slow down.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RetryPolicy:
             n_failed: Tries that failed; at least 1.
             elapsed_s: Since the first one began.
             chance: Drawn from 0 to 1, so that those who failed together do not come back together.
-            asked_s: How long the server asked to wait. Nobody comes back sooner.
+            asked_s: How long the server asked to wait. No request is repeated sooner.
         """
         if self.most is not None and n_failed > self.most:
             return None
@@ -183,7 +183,7 @@ class Repeated:
     _figures: RequestFigures = field(default_factory=RequestFigures)
 
     def figures(self) -> RequestFigures:
-        """Return what was asked so far."""
+        """Return the counts of requests so far."""
         with self._lock:
             return self._figures
 
@@ -204,7 +204,7 @@ class Repeated:
             attempt: One request. What it raises ends the matter, but for `ThrottledError` and
                 `UnreachableError`.
             within_s: Less time than the policy gives.
-            paced: Whether it waits for its turn while the server refuses requests. What must not wait behind
+            paced: Whether it waits for its turn while the server refuses requests. What must not wait for
                 those of a large save is sent at once.
 
         Raises:

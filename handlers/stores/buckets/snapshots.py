@@ -78,7 +78,7 @@ class BucketSnapshot(StoreWrapper, Snapshot):
             self._note(found)
 
     def kvstore_spec(self, directory: str) -> dict[str, Any] | None:
-        """Return the spec by which TensorStore reads there by itself: that is as a request of this."""
+        """Return the spec by which TensorStore itself reads there; that counts as a request here."""
         spec = self.inner.kvstore_spec(directory)
         if spec is not None:
             self._ask(self._key)
@@ -151,7 +151,7 @@ class BucketSnapshot(StoreWrapper, Snapshot):
         return self._mark
 
     def told(self) -> bytes:
-        """Return what it knows, for other processes of the job."""
+        """Encode the snapshot for other processes of the job."""
         rows = [[each.key[len(self._key) :], each.size, each.tag] for each in self._entries.values()]
         contents = {key[len(self._key) :]: data for key, data in self._contents.items()}
         return zlib.compress(msgpack.packb([_VERSION, rows, contents, self._mark]), 1)
@@ -258,7 +258,7 @@ class BucketSnapshot(StoreWrapper, Snapshot):
         return _SnapshotFile(remote, self._contents.get(found.key), partial(self._ask, found.key))
 
     def _visible(self, key: str, path: str) -> set[str]:
-        """Return the folders right in one, without those that somebody builds."""
+        """Return the folders in a folder, without those that are being built."""
         if key not in self._names:
             raise _absent("list", path)
 
@@ -360,7 +360,7 @@ def begin_snapshot(
 def decoded_snapshot(
     store: Store, client: Objects, path: str, key: str, told: bytes
 ) -> BucketSnapshot | None:
-    """Make what `BucketSnapshot.told` told. It may be old: `is_current` says.
+    """Make the snapshot that `BucketSnapshot.told` encoded. It may be old: `is_current` says.
 
     Returns:
         None if it cannot be read, as from another version of penstock.

@@ -43,7 +43,7 @@ class ClaimFiles(Protocol):
 
 @final
 class Claim(Hold):
-    """The sole right to what is at a path: a file next to it, which says whose it is. Blocking.
+    """The exclusive right to a path: a file next to it that names the holder. Blocking.
 
     A claim whose process has ended is broken. One that cannot be judged, since its process is of another
     machine or container, holds until somebody removes the file; the error names it.
@@ -92,10 +92,10 @@ class Claim(Hold):
 
 
 def check_unclaimed(files: ClaimFiles, file: str, path: str) -> None:
-    """Return if nobody claims a path; a claim whose process has ended is removed. Blocking.
+    """Return if a path is not claimed; a claim whose process has ended is removed. Blocking.
 
-    Whoever removes one claims its removal first, and then looks again whether it is still the same claim. So
-    only one of several removes it, and nobody removes the claim that follows.
+    The process that removes one claims its removal first, and then looks again whether it is still the same
+    claim. So only one of several removes it, and the claim that follows stays.
 
     Args:
         files: Where the claim is.

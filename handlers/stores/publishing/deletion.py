@@ -1,4 +1,4 @@
-"""Deleting a checkpoint so that no reader finds half of it, and nothing that somebody else holds."""
+"""Deletes a checkpoint so that no reader finds half of it, and only if no one else holds it."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ class PinnedSteps:
     """Steps that stay, whatever a policy says. Changed in the event loop.
 
     They are listed in a file of the directory that the writer of a root holds: it goes when the manager does,
-    and after a crash nobody holds it. On a store without such directories they are not told. A medium that
-    does not answer keeps nobody waiting.
+    and after a crash it is not held. On a store without such directories they are not shown. A medium that
+    does not answer delays no caller.
 
     Args:
         store: Where the root is.

@@ -71,7 +71,7 @@ class ProcessIdentity:
 
     @classmethod
     def mine(cls) -> ProcessIdentity:
-        """Return that of the calling process."""
+        """Return the identity of the calling process."""
         pid = os.getpid()
         return cls(
             host=socket.gethostname(),
@@ -164,7 +164,7 @@ class ThisProcess:
             self._held.add(token)
 
     def let_go(self, token: str) -> None:
-        """Note that this process holds a claim no more, even if its file is still there. Idempotent."""
+        """Note that this process no longer holds a claim, even if its file is still there. Idempotent."""
         with self._lock:
             self._held.discard(token)
 
@@ -183,7 +183,7 @@ class ThisProcess:
 
 
 def this_process() -> ThisProcess:
-    """Return the calling process: one object for all that ask. A fork has one of its own."""
+    """Return the calling process: one object for all that ask. A fork has its own."""
     return _process_with(os.getpid())
 
 

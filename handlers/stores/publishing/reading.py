@@ -1,4 +1,4 @@
-"""Reading what is at a path from one state of it, although it may be replaced meanwhile.
+"""Reads a path from one of its states, although it may be replaced meanwhile.
 
 Savers overwrite a checkpoint by exchanging it for another one, and readers are never locked out. So a reader
 compares at the end whether the same still is there. Restores do it by this, and so does every tool. Of a
@@ -286,7 +286,7 @@ def snapshot_of(store: Store, path: str) -> Store:
 
 
 async def _shared(store: ObjectStore, threads: Threads, path: str, shared: SharedReads | None) -> Store:
-    """Return the snapshot that another process of the job told, or a new one, and tell that."""
+    """Return the snapshot that another process of the job announced, or a new one, and announce that."""
     if shared is None:
         return await _snapshot(store, threads, path)
 
@@ -330,7 +330,7 @@ async def _snapshot(store: ObjectStore, threads: Threads, path: str) -> Store:
 
 
 async def _side_by_side(threads: Threads, reads: Sequence[Callable[[], None]]) -> None:
-    """Call all of them in threads. The first that fails ends the others, and is raised by itself."""
+    """Call all functions in threads. The first failure ends the others, and is raised ungrouped."""
     failed: list[StorageError] = []
 
     async def call(read: Callable[[], None]) -> None:

@@ -57,7 +57,7 @@ GIVEN_UP: Final = "given-up"
 
 
 def how_to_replace(store: Store) -> str:
-    """Say what makes a save replace what is in a store."""
+    """Return the advice on how a save replaces a checkpoint in a store."""
     return _ADVICE if store.directories is None else REPLACED_AT_ONCE
 
 
@@ -192,7 +192,7 @@ class Workspace:
     def build_below(self, folder: str) -> None:
         """Build in `folder` below the place, which it leaves when it is published. Before `open`.
 
-        Under a name of its own nothing is taken for what a later save builds in the same place. A store of
+        Under its own name nothing is taken for what a later save builds in the same place. A store of
         objects gives each build a place that no other one has, and no folder is needed.
         """
         self._folder = folder
@@ -244,7 +244,7 @@ class Workspace:
                 self._made.add(directory)
 
     async def enter(self, place: str, waits_s: Sequence[float] = SEEN_AFTER_S) -> None:
-        """Begin to write where another process builds; on a disk of its own each builds in its own place.
+        """Begin to write where another process builds; on its own disk each builds in its own place.
 
         Args:
             place: It was made by the other process, a moment ago.
@@ -253,7 +253,7 @@ class Workspace:
         Raises:
             NotSharedError: If this process does not see it: the processes have disks of their own.
             StorageError: If the store cannot be asked.
-            PenstockError: As `open`, on a disk of its own.
+            PenstockError: As `open`, on its own disk.
         """
         if not self._joins:
             await self.open()
@@ -476,9 +476,9 @@ class Workspace:
     async def take_back(self) -> bool:
         """Take the place away from the primary, which is silent; return whether it can publish no more.
 
-        It publishes by a rename of what is in the place. So whoever renames first decides, without a word
+        It publishes by a rename of what is in the place. So the first to rename decides, without a word
         to anybody: this, or the primary when it wakes. What was taken is where the next save removes it,
-        and the hold of the primary is on that, so it is in nobody's way. An `ObjectStore` has another
+        and the hold of the primary is on that, so it is in no other's way. An `ObjectStore` has another
         way.
 
         Returns:
@@ -523,7 +523,7 @@ class Workspace:
 
     @staticmethod
     def _put_down(store: Directories, aside: str, place: str) -> None:
-        """Put what was taken where the next save finds it, unless there is one already."""
+        """Move the taken build to where the next save finds it, unless there is one already."""
         try:
             hold = store.make_held(place)
         except StorageError:

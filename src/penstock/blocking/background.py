@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @final
 class BackgroundCall(FailureFuture[T]):
-    """A call that runs in a thread of its own, which ends when the call returns."""
+    """A call that runs in its own thread, which ends when the call returns."""
 
     def __init__(self, function: Callable[..., T], args: tuple[Any, ...], name: str, daemon: bool) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class BackgroundCall(FailureFuture[T]):
 def start_thread(
     function: Callable[..., T], *args: Any, name: str = "penstock", daemon: bool = False
 ) -> BackgroundCall[T]:
-    """Call a blocking function in a thread of its own.
+    """Call a blocking function in its own thread.
 
     Args:
         function: What to call.
@@ -57,7 +57,7 @@ def start_thread(
 def start_loop(
     function: Callable[..., Awaitable[T]], *args: Any, name: str = "penstock", daemon: bool = False
 ) -> BackgroundCall[T]:
-    """Await `function(*args)` in an event loop of its own, in a thread of its own.
+    """Await `function(*args)` in its own event loop, in its own thread.
 
     The function sees the context variables of the caller.
     """
@@ -65,7 +65,7 @@ def start_loop(
 
 
 def run_sync(function: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """Call a coroutine function and wait for its result, in an event loop of its own.
+    """Call a coroutine function and wait for its result, in its own event loop.
 
     The loop runs in this thread, or in another one if a loop is running here already. The function sees
     the context variables of the caller.

@@ -1,4 +1,4 @@
-"""The portal behind `penstock.sync`: an async context manager, held open in a thread."""
+"""The portal of `penstock.sync`: an async context manager, held open in a thread."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class Portal:
 
 
 def run_once(function: Callable[[], Awaitable[T]]) -> T:
-    """Run one call in an event loop of its own, in a thread of its own.
+    """Run one call in its own event loop, in its own thread.
 
     Raises:
         RunningLoopError: If an event loop is running here.

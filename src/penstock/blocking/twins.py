@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def blocking(function: Callable[P, Awaitable[R]]) -> Callable[P, R]:
-    """Return the twin of a coroutine function: it runs one call in an event loop of its own."""
+    """Return the twin of a coroutine function: it runs one call in its own event loop."""
 
     def call(*args: P.args, **keywords: P.kwargs) -> R:
         __tracebackhide__ = True

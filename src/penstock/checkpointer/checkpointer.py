@@ -64,7 +64,7 @@ class Checkpointer:
         state = await checkpointer.restore(path, like=state)
     ```
 
-    Leaving the context waits for background saves, and raises the failure of one that nobody
+    Leaving the context waits for background saves, and raises the failure of one that was not
     awaited. Leaving it on an error cancels them and removes what they wrote.
 
     Args:

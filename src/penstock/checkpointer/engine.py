@@ -111,7 +111,7 @@ class Engine:
         return self.layout.written if isinstance(self.layout, AutoLayout) else self.layout
 
     def at(self, path: str) -> Engine:
-        """Return the engine for what is at an absolute path or a URL: with the store that it is in."""
+        """Return the engine with the store of an absolute path or a URL."""
         store = self.stores.at(path)
         scheme = scheme_of(path)
         if store is self.store or scheme is None:
@@ -147,7 +147,7 @@ class Engine:
         return self.coordinator.operation(name, is_local=name != path and self.is_joint)
 
     def is_local(self, path: str) -> bool:
-        """True if several processes save to `path`, each on a disk of its own."""
+        """True if several processes save to `path`, each on its own disk."""
         return self.is_joint and self.config.job.local_name(path) is not None
 
     def agreed_name(self, path: str) -> str:
@@ -252,7 +252,7 @@ class Engine:
         return self if store is self.store else replace(self, store=store)
 
     def reading(self, path: str, threads: Threads) -> AbstractAsyncContextManager[Reading]:
-        """Read what is at `path` from one state of it; see `handlers.stores.publishing.reading`."""
+        """Read `path` from one of its states; see `handlers.stores.publishing.reading`."""
         shared = self._shared_reads(path)
         return reading(self.store, threads, path, views=self.views, shared=shared)
 

@@ -1,4 +1,4 @@
-"""The work of a `Checkpointer`, behind its signatures, and its life while it is open.
+"""The work of a `Checkpointer`, without its signatures, and its life while it is open.
 
 Importing this loads everything that a save or a restore needs.
 """

@@ -54,7 +54,7 @@ class CheckpointerParts:
 
 
 class RestoreKeywords(TypedDict, total=False):
-    """Keyword arguments of every `restore` beside `like` and `as_type`; type checkers read them here.
+    """Keyword arguments of every `restore` but `like` and `as_type`; type checkers read them here.
 
     Those from `only` on let the result differ from what is stored; without them every difference is an
     error. The `RestoreReport` and events say what they did.
@@ -122,7 +122,7 @@ class RestoreKeywords(TypedDict, total=False):
 
 
 class RestoreOnceKeywords(RestoreKeywords, total=False):
-    """Those of a `restore` that opens a Checkpointer of its own.
+    """Those of a `restore` that opens its own Checkpointer.
 
     Attributes:
         observers: As for `Checkpointer`.
@@ -152,7 +152,7 @@ class MemoryKeywords(TypedDict, total=False):
 
 
 class CheckpointerKeywords(MemoryKeywords, total=False):
-    """Keyword arguments of `Checkpointer`, for a manager that makes one of its own."""
+    """Keyword arguments of `Checkpointer`, for a manager that makes its own."""
 
     config: Config | str | os.PathLike[str] | None
     profile: str | None

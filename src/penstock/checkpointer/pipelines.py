@@ -96,7 +96,7 @@ def fitting_pipeline(
 
 
 def _with_stage(pipeline: Pipeline[SaveRun], name: str, stage: Stage[SaveRun]) -> Pipeline[SaveRun]:
-    """Return `pipeline` with a stage for what is staged, unless it has one of that name or stages nothing."""
+    """Return `pipeline` with a stage for staged leaves, unless it has one of that name or stages none."""
     names = pipeline.names
     if name in names or "device_to_host" not in names:
         return pipeline

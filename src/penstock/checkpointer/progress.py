@@ -80,7 +80,7 @@ class ShownProgress:
                 bar.close()
 
     def watching(self, statistics: Callable[[], RegulatorStatistics]) -> AbstractContextManager[object]:
-        """Do nothing: it is made for one operation."""
+        """Do nothing: a progress is made for one operation."""
         del statistics
         return nullcontext()
 
@@ -94,7 +94,7 @@ class ShownProgress:
 def shown_progress(progress: ShowProgress) -> ShownProgress | None:
     """Return what shows the progress of one operation; None if nothing is to be shown.
 
-    With True nothing is shown where nobody looks: stderr is no terminal, and there is no notebook.
+    With True nothing is shown where it would not be seen: stderr is no terminal, and there is no notebook.
 
     Raises:
         SpecError: If it is none of these, or what draws the bar is not installed.
@@ -127,7 +127,7 @@ def _bar(library: str, title: str) -> ProgressBar:
 
 
 def _somebody_looks() -> bool:
-    """True if stderr is a terminal, or a notebook shows what is written there."""
+    """True if stderr is a terminal, or shown by a notebook."""
     ipython = sys.modules.get("IPython")
     in_shell = ipython is not None and ipython.get_ipython() is not None
     return in_shell or (sys.stderr is not None and sys.stderr.isatty())  # none: a program without a console

@@ -256,7 +256,7 @@ class Streams:
 
 @final
 class _Reading:
-    """The restore behind a stream. It holds no reference to the stream, so that the stream can be dropped."""
+    """The restore of a stream. It holds no reference to the stream, so that the stream can be dropped."""
 
     def __init__(
         self,
@@ -353,7 +353,7 @@ class _Reading:
 
 
 def check_single_replica(request: RestoreRequest) -> None:
-    """Raise `SpecError` if what is wanted of a restore with `replica_axis` is not what `like` says."""
+    """Raise `SpecError` if the options of a restore with `replica_axis` contradict `like`."""
     options = request.options
     problems = {
         "it needs a `like`, whose shardings say what lies where": not request.has_like,

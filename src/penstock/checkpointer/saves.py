@@ -139,7 +139,7 @@ class SaveTask:
         await self._ended.wait()
 
     def let_go(self) -> None:
-        """Report its failure no more, as the caller was cancelled; that of a handler is reported."""
+        """Stop reporting its failure, since the caller was cancelled; that of a handler is still reported."""
         of_handler = isinstance(self.promise.error_unseen, HandlerFailedError)
         if self._hung is None and not of_handler:
             self.promise.mark_seen()
@@ -272,7 +272,7 @@ class SaveTask:
         return found
 
     def _release(self) -> None:
-        """Let other saves build here. What was published stays durable, whatever comes of it."""
+        """Let other saves build here. A published checkpoint stays durable, even if that fails."""
         run = self._run
         try:
             run.workspace.release()

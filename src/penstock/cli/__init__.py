@@ -110,7 +110,7 @@ def _without_collections() -> Generator[None]:
 
 
 def _named(given: Sequence[str]) -> Sequence[str]:
-    """Return the command that is called, if there is one: its subcommand may be called as another one is."""
+    """Return the command that is called, if there is one; a subcommand may have the name of another one."""
     return [word for word in given if not word.startswith("-")][:1]
 
 

@@ -60,7 +60,7 @@ class Chosen:
         return await read_items(self.store, Threads(), self.path, self.item)
 
     async def read(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `read`, which reads nothing but this, and all of it of one state."""
+        """Return the result of `read`, which reads this checkpoint from one of its states."""
         return await read_unchanged(self.store, Threads(), self.path, lambda _: read())
 
 

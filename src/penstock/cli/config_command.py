@@ -106,7 +106,7 @@ def _check(options: argparse.Namespace, output: Output) -> int:
 
 
 def _problem(file: FoundFile | None, profile: str | None) -> str | None:
-    """Return what is wrong, as an opened Checkpointer would find it; None if nothing is."""
+    """Return the error that opening a Checkpointer would raise; None if there is none."""
     # These import jax, which `show` and `reference` need not wait for.
     from penstock.checkpointer.pipelines import (
         configured_pipeline,

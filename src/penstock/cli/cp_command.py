@@ -105,7 +105,7 @@ def _show(bar: Bar, before: int, name: str, done: int) -> None:
 
 
 def _copies(store: Store, place: Place, destination: str) -> list[tuple[str, str]]:
-    """Return what is copied where: of a run the finished steps, and the metadata of the run before them."""
+    """Return sources and destinations: of a run, its metadata and then the finished steps."""
     if place.kind == "folder":
         raise NotACheckpointError(place.path, "is a folder, and no checkpoint; copy what is in it one by one")
     if place.kind != "root":
@@ -127,7 +127,7 @@ async def copy_checkpoint(source: str, destination: str, on_progress: Callable[[
     """Copy the file or directory at `source` to `destination`, which must be free.
 
     Args:
-        source: A finished checkpoint. It is held meanwhile, so that nobody deletes it. If it is replaced
+        source: A finished checkpoint. It is held meanwhile, so that it is not deleted. If it is replaced
             meanwhile, what was copied is thrown away, and the new one is copied.
         destination: Where it goes; directories above it are made.
         on_progress: Called with the bytes copied so far, in a worker thread.

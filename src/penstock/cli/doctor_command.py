@@ -99,7 +99,7 @@ class Fact(NamedTuple):
 
 
 def file_system_facts(path: str) -> Iterator[Fact]:
-    """Try what penstock uses of the file system at `path`, in a directory of its own that is removed.
+    """Try what penstock uses of the file system at `path`, in its own directory that is removed.
 
     Raises:
         OSError: If nothing can be written there.

@@ -79,7 +79,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def _collect(store: ObjectStore, path: str, options: argparse.Namespace, output: Output) -> int:
-    """In a bucket, have the store find what was left: nothing there has a name of its own."""
+    """In a bucket, have the store find what was left: nothing there can be found by its name."""
     if options.dry_run:
         raise CommandError("in a bucket, --dry-run cannot say what would be removed")
 

@@ -158,7 +158,7 @@ class PlainOutput:
 
 @final
 class PipedOutput:
-    """The same for programs: of a table one line for each row, with tabs between cells, and no heading."""
+    """Output for programs: one line for each row of a table, tabs between cells, no heading."""
 
     __slots__ = ("_stream",)
 

@@ -272,7 +272,7 @@ class StoreOptions:
         """Return the options of the stores whose URLs begin with a scheme.
 
         Raises:
-            ConfigError: If another distribution's scheme is broken, or nobody has it.
+            ConfigError: If another distribution's scheme is broken, or it is unknown.
         """
         if scheme in SCHEMES.own:
             own: BucketOptions | None = getattr(self, scheme, None)
@@ -391,7 +391,7 @@ def given_layers(
     environ: Mapping[str, str] | None = None,
     arguments: Mapping[str, object] | None = None,
 ) -> Table:
-    """Return all that is given, each value with its source; the arguments are those of `Config.load`.
+    """Return all given values, each with its source; the arguments are those of `Config.load`.
 
     Raises:
         ConfigError: If the file cannot be read, or has no such profile.

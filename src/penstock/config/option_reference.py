@@ -207,7 +207,7 @@ class FieldDoc:
 def fields_of(module: str, class_: str) -> dict[str, FieldDoc]:
     """Return the fields of a class, those that it inherits from classes in the same module first.
 
-    Descriptions are found in the section `Attributes:` of the docstring, in a text behind the field, or in a
+    Descriptions are found in the section `Attributes:` of the docstring, in a text after the field, or in a
     comment that begins with `#:`.
     """
     tree, lines = _parsed(module)
@@ -256,7 +256,7 @@ def _default(value: ast.expr | None) -> tuple[ast.expr | None, bool]:
 
 
 def _behind(body: list[ast.stmt], at: int, lines: list[str]) -> str:
-    """Return the text behind the statement at this place: a literal, or a comment."""
+    """Return the text after the statement at this place: a literal, or a comment."""
     following = body[at + 1] if at + 1 < len(body) else None
     if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
         return _joined(str(following.value.value))

@@ -66,7 +66,7 @@ def _raise(failure: BaseException | None) -> None:
 async def own_tasks(
     on_leaving: Callable[[BaseException | None], None] = _raise,
 ) -> AsyncGenerator[TaskGroup]:
-    """Run the body beside background tasks; a failure of the body cancels them.
+    """Run the body next to background tasks; a failure of the body cancels them.
 
     Args:
         on_leaving: Called when all tasks have ended, with the body's exception or None. It raises what the

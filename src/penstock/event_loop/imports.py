@@ -1,4 +1,4 @@
-"""Importing modules beside a running event loop."""
+"""Importing modules while an event loop runs."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def calm_interpreter(tasks: TaskGroup, options: LoopOptions, *, most_s: float = 
 
 @asynccontextmanager
 async def calm_part(options: LoopOptions) -> AsyncGenerator[None]:
-    """Do the same for a part of an operation that begins long after it, or for work outside of any."""
+    """Change the settings for a late part of an operation, or for work outside of any."""
     async with own_tasks() as tasks:
         with calm_interpreter(tasks, options):
             yield

@@ -1,4 +1,4 @@
-"""The room that the files of a checkpoint take, and the part of it that they share with others."""
+"""The disk space of a checkpoint's files, and the part that they share with others."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def _squarified(
 
 
 def _worst(row: Sequence[float], side: float) -> float:
-    """Return how far the least square of a row is from a square; 1 for a square."""
+    """Return the worst ratio of sides in a row of rectangles; 1 for a square."""
     total = sum(row)
     return max(side**2 * max(row) / total**2, total**2 / (side**2 * max(min(row), 1e-9)))
 

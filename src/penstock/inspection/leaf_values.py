@@ -1,4 +1,4 @@
-"""Values of stored leaves: what they add up to, and where two checkpoints differ."""
+"""Values of stored leaves: their statistics, and the differences of two checkpoints."""
 
 from __future__ import annotations
 

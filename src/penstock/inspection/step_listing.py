@@ -71,7 +71,7 @@ def list_checkpoints(store: Store, place: Place) -> list[StepFacts]:
 
 
 def paths_by_name(store: Store, place: Place) -> dict[str, str]:
-    """Return the paths of what `list_checkpoints` lists, but for what is unfinished, by its name."""
+    """Return the paths of the finished checkpoints of `list_checkpoints`, by name."""
     if place.kind == "root":
         return {name: os.path.join(place.path, name) for name in place.steps}
     if place.kind == "checkpoint" or store.kind(place.path) == "file":

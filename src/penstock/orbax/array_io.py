@@ -210,7 +210,7 @@ async def begin_writing(
 
 
 def _alone() -> Checkpointer:
-    """Return what saves and restores in a directory of the caller's, in which others may work, too."""
+    """Return an engine for a directory of the caller, in which other programs may work, too."""
     layout = built_in.OrbaxLayout(directory=TreeDirectory())
     return Checkpointer(layout=layout, coordinator=kernel.SingleProcessCoordinator())
 
@@ -239,7 +239,7 @@ async def _write(
 
 
 def _save_of(writer: _WriteBySpecs) -> Pipeline[kernel.SaveRun]:
-    """Return the stages of a save that copy and publish, with those of a batch around them."""
+    """Return the pipeline of a save of one batch: its own ends, and the copying and publishing stages."""
     usual = pipelines.save_pipeline().replace("flatten", _TakeLeaves()).replace("write", writer)
     return usual.without("prioritise").without("limit_bytes").without("commit")
 
@@ -266,7 +266,7 @@ class _TakeLeaves:
 @final
 @dataclass(frozen=True, slots=True)
 class _WriteBySpecs:
-    """Takes what is copied, and writes it by TensorStore; done when all of it is durable."""
+    """Writes copied arrays by TensorStore; done when all of them are durable."""
 
     arrays: Sequence[tuple[ParamInfo, Callable[[], dict[str, Any]]]]
     messages: ClassVar[kernel.Messages] = {kernel.StagedBatch: kernel.Committed}
@@ -422,7 +422,7 @@ def _kvstore_of(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compare(infos: Iterable[ParamInfo]) -> None:
-    """Compare stored arrays, and the documents that describe them, with what is recorded. Blocking."""
+    """Compare stored arrays, and the documents that describe them, with their checksums. Blocking."""
     by_directory: dict[str, set[str]] = {}
     for info in infos:
         by_directory.setdefault(str(info.parent_dir), set()).add(info.name)

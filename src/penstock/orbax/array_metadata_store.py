@@ -247,7 +247,7 @@ class _Record:
         yield record
 
     def note(self, plan: kernel.SavePlan) -> None:
-        """Take the arrays of a save."""
+        """Note the array metadata of a save."""
         for info, spec in zip(plan.infos, plan.specs, strict=True):
             if spec.typestr == "jax.Array" and spec.shape is not None:
                 self.arrays.append(_metadata(info.name, spec, self.form))

@@ -95,7 +95,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         save_device_host_concurrent_bytes: Bytes copied from devices at once; or `"auto"`, for as much as
             the machine can spare.
         memory_limit_options: The upper limit of `"auto"`.
-        use_ocdbt: Whether all arrays are in one OCDBT database; else each in a directory of its own.
+        use_ocdbt: Whether all arrays are in one OCDBT database; else each in its own directory.
         use_zarr3: Whether arrays are of zarr version 3; else 2.
         use_compression: Whether chunks that compress well are compressed, with zstd.
         multiprocessing_options: Which processes save.

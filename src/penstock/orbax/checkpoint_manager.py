@@ -473,7 +473,7 @@ def check_args(items: Any, args: Any, single: bool) -> None:
 
 
 def by_item(given: Any, single: bool) -> Mapping[str, Any]:
-    """Return by item what was given for one object or for several."""
+    """Return arguments by item, whether they were given for one object or for several."""
     if given is None:
         return {}
 

@@ -361,14 +361,14 @@ class Checkpointer(AbstractCheckpointer):
         return _JointSave(self._handler, ckpt_args, build, wrote, keep=self._joint_loop)
 
     def _complete_part(self, place: Any) -> None:
-        """Make durable what this process wrote beside others."""
+        """Make durable what this process wrote, as others do with theirs."""
         if isinstance(self._handler, CompositeCheckpointHandler):
             self._handler.complete_part()
         elif not self._durable:
             SharedDirectory(self._store, path_text(place)).sync()
 
     def _begin(self, building: Building, begun_ns: int) -> None:
-        """Record in what is built when its save began."""
+        """Record the start of the save in the directory that is built."""
         about = encode_step_metadata(StepMetadata(init_timestamp_nsecs=begun_ns))
         self._metadata_store.write(step_metadata_file_path(handler_path(building.path)), about)
 
@@ -574,7 +574,7 @@ class AsyncCheckpointer(Checkpointer):
                 raise
 
     def _finish(self, save: HandlerSave, staged: ThreadFuture[Sequence[Future]], begun_s: float) -> None:
-        """Wait until everything is written and visible. Runs in a thread of its own.
+        """Wait until everything is written and visible. Runs in its own thread.
 
         Args:
             save: The save.
@@ -943,7 +943,7 @@ def _open_for_job(options: MultiprocessingOptions) -> NativeCheckpointer:
 
 
 def described_call(args: Any, custom_metadata: Mapping[str, Any] | None) -> list[str]:
-    """Return what must be the same in all processes: which items there are, of what, and plain values.
+    """Describe a call for comparison between processes: items, their types, and plain values.
 
     Trees compare their leaves themselves.
     """
@@ -964,7 +964,7 @@ def _described(name: str, args: Any) -> Iterator[tuple[str, str]]:
 
 
 def _clean_up(building: DirectoryBuild, futures: Sequence[Future]) -> bool:
-    """Ask all work to stop, and remove what it wrote; return whether it stopped, and that was done."""
+    """Ask all work to stop, and remove its files; return whether both were done."""
     has_stopped = stopped(futures)
     if has_stopped:
         building.discard()

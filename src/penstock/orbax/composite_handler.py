@@ -252,7 +252,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
                 del self._current_temporary_paths[name]
 
     def complete_part(self) -> None:
-        """Make durable what this process wrote beside others. The primary's `finalize` completes the rest."""
+        """Make durable what this process wrote. The primary's `finalize` completes the rest."""
         for name, handler in self._handlers.unique():
             place = self._current_temporary_paths.get(name)
             if isinstance(place, SharedDirectory) and not is_durable(handler):

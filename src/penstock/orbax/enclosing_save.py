@@ -199,7 +199,7 @@ class StepLinks:
             self._together.append(_Together(directory, os.path.join(self._step, item), tell))
 
     def written(self) -> None:
-        """Hold on to what this process saved with others: it is about to get its own path."""
+        """Keep the values of this joint save, which is about to get its final path."""
         for one in self._together:
             one.hold()
 

@@ -72,7 +72,7 @@ async def together(functions: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
 
 
 def as_raised(error: BaseException) -> BaseException:
-    """Return the error of the handler in the place of the one that it is the cause of.
+    """Return the handler's own error instead of the one that it caused.
 
     A note in it says which handler it was, and which leaf. Any other error is returned as it is.
     """
@@ -88,7 +88,7 @@ def as_raised(error: BaseException) -> BaseException:
 
 
 def called_as_raised(function: Callable[..., T], *args: object) -> T:
-    """Return what a function returns.
+    """Call a function; raise a handler's own error instead of the one that it caused.
 
     Raises:
         Exception: What it raises, see `as_raised`.
@@ -106,7 +106,7 @@ def called_as_raised(function: Callable[..., T], *args: object) -> T:
 
 
 async def awaited_as_raised(awaitable: Awaitable[T]) -> T:
-    """Do the same with what is awaited."""
+    """Await; raise a handler's own error instead of the one that it caused."""
     try:
         return await awaitable
     except HandlerFailedError as error:

@@ -123,7 +123,7 @@ class _Finder(MetaPathFinder, Loader):
         self._hidden: dict[str, ModuleType] = {}
 
     def put_in_place(self) -> None:
-        """Hide what is loaded of Orbax and not in use, and answer for it."""
+        """Replace the loaded modules of Orbax, unless they are in use, by penstock's."""
         self._hidden = _take_out()
         import_module(_ALSO_IMPORTED)
         sys.meta_path.insert(0, self)
@@ -188,7 +188,7 @@ def _is_orbax(name: str) -> bool:
 
 
 def _take_out() -> dict[str, ModuleType]:
-    """Take what stands for Orbax out of what is imported; return it."""
+    """Remove the replacements of Orbax from `sys.modules`; return them."""
     namespace = sys.modules.get(_NAMESPACE)
     if namespace is not None:
         vars(namespace).pop(_CHILD, None)

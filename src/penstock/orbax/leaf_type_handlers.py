@@ -150,7 +150,7 @@ class ArrayHandler(_ArraysBySpecs):
         max_replicas_for_replica_parallel: The most parts that it is cut into.
         enable_write_sharding_file: Whether shardings are recorded.
         array_metadata_store: Records how arrays were cut, and the kind of typed keys; None to record neither.
-        enable_replica_parallel_separate_folder: Whether what is replicated has a directory of its own.
+        enable_replica_parallel_separate_folder: Whether what is replicated has its own directory.
         dispatcher: Not supported: must be None.
         callback: Its `on_transfer_end` and `on_write_end` are called with the keys of each array; and first
             its `key_priority`, if copies to the host are limited, for the order of the copies.
@@ -201,7 +201,7 @@ class ArrayHandler(_ArraysBySpecs):
 
     @property
     def leaf_handler(self) -> Any:
-        """The pipeline handler that does the same, shared by equal handlers; None if there is none."""
+        """The equivalent handler of the pipeline, shared by equal handlers; None if there is none."""
         if self._metadata_key is not None or self._callback is not None:
             return None
 
@@ -496,7 +496,7 @@ class NumpyHandler(_ArraysBySpecs):
 
     @cached_property
     def leaf_handler(self) -> Any:
-        """The pipeline handler that does the same; None if there is none."""
+        """The equivalent handler of the pipeline; None if there is none."""
         return None if self._metadata_key else built_in.NumpyHandler(self.typestr())
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
@@ -574,7 +574,7 @@ class ScalarHandler(NumpyHandler):
 
     @cached_property
     def leaf_handler(self) -> Any:
-        """The pipeline handler that does the same; None if there is none."""
+        """The equivalent handler of the pipeline; None if there is none."""
         return None if self._metadata_key else built_in.ScalarHandler(self.typestr())
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
@@ -629,7 +629,7 @@ class StringHandler(TypeHandler):
 
     @cached_property
     def leaf_handler(self) -> Any:
-        """The pipeline handler that does the same; None if there is none."""
+        """The equivalent handler of the pipeline; None if there is none."""
         return built_in.StringHandler(self.typestr()) if self._filename == file_names.STRINGS else None
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:

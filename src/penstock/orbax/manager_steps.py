@@ -357,7 +357,7 @@ class ManagerSteps:
 
     @property
     def steps(self) -> Sequence[int]:
-        """The numbers of those."""
+        """The numbers of the known steps."""
         return self._catalogue.steps
 
     def reload(self) -> None:
@@ -511,7 +511,7 @@ class ManagerSteps:
         self._loop.call(_hold, step)
 
     def undo(self, change: StepChange) -> None:
-        """Count a step no more whose save failed, and again those that it was to replace."""
+        """Drop a step whose save failed, and count the steps again that it would have replaced."""
         if change.overwrites:
             self._catalogue.add(change.step, self._files.name(change.step))
         else:
@@ -522,7 +522,7 @@ class ManagerSteps:
         self._catalogue.sort()
 
     def complete(self, change: StepChange) -> None:
-        """Delete what a step replaces that is durable now; return in all processes when that is done.
+        """Delete the steps that a durable step replaces; return when all processes know that it is done.
 
         In the background if the options say so. What is being read here is deleted later.
         """
@@ -566,7 +566,7 @@ class ManagerSteps:
         return self._store.kind(path_text(path / name)) is not None
 
     def check_content(self, path: Any) -> None:
-        """Refuse a step in which there is nothing.
+        """Refuse an empty step.
 
         Raises:
             NotACheckpointError: If there is nothing. Deleting the step makes room for it.

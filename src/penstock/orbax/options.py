@@ -104,7 +104,7 @@ def job_options(options: Processes) -> JobOptions:
 
 
 def check_processes(options: Processes) -> None:
-    """Refuse what is asked of processes and cannot be had.
+    """Refuse unsupported options about processes.
 
     Raises:
         ConfigError: If the primary host does not exist, or publishes what several processes save and is not

@@ -240,7 +240,7 @@ class _Wrapper(CheckpointHandler):
 
 
 class _AsyncWrapper(_Wrapper, AsyncCheckpointHandler):
-    """The same for a handler that saves in the background."""
+    """The wrapper of a handler that saves in the background."""
 
     _ORBAX_NAME = "penstock.orbax.handlers.legacy._AsyncWrapper"
     _handler: AsyncCheckpointHandler
@@ -261,7 +261,7 @@ class WrapperArgs(CheckpointArgs):
 
 @register_with_handler(_AsyncWrapper, for_save=True, for_restore=True)
 class AsyncWrapperArgs(WrapperArgs):
-    """The same for a handler that saves in the background."""
+    """The wrapper of a handler that saves in the background."""
 
 
 def get_legacy_handler_wrapper(handler: CheckpointHandler) -> CheckpointHandler:

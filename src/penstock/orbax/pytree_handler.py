@@ -49,7 +49,7 @@ class PyTreeCheckpointHandler(TreeHandler):
         restore_concurrent_gb: Likewise for restores.
         save_device_host_concurrent_gb: Gigabytes copied from devices at once, or `"auto"`.
         memory_limit_options: The upper limit of `"auto"`.
-        use_ocdbt: Whether all arrays are in one OCDBT database; else each in a directory of its own.
+        use_ocdbt: Whether all arrays are in one OCDBT database; else each in its own directory.
         use_zarr3: Whether arrays are of zarr version 3; else 2.
         use_compression: Whether chunks that compress well are compressed, with zstd.
         multiprocessing_options: Which processes save.

@@ -430,7 +430,7 @@ async def _open(spec: dict[str, Any], context: Any) -> Any:
 
 def _validate(keys: list[str]) -> None:
     chunks = {key: names for key in keys if (names := _arrays_of(key))}
-    # A handler may have a name of its own for the metadata of arrays.
+    # A handler may have its own name for the metadata of arrays.
     named = [key.rpartition("/")[0] for key in keys if not _METADATA.search(key) and key not in chunks]
     described = {_METADATA.sub("", key) for key in keys if _METADATA.search(key)}.union(named)
     written = {next((name for name in names if name in described), names[-1]) for names in chunks.values()}

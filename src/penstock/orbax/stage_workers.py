@@ -185,7 +185,7 @@ class StageWorkers:
 
 @final
 class StageTypeHandler:
-    """Orbax's type handler behind the kernel's handler protocol.
+    """Orbax's type handler as a handler of the kernel.
 
     Args:
         inner: Has `typestr`, `serialize`, `deserialize`, `metadata`; perhaps `finalize`, `memory_size`.
@@ -259,7 +259,7 @@ class StageTypeHandler:
 
 @final
 class TypeHandlerLookup:
-    """Orbax's registry behind the kernel's lookup protocol: the first entry that fits a type counts.
+    """Orbax's registry as a lookup of the kernel: the first entry that fits a type counts.
 
     Args:
         registry: Has `get` and `has`, by type and by stored type name.
@@ -292,7 +292,7 @@ class TypeHandlerLookup:
         return self._find(typestr, key_path)
 
     def own_files(self) -> frozenset[str]:
-        """The types of leaves with a place in the layout that a handler here may keep in files of its own."""
+        """The types of leaves with a place in the layout that a handler here may keep in its own files."""
         known = [typestr for typestr in _WITH_A_PLACE if self._registry.has(typestr)]
         return frozenset(name for name in known if isinstance(self._find(name, ""), AdaptedHandler))
 

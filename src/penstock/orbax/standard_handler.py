@@ -344,7 +344,7 @@ def construct_restore_args(
     tree = target.tree if isinstance(target, TreeMetadata) else target
     tree = _jax.tree.map(key_data, tree)
     if sharding_tree is None:
-        # Not a tree of its own: None in it would be no leaf.
+        # Not its own tree: None in it would be no leaf.
         def own(value: Any) -> RestoreArgs:
             return args_of(value, placement_of(value, support_layout))
 

@@ -151,7 +151,7 @@ def build_step_path(base_path: Any, name_format: NameFormat[Any], step: int) -> 
 def build_step_metadatas(
     step_paths: Iterable[Any], build_metadata: Callable[[Any], MetadataT | None]
 ) -> Iterator[MetadataT]:
-    """Yield what a function makes of each path, without None: for a `NameFormat` of one's own."""
+    """Yield the results of a function of each path, without None: for custom `NameFormat`s."""
     return (found for path in step_paths if (found := build_metadata(path)) is not None)
 
 
@@ -179,7 +179,7 @@ def find_step_path(
 
 
 def maybe_find_step_metadata(base_path: Any, name_format: NameFormat[MetadataT], *, step: int) -> Any:
-    """Return what a format finds of a step; None if there is none."""
+    """Return the metadata of a step by a name format; None if there is none."""
     try:
         return name_format.find_step(base_path, step)
     except ValueError:
@@ -187,13 +187,13 @@ def maybe_find_step_metadata(base_path: Any, name_format: NameFormat[MetadataT],
 
 
 def latest_step_metadata(root_path: Any, name_format: NameFormat[MetadataT]) -> MetadataT | None:
-    """Return what a format finds of the last step; None if there is none."""
+    """Return the metadata of the last step by a name format; None if there is none."""
     found: list[Any] = sorted(name_format.find_all(root_path), key=lambda one: one.path.name, reverse=True)
     return max(found, key=lambda one: one.step, default=None)
 
 
 def step_metadata_of_checkpoint_path(checkpoint_path: Any, name_format: NameFormat[MetadataT]) -> MetadataT:
-    """Return what a format finds of the step at a path.
+    """Return the metadata of the step at a path by a name format.
 
     Raises:
         ValueError: If it is none of that format.

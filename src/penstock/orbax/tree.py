@@ -232,7 +232,7 @@ def _is_leaf(value: object) -> bool:
 
 
 def _child(node: object, key: Any) -> Any:
-    """The child at a key: by name, also if a mapping stands for what is a sequence or class in the target."""
+    """The child at a key: by name, even where the target has a sequence or a class instead of a mapping."""
     name = get_key_name(key)
     if isinstance(node, dict):
         named = cast("dict[object, Any]", node)

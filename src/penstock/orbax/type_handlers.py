@@ -278,7 +278,7 @@ def _registered_with_orbax(ty: Any) -> TypeHandler | None:
 
 
 # Orbax's API registers handlers for the whole process, and its users rely on a module that was imported
-# somewhere having done so: the one mutable object of the API. It has a lock of its own. Handlers take
+# somewhere having done so: the one mutable object of the API. It has its own lock. Handlers take
 # a registry of their own instead wherever one is given. A library that was written for Orbax registers with
 # Orbax, so that is asked for types which nobody registered here.
 _PROCESS_WIDE: Final = _Registry(*default_entries(), otherwise=_registered_with_orbax)

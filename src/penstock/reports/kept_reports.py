@@ -1,6 +1,6 @@
 """Reports of recent saves, kept in a small file next to the checkpoints, for `penstock ui`.
 
-The file is nobody's checkpoint: those who list steps look at directories. What is read back is untrusted.
+The file is not taken for a checkpoint: steps are found by their directories. What is read back is untrusted.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class Catalogue:
         return gone
 
     def infos(self, steps: Mapping[int, str], needs: Needs) -> list[StepInfo]:
-        """Return what policies look at, reading what was not read before. Blocking.
+        """Return the infos of steps for policies, reading those not read before. Blocking.
 
         Args:
             steps: Number to name, from `snapshot`.

@@ -85,7 +85,7 @@ class CheckpointManager:
     ```
 
     An async context manager. Leaving it waits for saves and deletions, and raises the failure of a save
-    that nobody awaited; leaving it on an error cancels the saves. One manager at a time saves into a
+    that was not awaited; leaving it on an error cancels the saves. One manager at a time saves into a
     root, and another is refused with a `RootInUseError`; any number may read it, with `read_only=True`.
 
     In a job of several processes each has one, and all call `save` with the same steps. Process 0 asks the
@@ -106,7 +106,7 @@ class CheckpointManager:
         sigterm: Whether SIGTERM triggers `OnPreemption` instead of ending the process; by default if
             `save_when` contains it.
         checkpointer: An open Checkpointer that saves and restores, to share its memory budget.
-        config: As for `penstock.Checkpointer`, and so are all that follow. Not beside a `checkpointer`,
+        config: As for `penstock.Checkpointer`, and so are all that follow. Not with a `checkpointer`,
             which has its own.
 
     Raises:
@@ -209,7 +209,7 @@ class CheckpointManager:
 
     @property
     def preempted(self) -> bool:
-        """True if the process was told to end, since the manager was opened.
+        """True if the process was asked to end, since the manager was opened.
 
         In a job of several processes with `OnPreemption`: whether any of them was, as of the last `save`. All
         see it after the same step.
@@ -217,7 +217,7 @@ class CheckpointManager:
         return self._saves.decisions.preempted
 
     def preempt(self) -> None:
-        """Note that the process was told to end, as SIGTERM does. From any thread, or a signal handler."""
+        """Note that the process was asked to end, as SIGTERM does. From any thread, or a signal handler."""
         self._saves.decisions.preempt()
 
     def should_save(self, step: SupportsIndex) -> bool:
@@ -271,7 +271,7 @@ class CheckpointManager:
             OlderStepError: If it is older than the latest.
             RootInUseError: If this manager could not hold the root, as on a full disk, and another now does.
             SpecError, HandlerError, StorageError: As `Checkpointer.save`; also `UnknownMetricError`.
-            PenstockError: If an earlier save failed and nobody was told yet.
+            PenstockError: If an earlier save failed and its failure was not raised yet.
 
         Cancellation:
             Cancels the save and returns when its temporary files are gone.
@@ -508,7 +508,7 @@ class CheckpointManager:
         """Wait until no save is under way, and every step to be deleted is gone or being read.
 
         Raises:
-            PenstockError: The first failure that nobody was told of yet.
+            PenstockError: The first failure that was not raised yet.
         """
         self._saves.check_open()
         await self._saves.settle()

@@ -71,7 +71,7 @@ class OpenSteps:
     async def live(
         self, on_leaving: Callable[[BaseException | None], None] = _raise
     ) -> AsyncGenerator[TaskGroup]:
-        """Open the root. Leaving tries the deletions that are due once.
+        """Open the root. Leaving tries each due deletion once.
 
         Args:
             on_leaving: Called with the failure of the body or None; see `own_tasks`.

@@ -50,7 +50,7 @@ class RootOptions:
 class OpenedRoot:
     """A directory of steps, and what this process may do there.
 
-    On a disk that all processes see, the primary alone holds it, cleans it and deletes; on a disk of its own
+    On a disk that all processes see, the primary alone holds it, cleans it and deletes; on its own disk
     each process does.
 
     Args:
@@ -248,7 +248,7 @@ class OpenedRoot:
                 self._events.info("step.cleaned_up", path=path)
 
     def _own(self, steps: Mapping[int, str]) -> Mapping[int, OwnStep]:
-        """Say of each step on this disk whose part it is."""
+        """Mark each step on this disk with the process whose part it is."""
         coordinator, reader = self._coordinator, on_disk.StepReader(self._store)
         here = coordinator.process_index, tuple(coordinator.processes)
         found: dict[int, OwnStep] = {}

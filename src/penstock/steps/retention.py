@@ -133,7 +133,7 @@ class Retention:
             event.set()
 
     def end(self) -> None:
-        """Begin no deletion any more; who waits for one is told that it was not done."""
+        """Begin no deletion any more; a caller that waits for one hears that it was not done."""
         self.deleter.end()
         for step, (event, problems) in self._outcomes.items():
             problems.append(

@@ -1,4 +1,4 @@
-"""Decides if a step is saved: by policy, once the process was told to end, and for all processes alike."""
+"""Decides if a step is saved: by policy, once the process was asked to end, and for all processes alike."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class SaveDecisions:
         self.preempted = False  #: whether the process was told to end; one of them, if they decide together
 
     def preempt(self) -> None:
-        """Note that the process was told to end. From any thread, or a signal handler."""
+        """Note that the process was asked to end. From any thread, or a signal handler."""
         if self._announcements is None:
             self._note_preempted()
         else:  # the others must hear of it before the same step

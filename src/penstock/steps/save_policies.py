@@ -172,7 +172,7 @@ class WhenIdle(_Combinable):
 @final
 @dataclass(frozen=True, slots=True)
 class OnPreemption(_Combinable):
-    """Saves the first step after the process was told to end, by SIGTERM or `manager.preempt()`."""
+    """Saves the first step after the process was asked to end, by SIGTERM or `manager.preempt()`."""
 
     def should_save(self, moment: SaveMoment, /) -> bool:
         return moment.preempted

@@ -138,7 +138,7 @@ class StepSaves:
 
         Raises:
             StepExistsError, OlderStepError: As `check_order`.
-            Exception: What failed in the background, and nobody was told yet. The other processes hear of it,
+            Exception: What failed in the background, and was not raised yet. The other processes hear of it,
                 if they save this step; or what the policy raises.
             PeerSilentError: If process 0 of a job of several does not decide.
         """
@@ -154,7 +154,7 @@ class StepSaves:
         return is_wanted
 
     def replaces(self, step: int) -> bool:
-        """True if a step that is there is saved again without being asked: its name may not be durable."""
+        """True if an existing step is saved again unasked, because its name may not be durable."""
         return step in self._not_durable
 
     def check_order(self, step: int, *, overwrite: bool) -> None:
@@ -203,7 +203,7 @@ class StepSaves:
         return future
 
     async def _contents(self, step: int, items: object, metrics: Mapping[str, Any] | None) -> Composite:
-        """Return what is to be saved as a step, once nothing that is there is being deleted."""
+        """Return the contents of a step, once no deletion at its path is under way."""
         try:
             await self._steps.root.hold()
             if metrics is not None:

@@ -102,7 +102,7 @@ def _inner_items(store: Store, path: str) -> Sequence[str | None]:
 def _with_the_rest(
     store: Store, path: str, step: int, items: Mapping[str, CheckpointMetadata]
 ) -> StepMetadata:
-    """Add what is next to the items."""
+    """Add the metrics and metadata next to the items."""
     inside = store.list_directory(path)
     about = SealedDocuments.open(store, path, inside).about(inside)
     return StepMetadata(

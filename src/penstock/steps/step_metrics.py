@@ -53,7 +53,7 @@ def as_json_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 @final
 class RankedMetrics:
-    """Makes numbers of metrics, and looks whether they have what a policy ranks by, until a step has it.
+    """Converts metrics to numbers, and checks that the metric that a policy ranks by exists.
 
     Args:
         policy: What stays.

@@ -125,7 +125,7 @@ class _Metrics:
             gauge.set_function(partial(self._sum, field))
 
     def finished(self, report: StageReport) -> None:
-        """Count what a report says."""
+        """Count the figures of a report."""
         kind = report.kind
         self.done.labels(kind).inc()
         self.nbytes.labels(kind).inc(report.nbytes)

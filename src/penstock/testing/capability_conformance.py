@@ -1,4 +1,4 @@
-"""Tests of what some stores do better than the default, or alone. Public in `penstock.testing`."""
+"""Tests of optional capabilities of stores. Public in `penstock.testing`."""
 
 from __future__ import annotations
 

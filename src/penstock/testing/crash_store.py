@@ -75,7 +75,7 @@ class CrashStore(StoreWrapper):
         self._n_changes = 0
 
     def call(self, operation: str, *given: Any, **options: Any) -> Any:
-        """Do what changes nothing. What does has a method of its own below."""
+        """Pass on a call that changes nothing; each other call has its own method below."""
         if operation in UNCOUNTED:
             return super().call(operation, *given, **options)
 
@@ -361,7 +361,7 @@ class RecordedDisk:
         yield SyncFile(file)
 
     def created_in_one_step(self, path: str, data: bytes) -> Iterator[Effect]:
-        """A file was written under another name first, so that nobody sees a part of it."""
+        """A file was written under another name first, so that no reader sees a part of it."""
         beside = f"{path}.penstock-new"
         yield from self.created(beside, data)
         yield from self.named(path, self.there(beside))

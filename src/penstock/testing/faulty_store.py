@@ -257,7 +257,7 @@ class Hang:
         """Wait until the operation hangs.
 
         Cancellation:
-            The waiting thread is left behind, for no longer than `limit_s`.
+            The waiting thread is abandoned, for no longer than `limit_s`.
         """
         await to_thread.run_sync(self.wait_reached_blocking, abandon_on_cancel=True)
 

@@ -30,7 +30,7 @@ class _Object:
 class MemoryStore(Store):
     """Objects under keys, as in a bucket: nothing is renamed, replaced, mapped or held.
 
-    A save builds under a prefix of its own. Publishing puts one mark that maps the checkpoint's path to that
+    A save builds under its own prefix. Publishing puts one mark that maps the checkpoint's path to that
     prefix. Beyond what every store must do it has `share`, which copies, and `free_bytes`. So it shows what a
     minimal store is, and tests can see what is refused on one.
 
@@ -120,7 +120,7 @@ class MemoryStore(Store):
             return True
 
     def free_bytes(self, path: str) -> int | None:
-        """Return what is left of the capacity; None if there is no limit."""
+        """Return the free bytes of the capacity; None if there is no limit."""
         with self._lock:
             if self._capacity_bytes is None:
                 return None

@@ -1,4 +1,4 @@
-"""A model of a disk: what was done to it, what of that is durable, and what a power loss may leave."""
+"""A model of a disk: its changes, which of them are durable, and the states that a power loss may leave."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ class _Reading:
     dtype: Any
 
     def changes(self) -> LeafChanges | None:
-        """Return what becomes of the leaves of one checkpoint; None if they stay as they are."""
+        """Return the changes of the leaves of one checkpoint; None if there are none."""
         return None if self.rename is None and self.dtype is None else LeafChanges(self.rename, self.dtype)
 
 

@@ -44,7 +44,7 @@ _MAPPING: Final = 2  #: the kind of a key, as `_METADATA` records it
 
 
 def _index_rebuilt(patched: PatchedStore, directory: str) -> str | None:
-    """Let a damaged index be one of all that can still be read of it. Blocking.
+    """Replace a damaged index by one of its readable entries. Blocking.
 
     Args:
         patched: Shows the tree. Nothing is changed if the index can be read as it is.
@@ -78,7 +78,7 @@ def _index_rebuilt(patched: PatchedStore, directory: str) -> str | None:
 
 
 def _rebuild_structure(patched: PatchedStore, directory: str) -> bool:
-    """Let a lost `_METADATA` be one that lists every array there is, and every string. Blocking.
+    """Replace a lost `_METADATA` by one that lists every array and string that exists. Blocking.
 
     Names alone do not tell what containers there were: all become dicts, and what has no bytes is left out.
 
@@ -221,7 +221,7 @@ class DamagedTree:
         return True
 
     def _leave_out(self, error: PenstockError) -> bool:
-        """Let `_METADATA` not list the leaf that an error is about, nor arrays of which there is nothing."""
+        """Drop the leaf of an error, and arrays without any chunk, from `_METADATA`."""
         if error.key_path is None:
             return False
 

@@ -91,7 +91,7 @@ def _collect(store: Store, path: str, older_than_s: float | None, unmarked: bool
 def collect_in_bucket(
     store: ObjectStore, path: str, older_than_s: float | None, *, unmarked: bool
 ) -> Mapping[str, _Left]:
-    """Do what `gc` does in a store that finds by itself what was left. Blocking. Returns what became of each.
+    """Collect in a store that finds remains itself. Blocking. Returns the outcome for each.
 
     Only what is named like a step is looked at for a mark, so that a folder of runs is never taken for junk;
     and what has a checkpoint anywhere below it is none.

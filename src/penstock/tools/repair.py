@@ -77,7 +77,7 @@ async def repair(
         memory: The budget of a Checkpointer, to share it.
 
     Raises:
-        CorruptCheckpointError: If nothing of it can be saved.
+        CorruptCheckpointError: If no leaf of it can be saved.
         SpecError: If `source` is a directory of steps, or `target` cannot be written.
         PathError: If one of `others` is elsewhere than `source`: on a disk, or in another bucket.
         UnsupportedFormatError: If it holds tensors of a type that penstock does not read.

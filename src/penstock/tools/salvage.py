@@ -58,7 +58,7 @@ class Damage:
     lost: list[RepairedLeaf] = field(default_factory=list[RepairedLeaf])  #: documents and items
 
     def add(self, place: str, findings: Iterable[Finding]) -> None:
-        """Note what was found of the tree at `place`."""
+        """Add the findings about the tree at `place`."""
         leaves = self.leaves.setdefault(place, {})
         for finding in findings:
             if finding.kind == "unchecked":
@@ -188,13 +188,13 @@ class Salvage:
         )  #: what became of each, once `items` was called
 
     def items(self, files: SourceFiles) -> StoredItems:
-        """Return what is saved: all that is intact.
+        """Return the intact leaves, which are saved.
 
         Args:
             files: Read the new checkpoint's bytes when it is saved.
 
         Raises:
-            CorruptCheckpointError: If it is one tree, and nothing of it can be read.
+            CorruptCheckpointError: If it is one tree, and no leaf of it can be read.
             ExpansionError: If something would take far more memory than is stored.
         """
         damage = self._damage

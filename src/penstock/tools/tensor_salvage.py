@@ -66,7 +66,7 @@ class TensorSalvage:
         return [leaf for leaf in leaves if self._is_unchecked(leaf)]
 
     def items(self, files: SourceFiles) -> StoredItems:
-        """Return what is saved: all that is intact.
+        """Return the intact leaves, which are saved.
 
         Args:
             files: Read the tensors when they are saved.

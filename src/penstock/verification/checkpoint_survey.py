@@ -46,7 +46,7 @@ _MARKS: Final = frozenset(
 @final
 @dataclass(slots=True)
 class CheckpointSurvey:
-    """All that can be compared of a checkpoint, and what is known without reading a byte of an array."""
+    """The checksummed ranges of a checkpoint, and what is wrong without a byte of an array being read."""
 
     n_leaves: int = 0
     n_documents: int = 0  #: whose digest was compared
@@ -55,7 +55,7 @@ class CheckpointSurvey:
 
 
 def survey_checkpoint(store: Store, path: str, item: str | None = None) -> CheckpointSurvey:
-    """Find what can be compared of the checkpoint at `path`, or of one item of it. Blocking.
+    """Find the checksummed ranges of the checkpoint at `path`, or of one item of it. Blocking.
 
     Nothing is raised for what is damaged: it is among the findings.
     """
@@ -142,7 +142,7 @@ def compare_documents(store: Store, directory: str) -> tuple[Collection[str], li
 
 
 def recorded_directories(store: Store, path: str) -> list[str]:
-    """Return the checkpoint itself, and every directory in it that has a record of digests of its own."""
+    """Return the checkpoint itself, and every directory in it that has its own record of digests."""
     inside = [os.path.dirname(file) for file in _files_below(store, path) if _is_record(file)]
     return [path, *[os.path.join(path, name) for name in inside if name]]
 

@@ -215,7 +215,7 @@ class _Question:
 async def _answered(
     question: _Question, context: Context, act: Callable[[Sequence[str]], Awaitable[T]]
 ) -> AsyncGenerator[T]:
-    """Yield what `act` makes of the primary's answer, which it does in all processes.
+    """Yield the result of `act` for the primary's answer, called in all processes.
 
     Raises:
         OSError, PartialSaveReplacementError: In all processes, what the primary refuses.

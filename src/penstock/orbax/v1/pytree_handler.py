@@ -1,4 +1,4 @@
-"""Trees as checkpointables: penstock's pipelines behind v1's handler protocol, with v1's leaf handlers."""
+"""Trees as checkpointables: penstock's pipelines as a handler of v1, with v1's leaf handlers."""
 
 from __future__ import annotations
 
@@ -379,7 +379,7 @@ class CustomLeaves:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _AdaptedLeafHandler:
-    """A `LeafHandler` behind the kernel's handler protocol."""
+    """A `LeafHandler` of v1 as a handler of the kernel."""
 
     inner: Any
     name: str

@@ -171,7 +171,7 @@ class _Format(NameFormat[StepCheckpointMetadata[None]]):
 
     @property
     def single_host_load_and_broadcast(self) -> bool:
-        """As it was asked for."""
+        """The option as it was given."""
         return bool(getattr(self.names, "single_host_load_and_broadcast", False))
 
     def __str__(self) -> str:
@@ -224,7 +224,7 @@ def composite_name_format(
 
 
 def _describe(found: Any) -> StepCheckpointMetadata[None]:
-    """Describe a step; one whose times are damaged is a step, too, of which no time is known."""
+    """Describe a step; if its times are damaged, they are left out."""
     try:
         times: dict[str, Any] = {
             "init_timestamp_nsecs": found.init_timestamp_nsecs,

@@ -478,7 +478,7 @@ class Checkpointer:
     def _about(
         self, step: Step | None, describe: Callable[[Any], OneCheckpoint[Any]]
     ) -> CheckpointMetadata[Any]:
-        """Return what a checkpoint says of itself together with what is known of its step."""
+        """Return the metadata of a checkpoint together with that of its step."""
         info = self._existing(step)
         with get_context(self._context):
             found = describe(self._steps.path(info.step))
