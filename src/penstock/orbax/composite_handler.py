@@ -42,7 +42,7 @@ from penstock.orbax.checkpoint_args import (
     saves_together,
     wait_for_all,
 )
-from penstock.orbax.enclosing_save import JointDirectory, joint_build_around
+from penstock.orbax.enclosing_save import JointDirectory, joint_build_around, writes_what_is_whole
 from penstock.orbax.future import Future, PipelineFuture, awaited_as_raised, stopped, together
 from penstock.orbax.item_files import bucket_url, handler_path, is_there, path_text, place_of, store_at
 from penstock.orbax.leaf_args import items_first
@@ -277,7 +277,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
         self, directory: Any, args: Mapping[str, Any]
     ) -> dict[str, DirectoryBuild | SharedDirectory]:
         options, build = self._options, joint_build_around(directory)
-        self._completes = build is None or build.is_primary
+        self._completes = writes_what_is_whole(directory)
         mode = None if options.file_options is None else options.file_options.path_permission_mode
         if build is not None:
             check_publishing(options.atomicity_options, mode)

@@ -26,6 +26,7 @@ from penstock.embedding import (
     OpenSteps,
     RootOptions,
     StepFiles,
+    failures,
     file_names,
     kernel,
     paths,
@@ -407,46 +408,27 @@ class ManagerSteps:
         if self._options.read_only:
             return False
 
-        own, is_alike, name = False, is_same_everywhere(self._deciding), f"save {step}"
-        try:
-            own = says(step)
-        except Exception as error:
-            if not is_alike and self._job.is_primary:
-                self._tell_failure(name, error)
-            if is_alike or self._job.is_primary:
-                raise
-
+        own = _called(says, step)
         # One that says the same everywhere costs no call: most steps are not saved.
-        return own if is_alike else self.agree_on(name, lambda: own)
+        return own() if is_same_everywhere(self._deciding) else self.agree_on(f"save {step}", own)
 
     def agree_on(self, name: str, decide: Callable[[], T]) -> T:
         """Return what `decide()` returns in the process that decides.
 
         Args:
             name: What it is about; the same in all processes.
-            decide: Called in that process alone; returns what JSON can hold.
+            decide: Called in that process alone, in this thread; returns what JSON can hold.
 
         Raises:
             Exception: What `decide` raises; in the others, a `PeerFailedError` that names it.
             PeerSilentError: If process 0 does not say.
         """
         if self.is_alone:
-            return decide()
-        if not self._job.is_primary:
-            return cast("T", self._loop.call(_call, self._job.hear, name))
+            return decide()  # without a hop to the loop
 
-        try:
-            own = decide()
-        except Exception as error:
-            self._tell_failure(name, error)
-            raise
-
-        self._loop.call(_call, self._job.tell, name, own)
-        return own
-
-    def _tell_failure(self, name: str, error: Exception) -> None:
-        if not self.is_alone:
-            self._loop.call(_call, self._job.tell_failure, name, error)
+        own = _called(decide) if self._job.is_primary else decide
+        found: T = self._loop.call(_call, self._job.decide, name, own)
+        return found
 
     @contextmanager
     def adding(
@@ -735,6 +717,17 @@ async def _open(
         steps = OpenSteps(engine, path, files, options)
         async with steps.live():
             yield steps
+
+
+def _called(function: Callable[..., T], *args: Any) -> Callable[[], T]:
+    """Call a function in this thread; return what gives its result, or raises its error, in any."""
+    future: failures.FailureFuture[T] = failures.FailureFuture()
+    try:
+        future.set_result(function(*args))
+    except Exception as error:
+        future.set_exception(failures.without_frame(error))
+
+    return future.result
 
 
 async def _itself(steps: OpenSteps) -> OpenSteps:

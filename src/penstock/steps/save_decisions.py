@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, final
+from typing import Final, TypeVar, cast, final
 
 from anyio import TASK_STATUS_IGNORED, open_signal_receiver
 from anyio.abc import TaskStatus
@@ -18,6 +18,8 @@ from penstock.kernel.errors import PeerFailedError
 from penstock.kernel.events import get_logger
 from penstock.kernel.protocols.coordinator import Announcements
 from penstock.steps.save_policies import SaveMoment, SavePolicy, follows_from_step
+
+T = TypeVar("T")
 
 MOST_TEXT: Final = 2000
 PREEMPTED: Final = "preempted"
@@ -41,36 +43,37 @@ class JobDecisions:
         self.is_alone = announcements is None  #: whether there are no others
         self.is_primary = is_primary
 
-    async def tell(self, name: str, value: Any) -> None:
-        """Say what was decided: what JSON can hold. The primary's."""
-        await self._said(name, [value, None])
-
-    async def tell_failure(self, name: str, error: BaseException) -> None:
-        """Say why nothing could be decided: otherwise the others would wait. The primary's."""
-        await self._said(name, [None, f"{type(error).__name__}: {error}"[:MOST_TEXT]])
-
-    async def hear(self, name: str, what: str | None = None) -> Any:
-        """Return what the primary decided. For the others.
+    async def decide(self, name: str, own: Callable[[], T], what: str | None = None) -> T:
+        """Return what `own()` returns in the primary, in all processes.
 
         Args:
-            name: What it is about.
-            what: What failed there if nothing could be decided.
+            name: What it is about; the same in all.
+            own: Called in the primary alone; returns what JSON can hold.
+            what: What failed, in the error of the others, if it raises.
 
         Raises:
-            PeerFailedError: If it could not.
-            PeerSilentError: If it does not say.
+            Exception: What `own` raises; in the others, a `PeerFailedError` that names it.
+            PeerSilentError: If the primary does not say.
             CoordinationError: If the service cannot be reached.
         """
-        assert self.announcements is not None, "there are other processes"
-        value, problem = json.loads(await self.announcements.hear(name))
-        if problem is not None:
-            raise PeerFailedError(self.primary, what, None, problem)
+        if self.announcements is None:
+            return own()
+        if not self.is_primary:
+            value, problem = json.loads(await self.announcements.hear(name))
+            if problem is not None:
+                raise PeerFailedError(self.primary, what, None, problem)
 
-        return value
+            return cast("T", value)
 
-    async def _said(self, name: str, outcome: list[Any]) -> None:
-        if self.announcements is not None:
-            await self.announcements.tell(name, json.dumps(outcome))
+        try:
+            found = own()
+        except Exception as error:  # otherwise the others would wait
+            problem = f"{type(error).__name__}: {error}"[:MOST_TEXT]
+            await self.announcements.tell(name, json.dumps([None, problem]))
+            raise
+
+        await self.announcements.tell(name, json.dumps([found, None]))
+        return found
 
 
 @final
@@ -138,25 +141,18 @@ class SaveDecisions:
             if self._was_told or was_asked:
                 self._was_told = False
                 self._note_preempted()
-
-            try:
-                found = self.says(step)
-            except Exception as error:
-                await self._job.tell_failure(name, error)
-                raise
-
-            await self._job.tell(name, [bool(found), self.preempted])
-            return found
-
-        if self._was_told:
+        elif self._was_told:
             await announcements.ask(PREEMPTED)
             self._was_told = False
 
-        is_wanted, preempted = await self._job.hear(name, "save_when")
+        def own() -> list[bool]:
+            return [bool(self.says(step)), self.preempted]
+
+        is_wanted, preempted = await self._job.decide(name, own, "save_when")
         if preempted and not self.preempted:
             self._note_preempted()
 
-        return bool(is_wanted)
+        return is_wanted
 
     def _note_preempted(self) -> None:
         self._answered = False
