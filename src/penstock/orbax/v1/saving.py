@@ -24,14 +24,13 @@ import os
 import time
 import warnings
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, final
 
 from anyio import fail_after, move_on_after
 from jax import tree_util
 
-from penstock import Checkpointer, JobOptions
+from penstock import Checkpointer
 from penstock.embedding import (
     DirectoryBuild,
     JointBuild,
@@ -251,22 +250,21 @@ class ItemsSave:
         self._started_ns = time.time_ns()
         self._store = built_in.LocalStore()
         paths.temporary_path(path)  # refuses names that cannot be read again
-        self._bucket: BucketSave | None = None
-        if paths.scheme_of(path) is not None:
-            job = job_options(context.multiprocessing) if self._jointly else None
-            self._bucket = BucketSave(path, items, handlers, context, overwrite, custom_metadata, job)
+        self._job = job_options(context.multiprocessing) if self._jointly else None
+        self._in_bucket = paths.scheme_of(path) is not None
+        if self._in_bucket:
             try:
-                self._bucket.check()
+                self._check_for_bucket()
             except ValueError as error:
-                if job is not None:
-                    refuse_save(path, error, job)  # the others would wait for this process
+                if self._job is not None:
+                    refuse_save(path, error, self._job)  # the others would wait for this process
                 raise
 
     async def __call__(self, operation: Operation[None]) -> None:
         try:
             with fail_after(self._context.asynchronous.timeout_secs):
-                if self._bucket is not None:
-                    await self._bucket(operation)
+                if self._in_bucket:
+                    await self._save_in_bucket(operation)
                 elif self._jointly:
                     await self._save_jointly(operation)
                 else:
@@ -277,6 +275,63 @@ class ItemsSave:
         callback = self._context.asynchronous.post_finalization_callback
         if callback is not None:
             callback()
+
+    def _check_for_bucket(self) -> None:
+        """Refuse what needs a directory of the operating system, and trees that cannot be saved.
+
+        Raises:
+            ValueError: If a leaf cannot be saved, or there is none.
+            PathError: If a handler writes files by itself.
+            ConfigError: If directories are to have permissions.
+        """
+        if self._context.file.path_permission_mode is not None:
+            raise ConfigError("path_permission_mode", "a bucket has no directories, and so no permissions")
+
+        for name, handler in self._handlers.items():
+            if isinstance(handler, PyTreeHandler):
+                if handler.keeps_own_files:
+                    problem = f"is in a bucket, and leaf handlers of {name!r} write files by themselves"
+                    raise PathError(self.path, problem)
+
+                handler.check(self._items[name])
+            elif type(handler) not in _PLAIN:
+                kind = type(handler).__name__
+                problem = f"is in a bucket, and the {kind} of {name!r} reads and writes files by itself"
+                raise PathError(self.path, f"{problem}; trees and JSON are saved there")
+
+    async def _save_in_bucket(self, operation: Operation[None]) -> None:
+        """Have penstock build the whole checkpoint in a bucket."""
+        trees = {name: one for name, one in self._handlers.items() if isinstance(one, PyTreeHandler)}
+        asked = {name: one.save_args(self._items[name]) for name, one in trees.items()}
+        given = {name: args for name, args in asked.items() if args is not None}
+        first = {name: one.comes_first(self._items[name]) for name, one in trees.items()}
+        async with Checkpointer(
+            save_format=save_format_of(self._context.array.saving, jointly=self._job is not None),
+            memory_limit=self._context.memory.save_limit,
+            registry=CustomLeaves(StandardLeafHandlerRegistry(), self._context).registry(),
+            coordinator=kernel.SingleProcessCoordinator() if self._job is None else None,
+            job=self._job,
+        ) as checkpointer:
+            try:
+                saving = await checkpointer.save(
+                    self.path,
+                    Items(
+                        {
+                            name: (PyTree if name in trees else Json)(item)
+                            for name, item in self._items.items()
+                        }
+                    ),
+                    overwrite="delete-first" if self._overwrite else False,
+                    custom_metadata=self._custom_metadata,
+                    save_args=given or None,
+                    prioritise=items_first(first),
+                )
+            except NoHandlerError as error:
+                raise UnregisteredTypeError(str(error)) from error
+
+            self._items.clear()  # a save in the background must not keep alive what the caller dropped
+            operation.mark_begun()
+            await saving
 
     async def _save_alone(self, operation: Operation[None]) -> None:
         threads = kernel.Threads()  # made in the loop of the operation, which it belongs to
@@ -309,7 +364,7 @@ class ItemsSave:
         def complete(build: JointBuild) -> None:
             self._complete(SharedDirectory(self._store, build.place))
 
-        async with Checkpointer(job=job_options(self._context.multiprocessing)) as checkpointer:
+        async with Checkpointer(job=self._job) as checkpointer:
             build = await JointBuild.begin(
                 checkpointer, self.path, asked, complete, overwrite=self._overwrite
             )
@@ -386,91 +441,3 @@ def wait_until_staged(operation: Operation[None]) -> Operation[None]:
 
 async def _wait(awaitable: Awaitable[Any]) -> None:
     await awaitable
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class BucketSave:
-    """The save of one checkpoint to a bucket.
-
-    Args:
-        url: Of the checkpoint.
-        items: The objects by name; emptied once they are copied.
-        handlers: Of each.
-        context: The options.
-        overwrite: Whether what is there is deleted first: a bucket cannot replace in one step.
-        custom_metadata: The caller's own.
-        job: Which processes save together; None if this one saves alone.
-    """
-
-    url: str
-    items: dict[str, Any]
-    handlers: Mapping[str, Any]
-    context: Context
-    overwrite: bool
-    custom_metadata: JsonType | None
-    job: JobOptions | None
-
-    def check(self) -> None:
-        """Refuse what needs a directory of the operating system, and trees that cannot be saved.
-
-        Raises:
-            ValueError: If a leaf cannot be saved, or there is none.
-            PathError: If a handler writes files by itself.
-            ConfigError: If directories are to have permissions.
-        """
-        if self.context.file.path_permission_mode is not None:
-            raise ConfigError("path_permission_mode", "a bucket has no directories, and so no permissions")
-
-        for name, handler in self.handlers.items():
-            if isinstance(handler, PyTreeHandler):
-                if handler.keeps_own_files:
-                    problem = f"is in a bucket, and leaf handlers of {name!r} write files by themselves"
-                    raise PathError(self.url, problem)
-
-                handler.check(self.items[name])
-            elif type(handler) not in _PLAIN:
-                kind = type(handler).__name__
-                problem = f"is in a bucket, and the {kind} of {name!r} reads and writes files by itself"
-                raise PathError(self.url, f"{problem}; trees and JSON are saved there")
-
-    async def __call__(self, operation: Operation[None]) -> None:
-        """Save, once `check` has passed. Marks `operation` as begun when the objects may be changed.
-
-        Raises:
-            PenstockError: What `penstock.Checkpointer.save` raises.
-        """
-        async with Checkpointer(
-            save_format=save_format_of(self.context.array.saving, jointly=self.job is not None),
-            memory_limit=self.context.memory.save_limit,
-            registry=CustomLeaves(StandardLeafHandlerRegistry(), self.context).registry(),
-            coordinator=kernel.SingleProcessCoordinator() if self.job is None else None,
-            job=self.job,
-        ) as checkpointer:
-            try:
-                saving = await checkpointer.save(
-                    self.url,
-                    self._whole(),
-                    overwrite="delete-first" if self.overwrite else False,
-                    custom_metadata=self.custom_metadata,
-                    **self._keywords(),
-                )
-            except NoHandlerError as error:
-                raise UnregisteredTypeError(str(error)) from error
-
-            self.items.clear()  # a save in the background must not keep alive what the caller dropped
-            operation.mark_begun()
-            await saving
-
-    def _whole(self) -> Items:
-        is_tree = {name: isinstance(handler, PyTreeHandler) for name, handler in self.handlers.items()}
-        return Items(
-            {name: PyTree(item) if is_tree[name] else Json(item) for name, item in self.items.items()}
-        )
-
-    def _keywords(self) -> dict[str, Any]:
-        trees = {name: one for name, one in self.handlers.items() if isinstance(one, PyTreeHandler)}
-        asked = {name: one.save_args(self.items[name]) for name, one in trees.items()}
-        given = {name: args for name, args in asked.items() if args is not None}
-        first = items_first({name: one.comes_first(self.items[name]) for name, one in trees.items()})
-        return {"save_args": given or None, "prioritise": first}
