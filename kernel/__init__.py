@@ -83,7 +83,6 @@ __all__ = (
     "SaveRun",
     "ScatterRead",
     "Scheme",
-    "SigningHandler",
     "SingleProcessCoordinator",
     "Slot",
     "SnapshotHandler",
@@ -190,7 +189,6 @@ if TYPE_CHECKING:
         PartsHandler,
         ReadLeaf,
         ReadLeaves,
-        SigningHandler,
         SnapshotHandler,
         TypeHandler,
         Waitable,
@@ -265,7 +263,7 @@ else:
             "penstock.kernel.protocols.leaf_handlers": (
                 "BufferHandler", "ChunkingHandler", "GlobalHandler", "HandlerLookup",
                 "Leaf", "LeafHandler", "PartsHandler", "ReadLeaf", "ReadLeaves",
-                "SigningHandler", "SnapshotHandler", "TypeHandler", "Waitable",
+                "SnapshotHandler", "TypeHandler", "Waitable",
             ),
             "penstock.kernel.protocols.reads": (
                 "CheckedRead", "DirectRead", "DriverRead", "Read", "ScatterRead", "Target", "WholeChunks",

@@ -235,7 +235,7 @@ def _check_changed(leaves: Sequence[Leaf]) -> None:
         if spec.shape is None:
             continue
 
-        found = handler.describe(leaf.value, leaf.info)
+        (found,) = handler.describe([leaf.value], [leaf.info], {})
         # It casts to the requested dtype.
         follows = isinstance(handler, ChunkingHandler) and handler.follows_spec
         if found.shape != spec.shape or (found.dtype != spec.dtype and not follows):

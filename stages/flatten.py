@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from operator import is_
-from typing import Any, ClassVar, Final, TypeAlias, cast, final
+from typing import Any, ClassVar, Final, cast, final, overload
 
 from penstock.kernel.errors import HandlerFailedError, InvalidLeafError, NoSpaceError, SpecError
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
@@ -25,7 +25,7 @@ from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.leaf import KeyPath, LeafSpec, ParamInfo
-from penstock.kernel.protocols.leaf_handlers import ChunkingHandler, LeafHandler, SigningHandler
+from penstock.kernel.protocols.leaf_handlers import ChunkingHandler, LeafHandler
 from penstock.kernel.protocols.save_format import SaveArgs
 from penstock.stages.messages.batching import batched_columns, refuse_global
 from penstock.stages.pytree.flattening import (
@@ -42,136 +42,20 @@ from penstock.stages.reuse.value_cache import references_to
 
 
 @final
-class Describer:
-    """Finds the handler and the spec of each leaf of a tree.
+@dataclass(frozen=True, slots=True, eq=False)
+class Descriptions:
+    """The descriptions that one handler gave of the leaves of a tree."""
 
-    Args:
-        run: The save.
-        asked: The options of each leaf; empty if there are none.
-    """
-
-    __slots__ = ("_arrays", "_asked", "_kinds", "_registry")
-
-    def __init__(self, run: SaveRun, asked: Sequence[SaveArgs | None]) -> None:
-        self._arrays = run.layout.arrays
-        self._asked = asked
-        self._registry = run.registry
-        self._kinds: dict[type, _Kind] = {}
-
-    def describe(
-        self, infos: Sequence[ParamInfo], values: Sequence[object], known: SavedTree | None
-    ) -> SavedTree:
-        """Describe every leaf. Blocking.
-
-        Args:
-            infos: Where they stand.
-            values: The leaves.
-            known: A tree of this structure that was saved before.
-
-        Returns:
-            `known` itself if nothing differs. Leaves of one signature share one spec.
-
-        Raises:
-            HandlerError: If no handler takes a leaf's type.
-            SpecError: If a leaf cannot be stored, or not as asked for.
-        """
-        specs: list[LeafSpec] = []
-        handlers: list[LeafHandler] = []
-        kinds, signed = self._kinds, dict[int, Mapping[object, LeafSpec]]() if known is None else known.signed
-        for index, value in enumerate(values):
-            kind = kinds.get(type(value))
-            if kind is None:
-                kind = kinds[type(value)] = self._kind(type(value), infos[index], signed)
-
-            handlers.append(kind.handler)
-            specs.append(self._spec(kind, value, index, infos))
-
-        if known is not None and all(map(is_, handlers, known.handlers)):
-            before = known.specs
-            if all(map(is_, specs, before)):
-                return known
-
-            specs = [old if old == spec else spec for old, spec in zip(before, specs, strict=True)]
-            if all(map(is_, specs, before)):
-                return known
-
-        coded = any(spec.codec is not None for spec in {id(spec): spec for spec in specs}.values())
-        found = {id(kind.handler): kind.signed for kind in kinds.values()}
-        return SavedTree(infos, specs, handlers, self._asked, coded, found)
-
-    def _spec(self, kind: _Kind, value: object, index: int, infos: Sequence[ParamInfo]) -> LeafSpec:
-        """Return how a value is stored; one object for all leaves of one signature and one `SaveArgs`."""
-        asked = self._asked[index] if self._asked else None
-        signature = None if kind.sign is None else kind.sign(value)
-        if signature is None:
-            return self._described(kind, value, infos[index], asked)
-
-        key = signature if asked is None else (signature, _Identity(asked))
-        try:
-            spec = kind.signed.get(key)
-        except TypeError:  # a signature need not be hashable
-            return self._described(kind, value, infos[index], asked)
-
-        if spec is None:
-            spec = kind.before.get(key)
-            if spec is None:
-                spec = self._described(kind, value, infos[index], asked)
-
-            kind.signed[key] = spec
-
-        return spec
-
-    def _described(self, kind: _Kind, value: object, info: ParamInfo, asked: SaveArgs | None) -> LeafSpec:
-        spec = kind.handler.describe(value, info)
-        if spec.shape is None:
-            return spec
-        if self._arrays is not None and kind.follows_spec:
-            return self._arrays.fit(spec, info, asked)
-        if asked is not None and asked.dtype is not None:
-            problem = "neither its handler nor the layout can store it in another dtype than its own"
-            raise InvalidLeafError(info.key_path, problem)
-
-        return spec
-
-    def _kind(self, type_: type, info: ParamInfo, signed: Signed) -> _Kind:
-        handler = self._registry.lookup(type_, info.key_path)
-        return _Kind(
-            handler,
-            handler.signature if isinstance(handler, SigningHandler) else None,
-            isinstance(handler, ChunkingHandler) and handler.follows_spec,
-            signed.get(id(handler), {}),
-        )
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Identity:
-    """Options, as a key that compares them by identity: they need not be hashable."""
-
-    asked: SaveArgs = field(compare=False)
-    number: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "number", id(self.asked))
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """The facts about all values of one type."""
-
-    handler: LeafHandler
-    sign: Callable[[Any], object] | None  #: the handler's `signature`, if it has one
-    follows_spec: bool  #: whether it honours the layout's chunks and dtype
-    before: Mapping[object, LeafSpec]  #: the spec of each signature in the tree that was saved before
-    signed: dict[object, LeafSpec] = field(default_factory=dict[object, LeafSpec])  #: and in this one
+    known: dict[Any, LeafSpec]  #: the handler's own: see `LeafHandler.describe`
+    stored: dict[tuple[int, int], tuple[LeafSpec, LeafSpec]] = field(
+        default_factory=dict[tuple[int, int], "tuple[LeafSpec, LeafSpec]"]
+    )
+    """Each description with the spec of what is stored, by the identities of the description and of the
+    `SaveArgs`, which need not be hashable."""
 
 
 _BYTES_OF_A_LEAF: Final = 32  # two references, and a part in specs that are shared
-
-
-Signed: TypeAlias = Mapping[int, Mapping[object, LeafSpec]]
-"""The spec of each signature, by the identity of the handler that gave it."""
+_BYTES_OF_A_DESCRIPTION: Final = 1000
 
 
 @final
@@ -184,30 +68,129 @@ class SavedTree:
     handlers: Sequence[LeafHandler]
     save_args: Sequence[object] = ()  #: one for each leaf; empty if there were none
     coded: bool = False  #: whether any leaf has a codec
-    signed: Signed = field(default_factory=dict[int, Mapping[object, LeafSpec]])
+    descriptions: Mapping[int, Descriptions] = field(default_factory=dict[int, Descriptions])
+    """By the identity of the handler."""
     is_local: bool = False  #: whether each process writes all that it holds, on a disk of its own
 
 
-@final
-class SavedTrees:
-    """Remembers the last few trees that were saved. Thread-safe.
+def describe(
+    run: SaveRun,
+    infos: Sequence[ParamInfo],
+    values: Sequence[object],
+    asked: Sequence[SaveArgs | None],
+    before: SavedTree | None,
+) -> SavedTree:
+    """Find the handler and the spec of each leaf of a tree. Blocking.
 
     Args:
-        kept: The cache, of `RunCaches`.
+        run: The save.
+        infos: Where the leaves stand.
+        values: The leaves.
+        asked: The options of each leaf; empty if there are none.
+        before: A tree of this structure, with these options, that was saved before.
+
+    Returns:
+        `before` itself if nothing differs. Leaves that are described alike share one spec.
+
+    Raises:
+        HandlerError: If no handler takes a leaf's type.
+        SpecError: If a leaf cannot be stored, or not as asked for.
     """
+    # Leaves of one type and with the same options go together. Options need not be hashable.
+    groups: dict[Any, list[int]] = {}
+    kinds = zip(map(type, values), map(id, asked), strict=True) if asked else map(type, values)
+    for number, kind in enumerate(kinds):
+        group = groups.get(kind)
+        if group is None:
+            groups[kind] = [number]
+        else:
+            group.append(number)
 
-    __slots__ = ("_known",)
+    specs: list[Any] = [None] * len(infos)
+    handlers: list[Any] = [None] * len(infos)
+    descriptions: dict[int, Descriptions] = {}
+    in_use: set[int] = set()
+    for group in groups.values():
+        first, args = infos[group[0]], asked[group[0]] if asked else None
+        handler = run.registry.lookup(type(values[group[0]]), first.key_path)
+        old = None if before is None else before.descriptions.get(id(handler))
+        found = descriptions.get(id(handler))
+        if found is None:
+            found = descriptions[id(handler)] = Descriptions({} if old is None else dict(old.known))
 
-    def __init__(self, kept: BoundedCache[ByIdentity, SavedTree]) -> None:
-        self._known = kept
+        given = handler.describe([values[at] for at in group], _Places(infos, group), found.known)
+        if len(given) != len(group):
+            problem = f"it returned {len(given)} specs for {len(group)} leaves"
+            raise HandlerFailedError(first.key_path, f"describe of {handler.typestr}", problem)
 
-    def find(self, infos: Sequence[ParamInfo]) -> SavedTree | None:
-        """Return the tree that was saved last with this `infos` object; None if it is not known."""
-        return self._known.get(ByIdentity(infos))
+        stored: dict[int, LeafSpec] = {}  # of each description, which `given` keeps alive
+        for number, spec in zip(group, given, strict=True):
+            after = stored.get(id(spec))
+            if after is None:
+                pair = id(spec), id(args)
+                both = None if old is None else old.stored.get(pair)
+                both = both or (spec, _stored(run, handler, spec, infos[number], args))
+                after = stored[id(spec)] = both[1]
+                if spec.shape is not None:  # a text is of one leaf, and as quickly described
+                    found.stored[pair] = both
 
-    def keep(self, tree: SavedTree) -> None:
-        """Remember `tree`; it replaces an earlier tree of the same structure."""
-        self._known.put(ByIdentity(tree.infos), tree, _BYTES_OF_A_LEAF * len(tree.specs))
+            specs[number] = after
+            handlers[number] = handler
+
+        in_use.update(stored)
+
+    if before is not None and all(map(is_, handlers, before.handlers)):
+        if not all(map(is_, specs, before.specs)):
+            specs = [old if old == spec else spec for old, spec in zip(before.specs, specs, strict=True)]
+        if all(map(is_, specs, before.specs)):
+            return before
+
+    if before is not None:  # forget what describes no leaf any more: shapes may change from save to save
+        for found in descriptions.values():
+            for kind in [kind for kind, spec in found.known.items() if id(spec) not in in_use]:
+                del found.known[kind]
+
+    coded = any(spec.codec is not None for each in descriptions.values() for _, spec in each.stored.values())
+    return SavedTree(infos, specs, handlers, asked, coded, descriptions)
+
+
+def _stored(
+    run: SaveRun, handler: LeafHandler, spec: LeafSpec, info: ParamInfo, asked: SaveArgs | None
+) -> LeafSpec:
+    """Return how the layout stores a leaf that its handler described."""
+    if spec.shape is None:
+        return spec
+    if run.layout.arrays is not None and isinstance(handler, ChunkingHandler) and handler.follows_spec:
+        return run.layout.arrays.fit(spec, info, asked)
+    if asked is not None and asked.dtype is not None:
+        problem = "neither its handler nor the layout can store it in another dtype than its own"
+        raise InvalidLeafError(info.key_path, problem)
+
+    return spec
+
+
+@final
+class _Places(Sequence[ParamInfo]):
+    """The places of some leaves, each made on access: a handler needs few of them."""
+
+    __slots__ = ("_infos", "_numbers")
+
+    def __init__(self, infos: Sequence[ParamInfo], numbers: Sequence[int]) -> None:
+        self._infos = infos
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, at: int, /) -> ParamInfo: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> _Places: ...
+    def __getitem__(self, at: int | slice, /) -> ParamInfo | _Places:
+        if isinstance(at, slice):
+            return _Places(self._infos, self._numbers[at])
+
+        return self._infos[self._numbers[at]]
 
 
 @final
@@ -308,14 +291,14 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
         infos = NodeTypes(run.caches.node_types).of(tree, infos)
 
     del tree
-    trees = SavedTrees(run.caches.saved_trees)
+    trees: BoundedCache[ByIdentity, SavedTree] = run.caches.saved_trees
     asked = each_leaf(run.request.save_args, infos, run.process)
     is_local = run.operation.is_local
-    known = trees.find(infos)
+    known = trees.get(ByIdentity(infos))
     if known is not None and (known.save_args != asked or known.is_local != is_local):
         known = None
 
-    found = Describer(run, asked).describe(infos, values, known)
+    found = describe(run, infos, values, asked, known)
     if not run.operation.is_alone and found is not known:  # or else each leaf has one writer
         from penstock.stages.joint.division import balanced, each_its_own
 
@@ -328,7 +311,9 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
         _check_processes(run, leaves)
         if not message.changes:  # otherwise the changed leaves are checked, each time
             run.layout.check(leaves.without_values())
-            trees.keep(found)
+            n_described = sum([len(each.stored) for each in found.descriptions.values()])
+            nbytes = _BYTES_OF_A_LEAF * len(infos) + _BYTES_OF_A_DESCRIPTION * n_described
+            trees.put(ByIdentity(infos), found, nbytes)
 
     specs, changes = resolved(found.specs, message.changes)
     if message.changes:

@@ -55,10 +55,12 @@ class AdaptedHandler:
         """The type name that `_METADATA` records."""
         return self.inner.typestr()
 
-    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        """Return a spec without shape or chunks: the handler stores the leaf itself."""
-        with self._blame(info.key_path):
-            return LeafSpec(self.typestr)
+    def describe(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], known: dict[Any, LeafSpec]
+    ) -> Sequence[LeafSpec]:
+        """Return specs without shape or chunks: the handler stores the leaves itself."""
+        with self._blame(infos[0].key_path):
+            return [LeafSpec(self.typestr)] * len(values)
 
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Refuse: the leaf does not travel in pieces.

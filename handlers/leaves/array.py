@@ -64,39 +64,49 @@ class ArrayHandler:
     alias_host: bool = True
     described: Callable[[LeafSpec, str], LeafSpec] | None = None
 
-    @property
-    def follows_spec(self) -> bool:
-        """Yes: shards are cut and cast as the spec says."""
-        return True
+    follows_spec = True  #: shards are cut and cast as the spec says
+    immutable = True  #: the bytes of a jax.Array never change
 
-    @property
-    def immutable(self) -> bool:
-        """Yes: the bytes of a jax.Array never change."""
-        return True
+    def describe(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], known: dict[Any, LeafSpec]
+    ) -> Sequence[LeafSpec]:
+        """Return the specs to store: the shard shape is the chunk and write shape, the sharding a text.
 
-    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        """Return the spec to store: the shard shape is the chunk and write shape, the sharding a text.
-
-        Does not wait for the array to be computed.
+        Shape, dtype and sharding are all that one depends on. Does not wait for an array to be computed.
 
         Raises:
-            DeletedLeafError: If the array is deleted or donated.
-            InvalidLeafError: If it is abstract, traced, or has a dtype that cannot be stored.
+            DeletedLeafError: If an array is deleted or donated.
+            InvalidLeafError: If one is abstract, traced, or has a dtype that cannot be stored.
         """
-        if not isinstance(value, jax.Array) or isinstance(value, Tracer):
-            raise InvalidLeafError(info.key_path, _not_concrete(cast("object", value)))
-        if value.is_deleted():
-            raise DeletedLeafError(info.key_path)
+        specs: list[LeafSpec] = []
+        concrete: type | None = None
+        for number, value in enumerate(values):
+            if type(value) is not concrete:  # mostly all are of one class, which jax takes long to tell
+                if not isinstance(value, jax.Array) or isinstance(value, Tracer):
+                    raise InvalidLeafError(infos[number].key_path, _not_concrete(cast("object", value)))
 
+                concrete = type(value)
+
+            if value.is_deleted():
+                raise DeletedLeafError(infos[number].key_path)
+
+            kind = value.shape, cast("object", value.dtype), value.sharding
+            spec = known.get(kind)
+            if spec is None:
+                spec = known[kind] = self._spec(value, infos[number])
+
+            specs.append(spec)
+
+        return specs
+
+    def _spec(self, value: jax.Array, info: ParamInfo) -> LeafSpec:
         dtype = cast("object", value.dtype)  # for typed keys not an np.dtype, despite the annotation
-        if isinstance(dtype, np.dtype):
-            return self._spec(value, info, None)
+        key_impl: str | None = None
         if is_key(dtype):
-            return self._spec(key_data_of(value), info, key_impl_of(value, info))
+            key_impl, value = key_impl_of(value, info), key_data_of(value)
+        elif not isinstance(dtype, np.dtype):
+            raise InvalidLeafError(info.key_path, _not_storable(str(dtype)))
 
-        raise InvalidLeafError(info.key_path, _not_storable(str(dtype)))
-
-    def _spec(self, value: jax.Array, info: ParamInfo, key_impl: str | None) -> LeafSpec:
         name = dtype_name(value.dtype)
         if not storable(name):
             raise InvalidLeafError(info.key_path, _not_storable(name))
@@ -153,13 +163,6 @@ class ArrayHandler:
             key_path=leaf.info.key_path,
             alias=self.alias_host,
         )
-
-    def signature(self, value: Any) -> object:
-        """Shape, dtype and sharding, all that `describe` depends on; None for a value that it rejects."""
-        if not isinstance(value, jax.Array) or isinstance(value, Tracer) or value.is_deleted():
-            return None
-
-        return value.shape, cast("object", value.dtype), value.sharding
 
     def chunk_buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
         """The arrays or NumPy views of them, if CPU devices hold their bytes as stored; else None.

@@ -48,25 +48,32 @@ class EmptyHandler:
 
     typestr: Marker = "None"
 
-    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        """Return the marker to store for None, `{}`, `[]`, `()` or an empty namedtuple.
+    def describe(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], known: dict[Any, LeafSpec]
+    ) -> Sequence[LeafSpec]:
+        """Return the markers to store for None, `{}`, `[]`, `()` and empty namedtuples.
 
         Raises:
-            InvalidLeafError: If the container is not empty.
+            InvalidLeafError: If a container is not empty.
         """
-        marker = _marker(value)
-        if marker is None or (value is not None and len(value)):
-            raise InvalidLeafError(
-                info.key_path,
-                f"a {type_name(value)} with content is no leaf; let it be a node of the tree",
-            )
+        specs: list[LeafSpec] = []
+        for number, value in enumerate(values):
+            marker = _marker(value)
+            if marker is None or (value is not None and len(value)):
+                raise InvalidLeafError(
+                    infos[number].key_path,
+                    f"a {type_name(value)} with content is no leaf; let it be a node of the tree",
+                )
 
-        # A namedtuple without fields is stored as None, as in Orbax's default format.
-        return LeafSpec("None" if marker == "NamedTuple" else marker)
+            # A namedtuple without fields is stored as None, as in Orbax's default format.
+            name = "None" if marker == "NamedTuple" else marker
+            spec = known.get(name)
+            if spec is None:
+                spec = known[name] = LeafSpec(name)
 
-    def signature(self, value: Any) -> object:
-        """Its marker, all that `describe` depends on; None for a value that it rejects."""
-        return _marker(value) if value is None or not len(value) else None
+            specs.append(spec)
+
+        return specs
 
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         return iter(())

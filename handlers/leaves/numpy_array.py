@@ -45,27 +45,36 @@ class NumpyHandler:
 
     typestr: str = "np.ndarray"
 
-    @property
-    def follows_spec(self) -> bool:
-        """Yes: arrays are cut and cast as the spec says."""
-        return True
+    follows_spec = True  #: arrays are cut and cast as the spec says
 
-    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        """Return the spec to store for an ndarray of any strides and byte order.
+    def describe(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], known: dict[Any, LeafSpec]
+    ) -> Sequence[LeafSpec]:
+        """Return the specs to store for ndarrays of any strides and byte order, by shape and dtype.
 
         Raises:
-            InvalidLeafError: If the value is of a subclass of ndarray, or its dtype cannot be stored.
+            InvalidLeafError: If a value is of a subclass of ndarray, or its dtype cannot be stored.
         """
-        if type(value) is not np.ndarray:
-            raise InvalidLeafError(info.key_path, _no_plain_array(value))
+        specs: list[LeafSpec] = []
+        for number, value in enumerate(values):
+            if type(value) is not np.ndarray:
+                raise InvalidLeafError(infos[number].key_path, _no_plain_array(value))
 
-        array: npt.NDArray[Any] = value
-        name = dtype_name(array.dtype)
-        if not storable(name):
-            raise InvalidLeafError(info.key_path, _not_storable(array.dtype))
+            array: npt.NDArray[Any] = value
+            kind = array.shape, array.dtype
+            spec = known.get(kind)
+            if spec is None:
+                name = dtype_name(array.dtype)
+                if not storable(name):
+                    raise InvalidLeafError(infos[number].key_path, _not_storable(array.dtype))
 
-        chunk_shape = tuple(size or 1 for size in array.shape)
-        return LeafSpec(self.typestr, array.shape, name, array.dtype.itemsize, chunk_shape)
+                chunk_shape = tuple([size or 1 for size in array.shape])
+                spec = LeafSpec(self.typestr, array.shape, name, array.dtype.itemsize, chunk_shape)
+                known[kind] = spec
+
+            specs.append(spec)
+
+        return specs
 
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan copies in C order; each costs its bytes. An array without elements has no pieces."""
@@ -75,14 +84,6 @@ class NumpyHandler:
             nbytes = box.n_elements * itemsize
             take = partial(_copied, array, box, dtype)
             yield PiecePlan(chunk, box.first * itemsize, nbytes, nbytes, take)
-
-    def signature(self, value: Any) -> object:
-        """Shape and dtype, all that `describe` depends on."""
-        if type(value) is not np.ndarray:
-            return None
-
-        array: npt.NDArray[Any] = value
-        return array.shape, array.dtype
 
     def chunk_buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
         """Arrays themselves if their memory holds the stored bytes: C order, native byte order, no cast.

@@ -50,36 +50,40 @@ class ScalarHandler:
 
     typestr: str = "scalar"
 
-    @property
-    def follows_spec(self) -> bool:
-        """Yes: numbers are cast as the spec says."""
-        return True
+    follows_spec = True  #: numbers are cast as the spec says
 
-    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        """Return the spec to store for a number.
+    def describe(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], known: dict[Any, LeafSpec]
+    ) -> Sequence[LeafSpec]:
+        """Return the specs to store for numbers, by type.
 
         Raises:
-            InvalidLeafError: If the value is an int that does not fit int64, an instance of a subclass of
+            InvalidLeafError: If a value is an int that does not fit int64, an instance of a subclass of
                 Python's number types, or a numpy scalar whose dtype cannot be stored.
         """
-        dtype = _dtype_of(value, info)
-        if type(value) is int and not _fits_int64(value):
-            raise InvalidLeafError(
-                info.key_path,
-                f"the int {_shortened(value)} does not fit int64; save it as a str or a uint64 array",
-            )
+        specs: list[LeafSpec] = []
+        for number, value in enumerate(values):
+            kind: type = type(value)
+            if kind is int and not -(1 << 63) <= value < 1 << 63:
+                raise InvalidLeafError(
+                    infos[number].key_path,
+                    f"the int {_shortened(value)} does not fit int64; save it as a str or a uint64 array",
+                )
 
-        return LeafSpec(self.typestr, (), dtype_name(dtype), dtype.itemsize)
+            spec = known.get(kind)
+            if spec is None:
+                dtype = _dtype_of(value, infos[number])
+                spec = known[kind] = LeafSpec(self.typestr, (), dtype_name(dtype), dtype.itemsize)
+
+            specs.append(spec)
+
+        return specs
 
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         """Plan one piece of a few bytes, too few to count as a cost."""
         (number,) = self.chunk_buffers([leaf.value], leaf.spec)
         data = memoryview(number.tobytes())
         yield PiecePlan((), 0, len(data), 0, lambda: data)
-
-    def signature(self, value: Any) -> object:
-        """Its type, all that `describe` depends on; None for an int that does not fit int64."""
-        return None if type(value) is int and not _fits_int64(value) else type_of(value)
 
     def chunk_buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
         """The numbers as 0-d arrays."""
@@ -121,10 +125,6 @@ def _dtype_of(value: Any, info: ParamInfo) -> np.dtype[Any]:
         )
 
     return dtype
-
-
-def _fits_int64(value: int) -> bool:
-    return -(1 << 63) <= value < 1 << 63
 
 
 def _fits(wanted: type, dtype: np.dtype[Any]) -> bool:
@@ -171,30 +171,36 @@ class StringHandler:
 
     typestr: str = "string"
 
-    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        """Return the spec to store for a `str` or `np.str_`.
+    def describe(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], known: dict[Any, LeafSpec]
+    ) -> Sequence[LeafSpec]:
+        """Return the specs to store for `str`s and `np.str_`s.
 
         Raises:
-            InvalidLeafError: If the value is of another subclass of `str`, whose type would be lost, or
+            InvalidLeafError: If a value is of another subclass of `str`, whose type would be lost, or
                 contains surrogates, which UTF-8 cannot encode.
         """
-        if type(value) is not str and type(value) is not np.str_:
-            raise InvalidLeafError(
-                info.key_path,
-                f"a {type_name(value)} would come back as str; save str(value), or register a handler",
-            )
-
-        text = str(value)
-        if not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
+        specs: list[LeafSpec] = []
+        for number, value in enumerate(values):
+            if type(value) is not str and type(value) is not np.str_:
                 raise InvalidLeafError(
-                    info.key_path,
-                    f"the string is no valid Unicode text ({error.reason}); save bytes as uint8",
-                ) from error
+                    infos[number].key_path,
+                    f"a {type_name(value)} would come back as str; save str(value), or register a handler",
+                )
 
-        return LeafSpec(self.typestr, text=text)
+            text = str(value)
+            if not text.isascii():
+                try:
+                    text.encode()
+                except UnicodeEncodeError as error:
+                    raise InvalidLeafError(
+                        infos[number].key_path,
+                        f"the string is no valid Unicode text ({error.reason}); save bytes as uint8",
+                    ) from error
+
+            specs.append(LeafSpec(self.typestr, text=text))
+
+        return specs
 
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         return iter(())

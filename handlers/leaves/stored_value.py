@@ -132,19 +132,21 @@ class StoredValueHandler:
 
     typestr: str = "stored value"
 
-    @property
-    def follows_spec(self) -> bool:
-        """See `ChunkingHandler`."""
-        return True
+    follows_spec = True  #: see `ChunkingHandler`
 
-    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        """Return the spec to store for a `StoredValue`: its own, but with one whole chunk for uneven chunks.
+    def describe(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], known: dict[Any, LeafSpec]
+    ) -> Sequence[LeafSpec]:
+        """Return the specs to store for `StoredValue`s: their own, but one whole chunk for uneven chunks.
 
         Chunks so small that each would take more memory to be planned than it has bytes are not kept, either.
 
         Raises:
-            InvalidLeafError: If the leaf belongs to a third-party handler, which alone can read its files.
+            InvalidLeafError: If a leaf belongs to a third-party handler, which alone can read its files.
         """
+        return [self._spec(value, infos[number]) for number, value in enumerate(values)]
+
+    def _spec(self, value: object, info: ParamInfo) -> LeafSpec:
         assert isinstance(value, StoredValue)
         spec = value.stored.spec
         if spec.shape is None:

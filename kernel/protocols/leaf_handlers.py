@@ -16,7 +16,6 @@ __all__ = (
     "PartsHandler",
     "ReadLeaf",
     "ReadLeaves",
-    "SigningHandler",
     "SnapshotHandler",
     "TypeHandler",
     "Waitable",
@@ -377,12 +376,24 @@ class LeafHandler(Protocol):
         """The type name that `_METADATA` records."""
         ...
 
-    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        """Say what would be stored of `value`. Reads no array bytes, writes nothing.
+    def describe(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], known: dict[Any, LeafSpec]
+    ) -> Sequence[LeafSpec]:
+        """Say what would be stored of each value. Reads no array bytes, writes nothing.
+
+        Args:
+            values: Leaves, thousands of them at a time.
+            infos: Where they stand; each is made on access, so one that is not needed costs nothing.
+            known: The handler's own, to find a description again, by shape and dtype for example: when the
+                tree is saved again, it gets what it put there. Leaves of one spec, which is one object, go
+                through the stages together.
+
+        Returns:
+            One spec for each value, in order.
 
         Raises:
-            InvalidLeafError: If the value cannot be stored; the message says why.
-            DeletedLeafError: If the array is deleted or donated.
+            InvalidLeafError: If a value cannot be stored; the message says why.
+            DeletedLeafError: If an array is deleted or donated.
         """
         ...
 
@@ -433,21 +444,8 @@ class BufferHandler(Capability, Protocol):
         the bytes are copied. Blocking.
 
         Args:
-            values: Of leaves that have one signature, if the handler gives signatures.
+            values: Of leaves whose spec, as `describe` gave it, is one object.
             spec: How they are stored, all alike.
-        """
-        ...
-
-
-@runtime_checkable
-class SigningHandler(Capability, Protocol):
-    """A `LeafHandler` whose descriptions can be reused when the same tree is saved again."""
-
-    def signature(self, value: Any) -> object:
-        """Return a value that is cheap to make and compare. Equal signatures mean equal `LeafSpec`s.
-
-        None if there is no such value, or if `describe` would refuse the leaf for a reason that the
-        signature does not show (a deleted array).
         """
         ...
 

@@ -152,8 +152,10 @@ class Refit:
     def typestr(self) -> str:
         return self.inner.typestr
 
-    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        return self.inner.describe(value, info)
+    def describe(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], known: dict[Any, LeafSpec]
+    ) -> Sequence[LeafSpec]:
+        return self.inner.describe(values, infos, known)
 
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         return self.inner.pieces(leaf, piece_bytes)

@@ -298,9 +298,11 @@ class QuantisedHandler:
     typestr: str = "tests.Quantised"
     inner: NumpyHandler = field(default_factory=NumpyHandler)
 
-    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        n = value.codes.size + 8
-        return LeafSpec(self.typestr, (n,), "int8", 1, (n,))
+    def describe(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], known: dict[Any, LeafSpec]
+    ) -> Sequence[LeafSpec]:
+        sizes = [value.codes.size + 8 for value in values]
+        return [LeafSpec(self.typestr, (n,), "int8", 1, (n,)) for n in sizes]
 
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         value: Any = leaf.value

@@ -336,7 +336,8 @@ def test_a_chunk_that_no_memory_holds_is_not_converted(tmp_path: Path) -> None:
     opened = open_checkpoint(LocalStore(), str(path))
     value = StoredValue(SourceFiles(LocalStore()), opened, opened.leaves[0])
     handler = StoredValueHandler()
-    leaf = Leaf(0, value.stored.info, value, handler.describe(value, value.stored.info), handler)
+    (spec,) = handler.describe([value], [value.stored.info], {})
+    leaf = Leaf(0, value.stored.info, value, spec, handler)
 
     with pytest.raises(InsufficientMemoryError, match="140737488355328 bytes"):
         next(handler.pieces(leaf, 2**20))

@@ -22,8 +22,10 @@ class FractionHandler:
 
     typestr = "fractions.Fraction"
 
-    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        return LeafSpec(self.typestr, text=str(value))
+    def describe(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], known: dict[Any, LeafSpec]
+    ) -> Sequence[LeafSpec]:
+        return [LeafSpec(self.typestr, text=str(value)) for value in values]
 
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[Any]:
         return iter(())

@@ -323,9 +323,13 @@ class Scripted(_Script):
     def typestr(self) -> str:
         return self._inner.typestr
 
-    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        self.enter("describe", info.name)
-        return self._inner.describe(value, info)
+    def describe(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], known: dict[Any, LeafSpec]
+    ) -> Sequence[LeafSpec]:
+        for info in infos:
+            self.enter("describe", info.name)
+
+        return self._inner.describe(values, infos, known)
 
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:
         self.enter("pieces", leaf.info.name)

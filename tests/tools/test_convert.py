@@ -354,12 +354,13 @@ class TestRefusals:
         value = StoredValue(SourceFiles(LocalStore()), None, stored)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
         with pytest.raises(InvalidLeafError, match="a theirs is stored in files of its own handler"):
-            StoredValueHandler().describe(value, stored.info)
+            StoredValueHandler().describe([value], [stored.info], {})
 
 
 def leaf_of(value: StoredValue) -> Leaf:
     handler = StoredValueHandler()
-    return Leaf(0, value.stored.info, value, handler.describe(value, value.stored.info), handler)
+    (spec,) = handler.describe([value], [value.stored.info], {})
+    return Leaf(0, value.stored.info, value, spec, handler)
 
 
 def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:

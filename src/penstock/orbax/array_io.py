@@ -168,7 +168,7 @@ def leaf_to_write(
         InvalidLeafError: If it cannot be stored.
     """
     place = kernel.ParamInfo((info.name,), (kernel.KeyKind.MAPPING,), info.name)
-    spec = handler.describe(value, place)
+    (spec,) = handler.describe([value], [place], {})
     if dtype is not None:
         spec = replace(spec, dtype=dtypes.dtype_name(np.dtype(dtype)), itemsize=np.dtype(dtype).itemsize)
 

@@ -686,14 +686,10 @@ async def _created(infos: Sequence[ParamInfo]) -> None:
 
 def _check_places(values: Sequence[Any], infos: Sequence[ParamInfo]) -> None:
     """Refuse a name that is a prefix of another: a slash nests in the document, so one would be lost."""
-    handler = built_in.StringHandler()
-    leaves: list[tuple[kernel.ParamInfo, str]] = []
-    for info, value in zip(infos, values, strict=True):
-        place = kernel.ParamInfo((info.name,), (kernel.KeyKind.MAPPING,), info.name)
-        handler.describe(str(value), place)  # refuses what cannot be stored
-        leaves.append((place, str(value)))
-
-    encode_strings(leaves)
+    places = [kernel.ParamInfo((info.name,), (kernel.KeyKind.MAPPING,), info.name) for info in infos]
+    texts = list(map(str, values))
+    built_in.StringHandler().describe(texts, places, {})  # refuses what cannot be stored
+    encode_strings(list(zip(places, texts, strict=True)))
 
 
 class InvalidShardingError(ValueError):

@@ -14,7 +14,7 @@ import anyio
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.kernel.messages.save import Leaf
-from penstock.kernel.protocols.leaf import KeyKind, ParamInfo
+from penstock.kernel.protocols.leaf import KeyKind, LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import LeafHandler, TypeHandler
 from penstock.testing.operation_faults import Trial, backends, demand
 
@@ -130,9 +130,13 @@ class HandlerConformance(ABC):
         if isinstance(handler, TypeHandler):
             return
 
-        for value in self.values():
-            info = ParamInfo(("x",), (KeyKind.MAPPING,), "['x']", str(tmp_path))
-            spec = handler.describe(value, info)
+        values, info = self.values(), ParamInfo(("x",), (KeyKind.MAPPING,), "['x']", str(tmp_path))
+        known: dict[Any, LeafSpec] = {}
+        specs = handler.describe(values, [info] * len(values), known)
+        demand(len(specs) == len(values), "describe must return one spec for each value")
+        again = handler.describe(values[::-1], [info] * len(values), known)
+        demand(list(again) == list(specs)[::-1], "what is described again must be described alike")
+        for value, spec in zip(values, specs, strict=True):
             leaf = Leaf(0, info, value, spec, handler)
             for piece_bytes in (1, 1000, 1 << 20):
                 ends: dict[tuple[int, ...], int] = {}

@@ -129,7 +129,7 @@ def _member(leaf: FlatLeaf) -> MemberToWrite:
         return MemberToWrite(file, _head(text.dtype, ()), None, text.tobytes())
 
     assert isinstance(value, StoredValue), "a tree of a conversion holds nothing else"
-    spec = _HANDLER.describe(value, info)
+    (spec,) = _HANDLER.describe([value], [info], {})
     _check(info, spec)
     shape = spec.shape or ()
     whole = replace(spec, chunk_shape=tuple([n or 1 for n in shape]), write_shape=None, codec=None)

@@ -251,7 +251,7 @@ def _try(
     for leaf in leaves:
         value = StoredValue(files, opened, leaf)
         try:
-            spec = _HANDLER.describe(value, leaf.info)
+            (spec,) = _HANDLER.describe([value], [leaf.info], {})
             for piece in _HANDLER.pieces(Leaf(0, leaf.info, value, spec, _HANDLER), piece_bytes):
                 piece.take()
         except PenstockError as error:

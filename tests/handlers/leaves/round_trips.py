@@ -74,7 +74,7 @@ class Saved:
 
 
 def plan(handler: LeafHandler, value: Any, piece_bytes: int = 1 << 20) -> tuple[LeafSpec, list[PiecePlan]]:
-    spec = handler.describe(value, INFO)
+    (spec,) = handler.describe([value], [INFO], {})
     return spec, list(handler.pieces(Leaf(0, INFO, value, spec, handler), piece_bytes))
 
 

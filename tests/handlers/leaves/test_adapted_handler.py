@@ -128,7 +128,7 @@ async def test_a_batch_handler_saves_and_loads_in_files_of_its_own(
 
     assert isinstance(handler, TypeHandler)
     assert (adapted.name, adapted.typestr) == (NAME, "weights")
-    assert adapted.describe(leaf.value, leaf.info) == LeafSpec("weights")
+    assert adapted.describe([leaf.value], [leaf.info], {}) == [LeafSpec("weights")]
     assert adapted.write_size([leaf]) == 4 * 4 + 2 * 8
 
     pending = await adapted.save([leaf], threads)
@@ -178,7 +178,7 @@ async def test_whatever_a_handler_raises_names_the_leaf_and_the_handler(
 
 
 async def use(adapted: AdaptedHandler, leaf: Leaf, threads: Threads) -> None:
-    adapted.describe(leaf.value, leaf.info)
+    adapted.describe([leaf.value], [leaf.info], {})
     adapted.write_size([leaf])
     await (await adapted.save([leaf], threads)).wait()
     await adapted.load([as_read(leaf)])

@@ -207,10 +207,10 @@ def test_an_array_deleted_at_any_step_is_named(
         assert caught.value.key_path == "['opt'].mu"
 
     array = fresh()
-    described = handler.describe(array, INFO)
+    (described,) = handler.describe([array], [INFO], {})
     _, plans = plan(handler, array, piece_bytes)
     array.delete()
-    check(lambda: handler.describe(array, INFO))
+    check(lambda: handler.describe([array], [INFO], {}))
     check(lambda: list(handler.pieces(Leaf(0, INFO, array, described, handler), piece_bytes)))
     check(plans[-1].take)
 
@@ -220,16 +220,16 @@ def test_a_dtype_that_cannot_be_stored_is_named_with_a_remedy(dtype: str) -> Non
     with pytest.raises(
         InvalidLeafError, match=rf"^\['opt'\]\.mu: .*dtype {dtype} .*convert it to (uint8|float8)"
     ):
-        ALIASING.describe(jnp.zeros((3,), dtype), INFO)
+        ALIASING.describe([jnp.zeros((3,), dtype)], [INFO], {})
 
 
 def test_what_is_not_concrete_is_refused() -> None:
     with pytest.raises(InvalidLeafError, match=r"^\['opt'\]\.mu: the array is abstract"):
-        ALIASING.describe(struct((3,), np.float32), INFO)
+        ALIASING.describe([struct((3,), np.float32)], [INFO], {})
     with pytest.raises(InvalidLeafError, match=r"^\['opt'\]\.mu: the array is a tracer: save outside of jit"):
-        jax.eval_shape(lambda x: ALIASING.describe(x, INFO), 1.0)
+        jax.eval_shape(lambda x: ALIASING.describe([x], [INFO], {}), 1.0)
     with pytest.raises(InvalidLeafError, match=r"a int is no jax\.Array"):
-        ALIASING.describe(3, INFO)
+        ALIASING.describe([3], [INFO], {})
 
 
 def test_a_handler_is_a_value() -> None:

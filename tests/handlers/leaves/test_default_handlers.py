@@ -56,7 +56,7 @@ def test_each_stored_type_finds_its_handler(typestr: str) -> None:
 def test_an_abstract_or_traced_leaf_is_told_what_is_wrong() -> None:
     def describe(value: object) -> object:
         handler = HANDLERS.lookup(type(value), INFO.key_path)
-        return handler.describe(value, INFO)
+        return handler.describe([value], [INFO], {})
 
     with pytest.raises(InvalidLeafError, match="abstract"):
         describe(struct((2,), np.float32))

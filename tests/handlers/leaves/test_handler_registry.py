@@ -21,7 +21,9 @@ from penstock.kernel.registry import StageRegistry, find_plugins
 class Streaming:
     typestr: str = "streaming"
 
-    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
+    def describe(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], known: dict[Any, LeafSpec]
+    ) -> Sequence[LeafSpec]:
         raise NotImplementedError
 
     def pieces(self, leaf: Leaf, piece_bytes: int) -> Iterator[PiecePlan]:

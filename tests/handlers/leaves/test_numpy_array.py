@@ -156,7 +156,7 @@ class Subclass(np.ndarray[Any, Any]):
 )
 def test_what_cannot_be_stored_is_refused_with_a_remedy(value: object, words: str) -> None:
     with pytest.raises(InvalidLeafError, match=rf"^\['opt'\]\.mu: .*{words}") as caught:
-        HANDLER.describe(value, INFO)
+        HANDLER.describe([value], [INFO], {})
     assert caught.value.key_path == "['opt'].mu"
 
 

@@ -125,4 +125,4 @@ def test_a_number_costs_nothing() -> None:
 )
 def test_what_cannot_be_stored_is_refused(value: object, words: str) -> None:
     with pytest.raises(InvalidLeafError, match=rf"^\['opt'\]\.mu: .*{words}"):
-        HANDLER.describe(value, INFO)
+        HANDLER.describe([value], [INFO], {})

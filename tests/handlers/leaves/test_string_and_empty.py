@@ -51,7 +51,7 @@ def test_a_numpy_string_comes_back_as_one_when_asked_for() -> None:
 )
 def test_what_is_no_string_is_refused(value: object, words: str) -> None:
     with pytest.raises(InvalidLeafError, match=rf"^\['opt'\]\.mu: .*{words}"):
-        STRING.describe(value, INFO)
+        STRING.describe([value], [INFO], {})
 
 
 def test_an_array_is_no_string() -> None:
@@ -119,4 +119,4 @@ def test_an_array_is_never_dropped_for_an_empty_target(like: object, name: str) 
 @pytest.mark.parametrize("value", [{"a": 1}, [1], (1,), 3])
 def test_what_has_content_is_no_empty_leaf(value: object) -> None:
     with pytest.raises(InvalidLeafError, match=r"^\['opt'\]\.mu: a \w+ with content is no leaf"):
-        EMPTY.describe(value, INFO)
+        EMPTY.describe([value], [INFO], {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -25,17 +26,22 @@ pytestmark = pytest.mark.anyio
 
 @dataclass
 class Described:
-    """Records the values that it describes."""
+    """Records the values that it describes anew."""
 
     inner: NumpyHandler = field(default_factory=NumpyHandler)
     seen: list[str] = field(default_factory=list[str])
 
-    def describe(self, value: Any, info: ParamInfo) -> LeafSpec:
-        self.seen.append(info.name)
-        return self.inner.describe(value, info)
+    def describe(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], known: dict[Any, LeafSpec]
+    ) -> Sequence[LeafSpec]:
+        specs: list[LeafSpec] = []
+        for value, info in zip(values, infos, strict=True):
+            n_known = len(known)
+            specs += self.inner.describe([value], [info], known)
+            if len(known) > n_known:
+                self.seen.append(info.name)
 
-    def signature(self, value: Any) -> object:
-        return self.inner.signature(value)
+        return specs
 
     def __post_init__(self) -> None:
         self.typestr = self.inner.typestr

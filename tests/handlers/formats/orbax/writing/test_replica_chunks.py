@@ -36,7 +36,7 @@ def plans_of(
 ) -> tuple[Leaf, list[PiecePlan]]:
     handler = ArrayHandler(alias_host=alias)
     info = ParamInfo(("a",), (), "['a']")
-    spec = fitted(handler.describe(value, info), "['a']", form, args)
+    spec = fitted(handler.describe([value], [info], {})[0], "['a']", form, args)
     leaf = Leaf(0, info, value, spec, handler)
     return leaf, list(handler.pieces(leaf, piece_bytes))
 
@@ -145,8 +145,8 @@ def test_replicas_are_counted() -> None:
     handler = ArrayHandler()
     counts = {
         spread: handler.describe(
-            place(VALUE, *SPREAD[spread][:1], *SPREAD[spread][1]), ParamInfo((), (), "")
-        ).replicas.n
+            [place(VALUE, *SPREAD[spread][:1], *SPREAD[spread][1])], [ParamInfo((), (), "")], {}
+        )[0].replicas.n
         for spread in SPREAD
     }
     assert counts == {
@@ -158,7 +158,7 @@ def test_replicas_are_counted() -> None:
         "both": 1,
         "not divisible": 7,
     }
-    assert handler.describe(place(np.zeros((0, 8)), (8,)), ParamInfo((), (), "")).replicas.n == 1
+    assert handler.describe([place(np.zeros((0, 8)), (8,))], [ParamInfo((), (), "")], {})[0].replicas.n == 1
 
 
 def test_a_key_is_divided_as_its_data_are() -> None:
