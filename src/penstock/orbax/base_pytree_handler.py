@@ -182,16 +182,24 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             place = JointItem(place, build)
 
         with timed(f"{WRITE}blocking_tree_map_duration_secs"):
-            tree = self._tree_to_save(place, args)
+            tree = self.tree_to_save(place, args)
+        with timed(f"{WRITE}blocking_d2h_duration_secs"):
+            return [await self.begin_save(place, tree)]
+
+    async def begin_save(self, place: Place, tree: TreeToSave) -> Future:
+        """Copy what `tree_to_save` returned, or several such trees as one, and begin to write it.
+
+        Raises:
+            ValueError: If a leaf cannot be saved.
+        """
         try:
-            with timed(f"{WRITE}blocking_d2h_duration_secs"):
-                save = await awaited_as_raised(self._loop.acall(Trees.save, place, tree))
+            save = await awaited_as_raised(self._loop.acall(Trees.save, place, tree))
         except UnknownTypeError as error:
             raise ValueError(f"TypeHandler lookup failed for: type={error.type_}, {error}") from error
 
-        return [PipelineFuture(save, keep=self._loop)]
+        return PipelineFuture(save, keep=self._loop)
 
-    def _tree_to_save(self, place: Place, args: BasePyTreeSaveArgs) -> TreeToSave:
+    def tree_to_save(self, place: Place, args: BasePyTreeSaveArgs) -> TreeToSave:
         """Return the tree of a save with penstock's options.
 
         Raises:

@@ -8,7 +8,7 @@ from __future__ import annotations
 __all__ = ("CompositeArgs", "CompositeCheckpointHandler", "CompositeOptions", "CompositeResults")
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,16 +16,15 @@ from typing import Any, Final, final
 
 from anyio import CancelScope, to_thread
 
-from penstock.embedding import DirectoryBuild, SharedDirectory, built_in, file_names, kernel
+from penstock.embedding import DirectoryBuild, SharedDirectory, built_in, file_names
 from penstock.errors import ConfigError, PathError
 from penstock.items import Composite as Items
 from penstock.items import Json, PyTree
 from penstock.orbax.base_pytree_handler import (
     BasePyTreeCheckpointHandler,
+    BasePyTreeSaveArgs,
     TreeHandler,
-    Trees,
     TreeToSave,
-    leaf_formats,
 )
 from penstock.orbax.checkpoint_args import (
     AsyncCheckpointHandler,
@@ -43,7 +42,7 @@ from penstock.orbax.checkpoint_args import (
     wait_for_all,
 )
 from penstock.orbax.enclosing_save import JointDirectory, joint_build_around, writes_what_is_whole
-from penstock.orbax.future import Future, PipelineFuture, awaited_as_raised, stopped, together
+from penstock.orbax.future import Future, stopped, together
 from penstock.orbax.item_files import bucket_url, handler_path, is_there, path_text, place_of, store_at
 from penstock.orbax.leaf_args import items_first
 from penstock.orbax.logging import WRITE, timed
@@ -64,8 +63,6 @@ from penstock.orbax.options import (
     is_in_place,
 )
 from penstock.orbax.plain_handlers import JsonCheckpointHandler, WrapperArgs, get_legacy_handler_wrapper
-from penstock.orbax.restore_tree import with_markers
-from penstock.orbax.stage_workers import UnknownTypeError
 from penstock.orbax.standard_handler import StandardCheckpointHandler
 
 
@@ -392,24 +389,6 @@ def _default_restore_args(name: str, handler: Any) -> CheckpointArgs:
 _METRICS: Final = "metrics"
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Tree:
-    """A tree that is saved, and the handler that says how."""
-
-    handler: Any  #: a `BasePyTreeCheckpointHandler`
-    item: Any
-    args: Any
-
-    def formats(self) -> Any:
-        most = getattr(self.args, "ocdbt_target_data_file_size", None)
-        return leaf_formats(self.item, self.args.save_args, self.handler._form, most)
-
-    def first(self) -> Callable[[kernel.KeyPath], bool] | None:
-        found: Callable[[kernel.KeyPath], bool] | None = self.handler._prioritise(self.item)
-        return found
-
-
 def check_item(name: str, handler: Any, url: str) -> None:
     """Refuse the handler of an item that needs a directory of the operating system.
 
@@ -443,39 +422,33 @@ async def save_items(place: JointDirectory, items: Mapping[str, tuple[Any, Any]]
     for name, (handler, _) in items.items():
         check_item(name, handler, place.path)
 
-    trees = {name: _tree(*one) for name, one in items.items() if type(one[0]) is not JsonCheckpointHandler}
-    leading: Any = next((tree.handler for tree in trees.values()), None) or BasePyTreeCheckpointHandler()
-    for name, tree in trees.items():
-        if (tree.handler._form, tree.handler._registry) != (leading._form, leading._registry):
+    trees: dict[str, TreeToSave] = {}
+    leading: Any = None
+    for name, (handler, args) in items.items():
+        if type(handler) is JsonCheckpointHandler:
+            continue
+
+        base: Any = handler.base if isinstance(handler, TreeHandler) else handler
+        item = handler.checked(args) if isinstance(handler, StandardCheckpointHandler) else args.item
+        most = getattr(args, "ocdbt_target_data_file_size", None)
+        trees[name] = base.tree_to_save(place, BasePyTreeSaveArgs(item, args.save_args, most))
+        leading = leading or base
+        if (base._form, base._registry) != (leading._form, leading._registry):
             raise PathError(place.path, f"is in a bucket, where {name!r} is stored as the other trees are")
 
-    whole: dict[str, object] = {}
-    for name, (_, args) in items.items():
-        saved = trees.get(name)
-        whole[name] = (
-            Json(args.item) if saved is None else PyTree(with_markers(saved.item), args.custom_metadata)
-        )
-
+    leading = leading or BasePyTreeCheckpointHandler()
+    whole: dict[str, object] = {
+        name: PyTree(trees[name].item, args.custom_metadata) if name in trees else Json(args.item)
+        for name, (_, args) in items.items()
+    }
     all_items = TreeToSave(
         Items(whole),
         leading._registry,
         leading._workers(),
-        save_args={name: asked for name, tree in trees.items() if (asked := tree.formats()) is not None},
-        prioritise=items_first({name: tree.first() for name, tree in trees.items()}),
+        save_args={name: tree.save_args for name, tree in trees.items() if tree.save_args is not None},
+        prioritise=items_first({name: tree.prioritise for name, tree in trees.items()}),
     )
-    try:
-        save = await awaited_as_raised(leading._loop.acall(Trees.save, place, all_items))
-    except UnknownTypeError as error:
-        raise ValueError(f"TypeHandler lookup failed for: type={error.type_}, {error}") from error
-
-    return [PipelineFuture(save, keep=leading._loop)]
-
-
-def _tree(handler: Any, args: Any) -> _Tree:
-    if isinstance(handler, StandardCheckpointHandler):
-        return _Tree(handler.base, handler.checked(args), args)
-
-    return _Tree(handler.base if isinstance(handler, TreeHandler) else handler, args.item, args)
+    return [await leading.begin_save(place, all_items)]
 
 
 @final
