@@ -151,7 +151,7 @@ def _fit_one(value: object, hint: Any, name: str, textual: bool) -> object:
     if origin in {tuple, list, Sequence}:
         return _sequence(value, hint, name, textual)
     if origin is Callable:
-        return _kept(callable(value), value, "a function")
+        return _require(callable(value), value, "a function")
     if isinstance(origin, type):
         return _of_class(value, origin, {str: "a text", bool: "true or false"}.get(origin, origin.__name__))
 
@@ -164,7 +164,7 @@ def _number(value: object, hint: type[int | float], name: str, textual: bool) ->
         return parse_bytes(value)
     if isinstance(value, str) and name.endswith("_s"):
         seconds = parse_seconds(value)
-        return _kept(seconds.is_integer(), int(seconds), "whole seconds") if whole else seconds
+        return _require(seconds.is_integer(), int(seconds), "whole seconds") if whole else seconds
     if isinstance(value, str) and textual:
         try:
             return hint(value)
@@ -181,7 +181,7 @@ def _number(value: object, hint: type[int | float], name: str, textual: bool) ->
 
 def _truth(text: str) -> bool:
     word = text.strip().lower()
-    return _kept(word in _TRUE | _FALSE, word in _TRUE, "true or false")
+    return _require(word in _TRUE | _FALSE, word in _TRUE, "true or false")
 
 
 def _one_of(value: object, options: tuple[object, ...], textual: bool) -> object:
@@ -203,10 +203,10 @@ def _sequence(value: object, hint: Any, name: str, textual: bool) -> tuple[objec
 
 
 def _of_class(value: object, class_: type, words: str) -> object:
-    return _kept(isinstance(value, class_), value, words)
+    return _require(isinstance(value, class_), value, words)
 
 
-def _kept(fits: bool, value: T, wanted: str) -> T:
+def _require(fits: bool, value: T, wanted: str) -> T:
     if not fits:
         raise _Refused(wanted)
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.kernel.concurrency.threads import OneThread, Threads, one_thread
 from penstock.kernel.errors import ChangedLeafError
-from penstock.kernel.memory.buffers import give_back_freed_memory, in_memory_of_its_own
+from penstock.kernel.memory.buffers import give_back_freed_memory, in_separate_memory
 from penstock.kernel.memory.byte_account import ByteLease
 from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
 from penstock.kernel.messages.save import Extents, LeafBatch, SavePlan, StagedBatch
@@ -509,6 +509,6 @@ def _extent(planned: _Planned, plan: PiecePlan, tight: bool) -> Extents:
     if data is None:
         data = plan.take()
         if tight and plan.cost:
-            data = in_memory_of_its_own(data)
+            data = in_separate_memory(data)
 
     return Extents((planned.leaf,), data, plan.cost, plan.chunk, plan.start)

@@ -300,9 +300,9 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
 
     found = describe(run, infos, values, asked, known)
     if not run.operation.is_alone and found is not known:  # or else each leaf has one writer
-        from penstock.stages.joint.division import balanced, each_its_own
+        from penstock.stages.joint.division import balanced, local_disk_specs
 
-        divide = each_its_own if is_local else balanced
+        divide = local_disk_specs if is_local else balanced
         found = replace(found, specs=divide(found.specs), is_local=is_local)
 
     handlers = found.handlers

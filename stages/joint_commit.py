@@ -22,7 +22,7 @@ from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.written import DISK_MARK, DiskMark, Document
 from penstock.stages.files import by_folder, finalize_handlers, write_documents
 from penstock.stages.joint.arranged_files import complete_files
-from penstock.stages.joint.own_leaves import JoinedTrees, encoded_own, numbers_told
+from penstock.stages.joint.own_leaves import JoinedTrees, announced_numbers, encoded_own
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, reading_part, written_by
 from penstock.stages.messages.batching import arrived_leaves, check_all_there, plan_of
 from penstock.stages.reuse.base_comparison import digest_name
@@ -105,7 +105,7 @@ class JointCommitter:
         own = encoded_own(plan, leaves.specs)
         data = encoded_part(
             self._batches,
-            numbers_told(plan) if own else None,
+            announced_numbers(plan) if own else None,
             own,
             _named(run, plan),
             b"" if self._arranged is None else self._arranged.digests.encoded(),

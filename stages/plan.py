@@ -24,7 +24,7 @@ from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.leaf_handlers import ReadLeaf
-from penstock.kernel.protocols.reads import Adopting, CheckedRead, DirectRead, Read, ScatterRead
+from penstock.kernel.protocols.reads import AdoptsMemory, CheckedRead, DirectRead, Read, ScatterRead
 from penstock.kernel.protocols.stores import SystemFiles
 from penstock.stages.messages.batching import batched
 from penstock.stages.planning.leaf_reads import check_plain
@@ -61,7 +61,7 @@ def _map_leaf(store: SystemFiles, leaf: ReadLeaf, files: dict[str, memoryview], 
     mapped: set[int] = set()  # regions, by identity
     for region in leaf.target.regions:
         mine = [read for read in _direct(leaf.reads) if read.region is region]
-        if not isinstance(region, Adopting) or not _is_one_range(mine, region.nbytes):
+        if not isinstance(region, AdoptsMemory) or not _is_one_range(mine, region.nbytes):
             continue
 
         path, offset = mine[0].file, mine[0].offset

@@ -53,7 +53,7 @@ class KeyValueCalls:
         self._threads = Threads(MOST_WAITS).leaving_calls(0.0)
         self.counted: Counter[str] = Counter()  #: how often each call was made
 
-    def elsewhere(self) -> KeyValueCalls:
+    def in_this_loop(self) -> KeyValueCalls:
         """Return calls of the same service for the event loop that runs here."""
         return KeyValueCalls(self._service, self._beat_s)
 
@@ -215,9 +215,9 @@ class Job:
     member: Member
     kept: _Kept = field(default_factory=_Kept)
 
-    def elsewhere(self) -> Job:
+    def in_this_loop(self) -> Job:
         """Return the same for the event loop that runs here."""
-        return replace(self, calls=self.calls.elsewhere())
+        return replace(self, calls=self.calls.in_this_loop())
 
     @property
     def limits(self) -> JobLimits:

@@ -370,7 +370,7 @@ class JobCoordinator:
     def nested(self) -> JobCoordinator:
         """Return a coordinator for parts of an operation of this one, for the event loop that runs here."""
         other = object.__new__(JobCoordinator)
-        other._job = self._job.elsewhere()
+        other._job = self._job.in_this_loop()
         other._reads = JobReads(other._job)
         other._n_processes, other._place = self._n_processes, self._place
         return other

@@ -102,9 +102,9 @@ def check_ranges(store: Store, ranges: Sequence[RecordedRange]) -> list[Finding]
         file = store.open_data_file(ranges[0].file)
     except StorageError as error:
         if error.errno in _GONE:
-            return [_found("damaged", found, "the file is missing") for found in ranges]
+            return [_finding("damaged", found, "the file is missing") for found in ranges]
 
-        return [_found("unreadable", found, _refused(error)) for found in ranges]
+        return [_finding("unreadable", found, _refused(error)) for found in ranges]
 
     runs = list(_runs(ranges, block_bytes(store) if store.over_network else 0))
     longest = max(run[-1].checksum.offset + run[-1].checksum.nbytes - run[0].checksum.offset for run in runs)
@@ -158,17 +158,17 @@ def _check(file: ReadableFile, found: RecordedRange, block: memoryview) -> Findi
             file.read_at(at, [part])
             sum_ = crc32c(part, sum_)
     except TruncatedDataError as error:
-        return _found("damaged", found, f"the file ends at byte {error.found}")
+        return _finding("damaged", found, f"the file ends at byte {error.found}")
     except StorageError as error:
-        return _found("unreadable", found, _refused(error))
+        return _finding("unreadable", found, _refused(error))
 
     if sum_ == found.checksum.crc32c:
         return None
 
-    return _found("damaged", found, "the bytes are not those that were written")
+    return _finding("damaged", found, "the bytes are not those that were written")
 
 
-def _found(kind: FindingKind, found: RecordedRange, problem: str) -> Finding:
+def _finding(kind: FindingKind, found: RecordedRange, problem: str) -> Finding:
     return Finding(kind, found.file, problem, found.key_paths, found.checksum.offset, found.checksum.nbytes)
 
 

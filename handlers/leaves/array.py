@@ -172,7 +172,7 @@ class ArrayHandler:
         first = cast("jax.Array", values[0])  # the others have its dtype and sharding
         if first.sharding.num_devices != 1 or not spec.is_single_chunk:
             return self._joined_shards(values, spec)
-        if not self._lies_as_stored(first, spec):
+        if not self._is_laid_out_as_stored(first, spec):
             return [None] * len(values)
 
         # The array itself costs half as much as a numpy view, but only these dtypes have a buffer format.
@@ -186,7 +186,7 @@ class ArrayHandler:
         for value in cast("Sequence[jax.Array]", values):
             if value.sharding is not sharding:
                 sharding = value.sharding
-                grid = shard_grid(sharding, value.shape) if self._lies_as_stored(value, spec) else None
+                grid = shard_grid(sharding, value.shape) if self._is_laid_out_as_stored(value, spec) else None
             if grid is None or grid.shape != spec.chunk_shape:
                 buffers.append(None)
                 continue
@@ -200,7 +200,7 @@ class ArrayHandler:
 
         return buffers
 
-    def _lies_as_stored(self, array: jax.Array, spec: LeafSpec) -> bool:
+    def _is_laid_out_as_stored(self, array: jax.Array, spec: LeafSpec) -> bool:
         """Return whether CPU devices hold its elements in the byte order and layout of storage."""
         return (
             self.alias_host

@@ -102,7 +102,7 @@ class DirectoryHold(Hold):
             self.release()
             raise InUseError(path)
 
-    def lies_at(self, path: str) -> bool:
+    def is_at(self, path: str) -> bool:
         """True if `path` is the directory that is held; so it counts once it is not held any more."""
         if self.number < 0:
             return True
@@ -223,10 +223,10 @@ class DirectoryHolds:
         self._alone[path] = hold
         return hold
 
-    def lies_at(self, path: str) -> bool:
+    def is_at(self, path: str) -> bool:
         """True if the directory that is held under `path` is there still, if there is one."""
         hold = self._alone.get(path)
-        return hold is None or hold.lies_at(path)
+        return hold is None or hold.is_at(path)
 
     def built(self, token: BuildToken) -> Identity:
         """Return the identity of a finished build at its place, with every file that was made in it.

@@ -484,7 +484,7 @@ class LocalStore(Directories, SystemFiles):
                 gone, build.replaced = build.replaced, ""
                 raise StorageError("remove", gone, "is not what was replaced any more", errno.ESTALE)
 
-        if (build.published is None or token.file is not None) and self._holds.lies_at(token.place):
+        if (build.published is None or token.file is not None) and self._holds.is_at(token.place):
             self.remove_tree(token.place)
         if not build.replaced:
             return

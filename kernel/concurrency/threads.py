@@ -160,7 +160,7 @@ async def await_future(future: ForeignFuture[T]) -> T:
 
 
 @final
-class _Taken:
+class _NoLimiter:
     """The limiter of a call that has its thread already. Any other one would take a turn of the loop."""
 
     async def __aenter__(self) -> None: ...
@@ -169,7 +169,7 @@ class _Taken:
     def release_on_behalf_of(self, borrower: object) -> None: ...
 
 
-_TAKEN: Final = _Taken()
+_TAKEN: Final = _NoLimiter()
 
 
 @final
@@ -278,7 +278,7 @@ class CallOnce(Generic[T]):
                     self._call = None  # it never will: the next waiter starts it
                 raise
 
-        await await_future(_Uncancelled(self._outcome))
+        await await_future(_ShieldedFuture(self._outcome))
         return self._outcome.result()
 
     def when_over(self, then: Callable[[], object]) -> None:
@@ -297,7 +297,7 @@ class CallOnce(Generic[T]):
 
 
 @final
-class _Uncancelled(Generic[T]):
+class _ShieldedFuture(Generic[T]):
     """A future that is not cancelled when a task that waits for it is."""
 
     __slots__ = ("_future",)

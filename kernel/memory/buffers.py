@@ -7,7 +7,7 @@ __all__ = (
     "anonymous_memory",
     "file_memory",
     "give_back_freed_memory",
-    "in_memory_of_its_own",
+    "in_separate_memory",
 )
 
 import ctypes
@@ -91,7 +91,7 @@ def file_memory(descriptor: int, nbytes: int) -> memoryview:
     return memoryview(memory).cast("B").toreadonly()
 
 
-def in_memory_of_its_own(data: memoryview) -> memoryview:
+def in_separate_memory(data: memoryview) -> memoryview:
     """Return the same bytes in memory that is returned to the system when freed; small ones are not moved."""
     if len(data) < MAPPED_FROM or _is_mapped(data):
         return data

@@ -18,7 +18,7 @@ __all__ = (
     "FunctionStage",
     "Messages",
     "PassesOn",
-    "Sends",
+    "SendingEnd",
     "Stage",
     "does_nothing",
     "drive",
@@ -179,7 +179,7 @@ def workers_of(stage: object) -> int:
     return stage.concurrency if isinstance(stage, Concurrent) else 1
 
 
-class Sends(Protocol):
+class SendingEnd(Protocol):
     """The sending end of a stream."""
 
     async def send(self, item: Any, /) -> None:
@@ -196,7 +196,7 @@ async def drive(
     actor: Actor,
     concurrency: int,
     inlet: MemoryObjectReceiveStream[Any],
-    outlet: Sends,
+    outlet: SendingEnd,
     meter: StageMeter,
 ) -> bool:
     """Run `actor` over `inlet` until upstream closes it, then let it finish.
@@ -268,7 +268,7 @@ def release_dropped(message: object) -> None:
 class _Port:
     """The outlet; it releases a message that cannot be delivered."""
 
-    outlet: Sends
+    outlet: SendingEnd
     meter: StageMeter
 
     async def send(self, message: Any) -> None:

@@ -7,13 +7,13 @@ Where the checksums of its blocks are known, blocks that no part needs are not r
 from __future__ import annotations
 
 __all__ = (
-    "Adopting",
+    "AdoptsMemory",
     "CheckedRead",
     "Combine",
     "Destination",
     "DirectRead",
     "DriverRead",
-    "Joining",
+    "JoinsMemory",
     "OpaqueChunk",
     "Read",
     "RunningChecksums",
@@ -73,7 +73,7 @@ class Destination(Protocol):
 
 
 @runtime_checkable
-class Adopting(Capability, Protocol):
+class AdoptsMemory(Capability, Protocol):
     """A `Destination` that can use memory that is already filled."""
 
     @property
@@ -85,7 +85,7 @@ class Adopting(Capability, Protocol):
 
 
 @runtime_checkable
-class Joining(Capability, Protocol):
+class JoinsMemory(Capability, Protocol):
     """A `Destination` that can have its memory in one allocation with others of its class."""
 
     @property

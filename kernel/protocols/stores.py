@@ -222,7 +222,7 @@ class Hold(ABC):
     def release(self) -> None:
         """Give it up. Idempotent; never fails."""
 
-    def lies_at(self, path: str) -> bool:
+    def is_at(self, path: str) -> bool:
         """True if the held directory is still at `path`, as far as can be known. Blocking."""
         return True
 
@@ -708,7 +708,7 @@ class ObjectStore(Store):
         """
 
     @abstractmethod
-    def told_snapshot(self, path: str, told: bytes) -> Snapshot | None:
+    def shared_snapshot(self, path: str, encoded: bytes) -> Snapshot | None:
         """Return what another process knows of the checkpoint at `path`. Asks nothing.
 
         Whether it is still there, `Snapshot.is_current` says.
@@ -748,7 +748,7 @@ class Snapshot(Store):
         """Return whether the checkpoint still has this identity. Blocking; for a snapshot from earlier."""
 
     @abstractmethod
-    def told(self) -> bytes:
+    def encoded(self) -> bytes:
         """Encode the settled snapshot for other processes. Blocking."""
 
 
@@ -849,4 +849,4 @@ class StoreWrapper(Directories, SystemFiles, ObjectStore):
     hold_root = _passed_on(ObjectStore.hold_root)
     renew_leases = _passed_on(ObjectStore.renew_leases)
     snapshot = _passed_on(ObjectStore.snapshot)
-    told_snapshot = _passed_on(ObjectStore.told_snapshot)
+    shared_snapshot = _passed_on(ObjectStore.shared_snapshot)

@@ -168,7 +168,7 @@ class DirectoryBuild:
             self._before_publishing()
 
         if self._in_place:
-            if self._hold is not None and not self._hold.lies_at(self.path):
+            if self._hold is not None and not self._hold.is_at(self.path):
                 raise BuildChangedError("publish", self.path, "another program has put something else there")
 
             self._store.sync_directory(os.path.dirname(self.path))

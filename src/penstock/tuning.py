@@ -227,7 +227,7 @@ def tuned_svg(tuned: Tuned) -> str:
         ratio = tried.ratio(tried.flow)
         y = 10 + _ROW * at
         colour = "#2563eb" if tried.is_faster else "#94a3b8"
-        words = f"{tried.flow}: {_said(tried)}"
+        words = f"{tried.flow}: {_options_text(tried)}"
         lines.append(f'<text x="4" y="{y + 12}">{escape(words)}</text>')
         lines.append(
             f'<rect x="{_LEFT}" y="{y}" width="{scale * min(ratio, 2):.0f}" height="15" fill="{colour}"/>'
@@ -243,7 +243,7 @@ def tuned_svg(tuned: Tuned) -> str:
 
 
 def _figures(tuned: Tuned) -> list[str]:
-    lines = [f"{tried.flow}, {_said(tried)}: {_both(tried)}" for tried in tuned.tried]
+    lines = [f"{tried.flow}, {_options_text(tried)}: {_both(tried)}" for tried in tuned.tried]
     if tuned.final is not None:
         save, restore = tuned.final.ratio("save"), tuned.final.ratio("restore")
         lines.append(f"All together: saves take {save:.2f} and restores {restore:.2f} of the time without.")
@@ -255,7 +255,7 @@ def _figures(tuned: Tuned) -> list[str]:
     return lines
 
 
-def _said(tried: Comparison) -> str:
+def _options_text(tried: Comparison) -> str:
     return ", ".join(
         f"{key} = {as_toml(value, _UNITS.get(key.rpartition('.')[2], ''))}"
         for key, value in tried.options.items()

@@ -8,7 +8,7 @@ __all__ = (
     "described_plan",
     "digest_of_plan",
     "divided",
-    "each_its_own",
+    "local_disk_specs",
 )
 
 import hashlib
@@ -279,7 +279,7 @@ def balanced(specs: Sequence[LeafSpec]) -> Sequence[LeafSpec]:
     return chosen
 
 
-def each_its_own(specs: Sequence[LeafSpec]) -> Sequence[LeafSpec]:
+def local_disk_specs(specs: Sequence[LeafSpec]) -> Sequence[LeafSpec]:
     """Return the specs for local disks: each process writes all that it holds, also what others hold."""
     known = {id(spec): spec for spec in specs}
     alike = {

@@ -6,7 +6,15 @@ of one process come after them in what it announces, in its own order.
 
 from __future__ import annotations
 
-__all__ = ("Joined", "JoinedTrees", "encoded_own", "joined", "keys_of_node", "numbers_told", "places_of_own")
+__all__ = (
+    "Joined",
+    "JoinedTrees",
+    "announced_numbers",
+    "encoded_own",
+    "joined",
+    "keys_of_node",
+    "places_of_own",
+)
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
@@ -39,7 +47,7 @@ def keys_of_node(info: ParamInfo) -> KeyPath:
     return info.keys[: info.own_from]
 
 
-def numbers_told(plan: SavePlan) -> npt.NDArray[np.int64]:
+def announced_numbers(plan: SavePlan) -> npt.NDArray[np.int64]:
     """Return for each leaf the number under which this process announces it."""
     own = list(places_of_own(plan.infos))
     is_own = np.zeros(len(plan.infos), np.bool_)

@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from penstock.kernel.pipeline.run_context import RunLimits
 
 
-class _Weighs(Protocol):
+class _HasBytes(Protocol):
     @property
     def nbytes(self) -> int: ...
 
 
 L = TypeVar("L", Leaf, ReadLeaf)
-W = TypeVar("W", bound=_Weighs)
+W = TypeVar("W", bound=_HasBytes)
 T = TypeVar("T")
 
 

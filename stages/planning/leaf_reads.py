@@ -23,7 +23,7 @@ from penstock.kernel.protocols.reads import (
     CheckedRead,
     DirectRead,
     DriverRead,
-    Joining,
+    JoinsMemory,
     Read,
     ScatterRead,
     Target,
@@ -252,12 +252,12 @@ TOGETHER: Final = 16 * 2**20
 
 def join_memory(leaves: Sequence[ReadLeaf]) -> None:
     """Have neighbouring leaves of medium size share allocations, if their values keep the memory."""
-    by_class: dict[type, list[Joining]] = {}
+    by_class: dict[type, list[JoinsMemory]] = {}
     for leaf in leaves:
         if leaf.target.staging_bytes:
             continue
         for region in leaf.target.regions:
-            if isinstance(region, Joining) and LEAST <= region.nbytes < OWN_FROM:
+            if isinstance(region, JoinsMemory) and LEAST <= region.nbytes < OWN_FROM:
                 by_class.setdefault(type(region), []).append(region)
 
     for alike in by_class.values():

@@ -562,7 +562,7 @@ def _infos(marks: Sequence[_Mark], n_leaves: int) -> Sequence[ParamInfo] | None:
     following = iter(marks)
     stack: list[tuple[ContainerNode, int]] = []  # each container, and the number of its next child
     inner = next(following, None)
-    opened: _Outer | None = _Outer((), (), "")
+    opened: _ContainerPlace | None = _ContainerPlace((), (), "")
     while inner is not None or stack:
         if inner is not None and opened is not None:
             children = _children(inner)
@@ -584,13 +584,13 @@ def _infos(marks: Sequence[_Mark], n_leaves: int) -> Sequence[ParamInfo] | None:
                 return None
 
             info = node.info(at + count)
-            opened = _Outer(info.keys, info.kinds, info.key_path)
+            opened = _ContainerPlace(info.keys, info.kinds, info.key_path)
             stack.append((node, at + count + 1))
 
     return LeafInfos(runs, n_leaves, distinct=distinct) if n_found == n_leaves else None
 
 
-class _Outer(NamedTuple):
+class _ContainerPlace(NamedTuple):
     """The place of a container."""
 
     keys: KeyPath

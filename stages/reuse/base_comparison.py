@@ -83,7 +83,7 @@ def _stored(
     """Find the unchanged leaves whose stored bytes the new checkpoint can use as they are."""
     rows = {keys: row for row, keys in enumerate(key_columns(checkpoint.leaves)[0])}
     keys, before = keys_of(plan.infos), spec_column(checkpoint.leaves)
-    specs, lies_right = _Uncoded(), _Places(run, leaves)
+    specs, lies_right = _SpecsWithoutCodec(), _Places(run, leaves)
     alike: dict[tuple[int, int], bool] = {}  # by the identity of both specs, which many leaves share
     there: list[tuple[int, int]] = []  # the numbers of leaves, and their rows in the base
     for at in unchanged:
@@ -127,7 +127,7 @@ def _alike(now: LeafSpec, then: LeafSpec) -> bool:
 
 
 @final
-class _Uncoded:
+class _SpecsWithoutCodec:
     """Specs with no codec instead of an undecided one: the stored bytes have none."""
 
     __slots__ = ("_known",)

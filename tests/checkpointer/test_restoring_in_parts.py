@@ -249,7 +249,7 @@ async def test_a_piece_that_several_parts_need_is_read_once(
 
 @pytest.mark.parametrize("at", [0, 17, 63])
 async def test_a_flipped_bit_in_any_part_of_a_shared_piece_is_found(rig: Rig, at: int) -> None:
-    handler = Joining()
+    handler = JoinsMemory()
     rig.registry = copying(handler)
     tree = {"a": jnp.asarray(numbers())}
     await saved(rig.final, tree)
@@ -290,7 +290,7 @@ class Careful(Scripted):
         return self.array.join(part)
 
 
-class Joining(Careful):
+class JoinsMemory(Careful):
     """A handler that says whether it was asked for the value of a leaf that came in parts."""
 
     def __init__(self) -> None:

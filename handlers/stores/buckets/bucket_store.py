@@ -18,7 +18,7 @@ from penstock.handlers.stores.buckets.bucket_options import BucketOptions
 from penstock.handlers.stores.buckets.long_files import BucketScratch, LongFile
 from penstock.handlers.stores.buckets.object_client import ObjectClient
 from penstock.handlers.stores.buckets.object_errors import NO_BUCKET
-from penstock.handlers.stores.buckets.objects import Listed, Objects
+from penstock.handlers.stores.buckets.objects import Listing, Objects
 from penstock.handlers.stores.buckets.snapshots import BucketSnapshot, begin_snapshot, decoded_snapshot
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import BuildToken, Hold, ObjectStore, Placement, RequestFigures
@@ -158,10 +158,10 @@ class BucketStore(ObjectStore):
         key, build = self._located(path)
         return None if build is not None or not key else begin_snapshot(self, self._client, path, key)
 
-    def told_snapshot(self, path: str, told: bytes) -> BucketSnapshot | None:
+    def shared_snapshot(self, path: str, encoded: bytes) -> BucketSnapshot | None:
         """Return what another process of this job knows of what is published at `path`; see `Snapshot`."""
         key, build = self._located(path)
-        return None if build is not None else decoded_snapshot(self, self._client, path, key, told)
+        return None if build is not None else decoded_snapshot(self, self._client, path, key, encoded)
 
     def list_directory(self, path: str) -> Sequence[str]:
         key, listed = self._listed(path)
@@ -393,11 +393,11 @@ class BucketStore(ObjectStore):
 
         return found
 
-    def _listed(self, path: str) -> tuple[str, Listed]:
+    def _listed(self, path: str) -> tuple[str, Listing]:
         key, build = self._located(path)
         listed = self._client.list(key)
         if build is not None and path == build.place and build.mark is not None:
-            listed = Listed(listed.folders, [*listed.files, MARK])
+            listed = Listing(listed.folders, [*listed.files, MARK])
         if key and build is None and not (listed.folders or listed.files):
             if self._client.head(f"{key}/{MARK}") is not None:
                 said = "is there, and this server's list does not show it yet: try again in a minute"
@@ -407,7 +407,7 @@ class BucketStore(ObjectStore):
 
         return key, listed
 
-    def _visible(self, key: str, listed: Listed) -> set[str]:
+    def _visible(self, key: str, listed: Listing) -> set[str]:
         """Return the prefixes that are neither being built nor remains of a dead save."""
         claimed = {name.removesuffix(CLAIM) for name in listed.files if name.endswith(CLAIM)}
         folders = {name for name in listed.folders if CLAIM not in name}

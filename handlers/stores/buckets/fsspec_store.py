@@ -18,8 +18,8 @@ from typing import Any, Final, TypeVar, final
 from penstock.handlers.stores.buckets.bucket_store import FILE_BYTES, BucketStore
 from penstock.handlers.stores.buckets.objects import (
     Created,
-    Listed,
     ListedObject,
+    Listing,
     ObjectContent,
     Stat,
     same_content,
@@ -163,10 +163,10 @@ class FsspecObjects:
                 with suppress(Exception):  # it is not empty, or this file system has no directories
                     self._fs.rmdir(at)
 
-    def list(self, prefix: str) -> Listed:
+    def list(self, prefix: str) -> Listing:
         entries = self._entries(prefix)
         folders = [name for name, is_folder in entries if is_folder]
-        return Listed(folders, [name for name, is_folder in entries if not is_folder])
+        return Listing(folders, [name for name, is_folder in entries if not is_folder])
 
     def walk(self, prefix: str) -> Iterator[str]:
         at = self._at(prefix)
@@ -227,11 +227,11 @@ class FsspecObjects:
 
     def _modified(self, key: str, info: dict[str, Any]) -> datetime:
         """Return when a file was changed last; where that is not known, always the same."""
-        told = info.get("mtime", info.get("LastModified", info.get("created")))
-        if isinstance(told, datetime):
-            return told if told.tzinfo is not None else told.replace(tzinfo=UTC)
+        modified = info.get("mtime", info.get("LastModified", info.get("created")))
+        if isinstance(modified, datetime):
+            return modified if modified.tzinfo is not None else modified.replace(tzinfo=UTC)
 
-        return datetime.fromtimestamp(told if isinstance(told, int | float) else 0, UTC)
+        return datetime.fromtimestamp(modified if isinstance(modified, int | float) else 0, UTC)
 
     def _into(self, operation: str, key: str, write: Callable[[str], object]) -> None:
         """Write a file, and make its directory if that is not there."""

@@ -11,10 +11,10 @@ __all__ = (
     "BucketScratch",
     "Bytes",
     "FileRun",
-    "Gathered",
-    "Kept",
     "LongFile",
+    "ObjectBuffer",
     "Scratch",
+    "StoredRuns",
     "kept",
 )
 
@@ -51,7 +51,7 @@ class FileRun(NamedTuple):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredRuns:
     """The bytes of one stretch of the file that are together in one place."""
 
     source: str | Bytes  #: the key of an object, or bytes that are still here
@@ -63,7 +63,7 @@ class Kept:
 
 
 @final
-class Gathered:
+class ObjectBuffer:
     """Bytes that are collected until they fill an object.
 
     Args:
@@ -113,7 +113,7 @@ class Gathered:
 
 def kept(
     source: str | Bytes, data: Bytes, runs: Sequence[FileRun], stretch: int
-) -> Iterator[tuple[int, Kept]]:
+) -> Iterator[tuple[int, StoredRuns]]:
     """Say which bytes of an object belong to which stretch of the file, with their checksum. Pure.
 
     Args:
@@ -136,7 +136,7 @@ def kept(
         start, end = some[0].at, some[-1].at + some[-1].nbytes
         offsets = np.array([piece.offset for piece in some], np.int64)
         lengths = np.array([piece.nbytes for piece in some], np.int64)
-        yield number, Kept(source, start, end - start, crc32c(data[start:end].data), offsets, lengths)
+        yield number, StoredRuns(source, start, end - start, crc32c(data[start:end].data), offsets, lengths)
         first = at
 
 
@@ -197,8 +197,8 @@ class LongFile:
     def __init__(self, scratch: Scratch, path: str, nbytes: int, object_bytes: int) -> None:
         self._scratch, self._path, self._nbytes, self._object_bytes = scratch, path, nbytes, object_bytes
         self._lock, self._syncing = Lock(), Lock()
-        self._gathered: Gathered | None = None
-        self._kept: dict[int, list[Kept]] = {}  # by stretch, each as long as an object
+        self._gathered: ObjectBuffer | None = None
+        self._kept: dict[int, list[StoredRuns]] = {}  # by stretch, each as long as an object
         self._keys: list[str | None] = []  # None for one that is being put
         self._is_synced = self._is_closed = False
         self.transfers = Transfers()
@@ -249,7 +249,7 @@ class LongFile:
                 gathered = self._gathered
                 if gathered is None:
                     self._check_open()
-                    gathered = self._gathered = Gathered(self._object_bytes)
+                    gathered = self._gathered = ObjectBuffer(self._object_bytes)
 
                 taken = gathered.take(offset + done, source[done:])
                 done += taken
@@ -299,7 +299,7 @@ class LongFile:
 
             yield part.data
 
-    def _read(self, each: Kept) -> Bytes:
+    def _read(self, each: StoredRuns) -> Bytes:
         """Return bytes that were kept. What came back damaged is asked for once more."""
         _end_if_cancelled()
         if not isinstance(each.source, str):

@@ -16,13 +16,13 @@ from penstock.handlers.stores.buckets.connections import Connection
 from penstock.handlers.stores.buckets.object_errors import NO_BUCKET, WITHIN_SUCCESS, translated
 from penstock.handlers.stores.buckets.objects import (
     Created,
-    Listed,
     ListedObject,
+    Listing,
     ObjectContent,
     Stat,
     same_content,
 )
-from penstock.handlers.stores.buckets.retries import Repeated, RetryPolicy, pause_in_thread
+from penstock.handlers.stores.buckets.retries import RetriedRequests, RetryPolicy, pause_in_thread
 from penstock.kernel.errors import MissingExtraError, StorageError, ThrottledError
 from penstock.kernel.protocols.stores import RequestFigures
 
@@ -61,10 +61,12 @@ class ObjectClient:
         "_connect", "_lock", "_made", "_no_tag", "_patient", "_requests", "_tag", "url", "uses_conditions",
     )  # fmt: skip
 
-    def __init__(self, url: str, connect: Callable[[Any], Any], requests: Repeated | None = None) -> None:
+    def __init__(
+        self, url: str, connect: Callable[[Any], Any], requests: RetriedRequests | None = None
+    ) -> None:
         self.url = url
         policy = connect.policy if isinstance(connect, Connection) else RetryPolicy()
-        self._requests = Repeated(policy) if requests is None else requests
+        self._requests = RetriedRequests(policy) if requests is None else requests
         self._patient: Any = None
         self._connect = connect
         # Google compares the generation of an object, and others its tag.
@@ -277,13 +279,13 @@ class ObjectClient:
         except StorageError as error:
             _check_absent(error)
 
-    def list(self, prefix: str) -> Listed:
+    def list(self, prefix: str) -> Listing:
         """Name what is right below a prefix, which may be empty for the whole bucket."""
         obstore, store = self._client()
         found = self._send("list", prefix, lambda: obstore.list_with_delimiter(store, prefix=prefix or None))
         folders = [str(name).rstrip("/").rsplit("/", 1)[-1] for name in found["common_prefixes"]]
         names = [str(each["path"]).rsplit("/", 1)[-1] for each in found["objects"]]
-        return Listed(folders, names, [int(each["size"]) for each in found["objects"]])
+        return Listing(folders, names, [int(each["size"]) for each in found["objects"]])
 
     def walk(self, prefix: str) -> Iterator[str]:
         """Yield the key of every object below a prefix, at any depth."""

@@ -81,7 +81,7 @@ def failure(operation: str, path: str, kind: str, said: str) -> StorageError:
         said: Its words. What follows the first part, a dump of its state, is left out.
     """
     words = " ".join(said.split("Debug source:")[0].split())
-    told = words if len(words) <= _MOST else f"{words[:_MOST]} ..."
+    message = words if len(words) <= _MOST else f"{words[:_MOST]} ..."
     found = _STATUS.search(words)
     status = int(found[1]) if found else 0
     if _has(words, _NO_BUCKET):
@@ -89,23 +89,23 @@ def failure(operation: str, path: str, kind: str, said: str) -> StorageError:
     if kind in _EXISTS:
         return StorageError(operation, path, "is there already", errno.EEXIST)
     if _has(words, _NO_CREDENTIALS) and status in _BUSY:
-        return ThrottledError(operation, path, f"the service of credentials is busy: {told}")
+        return ThrottledError(operation, path, f"the service of credentials is busy: {message}")
     if _has(words, _NO_CREDENTIALS):
-        return AccessDeniedError(operation, path, f"no credentials were found: {told}")
+        return AccessDeniedError(operation, path, f"no credentials were found: {message}")
     if kind in _DENIED or status in (401, 403) or _has(words, _DENIED_CODES):
-        return AccessDeniedError(operation, path, told)
+        return AccessDeniedError(operation, path, message)
     if "Got invalid multipart response" in words:
         return ThrottledError(operation, path, WITHIN_SUCCESS)
     if status in _BUSY or _has(words, _BUSY_CODES):
-        return ThrottledError(operation, path, told)
+        return ThrottledError(operation, path, message)
     if kind in _NUMBERS:
-        return StorageError(operation, path, told, _NUMBERS[kind])
+        return StorageError(operation, path, message, _NUMBERS[kind])
     if not status and _has(said, _CERTIFICATES):
-        return UnreachableError(operation, path, f"{_UNTRUSTED}: {told}")
+        return UnreachableError(operation, path, f"{_UNTRUSTED}: {message}")
     if not status and _has(words.lower(), _NO_ANSWER):
-        return UnreachableError(operation, path, told)
+        return UnreachableError(operation, path, message)
 
-    return StorageError(operation, path, told, errno.EIO)
+    return StorageError(operation, path, message, errno.EIO)
 
 
 def _has(text: str, parts: tuple[str, ...]) -> bool:

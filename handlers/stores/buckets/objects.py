@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Created", "Listed", "ListedObject", "ObjectContent", "Objects", "Stat", "same_content")
+__all__ = ("Created", "ListedObject", "Listing", "ObjectContent", "Objects", "Stat", "same_content")
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class ListedObject(NamedTuple):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Listed:
+class Listing:
     """The names right below a prefix."""
 
     folders: Sequence[str]
@@ -117,7 +117,7 @@ class Objects(Protocol):
         """Delete objects; those that are not there count as deleted."""
         ...
 
-    def list(self, prefix: str) -> Listed:
+    def list(self, prefix: str) -> Listing:
         """Name what is right below a prefix, which may be empty for everything."""
         ...
 

@@ -7,7 +7,7 @@ requests of the process to that bucket slow down.
 
 from __future__ import annotations
 
-__all__ = ("Pace", "Repeated", "RetryPolicy", "pause_in_thread", "seconds_asked_for")
+__all__ = ("Pace", "RetriedRequests", "RetryPolicy", "pause_in_thread", "seconds_asked_for")
 
 import random
 import re
@@ -164,7 +164,7 @@ def end_if_cancelled() -> None:
 
 @final
 @dataclass(eq=False, slots=True)
-class Repeated:
+class RetriedRequests:
     """Sends requests, and sends them again while the server is too busy or cannot be reached. Thread-safe.
 
     Attributes:

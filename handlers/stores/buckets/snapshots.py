@@ -150,7 +150,7 @@ class BucketSnapshot(StoreWrapper, Snapshot):
             self._compared = n_asked
         return self._mark
 
-    def told(self) -> bytes:
+    def encoded(self) -> bytes:
         """Encode the snapshot for other processes of the job."""
         rows = [[each.key[len(self._key) :], each.size, each.tag] for each in self._entries.values()]
         contents = {key[len(self._key) :]: data for key, data in self._contents.items()}
@@ -358,15 +358,15 @@ def begin_snapshot(
 
 
 def decoded_snapshot(
-    store: Store, client: Objects, path: str, key: str, told: bytes
+    store: Store, client: Objects, path: str, key: str, encoded: bytes
 ) -> BucketSnapshot | None:
-    """Make the snapshot that `BucketSnapshot.told` encoded. It may be old: `is_current` says.
+    """Make the snapshot that `BucketSnapshot.encoded` encoded. It may be old: `is_current` says.
 
     Returns:
         None if it cannot be read, as from another version of penstock.
     """
     try:
-        version, rows, contents, mark = msgpack.unpackb(zlib.decompress(told))
+        version, rows, contents, mark = msgpack.unpackb(zlib.decompress(encoded))
         if version != _VERSION:
             return None
 

@@ -2,12 +2,12 @@
 
 Savers overwrite a checkpoint by exchanging it for another one, and readers are never locked out. So a reader
 compares at the end whether the same still is there. Restores do it by this, and so does every tool. Of a
-bucket they read a snapshot: what one request tells of all files (`Views`).
+bucket they read a snapshot: what one request tells of all files (`Snapshots`).
 """
 
 from __future__ import annotations
 
-__all__ = ("MOST_READS", "Reading", "Views", "read_unchanged", "reading", "snapshot_of")
+__all__ = ("MOST_READS", "Reading", "Snapshots", "read_unchanged", "reading", "snapshot_of")
 
 import errno
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -88,7 +88,7 @@ async def reading(
     threads: Threads,
     path: str,
     hold: Callable[[str], Hold] | None = None,
-    views: Views | None = None,
+    views: Snapshots | None = None,
     shared: SharedReads | None = None,
 ) -> AsyncGenerator[Reading]:
     """Hold what is at `path`, and compare at the end of the block whether it is still there.
@@ -99,7 +99,7 @@ async def reading(
         path: A file or a directory.
         hold: How it is held; by default against deletion, where that can be had, and without it elsewhere.
         views: Snapshots to read from, of a store that makes some; by default the store itself is read.
-        shared: As for `Views.of`.
+        shared: As for `Snapshots.of`.
 
     Yields:
         The attempt. What is published is published after `Reading.end`.
@@ -134,7 +134,7 @@ async def read_unchanged(
     path: str,
     read: Callable[[Reading], Awaitable[T]],
     hold: Callable[[str], Hold] | None = None,
-    views: Views | None = None,
+    views: Snapshots | None = None,
     shared: SharedReads | None = None,
 ) -> T:
     """Return the result of `read`, which is called again if what is at `path` was replaced meanwhile.
@@ -163,7 +163,7 @@ async def read_unchanged(
             if source is None or source.has_ended:
                 raise
             if source.replaced is None:
-                if not may_repeat or not _may_be_of_the_way(error):
+                if not may_repeat or not _may_be_a_read_error(error):
                     raise
 
                 may_repeat, shared = False, None
@@ -177,7 +177,7 @@ async def read_unchanged(
     raise ReplacedError(path, MOST_READS)
 
 
-def _may_be_of_the_way(error: PenstockError) -> bool:
+def _may_be_a_read_error(error: PenstockError) -> bool:
     """True if a document may have been damaged on its way here. Data is read again where it is compared."""
     return isinstance(error, CorruptCheckpointError) and error.stage != "read"
 
@@ -197,7 +197,7 @@ class _View:
 
 @final
 @dataclass(slots=True)
-class Views:
+class Snapshots:
     """The snapshots that are in use, of each path one, and the last few that were. In one event loop.
 
     Operations that are part of one another, as the restores of items are of the restore of a step, read from
@@ -290,9 +290,9 @@ async def _shared(store: ObjectStore, threads: Threads, path: str, shared: Share
     if shared is None:
         return await _snapshot(store, threads, path)
 
-    turn, told = await shared.turn(path)
-    if told is not None:
-        found = await threads.run(store.told_snapshot, path, told)
+    turn, announced = await shared.turn(path)
+    if announced is not None:
+        found = await threads.run(store.shared_snapshot, path, announced)
         if found is not None and await threads.run(found.is_current):
             return found
 
@@ -300,7 +300,7 @@ async def _shared(store: ObjectStore, threads: Threads, path: str, shared: Share
     try:
         view = await _snapshot(store, threads, path)
         if turn and isinstance(view, Snapshot):
-            data = await threads.run(view.told)
+            data = await threads.run(view.encoded)
     finally:
         await shared.tell(turn, data)  # also of a failure, so that nobody waits for it
 

@@ -79,7 +79,7 @@ class WriterHold:
         """
         with self._lock:
             if self._hold is not None:
-                if self._hold.lies_at(self._place):
+                if self._hold.is_at(self._place):
                     return
 
                 lost, self._hold = self._hold, None  # its directory is gone, and another one may be held
@@ -90,7 +90,7 @@ class WriterHold:
     def _take(self) -> None:
         for left in reversed(range(_TRIES)):
             try:
-                self._hold = self._taken()
+                self._hold = self._acquired()
             except StorageError as error:
                 if error.errno not in {errno.EBUSY, errno.ENOENT}:
                     raise
@@ -126,7 +126,7 @@ class WriterHold:
         finally:
             hold.release()
 
-    def _taken(self) -> Hold:
+    def _acquired(self) -> Hold:
         if (objects := self._store.objects) is not None:
             return objects.hold_root(self._place)
         if self._store.directories is None:

@@ -28,7 +28,7 @@ from penstock.handlers.formats.orbax.storage_choice import CODED_CHUNK
 from penstock.handlers.layouts.auto_layout import AutoLayout
 from penstock.handlers.leaves.default_handlers import default_handlers
 from penstock.handlers.stores.publishing.paths import path_or_url, scheme_of
-from penstock.handlers.stores.publishing.reading import Reading, Views, read_unchanged, reading
+from penstock.handlers.stores.publishing.reading import Reading, Snapshots, read_unchanged, reading
 from penstock.handlers.stores.publishing.workspace import Workspace
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (
@@ -99,7 +99,7 @@ class Engine:
     """Of what is saved to buckets, by the length of a data file: large arrays are cut to that size. A layout
     that the caller gave is used as it is, and not among them."""
     caches: RunCaches = field(default_factory=RunCaches)
-    views: Views = field(default_factory=Views)
+    views: Snapshots = field(default_factory=Snapshots)
     report_keeper: ReportKeeper = field(default_factory=ReportKeeper)
     replica_turn: Lock = field(default_factory=Lock)  #: has restores that broadcast follow each other
     observers: tuple[Observer, ...] = ()  #: of every save and restore

@@ -102,7 +102,7 @@ def shown_progress(progress: ShowProgress) -> ShownProgress | None:
     if progress is False:
         return None
     if progress is True:
-        if not _somebody_looks():
+        if not _is_visible():
             return None
 
         installed = [name for name in ("tqdm", "rich") if find_spec(name) is not None]
@@ -126,7 +126,7 @@ def _bar(library: str, title: str) -> ProgressBar:
     return _TqdmBar(title) if library == "tqdm" else _RichBar(title)
 
 
-def _somebody_looks() -> bool:
+def _is_visible() -> bool:
     """True if stderr is a terminal, or shown by a notebook."""
     ipython = sys.modules.get("IPython")
     in_shell = ipython is not None and ipython.get_ipython() is not None

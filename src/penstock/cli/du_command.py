@@ -97,7 +97,7 @@ def _table(layers: Sequence[tuple[ItemFacts, Layer]], on_medium: int | None, dep
             plain.append((*figures, item.name, layer.key_path))
 
     if on_medium is not None:
-        beside = _beside(layers, on_medium)
+        beside = _other_bytes(layers, on_medium)
         rows.append(("(other files)", format_bytes(beside), "", ""))
         rows.append(("(on the medium)", format_bytes(on_medium), "", ""))
         plain.append((str(beside), "", "", "", "(other files)"))
@@ -105,7 +105,7 @@ def _table(layers: Sequence[tuple[ItemFacts, Layer]], on_medium: int | None, dep
     return Table(("", "stored", "bytes", "leaves"), rows, n_left=1, plain=plain)
 
 
-def _beside(layers: Sequence[tuple[ItemFacts, Layer]], on_medium: int) -> int:
+def _other_bytes(layers: Sequence[tuple[ItemFacts, Layer]], on_medium: int) -> int:
     return max(0, on_medium - sum(root.stored_nbytes for _, root in layers))
 
 
@@ -115,7 +115,7 @@ def _document(
     return {
         "path": path,
         "on_medium_bytes": on_medium,
-        "other_bytes": None if on_medium is None else _beside(layers, on_medium),
+        "other_bytes": None if on_medium is None else _other_bytes(layers, on_medium),
         "layers": [entry for item, root in layers for entry in _entries(item, root, depth)],
     }
 

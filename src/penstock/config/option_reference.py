@@ -230,7 +230,7 @@ def _fields(classes: dict[str, ast.ClassDef], name: str, lines: list[str]) -> di
             continue
 
         field = statement.target.id
-        about = described.get(field) or _behind(node.body, at, lines)
+        about = described.get(field) or _text_after(node.body, at, lines)
         if not about and field in found:
             about = found[field].about
 
@@ -255,7 +255,7 @@ def _default(value: ast.expr | None) -> tuple[ast.expr | None, bool]:
     return given.get("default", given.get("default_factory")), positive
 
 
-def _behind(body: list[ast.stmt], at: int, lines: list[str]) -> str:
+def _text_after(body: list[ast.stmt], at: int, lines: list[str]) -> str:
     """Return the text after the statement at this place: a literal, or a comment."""
     following = body[at + 1] if at + 1 < len(body) else None
     if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):

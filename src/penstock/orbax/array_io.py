@@ -209,7 +209,7 @@ async def begin_writing(
     return call
 
 
-def _alone() -> Checkpointer:
+def _own_checkpointer() -> Checkpointer:
     """Return an engine for a directory of the caller, in which other programs may work, too."""
     layout = built_in.OrbaxLayout(directory=TreeDirectory())
     return Checkpointer(layout=layout, coordinator=kernel.SingleProcessCoordinator())
@@ -223,7 +223,7 @@ async def _write(
     writer = _WriteBySpecs([(array.info, array.spec) for array in arrays])
     arrays.clear()
     try:
-        async with _alone() as checkpointer:
+        async with _own_checkpointer() as checkpointer:
             save = await checkpointer.save(path, leaves, pipeline=_save_of(writer))
             leaves.clear()
             staged.set_result(save)
@@ -537,7 +537,7 @@ async def read_arrays(arrays: Sequence[ArrayToRead]) -> list[Any]:
     resized = any(
         tuple(one.like.shape) != tuple(one.store.shape) for one in arrays if one.like is not np.ndarray
     )
-    async with _alone() as checkpointer:
+    async with _own_checkpointer() as checkpointer:
         values = await checkpointer.restore(
             path,
             like=[one.like for one in arrays],

@@ -108,7 +108,7 @@ SameFile: TypeAlias = Callable[[], bool]
 
 
 @final
-class _Together:
+class _JointStep:
     """A directory that several processes save, and the call to make when it has its own path."""
 
     def __init__(self, built: str, path: str, tell: Callable[[str, SameFile], object]) -> None:
@@ -151,7 +151,7 @@ class StepLinks:
         self._step = step
         self._base = base
         self._saved: list[tuple[str, str, Callable[[str, str], object]]] = []
-        self._together: list[_Together] = []
+        self._together: list[_JointStep] = []
 
     @contextmanager
     def in_force(self) -> Generator[None]:
@@ -196,7 +196,7 @@ class StepLinks:
         """
         item = self._item_in(place, directory)
         if item is not None:
-            self._together.append(_Together(directory, os.path.join(self._step, item), tell))
+            self._together.append(_JointStep(directory, os.path.join(self._step, item), tell))
 
     def written(self) -> None:
         """Keep the values of this joint save, which is about to get its final path."""

@@ -404,7 +404,7 @@ class NamedShardingMetadata(ShardingMetadata):
         if not isinstance(other, NamedShardingMetadata):
             return False
 
-        return np.array_equal(self.shape, other.shape) and _rest(self) == _rest(other)
+        return np.array_equal(self.shape, other.shape) and _comparable(self) == _comparable(other)
 
 
 @dataclass(eq=False)
@@ -489,7 +489,7 @@ def _mapped(function: Any, nested: Any) -> Any:
     return function(nested)
 
 
-def _rest(of: NamedShardingMetadata) -> tuple[object, ...]:
+def _comparable(of: NamedShardingMetadata) -> tuple[object, ...]:
     return of.axis_names, of.axis_types, _parts(of), of.device_mesh
 
 

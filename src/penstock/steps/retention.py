@@ -86,11 +86,11 @@ class Retention:
         """
         announcements, name = self._announcements, f"delete after {saved}"
         if announcements is None:
-            going = await self._doomed(saved, is_overtaken)
+            going = await self._deletable(saved, is_overtaken)
         elif self._is_primary:
             going = []
             try:
-                going = await self._doomed(saved, is_overtaken)
+                going = await self._deletable(saved, is_overtaken)
             finally:
                 await announcements.tell(name, json.dumps(going))
         else:
@@ -98,7 +98,7 @@ class Retention:
 
         self.deleter.ask(self._catalogue.remove(going))
 
-    async def _doomed(self, saved: int, is_overtaken: bool) -> list[int]:
+    async def _deletable(self, saved: int, is_overtaken: bool) -> list[int]:
         steps = self._catalogue.snapshot()
         stay: set[int] = set() if is_overtaken else {saved}
         doomed = await self._threads.run(self._decide, steps, stay)

@@ -91,7 +91,7 @@ class StepSaves:
         self.reading = self._steps.reading  #: threads for what only reads
         self.catalogue, self.retention = self._steps.catalogue, self._steps.retention
         self.load = self._steps.load
-        self.decisions = SaveDecisions(save_when, self._there, self._steps.job)  #: which steps are saved
+        self.decisions = SaveDecisions(save_when, self._known_steps, self._steps.job)  #: which to save
         self._ranked = RankedMetrics(options.keep, self._infos_with_metrics, self._events)
 
     @property
@@ -351,7 +351,7 @@ class StepSaves:
             finally:
                 del failure  # the traceback refers to this frame
 
-    def _there(self) -> tuple[Sequence[int], bool]:
+    def _known_steps(self) -> tuple[Sequence[int], bool]:
         steps = self._durable()
         return (sorted({*steps, *self._pending}) if self._pending else steps), bool(self._pending)
 

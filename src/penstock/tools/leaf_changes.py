@@ -92,10 +92,10 @@ class LeafChanges:
 
 def _check(path: str, differences: Sequence[TreeDifference]) -> None:
     if differences:
-        raise SpecError(f"{path}: {'; '.join(map(_said, differences))}")
+        raise SpecError(f"{path}: {'; '.join(map(_text_of, differences))}")
 
 
-def _said(difference: TreeDifference) -> str:
+def _text_of(difference: TreeDifference) -> str:
     if difference.kind != "rule":
         return f"{difference.key_path}: cannot be cast from {difference.on_disk} to {difference.in_like}"
 

@@ -189,7 +189,7 @@ def patch_documents(
     for problem in problems:
         name = os.path.relpath(problem.path, directory)
         expected = documents.recorded.documents.get(name)
-        found = None if expected is None else _elsewhere(store, path, problem.path, others, expected)
+        found = None if expected is None else _intact_copy(store, path, problem.path, others, expected)
         if found is not None:
             patched.replace(problem.path, found[1])
             text = f"{name}: {problem.problem}"
@@ -201,7 +201,7 @@ def patch_documents(
             lost.append(RepairedLeaf("gone", "", place, f"{name}: {problem.problem}"))
 
 
-def _elsewhere(
+def _intact_copy(
     store: Store, path: str, file: str, others: Sequence[str], expected: Digest
 ) -> tuple[str, bytes] | None:
     """Return the same document of another checkpoint, and that one's path."""

@@ -137,7 +137,7 @@ class Rewriting:
             await source.end()
             return committed
 
-        pipeline = _unhurried(save_pipeline()).insert_before("finalize", unchanged, called="unchanged")
+        pipeline = _short_queues(save_pipeline()).insert_before("finalize", unchanged, called="unchanged")
         custom = {**(items.custom_metadata or {}), **(custom_metadata or {})} or None
         async with Checkpointer(
             registry=_handlers(),
@@ -154,7 +154,7 @@ class Rewriting:
             return await save
 
 
-def _unhurried(pipeline: Pipeline[SaveRun]) -> Pipeline[SaveRun]:
+def _short_queues(pipeline: Pipeline[SaveRun]) -> Pipeline[SaveRun]:
     """Read little ahead of the writing: nothing waits for a conversion to be staged."""
     return Pipeline(tuple(replace(slot, queue=1) if slot.queue else slot for slot in pipeline))
 

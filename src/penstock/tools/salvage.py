@@ -34,7 +34,7 @@ from penstock.stages.planning.restore_planner import check_expansion
 from penstock.tools.damaged_trees import DamagedTree, open_tree_at, problem_of, split_place
 from penstock.tools.patched_store import PatchedStore, patch_documents
 from penstock.tools.repair_report import Outcome, RepairedLeaf
-from penstock.tools.stored_items import GONE, ItemsReader, StoredItems, stored_value
+from penstock.tools.stored_items import LEFT_OUT, ItemsReader, StoredItems, stored_value
 from penstock.verification.checkpoint_survey import recorded_directories
 
 
@@ -270,7 +270,7 @@ class Salvage:
 
     def _gone(self, place: str, key_path: str, problem: str) -> object:
         self.leaves.append(RepairedLeaf("gone", key_path, place, problem))
-        return GONE
+        return LEFT_OUT
 
     def _other(self, path: str, place: str) -> OrbaxCheckpoint | None:
         """Open the same item of another checkpoint; None if that cannot be done."""

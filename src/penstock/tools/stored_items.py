@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("GONE", "ItemsReader", "StoredItems", "stored_value", "tree_of")
+__all__ = ("LEFT_OUT", "ItemsReader", "StoredItems", "stored_value", "tree_of")
 
 import os
 from collections.abc import Callable, Mapping
@@ -54,16 +54,16 @@ _KINDS: Final = {
 }
 
 
-class _Gone(Enum):
-    GONE = auto()
+class _LeftOut(Enum):
+    LEFT_OUT = auto()
 
 
-GONE: Final = _Gone.GONE
+LEFT_OUT: Final = _LeftOut.LEFT_OUT
 """Stands for a leaf, or for an item, that is left out."""
 
 TakeLeaf: TypeAlias = Callable[[str, StoredCheckpoint, StoredLeaf], object]
 """From the place of an item in the checkpoint, the opened item and a leaf of it, to what is saved in place of
-the leaf, or `GONE`. The first is empty if the checkpoint is one tree."""
+the leaf, or `LEFT_OUT`. The first is empty if the checkpoint is one tree."""
 
 
 @final
@@ -231,14 +231,14 @@ class ItemsReader:
 def tree_of(
     item: str, opened: StoredCheckpoint, take: TakeLeaf, changes: LeafChanges | None = None
 ) -> object:
-    """Return the tree of an opened item, without the leaves that are `GONE`."""
+    """Return the tree of an opened item, without the leaves that are `LEFT_OUT`."""
     if changes is None:
         taken = [(leaf.info, take(item, opened, leaf)) for leaf in opened.leaves]
     else:
         named = changes.named(opened.path, opened.leaves)
         taken = [(info, changes.cast(opened.path, info, take(item, opened, leaf))) for info, leaf in named]
 
-    kept = [(info, value) for info, value in taken if value is not GONE]
+    kept = [(info, value) for info, value in taken if value is not LEFT_OUT]
     return nest([info for info, _ in kept], [value for _, value in kept])
 
 

@@ -22,7 +22,7 @@ from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
 from penstock.tools.repair_report import Outcome, RepairedLeaf
-from penstock.tools.stored_items import GONE, StoredItems, stored_value, tree_of
+from penstock.tools.stored_items import LEFT_OUT, StoredItems, stored_value, tree_of
 
 _Other: TypeAlias = "tuple[SafetensorsCheckpoint | None, Mapping[str, StoredLeaf]]"
 """Another checkpoint, and its leaves by name."""
@@ -97,7 +97,7 @@ class TensorSalvage:
                 return stored_value(files, other, there)
 
         self.leaves.append(RepairedLeaf("gone", key_path, problem=problem))
-        return GONE
+        return LEFT_OUT
 
     def _is_unchecked(self, leaf: StoredLeaf) -> bool:
         tensor = leaf.detail

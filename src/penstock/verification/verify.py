@@ -25,7 +25,7 @@ from penstock.handlers.formats.verification import (
     finding_of,
 )
 from penstock.handlers.layouts.discovery import find_checkpoints
-from penstock.handlers.stores.publishing.reading import Reading, Views, read_unchanged
+from penstock.handlers.stores.publishing.reading import Reading, Snapshots, read_unchanged
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.memory.regulator import MemoryRegulator
@@ -114,7 +114,7 @@ class Verification:
     store: Store
     threads: Threads
     memory: MemoryRegulator
-    views: Views = field(default_factory=Views)
+    views: Snapshots = field(default_factory=Snapshots)
 
     async def verify(self, path: str, item: str | None = None) -> VerifyReport:
         """Compare everything at and below `path`, or one item of the checkpoint there.

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.kernel.memory.buffers import MAPPED_FROM, anonymous_memory, in_memory_of_its_own
+from penstock.kernel.memory.buffers import MAPPED_FROM, anonymous_memory, in_separate_memory
 
 MIB = 2**20
 
@@ -43,13 +43,13 @@ def test_a_buffer_goes_back_to_the_system_with_its_last_view() -> None:
 
 def test_bytes_are_moved_once_if_they_are_many() -> None:
     small, large = memoryview(b"x" * (MAPPED_FROM - 1)), memoryview(b"y" * MAPPED_FROM)
-    assert in_memory_of_its_own(small) is small
-    moved = in_memory_of_its_own(large)
+    assert in_separate_memory(small) is small
+    moved = in_separate_memory(large)
     assert moved is not large
     assert moved == large
-    assert in_memory_of_its_own(moved[5:]) == moved[5:]
+    assert in_separate_memory(moved[5:]) == moved[5:]
     view = np.frombuffer(moved, np.uint32)[1:].view(np.uint8).data
-    assert in_memory_of_its_own(view) is view
+    assert in_separate_memory(view) is view
 
 
 def test_a_buffer_larger_than_memory_is_a_memory_error() -> None:

@@ -15,7 +15,7 @@ from penstock.kernel import LeafSpec, ParamInfo, SavePlan, Written, WrittenBatch
 from penstock.kernel.memory import BoundedCache
 from penstock.kernel.messages import LeafChange
 from penstock.kernel.protocols import WrittenTable
-from penstock.stages.joint.own_leaves import JoinedTrees, encoded_own, joined, numbers_told
+from penstock.stages.joint.own_leaves import JoinedTrees, announced_numbers, encoded_own, joined
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, reading_part, written_by
 from penstock.stages.pytree import StructureCache
 
@@ -44,12 +44,12 @@ SPECS = (
 
 def test_leaves_of_one_process_stand_behind_those_of_all() -> None:
     primary, other = plan_of(0, SPECS[:1]), plan_of(1, SPECS)
-    assert numbers_told(other).tolist() == [0, 2, 3, 4, 1]
+    assert announced_numbers(other).tolist() == [0, 2, 3, 4, 1]
 
     row = Written(4, (0,), 0, "ocdbt.process_1/d/a", 0, 16, 1)
     own = Written(1, (0, 0), 0, "ocdbt.process_1/d/a", 16, 12, 2)
     batch = WrittenBatch((), WrittenTable.of((row, own), other.specs))
-    told = encoded_part([batch], numbers_told(other), encoded_own(other, other.specs))
+    told = encoded_part([batch], announced_numbers(other), encoded_own(other, other.specs))
     part = decoded_part(told)
     found = joined(primary, primary.specs, {1: part.own}, default_handlers(entry_points=False))
 

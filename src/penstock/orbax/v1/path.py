@@ -61,7 +61,7 @@ class PendingPath(PathAwaitingCreation):
         self._made = False
 
     def __truediv__(self, other: PathLike) -> PathAwaitingCreation:
-        return _Below(self, self._path / os.fspath(other))
+        return _PendingSubpath(self, self._path / os.fspath(other))
 
     @property
     def path(self) -> Path:
@@ -79,7 +79,7 @@ class PendingPath(PathAwaitingCreation):
 
 
 @final
-class _Below(PathAwaitingCreation):
+class _PendingSubpath(PathAwaitingCreation):
     """A path below the directory. That of an item exists once the directory does; others are not created."""
 
     def __init__(self, root: PendingPath, path: Path) -> None:
@@ -87,7 +87,7 @@ class _Below(PathAwaitingCreation):
         self._path = path
 
     def __truediv__(self, other: PathLike) -> PathAwaitingCreation:
-        return _Below(self._root, self._path / os.fspath(other))
+        return _PendingSubpath(self._root, self._path / os.fspath(other))
 
     @property
     def path(self) -> Path:

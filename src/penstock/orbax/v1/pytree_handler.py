@@ -143,7 +143,7 @@ class PyTreeHandler:
         """
         check_types(abstract_checkpointable, self._leaves.is_abstract_handleable, "abstract leaf")
         loading = partial(self._load, str(directory), abstract_checkpointable)
-        return _Later(partial(begin, "load", loading))
+        return _LazyAwaitable(partial(begin, "load", loading))
 
     async def metadata(self, directory: Path) -> PyTree:
         """Return the saved tree with a description in the place of each leaf."""
@@ -261,7 +261,7 @@ class PyTreeHandler:
 
 
 @final
-class _Later:
+class _LazyAwaitable:
     """An awaitable that begins only when it is awaited."""
 
     def __init__(self, start: Any) -> None:

@@ -359,7 +359,7 @@ class ItemsSave:
 
     async def _save_jointly(self, operation: Operation[None]) -> None:
         """Save together with the other processes: each has its handlers fill one place, and one publishes."""
-        asked = self._asked()
+        asked = self._described()
 
         def complete(build: JointBuild) -> None:
             self._complete(SharedDirectory(self._store, build.place))
@@ -371,7 +371,7 @@ class ItemsSave:
             with joint_place(build):
                 await build.written_by(partial(self._fill_together, operation, build.place))
 
-    def _asked(self) -> list[str]:
+    def _described(self) -> list[str]:
         """Return what must be the same in all processes."""
         items = [
             f"item {name}\t{typestr(handler.__class__)}"

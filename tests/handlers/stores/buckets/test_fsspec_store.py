@@ -14,7 +14,7 @@ from penstock.errors import AccessDeniedError, SpecError, StorageError, Unreacha
 from penstock.handlers import fsspec_store
 from penstock.handlers.stores.buckets.bucket_builds import MARK
 from penstock.handlers.stores.buckets.fsspec_store import FsspecObjects
-from penstock.handlers.stores.buckets.objects import Listed
+from penstock.handlers.stores.buckets.objects import Listing
 from penstock.kernel import Store
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.testing import LongFileConformance, SharingConformance, StoreConformance
@@ -118,7 +118,7 @@ def test_a_file_is_created_once_and_swapped_if_it_has_not_changed() -> None:
     assert objects.swap("key", b"three", found.tag) is None, "it has changed"
     assert bytes(objects.read_range("key", 1, 10)) == b"wo"
     assert list(objects.walk("")) == ["key"]
-    assert objects.list("key") == Listed([], []), "nothing is below it"
+    assert objects.list("key") == Listing([], []), "nothing is below it"
     assert objects.head("absent") is None
     assert not objects.has_below("absent")
 

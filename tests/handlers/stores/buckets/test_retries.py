@@ -17,7 +17,7 @@ from penstock.handlers.stores.buckets.connections import connect
 from penstock.handlers.stores.buckets.object_client import ObjectClient
 from penstock.handlers.stores.buckets.retries import (
     Pace,
-    Repeated,
+    RetriedRequests,
     RetryPolicy,
     pause_in_thread,
     seconds_asked_for,
@@ -39,8 +39,8 @@ class Clock:
         self.waits.append(seconds)
         self.now_s += seconds
 
-    def requests(self, policy: RetryPolicy | None = None, chance: float = 1.0) -> Repeated:
-        return Repeated(policy or RetryPolicy(), lambda: self.now_s, self.wait, lambda: chance)
+    def requests(self, policy: RetryPolicy | None = None, chance: float = 1.0) -> RetriedRequests:
+        return RetriedRequests(policy or RetryPolicy(), lambda: self.now_s, self.wait, lambda: chance)
 
 
 @dataclass

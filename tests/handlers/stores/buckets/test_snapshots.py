@@ -119,7 +119,7 @@ def test_the_mark_is_read_again_only_if_anything_was_read_after_it(bucket: Bucke
 def test_a_snapshot_is_sent_to_another_process_whole(bucket: Bucket) -> None:
     first = settled(bucket.store())
     store, asked = counting(bucket)
-    found = store.told_snapshot(PATH, first.told())
+    found = store.shared_snapshot(PATH, first.encoded())
     assert found is not None
     assert found.is_current()
     assert found.list_directory(PATH) == first.list_directory(PATH)
@@ -128,14 +128,14 @@ def test_a_snapshot_is_sent_to_another_process_whole(bucket: Bucket) -> None:
     assert len(asked.calls) == 1
 
     fill(bucket, b"other")
-    later = store.told_snapshot(PATH, first.told())
+    later = store.shared_snapshot(PATH, first.encoded())
     assert later is not None
     assert not later.is_current()
 
 
-@pytest.mark.parametrize("told", [b"", b"nonsense"])
-def test_what_cannot_be_read_is_not_believed(bucket: Bucket, told: bytes) -> None:
-    assert bucket.store().told_snapshot(PATH, told) is None
+@pytest.mark.parametrize("encoded", [b"", b"nonsense"])
+def test_what_cannot_be_read_is_not_believed(bucket: Bucket, encoded: bytes) -> None:
+    assert bucket.store().shared_snapshot(PATH, encoded) is None
 
 
 def test_an_object_that_is_not_listed_is_asked_for(bucket: Bucket) -> None:
