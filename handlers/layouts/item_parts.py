@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, cast, final
 
 import jax
@@ -187,8 +188,8 @@ def _check_name(name: object) -> None:
         raise SpecError(f"an item cannot be called {name!r}: the name is reserved")
 
 
-def message_target(like: Any, path: str) -> tuple[Any, Callable[[Any], Any]]:
-    """Return the target to restore to, and a function from the restored value to the result.
+def message_target(like: Any, path: str) -> tuple[Any, Callable[[Any], Any] | None]:
+    """Return the target to restore to, and what makes a message of the restored text; None if none is meant.
 
     Args:
         like: A target. A message, or a class of messages, stands for a message of that class. Any other
@@ -198,16 +199,12 @@ def message_target(like: Any, path: str) -> tuple[Any, Callable[[Any], Any]]:
     protobuf = sys.modules.get("google.protobuf.message")  # a caller that has a message has imported protobuf
     cls: type = like if isinstance(like, type) else type(like)
     if protobuf is None or not issubclass(cls, protobuf.Message):
-        return like, _same
+        return like, None
 
-    return str, lambda text: _parse(text, cls, path)
-
-
-def _same(value: Any) -> Any:
-    return value
+    return str, partial(_parse, cls, path)
 
 
-def _parse(text: str, cls: type, path: str) -> Any:
+def _parse(cls: type, path: str, text: str) -> Any:
     from google.protobuf import text_format
 
     try:

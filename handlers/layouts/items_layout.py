@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
 
@@ -54,6 +54,8 @@ class CompositeLayout:
         parts: The items.
     """
 
+    places: Final = None  #: files just grow
+
     __slots__ = ("_base", "_form", "_parts", "arrays", "only_folder")
 
     def __init__(self, base: Layout, parts: Parts) -> None:
@@ -84,11 +86,6 @@ class CompositeLayout:
             return None
 
         return cls(base, replace(parts, tree_parts=[replace(part, keys=())]))
-
-    @property
-    def places(self) -> None:
-        """None: files just grow."""
-        return
 
     @property
     def folders(self) -> CompositeLayout:
@@ -179,7 +176,11 @@ class CompositeLayout:
         digests: Mapping[str, bytes] | None = None,
         beside: Sequence[Document] = (),
     ) -> Iterable[Document]:
-        """Make the documents of every item, then those of the checkpoint."""
+        """Make the documents of every item, then those of the checkpoint.
+
+        Raises:
+            SpecError: If `custom_metadata` is not JSON.
+        """
         committed_ns = time.time_ns()
         by_folder = self.by_folder(digests or {})
 
@@ -197,13 +198,13 @@ class CompositeLayout:
 
                 yield from _below(part.directory, made)
 
-        return self._with_checkpoint(
-            of_trees(),
+        about = encode_checkpoint_metadata(
             started_ns=started_ns,
             committed_ns=committed_ns,
             custom_metadata=custom_metadata,
-            beside=beside,
+            item_handlers=self._parts.handlers,
         )
+        return self._with_about(of_trees(), Document(CHECKPOINT_METADATA, about), beside)
 
     def _part(self, leaf: Leaf) -> TreePart:
         keys = leaf.info.keys
@@ -222,33 +223,13 @@ class CompositeLayout:
         for part in self._parts.tree_parts:
             yield part, found[part.directory]
 
-    def _with_checkpoint(
-        self,
-        trees: Iterable[Document],
-        *,
-        started_ns: int,
-        committed_ns: int,
-        custom_metadata: Mapping[str, Any] | None,
-        beside: Sequence[Document],
+    def _with_about(
+        self, trees: Iterable[Document], about: Document, beside: Sequence[Document]
     ) -> Iterator[Document]:
         """Append the documents of the other items and of the checkpoint to those of the trees.
 
         The checkpoint has its own record, of all documents but those that a tree's own record has.
-
-        Raises:
-            SpecError: If `custom_metadata` is not JSON.
         """
-        about = encode_checkpoint_metadata(
-            started_ns=started_ns,
-            committed_ns=committed_ns,
-            custom_metadata=custom_metadata,
-            item_handlers=self._parts.handlers,
-        )
-        return self._with_about(trees, Document(CHECKPOINT_METADATA, about), beside)
-
-    def _with_about(
-        self, trees: Iterable[Document], about: Document, beside: Sequence[Document]
-    ) -> Iterator[Document]:
         records: list[Document] = []
         for document in trees:
             yield document

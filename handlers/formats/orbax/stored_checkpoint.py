@@ -13,7 +13,6 @@ __all__ = (
     "StoredArray",
     "chunk_boxes",
     "codec_of",
-    "whole_chunks",
     "whole_parts",
 )
 
@@ -124,15 +123,30 @@ class OrbaxCheckpoint:
 
     def codec(self, number: int) -> str | None:
         """Describe the codecs of a leaf's chunks; see `StorageDetails`."""
-        return leaf_codec(self.leaves, number)
+        array = _array(self.leaves, number)
+        return codec_of(array.format) if isinstance(array, StoredArray) else None
 
     def stored_nbytes(self, number: int) -> int:
         """Count the stored bytes of a leaf's chunks; see `StorageDetails`."""
-        return leaf_nbytes(self.leaves, self.index, number)
+        array = _array(self.leaves, number)
+        if isinstance(array, PackedArray):
+            return array.nbytes
+        if array is None:
+            return 0
+
+        grid, rows = array.format.grid_shape, self.index.rows
+        if math.prod(grid) > len(self.index):  # a grid may be as large as its document says
+            found = [row for _, row in stored_rows(self.index, array, tuple([(0, n) for n in grid]))]
+        else:
+            keys = [array.prefix + array.format.chunk_key(at) for at in itertools.product(*map(range, grid))]
+            found = [rows[key] for key in map(str.encode, keys) if key in rows]
+
+        return sum([max(0, nbytes) for nbytes in self.index.lengths[found].tolist()])
 
     def zarr_metadata(self, number: int) -> Mapping[str, Any] | None:
         """Return the document of a leaf's array; see `ZarrDetails`."""
-        return leaf_zarr_metadata(self.leaves, number)
+        array = _array(self.leaves, number)
+        return array.format.metadata if isinstance(array, StoredArray) else None
 
     def stored_bytes(self, store: Store) -> int:
         """Count the bytes of all files with array bytes; see `StoredSize`."""
@@ -185,8 +199,38 @@ class OrbaxCheckpoint:
         return with_checksums(reads, self._recorded, piece_bytes)
 
     def whole_chunks(self, numbers: Sequence[int]) -> WholeChunks:
-        """Say where leaves are that are one raw chunk each; see `PackedCheckpoint.whole_chunks`."""
-        return whole_chunks(self.leaves, self.index, self.checksums, self.directory, numbers)
+        """Look up chunks and the checksums of their bytes; see `PackedCheckpoint.whole_chunks`.
+
+        A leaf is left out (the caller handles it separately) unless all of its chunks have the right length
+        and follow each other in one data file, in C order of its grid; and also if a chunk was written in
+        several pieces, each with its own checksum.
+        """
+        chosen = np.asarray(numbers, np.int64)
+        rows, counts = self.leaves.table.chunk_rows.of(chosen)
+        stored = np.flatnonzero(counts)  # others have nothing in the columns of chunks
+        ids, offsets, crc32cs = (np.full(len(chosen), default, np.int64) for default in (-1, 0, -1))
+        files = [os.path.join(self.directory, file) for file in self.index.files]
+        if len(stored):
+            counts = counts[stored]
+            of_leaves = np.cumsum(counts) - counts  # the first chunk of each
+            sizes = np.repeat(_chunk_nbytes(self.leaves, chosen[stored]), counts)
+            found, firsts = _follow_each_other(self.index, rows, sizes, counts), rows[of_leaves]
+            there = np.where(found, self.index.ids[firsts], -1)
+            sums = np.full(len(stored), -1, np.int64)
+            for number, file in enumerate(self.index.files):
+                if file in self.checksums:
+                    mine, chunks = (
+                        np.flatnonzero(there == number),
+                        np.flatnonzero(np.repeat(there == number, counts)),
+                    )
+                    known = self.checksums[file].exactly(self.index.offsets[rows[chunks]], sizes[chunks])
+                    is_one_each = len(mine) == len(chunks)
+                    sums[mine] = known if is_one_each else _joined(known, sizes[chunks], counts[mine])
+                    there[mine[sums[mine] < 0]] = -1
+
+            ids[stored], offsets[stored], crc32cs[stored] = there, self.index.offsets[firsts], sums
+
+        return WholeChunks(files, ids.tolist(), offsets.tolist(), crc32cs.tolist())
 
     def _plain_reads(
         self, leaf: int, stored: StoredLeaf, array: StoredArray, region: Destination, piece_bytes: int
@@ -513,36 +557,6 @@ def codec_of(form: ArrayFormat) -> str | None:
     return "+".join(_chain(metadata.get("codecs"))) or None
 
 
-def leaf_codec(leaves: StoredLeaves, number: int) -> str | None:
-    """Describe the codecs of one leaf's chunks."""
-    array = _array(leaves, number)
-    return codec_of(array.format) if isinstance(array, StoredArray) else None
-
-
-def leaf_zarr_metadata(leaves: StoredLeaves, number: int) -> Mapping[str, Any] | None:
-    """Return the document of one leaf's array, as stored; None if it is no zarr array."""
-    array = _array(leaves, number)
-    return array.format.metadata if isinstance(array, StoredArray) else None
-
-
-def leaf_nbytes(leaves: StoredLeaves, index: Index, number: int) -> int:
-    """Count the stored bytes of one leaf's chunks."""
-    array = _array(leaves, number)
-    if isinstance(array, PackedArray):
-        return array.nbytes
-    if array is None:
-        return 0
-
-    grid, rows = array.format.grid_shape, index.rows
-    if math.prod(grid) > len(index):  # a grid may be as large as its document says
-        found = [row for _, row in stored_rows(index, array, tuple([(0, n) for n in grid]))]
-    else:
-        keys = [array.prefix + array.format.chunk_key(at) for at in itertools.product(*map(range, grid))]
-        found = [rows[key] for key in map(str.encode, keys) if key in rows]
-
-    return sum([max(0, nbytes) for nbytes in index.lengths[found].tolist()])
-
-
 def _array(leaves: StoredLeaves, number: int) -> StoredArray | PackedArray | None:
     form = leaves.table.formats[number]
     if form is not None:
@@ -573,54 +587,6 @@ def _dicts(values: object) -> list[dict[str, Any]]:
 
 
 _Column = npt.NDArray[np.int64]
-
-
-def whole_chunks(
-    leaves: StoredLeaves,
-    index: Index,
-    recorded: Mapping[str, Checksums],
-    directory: str,
-    numbers: Sequence[int],
-) -> WholeChunks:
-    """Look the chunks up, and the checksums of their bytes.
-
-    A leaf is left out (the caller handles it separately) unless all of its chunks have the right length and
-    follow each other in one data file, in C order of its grid; and also if a chunk was written in several
-    pieces, each with its own checksum.
-
-    Args:
-        leaves: Of the checkpoint.
-        index: Where their chunks are.
-        recorded: Checksums by data file.
-        directory: What the data files are relative to.
-        numbers: Which of `leaves`.
-    """
-    chosen = np.asarray(numbers, np.int64)
-    rows, counts = leaves.table.chunk_rows.of(chosen)
-    stored = np.flatnonzero(counts)  # others have nothing in the columns of chunks
-    ids, offsets, crc32cs = (np.full(len(chosen), default, np.int64) for default in (-1, 0, -1))
-    files = [os.path.join(directory, file) for file in index.files]
-    if len(stored):
-        counts = counts[stored]
-        of_leaves = np.cumsum(counts) - counts  # the first chunk of each
-        sizes = np.repeat(_chunk_nbytes(leaves, chosen[stored]), counts)
-        found, firsts = _follow_each_other(index, rows, sizes, counts), rows[of_leaves]
-        there = np.where(found, index.ids[firsts], -1)
-        sums = np.full(len(stored), -1, np.int64)
-        for number, file in enumerate(index.files):
-            if file in recorded:
-                mine, chunks = (
-                    np.flatnonzero(there == number),
-                    np.flatnonzero(np.repeat(there == number, counts)),
-                )
-                known = recorded[file].exactly(index.offsets[rows[chunks]], sizes[chunks])
-                is_one_each = len(mine) == len(chunks)
-                sums[mine] = known if is_one_each else _joined(known, sizes[chunks], counts[mine])
-                there[mine[sums[mine] < 0]] = -1
-
-        ids[stored], offsets[stored], crc32cs[stored] = there, index.offsets[firsts], sums
-
-    return WholeChunks(files, ids.tolist(), offsets.tolist(), crc32cs.tolist())
 
 
 def whole_parts(

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Any, Final, TypeAlias, final
+from typing import Any, ClassVar, Final, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -253,6 +253,9 @@ class SafetensorsLayout:
             default 5 GB. A single file is never split.
     """
 
+    arrays: ClassVar[None] = None  #: tensors are stored as they are
+    folders: ClassVar[None] = None  #: there are no items
+
     max_shard_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -260,19 +263,9 @@ class SafetensorsLayout:
             raise ConfigError("max_shard_bytes", f"must be positive, not {self.max_shard_bytes}")
 
     @property
-    def arrays(self) -> None:
-        """None: tensors are stored as they are."""
-        return
-
-    @property
     def places(self) -> SafetensorsLayout:
         """The layout itself."""
         return self
-
-    @property
-    def folders(self) -> None:
-        """None, as there are no items."""
-        return
 
     def temporary_name(self, path: str) -> str:
         """The name of the folder in which the file or folder `path` is made.

@@ -331,7 +331,7 @@ class Operations:
         check = result_check(final, as_type)
         if not has_like:
             options.check_no_target()
-        target, finish = message_target(like, final)
+        target, parse_message = message_target(like, final)
         given = _checked(call.pipeline)
         pipeline = self._pipelines_at(final)[1] if given is None else given
         pipeline, options = pipelines.with_options(pipeline, options, is_checked=given is None)
@@ -345,7 +345,7 @@ class Operations:
                 task = SingleReplicaTask(engine, threads, pipeline, request, options.replica_axis)
 
         tree, report = await self.life.run(task)
-        result = finish(tree)
+        result = tree if parse_message is None else parse_message(tree)
         check(result)
         if call.on_report is not None:
             call.on_report(report)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
+from penstock.handlers import LocalStore
 from penstock.handlers.formats.integrity import Checksums
 from penstock.handlers.formats.leaf_table import LeafTable, StoredLeaves
-from penstock.handlers.formats.orbax.stored_checkpoint import whole_chunks, whole_parts
+from penstock.handlers.formats.orbax.stored_checkpoint import OrbaxCheckpoint, whole_parts
 from penstock.handlers.formats.zarr import GridKeys, decode, encode_v2
 from penstock.handlers.ocdbt.index import Index
 from penstock.handlers.ocdbt.wire_format import Indirect, Inline, Value
@@ -52,7 +53,19 @@ def look_up(
     """Where the leaves `s`, of one chunk, and `w` lie, if the pieces in `recorded` have checksums."""
     leaves, index = stored(values, arrays)
     sums = {} if recorded is None else {"d/x": sums_of(recorded)}
-    return whole_chunks(leaves, index, sums, "/c", range(len(arrays)))
+    checkpoint = OrbaxCheckpoint(
+        store=LocalStore(),
+        path="/c",
+        directory="/c",
+        leaves=leaves,
+        custom_metadata=None,
+        committed_at_ns=None,
+        uses_ocdbt=True,
+        all_chunks_written=True,
+        checksums=sums,
+        index=index,
+    )
+    return checkpoint.whole_chunks(range(len(arrays)))
 
 
 def parts(
