@@ -72,6 +72,7 @@ class _Committer:
 
     async def finish(self) -> AsyncIterator[Committed]:
         run = self._run
+        # A save without array bytes comes here before any file was written.
         await run.workspace.open()
         nbytes = sum([batch.nbytes for batch in self._batches])
         plan = plan_of(self._batches)

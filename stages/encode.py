@@ -20,6 +20,7 @@ from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
 from penstock.stages.messages.batching import encoding_room
 
+# 256 KiB of a chunk of 16 MiB: to encode the sample takes 1.6 % of the time for the chunk.
 SAMPLES: Final = 8
 SAMPLE_BYTES: Final = 32 * 1024
 

@@ -33,6 +33,7 @@ from penstock.kernel.protocols.written import STAGE_RECORD, Document
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
+# In a shield: a medium that hangs may not keep a cancelled save for ever.
 CLOSING_S: Final = 30.0
 
 

@@ -38,6 +38,7 @@ class Finalize:
         """Yield the actor of one save."""
 
         async def finalize(committed: Committed, /) -> Published:
+            # The operation says who publishes: one process, the primary, or each on its own disk.
             await run.operation.publish(run.workspace.publish)
             if run.workspace.left_behind is not None:  # the new checkpoint is durable nevertheless
                 error = repr(run.workspace.left_behind)
@@ -48,6 +49,7 @@ class Finalize:
                 folders = await run.threads.run(run.layout.folders.by_folder, committed.references)
                 known = {os.path.join(run.path, folder): found for folder, found in folders.items()}
 
+            # So that a later save with this base links unchanged leaves without reading it.
             KnownValues(run.caches.known_values).remember(run.path, run.workspace.identity, known)
             return Published(
                 run.path,

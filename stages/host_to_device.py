@@ -88,6 +88,7 @@ def _build(leaves: ReadLeaves, parts: Sequence[ReadLeaf]) -> list[tuple[int, obj
     if leaves.shared is not None:  # by one handler, as the planner puts them together
         return list(zip(leaves.indices, leaves.handlers[0].build(leaves), strict=True))
 
+    # One call builds all leaves of a handler: jax puts many small arrays on a device in one call.
     by_handler: dict[int, list[int]] = {}  # by identity: handlers need not be hashable
     for number, leaf in enumerate(leaves):
         if leaf.part is None:

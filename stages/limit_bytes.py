@@ -75,6 +75,7 @@ class _Limiter:
         return self._admit_reads(batch)
 
     async def _admit_extents(self, batch: StagedBatch) -> AsyncIterator[StagedBatch]:
+        # Cut here, so that the bytes in flight are bounded whatever the size of a batch.
         parts = itertools.chain.from_iterable([extents.cut(self._most) for extents in batch.extents])
         groups = list(grouped(parts, self._most))
         for group in groups[:-1]:
@@ -103,6 +104,7 @@ class _Limiter:
                 room = await self._run.lease(
                     nbytes + scratch_bytes(reads), key_path, prioritised=batch.prioritised
                 )
+            # Two leases: scratch bytes end with the reads, the buffers of the leaves later.
             staged = None if room is None else room.split(nbytes)
             try:
                 for group in list(grouped(reads, self._most)) or [()]:

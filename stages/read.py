@@ -111,6 +111,7 @@ class _Reader:
 
         unit = leaves.indices[0] if leaves else None
         if unit is not None:
+            # Counted, since the workers may end the batches of a unit in any order.
             self._outstanding.setdefault(unit, len(leaves.reads))
             if batch.staged is not None:
                 self._staged[unit] = batch.staged

@@ -125,6 +125,7 @@ class _Writer(ABC):
 
             table = await self._written(batch)
             for pending in batch.pending:
+                # Only now: a handler writes in the background while arrays are written here.
                 if pending.writing is not None:
                     await pending.writing.wait()
         finally:

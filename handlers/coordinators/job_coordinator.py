@@ -41,11 +41,13 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.protocols.coordinator import KeyValues, SoleOperation
 
+# gRPC, by which jax's service is asked, refuses messages above 4 MiB by default.
 _PIECE: Final = 2**20
 MOST_BYTES: Final = 16 * _PIECE
 """The service keeps it in the memory of one process. What is longer each process reads itself."""
 _WAIT_S: Final = 10.0
 """For who reads. A process that waits longer reads itself."""
+# In a shield: a service that hangs may not keep a cancelled restore.
 _TELLING_S: Final = 5.0
 _KEPT: Final = 2
 """So many of its reads each process leaves with the service."""

@@ -62,6 +62,7 @@ from penstock.kernel.errors import (
 
 VerdictKind: TypeAlias = Literal["commit", "failed", "silent", "differs", "unknown"]
 
+# A verdict is one value of the service, and every process reads it: long texts are cut.
 MOST_TEXT = 2000
 MOST_DIFFERENCES = 20
 

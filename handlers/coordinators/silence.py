@@ -25,6 +25,7 @@ STANDSTILL_BEATS: Final = 2.0
 MOST_ANEW: Final = 3
 """How often a limit begins anew. A program that keeps its loop busy all the time would wait for ever else."""
 
+# One sign may have been on its way before the standstill; the second was sent after it.
 NEWS_FROM_AFTER: Final = 2
 
 FRESH_BEATS: Final = 10.0

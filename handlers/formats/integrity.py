@@ -557,6 +557,7 @@ def _checksum(path: str, file: str, value: object) -> tuple[int, int, int]:
             raise CorruptCheckpointError(path, f"{file!r} has an entry {value!r}: not offset, length, crc32c")
 
 
+# Files of any length are summed with this much memory, which is not of the budget.
 _BLOCK_BYTES: Final = 4 * 2**20
 
 

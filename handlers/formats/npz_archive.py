@@ -50,6 +50,7 @@ from penstock.kernel.protocols.written import Written
 
 _ARRAY: Final = ".npy"
 _LOCAL_HEADER: Final = struct.Struct("<26xHH")  # the lengths of the name and of the extra field, at its end
+# So that opening an archive reads no long text.
 _MOST_TEXT: Final = 2**20
 _BLOCK_BYTES: Final = 2**20
 _ENCRYPTED: Final = 0x1

@@ -190,7 +190,9 @@ def shared_views(shared: SharedRead) -> Iterator[npt.NDArray[Any]]:
 
 _CACHE_LINE = 64  # the alignment jax needs to use a buffer in place on a CPU device
 _PAGE = 4096  # the alignment O_DIRECT needs
+# Faults of 4 KiB pages cost a restore a factor of six: large buffers begin on huge pages.
 _HUGE_PAGE = 1 << 21
+# Smaller ones are packed: a page of padding for each would cost more than it gains.
 _PAGE_ALIGNED_FROM = 1 << 16
 _HUGE_FROM = 2 * _HUGE_PAGE
 

@@ -58,6 +58,7 @@ from penstock.kernel.protocols.reads import (
 from penstock.kernel.protocols.stores import ReadableFile, Store
 from penstock.kernel.protocols.written import PiecePlan
 
+# Planning costs by the chunk: an array of very many tiny chunks is stored anew as one.
 _MANY_CHUNKS: Final = 1024
 _SMALL_CHUNK: Final = 4096
 _WINDOW: Final = 16384

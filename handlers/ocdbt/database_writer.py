@@ -57,6 +57,7 @@ from penstock.kernel.errors import SpecError
 
 DEFAULT_MAX_NODE_BYTES = 8 * 1024 * 1024  #: TensorStore's own default
 
+# A database has one version, as TensorStore writes a new one: a single manifest, of generation 1.
 _SINGLE_MANIFEST = 0
 _VERSION_TREE_ARITY_LOG2 = 4
 _GENERATION = 1

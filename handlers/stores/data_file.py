@@ -171,6 +171,7 @@ def _buffered(nbytes: int) -> list[TransferPart]:
     return [TransferPart(nbytes, direct=False)] if nbytes else []
 
 
+# The kernel pins a huge page at once; with 4 KiB pages a direct write took half as long again.
 HUGE_PAGE = 2**21
 
 
@@ -413,6 +414,7 @@ class LocalDataFile:
         """
         self._check()
         try:
+            # Room was reserved in large steps; a file has the length of its bytes.
             if self._allocated > self._end:
                 with translated("truncate", self.path):
                     os.ftruncate(self._descriptor.number, self._end)
@@ -443,6 +445,7 @@ class LocalDataFile:
         if self._direct.is_refused:
             return False
         try:
+            # O_DIRECT takes aligned memory only. All other memory is copied into aligned blocks.
             if len(views) == 1 and address_of(views[0]) % PAGE == 0:
                 write_vectored(direct.number, offset, views)
             else:

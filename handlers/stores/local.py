@@ -457,6 +457,7 @@ class LocalStore(Directories, SystemFiles):
         if older != token.built:
             self._system.note_weaker("renameat2", token.final)
 
+        # Noted at once: another program may rename or replace it before it is deleted.
         build.replaced, build.replaced_identity = older, identity_at(older)
         problem = self._holds.problem_of(token, built)
         if problem is not None:

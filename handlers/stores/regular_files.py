@@ -48,6 +48,7 @@ MOST_DOCUMENT_BYTES: Final = 2**30
 _LONG: Final = 2**20
 """From this many bytes on, a document is searched for holes before it is read."""
 
+# The size of a file is only a claim: memory is taken as bytes arrive.
 _AT_ONCE: Final = 2**26
 _KINDS: Final = {
     stat.S_IFIFO: "a pipe",

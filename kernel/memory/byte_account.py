@@ -146,6 +146,7 @@ class ByteAccount:
 
         rooms = self._rooms.get(flow, self._shared)
         await checkpoint_if_cancelled()
+        # First come, first served, also if this one would fit: large requests would starve otherwise.
         if nbytes and (self._waiting.flows or self._prioritised.flows or not _take(rooms, nbytes)):
             line = self._prioritised if prioritised else self._waiting
             await self._wait(_Waiter(nbytes, flow, rooms, Event()), line)

@@ -286,6 +286,7 @@ def _bytes(name: str, value: int | str) -> int:
         raise ConfigError(f"memory.{name}", str(error)) from None
 
 
+# The pressure is the kernel's average of ten seconds: looking more often shows little more.
 INTERVAL_S: Final = 1.0
 
 
@@ -365,8 +366,11 @@ async def _look(memory: MemoryRegulator, source: MemorySource, threads: Threads,
 Count: TypeAlias = Callable[[str], Awaitable[tuple[int, bool]]]
 """Says where this process gets its memory; returns how many get it there, and whether all have said where."""
 
+# Processes of a job start within seconds of each other, or much later: the interval doubles from the one to
+# the other.
 SHORTEST_S: Final = 1.0
 LONGEST_S: Final = 60.0
+# A service that does not answer may not hold up the start.
 ANSWER_S: Final = 10.0
 
 

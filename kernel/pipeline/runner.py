@@ -180,11 +180,13 @@ class _StageStarter:
             return
 
         task = self.tasks[number]
+        # Bounded to a few messages; bytes are bounded by the leases that travel in them.
         ends = create_memory_object_stream[Any](task.slot.queue)
         outlet = _Outlet(*ends, partial(self.start, number + 1))
         self.group.start_soon(
             task, inlet, outlet, self.group.cancel_scope, name=f"penstock stage {task.slot.name}"
         )
+        # Past the awaited milestone nothing is delayed by a start: all the rest begins at once.
         if number >= self.n_on_demand:
             outlet.start_next()
 

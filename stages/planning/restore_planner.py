@@ -91,11 +91,13 @@ def plan_restore(
     alone = [leaf.index for leaf in leaves]
     computed = planner.computed_leaves() if matching.functions else []
     leaves = in_parts(run, checkpoint, [*leaves, *planner.inputs], mmap=options.mmap)
+    # All of them in one error, after everything was compared: they are mended together.
     if matching.differences:  # impossible requests first, then missing leaves, then unexpected ones
         order = {"rule": 0, "missing": 1, "unexpected": 2}
         differences = sorted(matching.differences, key=lambda difference: order.get(difference.kind, 3))
         raise StructureMismatchError(checkpoint.path, differences)
     if not options.mmap:
+        # Neighbours of medium size get one allocation, which can have huge pages.
         join_memory(leaves)
 
     kept: list[tuple[int, object]] = []

@@ -31,6 +31,7 @@ from penstock.kernel.errors import CorruptCheckpointError, TruncatedDataError, U
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec
 from penstock.kernel.protocols.stores import ReadableFile, Store
 
+# One read brings many small values; the bytes of large arrays are skipped.
 _WINDOW_BYTES: Final = 64 * 1024
 _MOST_TEXT_BYTES: Final = 64 * 2**20  # it is held in memory; a file may be a hole for the most part
 

@@ -36,6 +36,8 @@ _KIND: Final = "crc32c "
 _TEXT: Final = re.compile(
     rb'"penstock\.digests": ?"crc32c ([0-9a-f]{8})(?: (\d{1,15}) ([A-Za-z0-9+/]*={0,2}))?"'
 )
+# safetensors aligns its header to eight bytes with spaces. penstock adds eight more, so that a file written
+# anew by another program, which pads with fewer, can be told from its own.
 _ALIGNMENT: Final = 8
 _MORE_SPACES: Final = 8
 

@@ -56,6 +56,7 @@ from penstock.kernel.protocols.leaf_handlers import Leaf
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document, WrittenLeaves
 
+# The default of Hugging Face's writers, so that folders look as their readers expect.
 DEFAULT_SHARD_BYTES: Final = 5 * 10**9
 SINGLE_FILE: Final = "model.safetensors"
 

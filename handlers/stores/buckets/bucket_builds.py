@@ -147,6 +147,7 @@ class Builds:
 
     def _prepare(self, claim: ObjectClaim, final: str, file: str | None) -> bool:
         """Publish a complete save whose process died, or remove its objects. Return if the key is free."""
+        # All objects were there when it died, and what was about to be published never goes back.
         if claim.found == "committing":
             self._client.create(f"{final}/{MARK}", claim.mark)
         if self._is_published(final, file):
@@ -167,6 +168,7 @@ class Builds:
             ClaimLostError: If another process took it over. What is left there is that one's.
         """
         for at in range(0, len(keys), _AT_ONCE):
+            # A deletion may take long: without the claim, another save may write here by now.
             self.claims.keep(claim)
             self._client.delete(keys[at : at + _AT_ONCE])
 
@@ -178,6 +180,8 @@ class Builds:
         """
         self.keep(build)
         with build.lock:
+            # The condition "if absent" is for what others may have put there. What this save put, it may
+            # replace.
             is_own = key in build.created
             build.created.add(key)
         if is_own:
@@ -214,6 +218,8 @@ class Builds:
             return
 
         mark = build.published_mark()
+        # First the claim says so, then the mark is put: if this process dies between the two, the next one
+        # to come puts the same mark.
         self.claims.change(build.claim, "committing", mark)
         build.phase = "committing"
         try:
@@ -230,6 +236,7 @@ class Builds:
         if created == "other":
             self._back(build)
             raise StorageError("publish", self._client.path(build.final), "is there already", errno.EEXIST)
+        # A process that was paused wakes with a lease that may be over: the mark may come too late.
         if created == "created" and self.claims.is_due(build.claim):
             self._check_not_late(build, mark)
 

@@ -30,6 +30,8 @@ from penstock.kernel.errors import ClaimLostError, InUseError, StorageError, Uns
 CLAIM: Final = ".penstock-saving"
 """Ends the key of the claim, which is beside what it claims."""
 
+# It is renewed each third of this, so two renewals may fail; and a pod that replaces a killed one can wait
+# as long.
 LEASE_S: Final = 90.0
 
 Purpose: TypeAlias = Literal["saving", "committing", "removing", "holding", "left"]
@@ -236,6 +238,8 @@ class Claims:
         for _ in range(_TRIES):
             claim.renewed = self._clock()
             data = self._written(claim, claim.purpose, claim.mark)
+            # The condition "if absent" decides between two that claim at once, and a lost reply counts: the
+            # token shows whose object it is.
             if client.create(key, data) != "other":
                 self._check_conditions(claim, data)
                 return
@@ -252,6 +256,7 @@ class Claims:
             purpose: Purpose = "committing" if finishes else claim.purpose
             mark = other.mark if finishes else b""
             claim.renewed = self._clock()
+            # Fails if another process renewed or took it since it was read.
             tag = client.swap(key, self._written(claim, purpose, mark), there.tag)
             if tag is not None:
                 claim.purpose, claim.mark, claim.tag = purpose, mark, tag
@@ -282,6 +287,7 @@ class Claims:
     def _age_s(self, key: str) -> float:
         """Return how long ago the server says that a claim was written, asking it what time it is."""
         claim, probe = self.client.head(key), f"{key}.clock"
+        # By the server's clock, since that of the holder and the own one may differ by minutes.
         self.client.put(probe, b"what time is it?")
         now = self.client.head(probe)
         self.client.delete([probe])

@@ -24,6 +24,7 @@ from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import BuildToken, Hold, ObjectStore, Placement, RequestFigures
 from penstock.kernel.schemes import Scheme
 
+# Eight requests under way hold 128 MiB, as much as a save may have in flight.
 FILE_BYTES: Final = 16 * 2**20
 
 _PARTS: Final = 9000

@@ -29,6 +29,7 @@ from penstock.kernel.protocols.stores import RequestFigures
 
 T = TypeVar("T")
 
+# fsspec has no conditional writes, so those who create a key in this process take turns.
 _LOCKS: Final = 64
 _TRIES: Final = 4
 """Another thread may remove an empty directory just before something is written into it."""

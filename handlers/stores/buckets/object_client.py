@@ -36,6 +36,7 @@ _CONFLICTS: Final = 8
 
 _PART_BYTES: Final = 5 * 2**20
 """The least that a part of an upload may have, but for the last one."""
+# Several files are uploaded at once already.
 _PARTS_AT_ONCE: Final = 4
 _AT_ONCE: Final = 1000
 """Keys that one request deletes, or lists."""

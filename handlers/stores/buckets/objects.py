@@ -138,6 +138,7 @@ class Objects(Protocol):
         ...
 
 
+# Both objects are read in step: twice this much is in memory, whatever their size.
 _COMPARED: Final = 16 * 2**20
 
 

@@ -31,6 +31,7 @@ _MOST_ENTRIES: Final = 20_000
 """What has more objects is asked about one by one."""
 _FIRST_ENTRIES: Final = 1000
 """Of a checkpoint the mark is among so many; in a directory of many steps no more than that is listed."""
+# A short document costs the latency of a request, whatever its length.
 _SHORT: Final = 256 * 2**10
 _MOST_READ: Final = 16
 """So many objects of at most so many bytes are read without being asked for: 4 MiB at most."""

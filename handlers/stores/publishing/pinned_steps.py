@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads
 
 _PINS: Final = "pins.json"
+# Another process wrote the file: it is not read into memory whatever its size.
 _MOST_BYTES: Final = 2**20
 
 

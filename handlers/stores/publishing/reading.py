@@ -153,6 +153,7 @@ async def read_unchanged(
     Raises:
         ReplacedError: If it was replaced at every attempt.
     """
+    # A bit that flipped on the way is gone when the bytes are read again; one on a disk is not.
     may_repeat = store.over_network
     for _ in range(MOST_READS):
         source: Reading | None = None

@@ -385,6 +385,7 @@ class Workspace:
 
         place = self._token.place
         if (directories := store.directories) is not None:
+            # What a crashed save left has the name of this place.
             self.left_behind = remove_abandoned(store, place, set_aside=True)
             self._hold = directories.make_held(place)
             self._is_ours = True
@@ -406,10 +407,12 @@ class Workspace:
             self.published = True
             return
 
+        # Asked before the rename: after it, another save may replace the checkpoint at any time.
         self.identity = store.identity(token.built)
         older = self._publish(token)
         self._has_replaced = older is not None
         self.published = True
+        # Before anything that it replaced is removed: after a power loss one of the two must be there.
         make_name_durable(store, self.final, older)
         try:
             if older is not None or token.file is not None:

@@ -64,6 +64,7 @@ from penstock.stores.store_finder import StoreFinder
 from penstock.telemetry.observers import Observer, modules_of_observers, observers_of
 
 T = TypeVar("T")
+# Smaller writes wait for the latency of the disk instead of its bandwidth.
 LEAST_PIECE: Final = 2**20
 MOST_PIECES: Final = 256
 """Pieces per message: planning this many takes the event loop about a millisecond."""

@@ -20,6 +20,7 @@ from penstock.kernel.memory.regulator import RegulatorStatistics
 from penstock.kernel.pipeline.run_context import ShowProgress
 from penstock.telemetry.observers import TellReport
 
+# Drawing costs milliseconds in a notebook.
 EVERY_S: Final = 0.1
 
 Tell: TypeAlias = Callable[[int, int], object]

@@ -66,7 +66,10 @@ from penstock.kernel.protocols.save_format import SaveArgs
 from penstock.reports.report import SaveReport
 from penstock.telemetry.observers import TellReport, observed
 
+# Clean-up runs in a shield. A medium that hangs may keep a cancelled save no longer than this; the next
+# save to the path removes what is left.
 CLEANING_S = 60.0
+# Only makes an error more precise, and a full disk may hang as well.
 ASKING_S = 5.0
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -154,6 +157,7 @@ class SaveTask:
             self._ended.set()
             if self._hung is None:  # or else what hangs needs them until it is over
                 self._run.let_go()
+                # The future stays with the caller, and must not keep the tree alive.
                 del self._run, self._pipeline, self._tree, self._engine
 
     async def _run_to_its_end(self) -> None:
@@ -167,6 +171,7 @@ class SaveTask:
         except Exception as error:
             failure: Exception = without_frame(error)
             if isinstance(error, MemoryError) and not isinstance(error, PenstockError):
+                # A bare MemoryError names neither the checkpoint nor what to do.
                 failure = InsufficientMemoryError(self._run.path)
                 failure.__cause__ = error
 
@@ -182,6 +187,7 @@ class SaveTask:
 
     async def _save(self, tell: TellReport) -> None:
         run = self._run
+        # Saves to one path build in one place, so they take turns.
         async with self._turn:
             run.events.info("save.started", path=run.path)
             since = run.store.request_figures()

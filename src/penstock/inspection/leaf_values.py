@@ -25,6 +25,7 @@ from penstock.kernel.protocols.leaf import KeyPath
 if TYPE_CHECKING:
     from penstock.checkpointer.checkpointer import Checkpointer
 
+# Values are read in groups, so that checkpoints of any size can be compared.
 GROUP_BYTES: Final = 256 * 2**20
 N_BINS: Final = 32
 

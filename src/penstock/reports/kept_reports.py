@@ -26,6 +26,7 @@ from penstock.kernel.protocols.stores import Store
 from penstock.reports.report import Row, SaveReport, timeline_rows
 
 REPORTS: Final = "_PENSTOCK_REPORTS.json"
+# The file is read and written whole after each save.
 MOST_REPORTS: Final = 1000
 _MOST_BYTES: Final = 2**24
 _MOST_BARS: Final = 40  #: of one worker

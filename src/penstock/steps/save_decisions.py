@@ -21,6 +21,7 @@ from penstock.steps.save_policies import SaveMoment, SavePolicy, follows_from_st
 
 T = TypeVar("T")
 
+# Decisions are values of the coordination service, which holds them in memory.
 MOST_TEXT: Final = 2000
 PREEMPTED: Final = "preempted"
 

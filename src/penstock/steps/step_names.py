@@ -16,6 +16,7 @@ from typing import Final, Protocol, SupportsIndex, final, runtime_checkable
 from penstock.handlers.stores.publishing.paths import TEMPORARY_SUFFIX
 from penstock.kernel.errors import SpecError
 
+# Any number of 18 digits fits into 64 bits.
 MOST_DIGITS: Final = 18
 
 

@@ -95,6 +95,7 @@ class VerifyReport:
 
 
 CONCURRENCY: Final = 2
+# So much is in memory at a time, outside of the budget.
 GROUP_BYTES: Final = 64 * 2**20
 GROUP_RANGES: Final = 4096
 
