@@ -15,6 +15,8 @@ import numpy as np
 from penstock.embedding import dtypes, prng_keys
 from penstock.orbax.value_metadata import ShardingMetadata, to_sharding
 
+_sharding: Any = jax.sharding
+
 Shape: TypeAlias = tuple[int, ...]
 
 Index: TypeAlias = tuple[slice, ...]
@@ -111,9 +113,6 @@ def key_data(value: Any) -> Any:
         if isinstance(value, jax.Array) and prng_keys.is_key(value.dtype)
         else value
     )
-
-
-_sharding: Any = jax.sharding
 
 
 def construct_maximal_shardings(abstract_state: Any, devices: Sequence[Any] | None = None) -> Any:

@@ -89,6 +89,8 @@ from penstock.orbax.plain_handlers import JsonSaveArgs, ProtoSaveArgs, get_legac
 from penstock.orbax.pytree_handler import PyTreeCheckpointHandler
 from penstock.orbax.standard_handler import StandardCheckpointHandler, StandardRestoreArgs, StandardSaveArgs
 
+_jax: Any = jax
+
 
 @dataclass(frozen=True, kw_only=True)
 class SaveContext:
@@ -694,9 +696,6 @@ class StandardCheckpointer(AsyncCheckpointer):
             ValueError: If the tree does not fit the target, or a save was interrupted there.
         """
         return super().restore(directory, args=StandardRestoreArgs(target, strict=strict))
-
-
-_jax: Any = jax
 
 
 def check_handler(handler: object, url: str) -> None:

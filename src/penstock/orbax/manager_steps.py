@@ -69,6 +69,8 @@ from penstock.orbax.policies import (
 from penstock.orbax.step import as_name_format, is_empty, standard_name_format
 from penstock.steps import KeepPolicy, SavePolicy, StepInfo
 
+T = TypeVar("T")
+
 _WRITING = {
     "save_interval_steps": 0,
     "max_to_keep": None,
@@ -233,8 +235,6 @@ def _preservation_policy(options: CheckpointManagerOptions) -> PreservationPolic
 
     return AnyPreservationPolicy(policies)
 
-
-T = TypeVar("T")
 
 _LONG_AGO: Final = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 

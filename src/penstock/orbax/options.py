@@ -87,8 +87,8 @@ def is_joint(options: Processes) -> bool:
 
 
 def is_publisher(options: Processes) -> bool:
-    """Return whether this process publishes what several save together."""
-    return active_processes(options)[0] == int(_jax.process_index())
+    """Return whether this process publishes: what it saves by itself, or what several save together."""
+    return not is_joint(options) or active_processes(options)[0] == int(_jax.process_index())
 
 
 def active_processes(options: Processes) -> Sequence[int]:

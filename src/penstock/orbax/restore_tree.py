@@ -68,6 +68,8 @@ from penstock.orbax.value_metadata import (
     from_serialized_string,
 )
 
+_struct: Any = jax.ShapeDtypeStruct
+
 _tree: Any = tree_util  # jax declares no types for it
 
 
@@ -476,8 +478,6 @@ def _is_array(value: Any) -> bool:
 def _put(value: Any, place: Any) -> Any:
     return cast("Any", jax).device_put(value, place)
 
-
-_struct: Any = jax.ShapeDtypeStruct
 
 _TYPES: Final = frozenset({int, float, str, np.ndarray})
 

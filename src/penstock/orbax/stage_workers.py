@@ -47,6 +47,8 @@ from penstock.orbax.item_files import handler_path
 from penstock.orbax.leaf_args import ParamInfo, RestoreArgs, SaveArgs
 from penstock.orbax.serialization import get_ts_context
 
+_tree: Any = tree_util  # jax declares no types for it
+
 _OURS: Final = __name__.rpartition(".")[0] + "."
 
 _NODES: Final[frozenset[type]] = frozenset({dict, list, tuple, type(None), jax.ShapeDtypeStruct, Tracer})
@@ -106,8 +108,6 @@ class TypeHandler(ABC):
 
     def stage_worker(self) -> Any:
         """Return the pipeline handler of such leaves; called by penstock's registry."""
-        from penstock.orbax.stage_workers import StageWorkers
-
         return StageWorkers().of(self)
 
 
@@ -421,9 +421,6 @@ def leaf_size(value: object) -> int:
     """Return the bytes of a value: its `nbytes`, or else the size of the Python object."""
     nbytes = getattr(value, "nbytes", None)
     return nbytes if isinstance(nbytes, int) else sys.getsizeof(value)
-
-
-_tree: Any = tree_util  # jax declares no types for it
 
 
 def key_entries(info: kernel.ParamInfo) -> tuple[Any, ...]:

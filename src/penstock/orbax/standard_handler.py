@@ -31,6 +31,8 @@ from penstock.orbax.tree import PyTree, to_flat_dict, tuple_path_from_keypath
 from penstock.orbax.type_handlers import PLACEHOLDER
 from penstock.orbax.value_metadata import ArrayMetadata, Metadata, ScalarMetadata, StringMetadata
 
+_jax: Any = jax
+
 STANDARD_ARRAY_TYPES = (int, float, np.ndarray, jax.Array)
 
 _tree: Any = tree_util  # jax declares no types for it
@@ -309,9 +311,6 @@ def _recorded(leaf: Any, fallback: Any) -> Any:
             "Topology mismatch detected: the checkpoint was saved on other devices than are here; give a "
             "target tree, or a fallback_sharding"
         ) from error
-
-
-_jax: Any = jax
 
 
 def construct_restore_args(

@@ -35,6 +35,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding,
 
 from penstock.embedding import kernel
 
+_jax: Any = jax
+_sharding: Any = SingleDeviceSharding
+
 
 @dataclass
 class Metadata:
@@ -239,11 +242,6 @@ def _codecs(value: object) -> list[dict[str, Any]]:
 
 def _compression(algorithm: object, options: object) -> Compression:
     return Compression(str(algorithm), _object(options).get("level"))
-
-
-_jax: Any = jax
-
-_sharding: Any = SingleDeviceSharding
 
 
 @dataclass

@@ -54,6 +54,8 @@ from penstock.orbax.v1.path import Path, PathLike
 from penstock.orbax.v1.step_formats import CheckpointMetadata
 from penstock.orbax.v1.tree import PyTreeOf, is_supported_abstract_leaf
 
+_sharding: Any = sharding
+
 Abstract: TypeAlias = Any
 
 _jax: Any = jax
@@ -323,9 +325,6 @@ def _check_abstract(abstract: Any) -> None:
                 f"Unsupported abstract leaf type for loading: `{type(leaf)}`. An abstract leaf is a value, a "
                 "struct with shape and dtype, or a type of these."
             )
-
-
-_sharding: Any = sharding
 
 
 async def load_safetensors(found: Survey, abstract: Any) -> Any:

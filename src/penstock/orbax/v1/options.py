@@ -35,6 +35,8 @@ from penstock.orbax.pathways import check_supported
 from penstock.orbax.v1.handler_registration import CheckpointableHandlerRegistry, default_registry
 from penstock.orbax.v1.path import Path
 
+T = TypeVar("T")
+
 FROZEN_IDS: Final[ContextVar[frozenset[int]]] = ContextVar("penstock_frozen_options", default=frozenset())
 """Identities of all objects that belong to the contexts entered here."""
 
@@ -475,8 +477,6 @@ class SafetensorsOptions(Guarded):
         if self.max_over_read_ratio is not None and self.max_over_read_ratio < 1:
             raise ConfigError("max_over_read_ratio", f"must be at least 1, not {self.max_over_read_ratio}")
 
-
-T = TypeVar("T")
 
 _CONTEXT: Final[ContextVar[Context | None]] = ContextVar("penstock_orbax_context", default=None)
 

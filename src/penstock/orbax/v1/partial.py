@@ -31,7 +31,7 @@ from penstock.embedding import (
     paths,
 )
 from penstock.errors import ConfigError, InUseError
-from penstock.orbax.options import is_joint, is_publisher, job_options, saves_jointly
+from penstock.orbax.options import is_publisher, job_options, saves_jointly
 from penstock.orbax.tree import merge_trees
 from penstock.orbax.v1.abstract_tree import read_tree
 from penstock.orbax.v1.errors import PartialSaveReplacementError
@@ -155,8 +155,7 @@ class _Finalization:
                     return
 
                 await saving(operation)
-                processes = self.context.multiprocessing
-                if is_publisher(processes) or not is_joint(processes):
+                if is_publisher(self.context.multiprocessing):
                     await to_thread.run_sync(built_in.LocalStore().remove_tree, directory_of_parts(self.path))
 
     def _begin(self) -> tuple[Sequence[str], kernel.Hold]:

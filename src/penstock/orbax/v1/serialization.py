@@ -29,22 +29,28 @@ from penstock.orbax.v1.handler_registration import typestr
 from penstock.orbax.v1.path import Path, PathAwaitingCreation
 from penstock.orbax.v1.tree import PLACEHOLDER, has_attributes
 
+_tree: Any = tree_util  # jax declares no types for it
+
 LeafT = TypeVar("LeafT")
 
 AbstractLeafT = TypeVar("AbstractLeafT")
 
 
 @dataclass
-class SerializationParam(Generic[LeafT]):
-    """A leaf to save, and its path in the tree: jax's keys."""
-
+class _Param:
     keypath: tuple[Any, ...]
-    value: LeafT
 
     @property
     def name(self) -> str:
         """The stored name: the keys joined by dots."""
-        return _name(self.keypath)
+        return ".".join([flattening.step(key)[0] for key in self.keypath])
+
+
+@dataclass
+class SerializationParam(_Param, Generic[LeafT]):
+    """A leaf to save, and its path in the tree: jax's keys."""
+
+    value: LeafT
 
 
 @dataclass
@@ -58,16 +64,10 @@ class SerializationContext:
 
 
 @dataclass
-class DeserializationParam(Generic[AbstractLeafT]):
+class DeserializationParam(_Param, Generic[AbstractLeafT]):
     """A leaf to load: its path in the tree, and its abstract leaf, if there is one."""
 
-    keypath: tuple[Any, ...]
     value: AbstractLeafT | type[AbstractLeafT] | None = None
-
-    @property
-    def name(self) -> str:
-        """The stored name: the keys joined by dots."""
-        return _name(self.keypath)
 
 
 @dataclass
@@ -106,9 +106,6 @@ class LeafHandler(Protocol[LeafT, AbstractLeafT]):
     ) -> Sequence[AbstractLeafT]:
         """Describe what was saved, in a form that `deserialize` takes."""
         ...
-
-
-_tree: Any = tree_util  # jax declares no types for it
 
 
 class AlreadyRegisteredTypeError(HandlerError, ValueError):
@@ -327,7 +324,3 @@ def _is_below(kind: type[Any], other: type[Any]) -> bool:
         return issubclass(kind, other)
     except TypeError:
         return False
-
-
-def _name(keypath: tuple[Any, ...]) -> str:
-    return ".".join([flattening.step(key)[0] for key in keypath])
