@@ -224,6 +224,8 @@ class Flatten:
         async def flatten(message: TreeToSave, /) -> AsyncIterator[LeafBatch]:
             alone = run.operation.is_alone  # then nothing is awaited between planning and batches, mostly
             if alone and run.base is None and not run.request.by_digest:
+                # One trip to a thread: nothing has to be asked of the base or of other processes in
+                # between.
                 planned = await run.threads.run(_plan_all, run, message)
             else:
                 leaves, plan = await run.threads.run(_plan, run, message)
@@ -232,6 +234,7 @@ class Flatten:
                 del leaves
 
             run.progress.plan(planned.n_leaves, planned.nbytes)
+            # Linked leaves, and those that other processes write, count as done.
             run.progress.advance(planned.n_leaves - planned.n_to_write, 0)
             while planned.batches:
                 yield planned.batches.pop()  # the next stage owns the leaves
@@ -278,12 +281,14 @@ def _in_batches(run: SaveRun, leaves: Leaves, plan: SavePlan) -> _Planned:
     nbytes = sum([sizes[index] for index in leaves.indices])
     n_to_write = len(leaves)
     batches = list(batched_columns(leaves, run.limits, plan=plan)) or [LeafBatch((), plan=plan)]
+    # So that the first is taken off the end, and nothing here keeps what was passed on.
     batches.reverse()
     return _Planned(batches, len(plan.infos), n_to_write, nbytes)
 
 
 def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
     """Check the destination; describe every leaf that an earlier save of the same tree did not."""
+    # First: a destination that exists is refused before any leaf is looked at.
     run.workspace.check()
     tree = message.take()
     infos, values, _ = StructureCache(run.caches.structures).flatten(tree, run.process)
@@ -294,6 +299,7 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
     trees: BoundedCache[ByIdentity, SavedTree] = run.caches.saved_trees
     asked = each_leaf(run.request.save_args, infos, run.process)
     is_local = run.operation.is_local
+    # By identity, never by trust: the structure cache returns the same object only for an equal tree.
     known = trees.get(ByIdentity(infos))
     if known is not None and (known.save_args != asked or known.is_local != is_local):
         known = None

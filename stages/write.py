@@ -748,6 +748,7 @@ def block_bytes_of(run: SaveRun) -> int:
 def block_bytes_for(nbytes: int) -> int:
     """Return the bytes of a block: more in a large checkpoint, so that all sums take 16 MiB at most."""
     block_bytes = BLOCK_BYTES
+    # Every process of every restore reads the sums, so they may not grow with the checkpoint.
     while nbytes > block_bytes * MOST_BLOCKS:
         block_bytes *= 2
 
@@ -760,6 +761,7 @@ def summed(piece: Piece, block_bytes: int) -> tuple[int, RunningSums | None]:
     The sum is carried on from block to block, so no byte is summed twice. Blocking.
     """
     data = piece.data
+    # A part of an encoded chunk cannot be decoded, so it never needs a sum of its own.
     if piece.coded is not None or len(data) <= block_bytes:
         return crc32c(data), None
 
@@ -769,6 +771,7 @@ def summed(piece: Piece, block_bytes: int) -> tuple[int, RunningSums | None]:
         found = crc32c(data[start : start + block_bytes], found, gil_release_mode=0)
         sums.append(found)
 
+    # The last one is the sum of the whole piece, which is recorded anyway.
     del sums[-1]
     if sys.byteorder == "big":
         sums.byteswap()

@@ -319,6 +319,7 @@ def begin(member: Member, path: str, keys: OperationKeys, first: bytes) -> Proce
     """Announce an operation on `path` for the others to join. Called by the primary."""
     key = member.join_key(path)
     yield from recall(lambda memory: memory.opened(key, keys.identity))
+    # The key of the primary comes first and goes last: that is how others know if all was forgotten.
     yield from come(member, keys, first)  # before anybody can find it: see `is_forgotten`
     yield from put(key, JoinRecord(keys.identity, member.group, member.about, path).encoded(), replace=True)
 
@@ -403,6 +404,7 @@ def look(
         and each.identity
         and each.identity not in known
     }
+    # Found in two looks in a row: one look alone may meet an operation that this process is about to join.
     for identity in sorted(seen & waiting.keys()):
         keys, theirs = OperationKeys(identity), waiting[identity].path
         said = yield from wait(keys.verdict)
@@ -433,6 +435,7 @@ def _note_left(keys: OperationKeys) -> Procedure[None]:
 def _tell_others(keys: OperationKeys, verdict: Verdict, primary: int) -> Procedure[None]:
     """End an operation that this process is not in, unless it has ended."""
     yield from _note_left(keys)
+    # Set if there is none: the first verdict holds for all, so no barrier is needed.
     if (yield from put(keys.verdict, verdict.encoded())):
         yield from is_forgotten(keys, primary)
 
@@ -496,6 +499,7 @@ def close(member: Member, path: str, keys: OperationKeys) -> Procedure[None]:
     Before the others write. Were it left behind, it could be that of the next save to this path.
     """
     key = member.join_key(path)
+    # So that no other process joins any more: all have come.
     yield from delete(key)
     yield from recall(lambda memory: memory.closed(key, keys.identity))
 
@@ -596,6 +600,7 @@ def _keep_outcome(member: Member, identity: str, path: str) -> Procedure[None]:
     The service itself knows which are kept: operations fail in one Checkpointer after another, each of which
     is closed before the late ones come.
     """
+    # A ring of keys in the service: what is kept of failures is bounded, however many there are.
     number = yield from count(outcome_key(member.index))
     key = outcome_key(member.index, number % member.n_kept)
     oldest = yield from wait(key)

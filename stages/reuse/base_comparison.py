@@ -102,6 +102,7 @@ def _stored(
     chosen: list[int] = []
     parts: list[Sequence[Written]] = []
     for (at, _), stored in zip(there, checkpoint.parts([row for _, row in there], indices), strict=True):
+        # Each process links what it would write itself: the parts of others it need not look at.
         here = stored if alone else _written_here(leaves[at], stored)
         if here and lies_right.all_of(at, here):
             chosen.append(at)

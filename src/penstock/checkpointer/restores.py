@@ -271,7 +271,9 @@ class _Reading:
         self._tasks = tasks
         self._threads = threads
         self._request = request
+        # No value waits in the stream: one that is made and not taken is memory that no lease counts.
         self._send, self._receive = create_memory_object_stream[tuple[KeyPath, Any]](0)
+        # A stream makes no tree, so values can die one by one.
         pipeline = pipeline.replace("assemble", Deliver(self._take, order, self._check))
         if order is not None:
             pipeline = pipeline.replace("prioritise", InOrder(order))

@@ -305,6 +305,7 @@ class SavePromise:
         state = self._state
         with state.lock:
             if state.failure is None:
+                # Stages may reach milestones out of order; a later one implies the earlier ones.
                 state.reached = max(state.reached, min(milestone, Milestone.COMMITTED))
 
         self._announce()
@@ -341,6 +342,7 @@ class SavePromise:
             state.wakers = [entry for entry in state.wakers if not state.is_over(entry[0])]
             state.callbacks = [entry for entry in state.callbacks if not state.is_over(entry[0])]
 
+        # Without the lock: a callback may ask the future, or add another callback.
         for call in due:
             call()
 

@@ -122,10 +122,12 @@ def find_steps(
     for name in listed:
         step = names.step(name)
         is_later = step is not None and (after is None or step > after)
+        # Several directories may be one step; the one with the name that penstock writes counts.
         if step is not None and is_later and (step not in found or names.name(step) == name):
             found[step] = name
 
     steps = {step: found[step] for step in sorted(found)}
+    # From the end: only the last steps can be unfinished, and a run has thousands of others.
     for step in reversed(list(steps)):
         if step_at(store, os.path.join(root, steps[step])).is_published:
             break
