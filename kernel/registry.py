@@ -44,21 +44,20 @@ def find_plugins(group: str) -> tuple[Plugin, ...]:
     Blocking: reads the metadata of every installed distribution, unless no distribution was added or removed
     since the last call.
     """
-    return _find_plugins(group, tuple([(folder, _changed_ns(folder)) for folder in sys.path]))
+    changed: list[tuple[str, int]] = []  # every distribution has an entry in one of these folders
+    for folder in sys.path:
+        try:
+            changed.append((folder, os.stat(folder or os.curdir).st_mtime_ns))
+        except OSError:
+            changed.append((folder, 0))
+
+    return _find_plugins(group, tuple(changed))
 
 
 @lru_cache(maxsize=8)
 def _find_plugins(group: str, _: tuple[tuple[str, int], ...]) -> tuple[Plugin, ...]:
-    found = (Plugin(point.name, _distribution(point), point.load) for point in entry_points(group=group))
+    found = [Plugin(point.name, _distribution(point), point.load) for point in entry_points(group=group)]
     return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.distribution)))
-
-
-def _changed_ns(folder: str) -> int:
-    """When an entry of a folder was added or removed; every distribution has its own."""
-    try:
-        return os.stat(folder or os.curdir).st_mtime_ns
-    except OSError:
-        return 0
 
 
 def _distribution(point: EntryPoint) -> str:

@@ -49,7 +49,6 @@ from penstock.kernel.concurrency.brief_steps import (
     drop,
     integers,
     joined,
-    lengths_of,
     parts_of,
     rows_in_order,
 )
@@ -442,7 +441,7 @@ def common_prefix(a: bytes, b: bytes) -> int:
 
 def key_lengths(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
     """Return the length of every key."""
-    return np.frombuffer(lengths_of(keys), np.int64)
+    return np.frombuffer(integers(map(len, keys)), np.int64)
 
 
 def shared_prefixes(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:

@@ -14,14 +14,13 @@ __all__ = (
     "drop",
     "integers",
     "joined",
-    "lengths_of",
     "parts_of",
     "rows_in_order",
 )
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import islice
 from operator import lt
@@ -52,20 +51,12 @@ def all_neighbours(holds: Callable[[Any, Any], bool], items: Sequence[object]) -
     return True
 
 
-def integers(numbers: Sequence[int]) -> array[int]:
+def integers(numbers: Iterable[int]) -> array[int]:
     """Return numbers as 64-bit integers in memory, to be taken over without a copy."""
-    found = array("q")
-    for part in parts_of(numbers):
-        found.extend(part)
-
-    return found
-
-
-def lengths_of(items: Sequence[Sized]) -> array[int]:
-    """Return the length of each item, as `integers` does."""
-    found = array("q")
-    for part in parts_of(items):
-        found.extend(map(len, part))
+    found, rest, before = array("q"), iter(numbers), -1
+    while len(found) > before:  # the rest has ended where nothing came of it
+        before = len(found)
+        found.extend(islice(rest, STEP))
 
     return found
 

@@ -18,9 +18,9 @@ import threading
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, final
 
-import anyio
 from anyio import CancelScope, move_on_after, sleep
 
 from penstock.kernel.concurrency.threads import Threads
@@ -159,6 +159,13 @@ class MemoryRegulator:
             self._host.bound("save", limit)
 
         self._host.resize(limit)
+
+    def adjust(self, reading: MemoryReading) -> None:
+        """Let an `"auto"` limit follow what the system says now."""
+        part = reading.shared(self.sharers)
+        limit = adjusted_limit(self._host.limit, self._whole, self._host.leased, part)
+        if limit != self._host.limit:
+            self.resize(limit)
 
     def share(self, sharers: int) -> None:
         """Take the part of one of so many processes. A limit that is a number stays as it is."""
@@ -300,11 +307,7 @@ def watching_memory(
         ClosedError: If the event loop of another thread uses it.
     """
     scope = CancelScope()
-
-    async def watch() -> None:
-        with scope:
-            await watch_memory(memory, events, interval_s=interval_s)
-
+    watch = partial(watch_memory, memory, events, interval_s=interval_s, scope=scope)
     with memory.used():
         if memory.source is not None:
             tasks.start_soon(watch, name="penstock memory watch")
@@ -315,12 +318,16 @@ def watching_memory(
 
 
 async def watch_memory(
-    memory: MemoryRegulator, events: BoundLogger, *, interval_s: float = INTERVAL_S
+    memory: MemoryRegulator,
+    events: BoundLogger,
+    *,
+    interval_s: float = INTERVAL_S,
+    scope: CancelScope | None = None,
 ) -> None:
     """Check the system's memory periodically and adjust the limit. Each change is logged as an event.
 
     If several tasks watch one regulator, one of them does the work; when it ends, another takes over.
-    Returns at once if the limit is a number.
+    Returns at once if the limit is a number, and when `scope` is cancelled.
 
     Cancellation:
         Ends it once the current reading is done.
@@ -331,36 +338,34 @@ async def watch_memory(
 
     threads = Threads(1)  # threads of its own: the pipelines' are busy exactly when memory is short
     me = object()
-    try:
-        while True:
-            await anyio.sleep(interval_s)
-            if memory.watcher is None:
-                memory.watcher = me
+    with scope or CancelScope():
+        try:
+            while True:
+                await sleep(interval_s)
+                if memory.watcher is None:
+                    memory.watcher = me
+                if memory.watcher is not me:
+                    continue
+
+                try:
+                    reading = await threads.run(source.read)
+                except Exception as error:  # an unchanged limit is better than a failed save
+                    events.warning("memory.unreadable", error=repr(error))
+                    continue
+
+                before = memory.limit
+                memory.adjust(reading)
+                if memory.limit != before:
+                    events.info(
+                        "memory.limit_lowered" if memory.limit < before else "memory.limit_raised",
+                        limit_bytes=memory.limit,
+                        before_bytes=before,
+                        free_bytes=reading.free,
+                        pressure_percent=reading.pressure,
+                    )
+        finally:
             if memory.watcher is me:
-                await _look(memory, source, threads, events)
-    finally:
-        if memory.watcher is me:
-            memory.watcher = None
-
-
-async def _look(memory: MemoryRegulator, source: MemorySource, threads: Threads, events: BoundLogger) -> None:
-    try:
-        reading = await threads.run(source.read)
-    except Exception as error:  # an unchanged limit is better than a failed save
-        events.warning("memory.unreadable", error=repr(error))
-        return
-
-    before, leased = memory.limit, memory.statistics().leased
-    limit = adjusted_limit(before, memory.whole, leased, reading.shared(memory.sharers))
-    if limit != before:
-        memory.resize(limit)
-        events.info(
-            "memory.limit_lowered" if limit < before else "memory.limit_raised",
-            limit_bytes=limit,
-            before_bytes=before,
-            free_bytes=reading.free,
-            pressure_percent=reading.pressure,
-        )
+                memory.watcher = None
 
 
 Count: TypeAlias = Callable[[str], Awaitable[tuple[int, bool]]]

@@ -26,7 +26,8 @@ class _CapabilityMeta(_Meta):
             return super().__instancecheck__(instance)
 
         kind: type = type(instance)
-        return all(_has(instance, name, cls) for name in _lacking(cls, kind))
+        lacking = _lacking(cls, kind)  # the instance may have them still
+        return not lacking or all(_has(instance, name, cls) for name in lacking)
 
 
 _ABSENT: Final = object()
@@ -42,22 +43,16 @@ class Capability(Protocol, metaclass=_CapabilityMeta):
 
 @lru_cache(maxsize=4096)
 def _lacking(protocol: type, kind: type) -> tuple[str, ...]:
-    """Return the members of a protocol that are no attributes of a class. An instance may have them still."""
-    return tuple([name for name in _members(protocol) if not _has(kind, name, protocol)])
+    """Return the members of a protocol that are no attributes of a class."""
+    members: set[str] = set()
+    for base in protocol.__mro__:
+        if getattr(base, "_is_protocol", False):
+            members.update(vars(base), vars(base).get("__annotations__", ()))
+
+    asked = [name for name in members if name == "__call__" or not name.startswith("_")]
+    return tuple([name for name in asked if not _has(kind, name, protocol)])
 
 
 def _has(owner: object, name: str, protocol: type) -> bool:
     found = getattr(owner, name, _ABSENT)
     return found is not _ABSENT and (found is not None or not callable(getattr(protocol, name, None)))
-
-
-@lru_cache(maxsize=256)
-def _members(protocol: type) -> frozenset[str]:
-    """Return the names of the methods and attributes that a protocol asks for."""
-    names: set[str] = set()
-    for base in protocol.__mro__:
-        if getattr(base, "_is_protocol", False):
-            declared = {*vars(base), *vars(base).get("__annotations__", {})}
-            names |= {name for name in declared if name == "__call__" or not name.startswith("_")}
-
-    return frozenset(names)

@@ -69,29 +69,23 @@ async def take_hold(
     if hold is None and store.directories is None:  # nothing is held there: a hop to a thread is saved
         return NoHold()
 
-    for wait_s in (*BRIEF_WAITS_S, None):
+    taken: list[Hold] = []  # filled by the thread: if the task is cancelled meanwhile, it is released here
+    take, waits = hold or store.hold_reading, iter(BRIEF_WAITS_S)
+    while True:
         try:
-            return await _take(hold or store.hold_reading, threads, path)
+            await threads.run(lambda: taken.append(take(path)))
+            return taken[0]
         except StorageError as error:
+            wait_s = next(waits, None)
             if error.errno != errno.EBUSY or wait_s is None:
                 if hold is not None:
                     raise
 
-                break  # a medium without holds can still be read, which is all the caller needs
+                return NoHold()  # a medium without holds can still be read, which is all the caller needs
+        except BaseException:
+            for one in taken:
+                one.release()
+
+            raise
 
         await sleep(wait_s)
-
-    return NoHold()
-
-
-async def _take(hold: Callable[[str], Hold], threads: Threads, path: str) -> Hold:
-    taken: list[Hold] = []  # filled by the thread: if the task is cancelled meanwhile, it is released here
-    try:
-        await threads.run(lambda: taken.append(hold(path)))
-    except BaseException:
-        for one in taken:
-            one.release()
-
-        raise
-
-    return taken[0]

@@ -227,11 +227,6 @@ class InfoRun:
     keys: Sequence[str]  #: the last key of each leaf
     kinds: Sequence[KeyKind]  #: the kind of that key
 
-    @property
-    def name_prefix(self) -> str:
-        """The beginning of the stored names of all of them."""
-        return "".join([f"{key}." for key in self.outer])
-
 
 @final
 class LeafInfos(Sequence[ParamInfo]):
@@ -248,8 +243,13 @@ class LeafInfos(Sequence[ParamInfo]):
     def __init__(
         self, runs: Sequence[tuple[int, ContainerNode, int]], n_leaves: int, *, distinct: bool
     ) -> None:
-        self._runs = runs
         self._starts = [start for start, _, _ in runs]
+        ends = [*self._starts, n_leaves][1:]
+        # The container of each run, and the numbers that its leaves have among the children.
+        self._runs = [
+            (node, range(first, first + end - start))
+            for (start, node, first), end in zip(runs, ends, strict=True)
+        ]
         self._n_leaves = n_leaves
         self.distinct = distinct  #: whether all stored names are known to be distinct and valid
 
@@ -265,27 +265,21 @@ class LeafInfos(Sequence[ParamInfo]):
             return tuple([self[one] for one in range(self._n_leaves)[at]])
 
         place = range(self._n_leaves)[at]
-        start, node, first = self._runs[bisect_right(self._starts, place) - 1]
-        return node.info(first + place - start)
+        run = bisect_right(self._starts, place) - 1
+        node, numbers = self._runs[run]
+        return node.info(numbers[place - self._starts[run]])
 
     def __iter__(self) -> Iterator[ParamInfo]:
-        for count, node, first in self._bounded():
-            for number in range(first, first + count):
+        for node, numbers in self._runs:
+            for number in numbers:
                 yield node.info(number)
 
     def runs(self) -> Iterator[InfoRun]:
         """Yield all leaves in runs of siblings, of at most `SLICE` each."""
-        for count, node, first in self._bounded():
-            for at in range(first, first + count, SLICE):
-                stop = min(at + SLICE, first + count)
-                children = node.children
+        for node, numbers in self._runs:
+            for at in range(numbers.start, numbers.stop, SLICE):
+                stop, children = min(at + SLICE, numbers.stop), node.children
                 yield InfoRun(node.keys, node.kinds, children.keys[at:stop], children.kinds[at:stop])
-
-    def _bounded(self) -> Iterator[tuple[int, ContainerNode, int]]:
-        """Yield how many leaves each run has, their container, and the number of the first."""
-        ends = [*self._starts, self._n_leaves][1:]
-        for (start, node, first), end in zip(self._runs, ends, strict=True):
-            yield end - start, node, first
 
 
 def runs_of(infos: Sequence[ParamInfo]) -> Iterator[InfoRun]:
@@ -306,7 +300,12 @@ def names_of(infos: Sequence[ParamInfo]) -> list[str]:
     if not isinstance(infos, LeafInfos):
         return [info.name for info in infos]
 
-    return [prefix + key for run in infos.runs() for prefix in (run.name_prefix,) for key in run.keys]
+    names: list[str] = []
+    for run in infos.runs():
+        prefix = ".".join((*run.outer, ""))
+        names += [prefix + key for key in run.keys]
+
+    return names
 
 
 def keys_of(infos: Sequence[ParamInfo]) -> list[KeyPath]:
