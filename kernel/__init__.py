@@ -12,9 +12,6 @@ __all__ = (
     "LOGGER_NAME",
     "Actor",
     "Advice",
-    "ArrangedLayout",
-    "Arrangement",
-    "Background",
     "BufferHandler",
     "BuildToken",
     "ByteLease",
@@ -33,16 +30,11 @@ __all__ = (
     "Document",
     "DriverRead",
     "Extents",
-    "FilePosition",
-    "FilesHandler",
     "Finishing",
-    "FormattedLayout",
-    "GlobalHandler",
     "HandlerLookup",
     "Hold",
     "HostBatch",
     "HostPart",
-    "ItemsLayout",
     "KeyKind",
     "KeyPath",
     "Layout",
@@ -85,9 +77,7 @@ __all__ = (
     "Scheme",
     "SingleProcessCoordinator",
     "Slot",
-    "SnapshotHandler",
     "Span",
-    "SpecChange",
     "Stage",
     "StageStatistics",
     "StagedBatch",
@@ -118,7 +108,6 @@ if TYPE_CHECKING:
     from penstock.kernel.events import LOGGER_NAME, get_logger
     from penstock.kernel.memory.byte_account import ByteLease
     from penstock.kernel.memory.regulator import MemoryRegulator
-    from penstock.kernel.messages.changed_specs import SpecChange
     from penstock.kernel.messages.opaque import OpaquePiece, decoded
     from penstock.kernel.messages.restore import (
         Change,
@@ -160,13 +149,7 @@ if TYPE_CHECKING:
         StoredCheckpoint,
     )
     from penstock.kernel.protocols.coordinator import Coordinator, Operation, SingleProcessCoordinator
-    from penstock.kernel.protocols.files_handler import Background, FilesHandler
     from penstock.kernel.protocols.layouts import (
-        ArrangedLayout,
-        Arrangement,
-        FilePosition,
-        FormattedLayout,
-        ItemsLayout,
         Layout,
         Opening,
     )
@@ -182,14 +165,12 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.leaf_handlers import (
         BufferHandler,
         ChunkingHandler,
-        GlobalHandler,
         HandlerLookup,
         Leaf,
         LeafHandler,
         PartsHandler,
         ReadLeaf,
         ReadLeaves,
-        SnapshotHandler,
         TypeHandler,
         Waitable,
     )
@@ -230,7 +211,6 @@ else:
             "penstock.kernel.events": ("LOGGER_NAME", "get_logger"),
             "penstock.kernel.memory.byte_account": ("ByteLease",),
             "penstock.kernel.memory.regulator": ("MemoryRegulator",),
-            "penstock.kernel.messages.changed_specs": ("SpecChange",),
             "penstock.kernel.messages.opaque": ("OpaquePiece", "decoded"),
             "penstock.kernel.messages.restore": (
                 "HostBatch", "HostPart", "Located", "PlannedBatch", "ReadBatch", "RestorePlan",
@@ -252,18 +232,13 @@ else:
             "penstock.kernel.protocols.coordinator": (
                 "Coordinator", "Operation", "SingleProcessCoordinator",
             ),
-            "penstock.kernel.protocols.files_handler": ("Background", "FilesHandler"),
-            "penstock.kernel.protocols.layouts": (
-                "ArrangedLayout", "Arrangement", "FormattedLayout", "ItemsLayout", "Layout", "Opening",
-                "FilePosition",
-            ),
+            "penstock.kernel.protocols.layouts": ("Layout", "Opening"),
             "penstock.kernel.protocols.leaf": (
                 "KeyKind", "KeyPath", "LeafSpec", "ParamInfo", "Replicas", "StoredLeaf", "StoredRows",
             ),
             "penstock.kernel.protocols.leaf_handlers": (
-                "BufferHandler", "ChunkingHandler", "GlobalHandler", "HandlerLookup",
-                "Leaf", "LeafHandler", "PartsHandler", "ReadLeaf", "ReadLeaves",
-                "SnapshotHandler", "TypeHandler", "Waitable",
+                "BufferHandler", "ChunkingHandler", "HandlerLookup", "Leaf", "LeafHandler", "PartsHandler",
+                "ReadLeaf", "ReadLeaves", "TypeHandler", "Waitable",
             ),
             "penstock.kernel.protocols.reads": (
                 "CheckedRead", "DirectRead", "DriverRead", "Read", "ScatterRead", "Target", "WholeChunks",

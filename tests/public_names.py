@@ -65,7 +65,7 @@ NAMES = {
         StructureMismatchError TreeDifference TruncatedDataError UnsupportedFormatError
     """,
     "penstock.kernel": """
-        Actor Background Committed Coordinator DataFile FilesHandler ReadLeaf ReadLeaves FormattedLayout
+        Actor Committed Coordinator DataFile ReadLeaf ReadLeaves
         HandlerLookup Hold HostBatch KeyPath Layout Leaf LeafBatch LeafHandler LeafSpec MemoryRegulator
         Milestone ParamInfo Piece Pipeline PlannedBatch ReadBatch ReadableFile RestoreRequest RestoreRun
         RestoredBatch RestoredTree SaveRun Slot Stage StageStatistics StagedBatch Store StoredCheckpoint

@@ -121,7 +121,7 @@ class ArrayHandler:
             tuple([size or 1 for size in shard_shape]),
             shard_shape,
             sharding=encode(sharding),
-            random_key_impl=key_impl,
+            extended_dtype=key_impl,
             replicas=Replicas(
                 _n_replicas(sharding.num_devices, value.shape, shard_shape),
                 is_global=not value.is_fully_addressable,
@@ -131,7 +131,7 @@ class ArrayHandler:
 
     def nbytes_here(self, value: Any, spec: LeafSpec) -> int:
         """Return how many bytes of an array that is spread over processes this one writes."""
-        array = cast("jax.Array", value if spec.random_key_impl is None else key_data_of(value))
+        array = cast("jax.Array", value if spec.extended_dtype is None else key_data_of(value))
         part = spec.write_shape or spec.chunk_shape
         return (
             len(parts_here(array.sharding, array.shape, part, spec.replicas.writer))
@@ -157,7 +157,7 @@ class ArrayHandler:
             return iter(())
 
         return shard_pieces(
-            value if spec.random_key_impl is None else key_data_of(value),
+            value if spec.extended_dtype is None else key_data_of(value),
             spec,
             piece_bytes,
             key_path=leaf.info.key_path,
@@ -204,7 +204,7 @@ class ArrayHandler:
         """Return whether CPU devices hold its elements in the byte order and layout of storage."""
         return (
             self.alias_host
-            and spec.random_key_impl is None
+            and spec.extended_dtype is None
             and spec.dtype not in PACKED
             and spec.dtype == dtype_name(array.dtype)
             and on_host(array.sharding)

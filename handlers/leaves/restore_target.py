@@ -56,7 +56,7 @@ def array_target(stored: StoredLeaf, like: Any, *, alias: bool = True) -> Target
 
         placement = _place(stored, like)
         if is_key(like.dtype):  # wrap the data with the saved implementation, or with the target's
-            placement = replace(placement, key_impl=stored.spec.random_key_impl or known_impl(like.dtype))
+            placement = replace(placement, key_impl=stored.spec.extended_dtype or known_impl(like.dtype))
     elif like is None or (isinstance(like, type) and issubclass(like, jax.Array | jax.ShapeDtypeStruct)):
         placement = replace(_saved_place(stored, named=like is not None), key_impl=_checked_impl(stored))
     else:
@@ -116,7 +116,7 @@ def _difference(stored: StoredLeaf, like: Abstract) -> TreeDifference | None:
 
 
 def _checked_impl(stored: StoredLeaf) -> str | None:
-    impl = stored.spec.random_key_impl
+    impl = stored.spec.extended_dtype
     if impl is not None:
         try:
             key_dtype(impl)
@@ -150,7 +150,7 @@ def _saved_place(stored: StoredLeaf, *, named: bool) -> ArrayPlacement:
     saved = decode(stored.spec.sharding)
     if saved.sharding is None:
         return ArrayPlacement(
-            as_numpy=saved.n_devices > 1 and not named and stored.spec.random_key_impl is None
+            as_numpy=saved.n_devices > 1 and not named and stored.spec.extended_dtype is None
         )
 
     if isinstance(saved.sharding, SingleDeviceSharding) and default_device() in devices_of(saved.sharding):

@@ -417,8 +417,8 @@ def _on_disk(spec: LeafSpec) -> str:
     """Describe the stored leaf, as in `jax.Array float32[8,12]`, `scalar int64[]` or `string`."""
     if spec.shape is None:
         return spec.typestr
-    if spec.random_key_impl is not None:
-        return f"{spec.typestr} key<{spec.random_key_impl}>{_text(spec.shape[:-1])}"
+    if spec.extended_dtype is not None:
+        return f"{spec.typestr} key<{spec.extended_dtype}>{_text(spec.shape[:-1])}"
 
     return f"{spec.typestr} {spec.dtype}{_text(spec.shape)}"
 

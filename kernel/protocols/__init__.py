@@ -8,8 +8,11 @@ __all__ = (
     "DEFAULT_PLACEMENT",
     "DISK_MARK",
     "SMALL_DOCUMENT",
+    "ArrangedLayout",
+    "Arrangement",
     "ChecksummedCheckpoint",
     "Destination",
+    "FilePosition",
     "KeyValues",
     "NamedTensors",
     "NoHold",
@@ -28,7 +31,7 @@ __all__ = (
 if TYPE_CHECKING:
     from penstock.kernel.protocols.checkpoints import ChecksummedCheckpoint, NamedTensors
     from penstock.kernel.protocols.coordinator import KeyValues
-    from penstock.kernel.protocols.layouts import SMALL_DOCUMENT, WrittenRange
+    from penstock.kernel.protocols.layouts import SMALL_DOCUMENT, ArrangedLayout, Arrangement, FilePosition, WrittenRange
     from penstock.kernel.protocols.leaf import keys_of, names_of, runs_of
     from penstock.kernel.protocols.leaf_handlers import PartOf
     from penstock.kernel.protocols.reads import Destination, SharedRead
@@ -47,6 +50,9 @@ else:
             "penstock.kernel.protocols.coordinator": ("KeyValues",),
             "penstock.kernel.protocols.layouts": (
                 "SMALL_DOCUMENT",
+                "ArrangedLayout",
+                "Arrangement",
+                "FilePosition",
                 "WrittenRange",
             ),
             "penstock.kernel.protocols.leaf": (

@@ -137,12 +137,15 @@ class LeafSpec:
     chunk_shape: tuple[int, ...] = ()  #: divides `shape`; every axis at least 1
     write_shape: tuple[int, ...] | None = None  #: the part that one replica writes, of what devices hold
     text: str | None = None  #: the value of a leaf that is kept as text, of any type
-    sharding: str | None = None  #: which devices held which part, as its handler says it: a JSON text
-    random_key_impl: str | None = None  #: of random keys: the generator that they are for
+    sharding: str | None = None
+    """The parts that it was in when it was saved, in words that its handler and the format know: opaque."""
+    extended_dtype: str | None = None
+    """What the elements are where `dtype` is only how they are stored, in words that the handler and the
+    format know: of random keys, the generator. Such a leaf is never cast. None for plain numbers."""
     codec: str | None = None
     """How a save encodes each chunk: `zstd:3`, `auto` while that is undecided, or None for not at all."""
     replicas: Replicas = ONE_REPLICA  #: at a save
-    shapes_recorded: bool = True  #: at a save: whether `write_shape` and `random_key_impl` are recorded
+    shapes_recorded: bool = True  #: at a save: whether `write_shape` and `extended_dtype` are recorded
 
     nbytes: int = field(init=False, compare=False, repr=False)
     """Array bytes stored in total, uncompressed."""

@@ -216,7 +216,7 @@ def _described(spec: LeafSpec) -> str:
     if spec.write_shape not in (None, spec.chunk_shape):
         parts.append(f"written in {list(spec.write_shape or ())}")
 
-    parts += [what for what in (spec.codec, spec.random_key_impl) if what]
+    parts += [what for what in (spec.codec, spec.extended_dtype) if what]
     if spec.replicas.is_global:
         parts.append(f"over {spec.replicas.n} replicas of {spec.sharding}")
 

@@ -111,7 +111,7 @@ def refit_spec(
         The spec, or a `TreeDifference` if the cast is impossible or would drop an imaginary part.
     """
     spec = stored.spec
-    if spec.shape is None or spec.random_key_impl is not None:
+    if spec.shape is None or spec.extended_dtype is not None:
         return spec
 
     shape: Any = None if options.strict or isinstance(like, type) else getattr(like, "shape", None)
@@ -344,7 +344,7 @@ def source_like(spec: LeafSpec, like: Any) -> tuple[Any, bool, Callable[[Any], A
         The restore target; whether there is one (else the leaf is restored as it was saved); and a
         function to apply to the value before the caller's function gets it.
     """
-    if spec.shape is None or spec.random_key_impl is not None:
+    if spec.shape is None or spec.extended_dtype is not None:
         return None, False, _unchanged
     if isinstance(like, np.ndarray) or like is np.ndarray:
         return np.ndarray, True, _unchanged

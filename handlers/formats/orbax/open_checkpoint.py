@@ -110,7 +110,7 @@ def _open_jax_key(source: Source, place: ItemPlace) -> OrbaxCheckpoint:
         recorded = about.get("impl", _IMPLS.get(shape[-1]))
         impl = None if recorded is None else as_string(path, "impl", recorded)
 
-    spec = replace(leaf.spec, random_key_impl=impl)
+    spec = replace(leaf.spec, extended_dtype=impl)
     info = replace(leaf.info, keys=(), kinds=(), key_path="")
     return replace(tree, leaves=StoredLeaves.of(tree.directory, [replace(leaf, info=info, spec=spec)]))
 

@@ -101,7 +101,7 @@ def _cast(spec: LeafSpec, key_path: str, wanted: object) -> LeafSpec:
     name = dtype_name(dtype)
     if name == spec.dtype:
         return spec
-    if spec.random_key_impl is not None:
+    if spec.extended_dtype is not None:
         raise InvalidLeafError(key_path, f"a PRNG key cannot be cast to {name}")
     if not storable(name):
         raise InvalidLeafError(key_path, f"an array of dtype {name} cannot be stored")

@@ -393,7 +393,7 @@ def leaf_table(
                     chunk_shape=form.chunk_shape,
                     write_shape=write_shape,
                     sharding=sharding,
-                    random_key_impl=key_impl,
+                    extended_dtype=key_impl,
                 )
 
         specs.append(spec)

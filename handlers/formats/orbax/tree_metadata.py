@@ -515,7 +515,7 @@ def _shapes(spec: LeafSpec) -> dict[str, object]:
     return {
         "write_shape": spec.chunk_shape if spec.write_shape is None else spec.write_shape,
         "chunk_shape": spec.chunk_shape,
-        "ext_metadata": {"random_key_impl": spec.random_key_impl} if spec.random_key_impl else None,
+        "ext_metadata": {"random_key_impl": spec.extended_dtype} if spec.extended_dtype else None,
     }
 
 

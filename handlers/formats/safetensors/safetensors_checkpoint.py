@@ -291,7 +291,7 @@ def _spec(path: str, tensor: Tensor, typestr: str, impl: str | None) -> LeafSpec
         dtype=tensor.dtype,
         itemsize=numpy_dtype(tensor.dtype).itemsize,
         chunk_shape=tuple([n or 1 for n in tensor.shape]),
-        random_key_impl=impl,
+        extended_dtype=impl,
     )
 
 

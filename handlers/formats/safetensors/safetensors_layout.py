@@ -229,7 +229,7 @@ def _metadata(
         paths={info.name: steps_of(info) for info in infos if steps_of(info) != tuple(info.name.split("."))},
         strings={info.name: spec.text for info, spec in leaves if spec.text is not None},
         empty={info.name: spec.typestr for info, spec in leaves if spec.is_empty_marker},
-        random_keys={info.name: spec.random_key_impl for info, spec in arrays if spec.random_key_impl},
+        random_keys={info.name: spec.extended_dtype for info, spec in arrays if spec.extended_dtype},
         kinds={info.name: spec.typestr for info, spec in arrays if spec.typestr != kind},
         kind=kind,
         metadata=others,

@@ -112,7 +112,7 @@ class LeafMetadata:
     @property
     def random_key_impl(self) -> str | None:
         """For a typed PRNG key: the name of its implementation."""
-        return self._spec.random_key_impl
+        return self._spec.extended_dtype
 
     @property
     def _spec(self) -> LeafSpec:

@@ -127,7 +127,7 @@ def _leaf(leaf: StoredLeaf, details: StorageDetails | None, at: int) -> LeafFact
         None if details is None else details.codec(at),
         spec.chunk_shape,
         json.loads(spec.sharding) if spec.sharding else None,
-        spec.random_key_impl,
+        spec.extended_dtype,
     )
 
 

@@ -309,7 +309,7 @@ def _metadata(name: str, spec: kernel.LeafSpec, form: SaveFormat) -> ArrayMetada
         chunk_shape=spec.chunk_shape,
         use_ocdbt=form.ocdbt,
         use_zarr3=form.zarr == 3,
-        ext_metadata={RANDOM_KEY_IMPL: spec.random_key_impl} if spec.random_key_impl else None,
+        ext_metadata={RANDOM_KEY_IMPL: spec.extended_dtype} if spec.extended_dtype else None,
     )
 
 

@@ -355,7 +355,7 @@ def _recorded_array(info: ParamInfo, spec: kernel.LeafSpec, arg: SaveArgs) -> Re
     shape, part, dtype = spec.shape or (), spec.chunk_shape, dtypes.numpy_dtype(spec.dtype)
     database = bool(info.is_ocdbt_checkpoint)
     chunks = chunk_shape_for(info, use_ocdbt=database, shape=shape, write_shape=part, dtype=dtype, arg=arg)
-    extra = {RANDOM_KEY_IMPL: spec.random_key_impl} if spec.random_key_impl else None
+    extra = {RANDOM_KEY_IMPL: spec.extended_dtype} if spec.extended_dtype else None
     return RecordedArray(info.name, shape, dtype, part, chunks, database, bool(info.use_zarr3), extra)
 
 

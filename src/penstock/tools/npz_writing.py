@@ -139,8 +139,8 @@ def _member(leaf: FlatLeaf) -> MemberToWrite:
 
 def _check(info: ParamInfo, spec: LeafSpec) -> None:
     dtype = numpy_dtype(spec.dtype)
-    if spec.random_key_impl is not None:
-        problem = f"is an array of PRNG keys ({spec.random_key_impl}), which an npz file cannot say"
+    if spec.extended_dtype is not None:
+        problem = f"is an array of PRNG keys ({spec.extended_dtype}), which an npz file cannot say"
         problem += f"; leave it out, as in rename={{{info.name!r}: None}}"
         raise InvalidLeafError(info.key_path, problem)
     if dtype.isbuiltin != 1:

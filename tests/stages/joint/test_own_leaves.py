@@ -38,7 +38,7 @@ def names(infos: Sequence[ParamInfo]) -> list[str]:
 SPECS = (
     LeafSpec("np.ndarray", (2, 3), "int16", 2, (2, 3)),
     LeafSpec("string", text="a\udc80 text"),
-    LeafSpec("jax.Array", (3,), "uint32", 4, (3,), (3,), sharding="{}", random_key_impl="threefry2x32"),
+    LeafSpec("jax.Array", (3,), "uint32", 4, (3,), (3,), sharding="{}", extended_dtype="threefry2x32"),
 )
 
 

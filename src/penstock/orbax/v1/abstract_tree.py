@@ -263,7 +263,7 @@ def _array(abstract: Any, spec: kernel.LeafSpec, *, resize: bool) -> LeafTarget:
             "and truncate, set `enable_padding_and_truncation=True` in `ArrayOptions.Loading`."
         )
 
-    impl = spec.random_key_impl
+    impl = spec.extended_dtype
     if impl is not None:  # requested as key data, as an abstract tree describes it
         finish = partial_of(_wrap_key, impl)
 

@@ -26,8 +26,8 @@ from penstock.handlers.formats.safetensors.file_digests import (
     find,
 )
 from penstock.handlers.formats.safetensors.safetensors_layout import WrittenDigests
-from penstock.kernel import Arrangement, Document, FilePosition, LeafSpec
-from penstock.kernel.protocols import WrittenRange
+from penstock.kernel import Document, LeafSpec
+from penstock.kernel.protocols import Arrangement, FilePosition, WrittenRange
 
 TREE = {"a": np.arange(50, dtype=np.float32), "b": {"c": np.arange(6, dtype=np.int8)}, "s": "text"}
 

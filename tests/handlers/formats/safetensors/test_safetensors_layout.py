@@ -29,8 +29,8 @@ from penstock.handlers.formats.safetensors.safetensors_checkpoint import (
     open_checkpoint,
 )
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
-from penstock.kernel import ArrangedLayout, KeyKind, Layout, ParamInfo
-from penstock.kernel.protocols import NamedTensors
+from penstock.kernel import KeyKind, Layout, ParamInfo
+from penstock.kernel.protocols import ArrangedLayout, NamedTensors
 
 STORE = LocalStore()
 
@@ -332,7 +332,7 @@ class TestNote:
         specs = {leaf.info.name: leaf.spec for leaf in found.leaves}
         assert found.custom_metadata == {"lr": 0.5, "steps": [1]}
         assert specs["a.0"].typestr == "jax.Array"
-        assert (specs["k"].typestr, specs["k"].random_key_impl) == ("scalar", "threefry2x32")
+        assert (specs["k"].typestr, specs["k"].extended_dtype) == ("scalar", "threefry2x32")
         assert (specs["s"].typestr, specs["s"].text) == ("string", "text")
         assert specs["e"].typestr == "Tuple"
         split = {leaf.info.name: leaf.info for leaf in found.split(".").leaves}

@@ -51,6 +51,6 @@ def test_an_unknown_dtype_or_key_implementation_is_unsupported() -> None:
     unknown = Saved(LeafSpec("jax.Array", (1,), "int3", 1, (1,)), {})
     with pytest.raises(UnsupportedFormatError, match=r"/ckpt: no dtype 'int3'.*\(leaf \['opt'\]\.mu\)"):
         target(HANDLER, unknown)
-    keys = Saved(LeafSpec("jax.Array", (2,), "uint32", 4, (2,), random_key_impl="dice"), {})
+    keys = Saved(LeafSpec("jax.Array", (2,), "uint32", 4, (2,), extended_dtype="dice"), {})
     with pytest.raises(UnsupportedFormatError, match="PRNG implementation 'dice'"):
         target(HANDLER, keys)

@@ -36,7 +36,7 @@ def test_typed_keys_are_stored_as_their_data(handler: ArrayHandler, impl: str) -
     for keys in (jax.random.key(3, impl=impl), jax.random.split(jax.random.key(3, impl=impl), 8)):
         saved = save(handler, keys, 24)
         data = jax.random.key_data(keys)
-        assert (saved.spec.dtype, saved.spec.shape, saved.spec.random_key_impl) == (
+        assert (saved.spec.dtype, saved.spec.shape, saved.spec.extended_dtype) == (
             "uint32",
             data.shape,
             impl,
@@ -62,7 +62,7 @@ def test_keys_that_were_spread_over_absent_devices_stay_keys() -> None:
     keys = jax.random.split(jax.random.key(0), 4)
     saved = save(HANDLER, keys)
     spec = LeafSpec(
-        "jax.Array", (4, 2), "uint32", 4, (4, 2), (4, 2), sharding=ELSEWHERE, random_key_impl="threefry2x32"
+        "jax.Array", (4, 2), "uint32", 4, (4, 2), (4, 2), sharding=ELSEWHERE, extended_dtype="threefry2x32"
     )
     assert restore(HANDLER, Saved(spec, saved.chunks)).dtype == keys.dtype
 

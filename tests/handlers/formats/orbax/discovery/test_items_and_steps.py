@@ -277,7 +277,7 @@ class TestRandomKeys:
         make(tmp_path, jax_random_key_metadata__metadata='{"typed": true}')
 
         (leaf,) = open_(tmp_path).leaves
-        assert (leaf.info.keys, leaf.info.key_path, leaf.spec.random_key_impl) == ((), "", impl)
+        assert (leaf.info.keys, leaf.info.key_path, leaf.spec.extended_dtype) == ((), "", impl)
 
     def test_an_array_of_another_name_is_no_key(
         self, tmp_path: Path, make_leaf: Any, write_flat: Any

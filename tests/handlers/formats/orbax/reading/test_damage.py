@@ -44,7 +44,7 @@ DOCUMENTS = [
 def path(tmp_path: Path, make_leaf: Any, write_flat: Any) -> Path:
     values = np.arange(300, dtype=np.float32)
     leaves = [
-        make_leaf(0, ("a", 0), "jax.Array", like=values, sharding=SHARDING, random_key_impl="rbg"),
+        make_leaf(0, ("a", 0), "jax.Array", like=values, sharding=SHARDING, extended_dtype="rbg"),
         make_leaf(1, ("b",), "string", text="x"),
         make_leaf(2, ("c",), "mine.Type"),
     ]
@@ -66,7 +66,7 @@ def test_an_undamaged_checkpoint_opens(path: Path) -> None:
     found = open_(path)
 
     assert [leaf.spec.typestr for leaf in found.leaves] == ["jax.Array", "string", "mine.Type"]
-    assert found.leaves[0].spec.random_key_impl == "rbg"
+    assert found.leaves[0].spec.extended_dtype == "rbg"
     assert found.leaves[2].spec.shape is None
     name = str(data_file(path).relative_to(path))
     assert [(piece.offset, piece.nbytes) for piece in found.expected_crc32c(name)] == [(0, 1000), (1000, 200)]

@@ -114,8 +114,8 @@ def test_the_rest_of_what_is_recorded_is_found(checkpoint: OrbaxCheckpoint) -> N
     leaves = {leaf.info.name: leaf for leaf in checkpoint.leaves}
 
     assert leaves["text"].spec.text == "hello"
-    assert leaves["key"].spec.random_key_impl == "threefry2x32"
-    assert leaves["a.b16"].spec.random_key_impl is None
+    assert leaves["key"].spec.extended_dtype == "threefry2x32"
+    assert leaves["a.b16"].spec.extended_dtype is None
     assert leaves["big"].spec.chunk_shape == leaves["big"].spec.write_shape == (24, 20)
     assert '"partition_spec": ["x", "y"]' in (leaves["big"].spec.sharding or "")
     assert leaves["host"].spec.sharding is None

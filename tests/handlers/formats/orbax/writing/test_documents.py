@@ -62,7 +62,7 @@ def leaves(make_leaf: Any) -> list[Leaf]:
         make_leaf(1, ("empty", 1), "List"),
         make_leaf(2, ("empty", 2), "Tuple"),
         make_leaf(3, ("empty", 3), "None"),
-        make_leaf(4, ("key",), **on_device, like=KEY_DATA, write_shape=(2,), random_key_impl="threefry2x32"),
+        make_leaf(4, ("key",), **on_device, like=KEY_DATA, write_shape=(2,), extended_dtype="threefry2x32"),
         make_leaf(5, ("n",), like=N),
         make_leaf(6, ("pair", "a/b"), "string", text="slash"),
         make_leaf(7, ("pair", "t~1"), "string", text="tilde"),
