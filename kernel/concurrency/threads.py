@@ -18,7 +18,6 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from queue import Full, SimpleQueue
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast, final
 
@@ -225,7 +224,7 @@ class Threads:
             await self._limiter.acquire()
 
         try:
-            value = await to_thread.run_sync(
+            await to_thread.run_sync(
                 call, abandon_on_cancel=self._leaves, limiter=cast("CapacityLimiter", _TAKEN)
             )
         except get_cancelled_exc_class():
@@ -236,13 +235,7 @@ class Threads:
         finally:
             self._limiter.release()
 
-        error, call.error = call.error, None
-        if error is None:
-            return cast("T", value)
-        try:
-            raise error
-        finally:
-            del error  # the traceback refers to this frame
+        return call.take()
 
     def call_once(self, function: Callable[..., T], *args: Any) -> CallOnce[T]:
         """Return an async callable that runs `function(*args)` in a thread once; every call waits for it.
@@ -321,40 +314,51 @@ class _Call(Generic[T]):
 
     AnyIO shields its wait for the thread, but asyncio's own `Task.cancel` goes through every shield.
 
-    What the call raises is left here: on its way through the threads of trio it would come into a reference
-    cycle, which keeps alive all that the frames above have.
+    What the call returns or raises is left here: on its way through the threads of trio an error would come
+    into a reference cycle, which keeps alive all that the frames above have.
     """
 
-    __slots__ = ("_call", "_lock", "_state", "_wake", "error")
+    __slots__ = ("_call", "_error", "_lock", "_state", "_value", "_wake")
 
     def __init__(self, function: Callable[..., T], args: tuple[Any, ...]) -> None:
         self._call: tuple[Callable[..., T], tuple[Any, ...]] | None = (function, args)  # until it begins
-        self.error: BaseException | None = None  #: what the call raised; its waiter takes it
+        self._value: T | None = None
+        self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._state: Literal["waiting", "running", "over"] = "waiting"
         self._wake: Callable[[], object] | None = None
 
-    def __call__(self) -> T | None:
+    def __call__(self) -> None:
         with self._lock:
             call, self._call = self._call, None
             if call is None:
-                return None  # and it is not waited for
+                return  # and it is not waited for
 
             self._state = "running"
 
         function, args = call
         del call
         try:
-            return function(*args)
+            self._value = function(*args)
         except BaseException as error:
-            self.error = error
-            return None
+            self._error = error
         finally:
             del function, args  # the traceback refers to this frame
             with self._lock:
                 self._state = "over"
             if self._wake is not None:
                 self._wake()
+
+    def take(self) -> T:
+        """Return what the call returned, or raise what it raised. Once: neither lives on here."""
+        value, error = self._value, self._error
+        self._value = self._error = None
+        if error is None:
+            return cast("T", value)
+        try:
+            raise error
+        finally:
+            del error  # the traceback refers to this frame
 
     def has_begun(self) -> bool:
         """True if the call runs or ran; if not, it never will."""
@@ -365,20 +369,30 @@ class _Call(Generic[T]):
 
             return True
 
-    async def wait_over(self, most_s: float = math.inf) -> None:
-        """Wait until the call has returned, for at most so long. If it has not begun, it never will."""
+    async def wait(self) -> None:
+        """Wait until the call has returned.
+
+        Cancellation:
+            Leaves the call as it is; `wait_over` goes on waiting.
+        """
         event, loop = Event(), LoopHandle()
         with self._lock:
-            if self._state != "running":
-                self._state, self._call = "over", None
+            if self._state == "over":
                 return
 
             self._wake = lambda: loop.post(event.set)
 
+        await event.wait()
+
+    async def wait_over(self, most_s: float = math.inf) -> None:
+        """Wait until the call has returned, for at most so long. If it has not begun, it never will."""
+        if not self.has_begun():
+            return
+
         with CancelScope(shield=True, deadline=current_time() + most_s) as waiting:
-            while not event.is_set():
+            while self._state != "over":
                 try:
-                    await event.wait()
+                    await self.wait()
                 except get_cancelled_exc_class():
                     if waiting.cancel_called:  # and not by asyncio, from outside
                         raise
@@ -415,7 +429,7 @@ class OneThread:
         self._at_end = at_end
         self._tasks = tasks
         self._begun = False
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._calls: SimpleQueue[_Call[Any] | None] = SimpleQueue()
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """Call `function(*args)` in the thread.
@@ -427,15 +441,16 @@ class OneThread:
             self._begun = True
             self._tasks.start_soon(Threads(1).run, self._serve, name="penstock thread")
 
-        outcome: Future[T] = Future()
-        self._calls.put(partial(_settle, outcome, function, args))
+        call = _Call(function, args)
+        self._calls.put(call)
+        del args  # the traceback of an error refers to this frame
         try:
-            return await await_future(outcome)  # cancels a call that has not begun
+            await call.wait()
         except BaseException:
-            await _over(outcome)
+            await call.wait_over()
             raise
-        finally:
-            del outcome, args  # the traceback refers to this frame
+
+        return call.take()
 
     def close(self) -> None:
         """End the thread once it has made all requested calls."""
@@ -448,23 +463,3 @@ class OneThread:
 
         if self._at_end is not None:
             self._at_end()
-
-
-def _settle(outcome: Future[T], function: Callable[..., T], args: tuple[Any, ...]) -> None:
-    if not outcome.set_running_or_notify_cancel():
-        return
-    try:
-        outcome.set_result(function(*args))
-    except BaseException as error:
-        outcome.set_exception(error)
-    finally:
-        del outcome, function, args  # the traceback refers to this frame
-
-
-async def _over(outcome: Future[Any]) -> None:
-    over, loop = Event(), LoopHandle()
-    outcome.add_done_callback(lambda _: loop.post(over.set))
-    with CancelScope(shield=True):
-        while not over.is_set():
-            with suppress(get_cancelled_exc_class()):  # asyncio's own goes through every shield
-                await over.wait()
