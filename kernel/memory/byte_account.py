@@ -104,7 +104,7 @@ class ByteAccount:
 
     def limit_of(self, flow: str) -> int:
         """Bytes that one flow may lease at once."""
-        return min([room.limit for room in self._rooms.get(flow, self._shared)])
+        return min(self._rooms.get(flow, self._shared)[0].limit, self._whole.limit)
 
     def resize(self, limit: int) -> None:
         """Change the limit. Leases that exist stay; if they exceed it, new ones wait until they do not."""

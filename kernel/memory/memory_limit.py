@@ -84,13 +84,14 @@ class SystemMemory:
         """Read a few small files of `/proc` and `/sys`. What cannot be read does not count."""
         groups = list(_groups(self._root))
         limits = [group.limit for group in groups if group.limit is not None]
-        available = list(_available(self._root))
-        allowed = [*limits, *available]
+        available = _field(_read(self._root / "proc" / "meminfo"), "MemAvailable:", "kB")
+        available_bytes = [] if available is None else [available * 1024]
+        allowed = [*limits, *available_bytes]
         memory = min(allowed) if allowed else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         room = [group.room for group in groups if group.room is not None]
         stalls = [_stalled(_read(self._root / "proc" / "pressure" / "memory"))]
         stalls += [_stalled(_read(group.path / "memory.pressure")) for group in groups[:1]]
-        return MemoryReading(memory, min([*room, *(available or [memory])]), max(stalls))
+        return MemoryReading(memory, min([*room, *(available_bytes or [memory])]), max(stalls))
 
 
 def auto_memory_limit(root: str | os.PathLike[str] = "/") -> int:
@@ -122,7 +123,7 @@ def memory_domain(root: str | os.PathLike[str] = "/") -> str:
     base = Path(root)
     machine = _read(base / "proc" / "sys" / "kernel" / "random" / "boot_id").strip()
     machine = machine or _read(base / "etc" / "machine-id").strip() or platform.node()
-    total = _field(_read(base / "proc" / "meminfo"), "MemTotal:") * 1024
+    total = (_field(_read(base / "proc" / "meminfo"), "MemTotal:", "kB") or 0) * 1024
     bounds = [(group.limit, group.path) for group in _groups(base) if group.limit is not None]
     limit, path = min(bounds, default=(0, base))
     if not bounds or (total and limit >= total):
@@ -227,17 +228,10 @@ def _groups_above(hierarchy: Path, path: str, most: str, used: str, reclaimable:
         in_use = _number(_read(folder / used))
         room = None
         if limit is not None and in_use is not None:
-            cached = _field(_read(folder / "memory.stat"), reclaimable)
+            cached = _field(_read(folder / "memory.stat"), reclaimable) or 0
             room = max(0, limit - in_use + cached)
 
         yield _Group(folder, limit, room)
-
-
-def _available(root: Path) -> Iterator[int]:
-    for line in _read(root / "proc" / "meminfo").splitlines():
-        words = line.split()
-        if words[:1] == ["MemAvailable:"] and words[2:] == ["kB"] and words[1].isdecimal():
-            yield int(words[1]) * 1024
 
 
 def _stalled(text: str) -> float:
@@ -252,13 +246,14 @@ def _stalled(text: str) -> float:
     return 0.0
 
 
-def _field(text: str, name: str) -> int:
+def _field(text: str, name: str, *unit: str) -> int | None:
+    """Return the number on the line of this name; None if there is none, or it is in another unit."""
     for line in text.splitlines():
         words = line.split()
-        if words[:1] == [name] and len(words) in {2, 3}:  # the third is a unit
-            return _number(words[1]) or 0
+        if words[:1] == [name] and tuple(words[2:]) == unit and len(words) > 1:
+            return _number(words[1])
 
-    return 0
+    return None
 
 
 def _number(text: str) -> int | None:
