@@ -108,18 +108,19 @@ if TYPE_CHECKING:
     from penstock.kernel.events import LOGGER_NAME, get_logger
     from penstock.kernel.memory.byte_account import ByteLease
     from penstock.kernel.memory.regulator import MemoryRegulator
-    from penstock.kernel.messages.opaque import OpaquePiece, decoded
     from penstock.kernel.messages.restore import (
         Change,
         HostBatch,
         HostPart,
         Located,
+        OpaquePiece,
         PlannedBatch,
         ReadBatch,
         RestoredBatch,
         RestoredTree,
         RestorePlan,
         RestoreRequest,
+        decoded,
     )
     from penstock.kernel.messages.save import (
         Committed,
@@ -145,13 +146,11 @@ if TYPE_CHECKING:
         Stage,
     )
     from penstock.kernel.pipeline.statistics import Advice, Span, StageStatistics, bottleneck
-    from penstock.kernel.protocols.checkpoints import (
-        StoredCheckpoint,
-    )
     from penstock.kernel.protocols.coordinator import Coordinator, Operation, SingleProcessCoordinator
     from penstock.kernel.protocols.layouts import (
         Layout,
         Opening,
+        StoredCheckpoint,
     )
     from penstock.kernel.protocols.leaf import (
         KeyKind,
@@ -197,7 +196,7 @@ if TYPE_CHECKING:
         Transfers,
     )
     from penstock.kernel.protocols.written import Document, PiecePlan, Written
-    from penstock.kernel.schemes import Scheme
+    from penstock.kernel.registry import Scheme
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
@@ -211,10 +210,9 @@ else:
             "penstock.kernel.events": ("LOGGER_NAME", "get_logger"),
             "penstock.kernel.memory.byte_account": ("ByteLease",),
             "penstock.kernel.memory.regulator": ("MemoryRegulator",),
-            "penstock.kernel.messages.opaque": ("OpaquePiece", "decoded"),
             "penstock.kernel.messages.restore": (
-                "HostBatch", "HostPart", "Located", "PlannedBatch", "ReadBatch", "RestorePlan",
-                "RestoreRequest", "RestoredBatch", "RestoredTree", "Change",
+                "OpaquePiece", "decoded", "HostBatch", "HostPart", "Located", "PlannedBatch", "ReadBatch",
+                "RestorePlan", "RestoreRequest", "RestoredBatch", "RestoredTree", "Change",
             ),
             "penstock.kernel.messages.save": (
                 "Committed", "Extents", "LeafBatch", "Piece", "Published", "SavePlan", "StagedBatch",
@@ -227,12 +225,9 @@ else:
             "penstock.kernel.pipeline.stage": (
                 "Actor", "ChangesLeaves", "Concurrent", "Finishing", "Messages", "PassesOn", "Stage",
             ),
-            "penstock.kernel.schemes": ("Scheme",),
-            "penstock.kernel.protocols.checkpoints": ("StoredCheckpoint",),
-            "penstock.kernel.protocols.coordinator": (
-                "Coordinator", "Operation", "SingleProcessCoordinator",
-            ),
-            "penstock.kernel.protocols.layouts": ("Layout", "Opening"),
+            "penstock.kernel.registry": ("Scheme",),
+            "penstock.kernel.protocols.layouts": ("StoredCheckpoint", "Layout", "Opening"),
+            "penstock.kernel.protocols.coordinator": ("Coordinator", "Operation", "SingleProcessCoordinator"),
             "penstock.kernel.protocols.leaf": (
                 "KeyKind", "KeyPath", "LeafSpec", "ParamInfo", "Replicas", "StoredLeaf", "StoredRows",
             ),

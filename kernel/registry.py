@@ -3,11 +3,23 @@
 A `PluginKind` says which values those are: stages, codecs, handlers, observers, stores. It finds penstock's
 own and those of other distributions. A `StageRegistry` also has stages that were registered by hand, and
 `penstock.handlers.leaves.handler_registry` has handlers by type.
+
+A scheme of URLs, such as `s3`, is a value and one file, too: what is at `s3://bucket/run` is in a store that
+is opened for `s3://bucket`. The name of its entry point in the group `penstock.stores` is the scheme.
 """
 
 from __future__ import annotations
 
-__all__ = ("STAGES", "Plugin", "PluginKind", "StageRegistry", "find_plugins")
+__all__ = (
+    "SCHEMES",
+    "SHORTEST_LEASE_S",
+    "STAGES",
+    "Plugin",
+    "PluginKind",
+    "Scheme",
+    "StageRegistry",
+    "find_plugins",
+)
 
 import inspect
 import os
@@ -15,7 +27,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Generic, TypeVar, cast, final
 
@@ -219,3 +231,42 @@ def _check_options(stage: str, factory: Callable[..., object], options: Mapping[
 
 def _name(factory: Callable[..., object]) -> str:
     return f"{factory.__module__}.{getattr(factory, '__qualname__', type(factory).__qualname__)}"
+
+
+SHORTEST_LEASE_S: Final = 60.0
+"""No `ObjectStore` of another distribution's scheme has a shorter lease. Renewals are as frequent."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """Opens the stores of one scheme of URLs: what an entry point of `penstock.stores` refers to."""
+
+    open: Callable[[str, Any], Any]  # a Store, by name only: protocols import this room
+    """Returns the `Store` of a root, `scheme://name`, given the options of the scheme. Connects to nothing.
+
+    The store gets whole URLs as paths. It is made once for each root and Checkpointer. The options of other
+    distributions are the `Scheme` itself. Leases of an `ObjectStore` last `SHORTEST_LEASE_S` at least.
+    """
+    file_bytes: int = 16 * 2**20  #: of a data file, which the writer fills before it begins another
+    concurrency: int = 8  #: so many threads write at once, and so many read
+
+
+def _as_scheme(value: object) -> Scheme:
+    if not isinstance(value, Scheme):
+        raise ConfigError("store", f"{value!r} is no penstock.kernel.Scheme")
+
+    return value
+
+
+_BUCKET: Final = "penstock.handlers.stores.buckets.bucket_store:BUCKET"
+
+# Declared as other distributions declare theirs, so that the kernel imports no store.
+SCHEMES: Final = PluginKind(
+    "scheme",
+    "penstock.stores",
+    partial(ConfigError, "store"),
+    _as_scheme,
+    own=dict.fromkeys(("s3", "gs", "az"), _BUCKET),
+)
+"""The schemes that there are, by name."""

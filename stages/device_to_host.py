@@ -26,11 +26,11 @@ from penstock.kernel.messages.save import Extents, LeafBatch, SavePlan, StagedBa
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
-from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.leaf_handlers import (
     BufferHandler,
     ChunkingHandler,
+    FilesHandler,
     LeafHandler,
 )
 from penstock.kernel.protocols.written import PiecePlan

@@ -25,8 +25,8 @@ from penstock.kernel.errors import StorageError, UnsupportedByStoreError
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.messages.save import Leaf, Pending, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.files_handler import Background, FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel.protocols.leaf_handlers import Background, FilesHandler
 from penstock.kernel.protocols.stores import SystemFiles, Transfers
 from penstock.kernel.protocols.written import STAGE_RECORD, Document
 

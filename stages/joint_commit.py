@@ -17,8 +17,8 @@ from penstock.kernel.messages.joint_plan import ArrangedPart
 from penstock.kernel.messages.leaves import Leaf, Leaves
 from penstock.kernel.messages.save import Committed, Pending, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec
+from penstock.kernel.protocols.leaf_handlers import FilesHandler
 from penstock.kernel.protocols.written import DISK_MARK, DiskMark, Document
 from penstock.stages.files import by_folder, finalize_handlers, write_documents
 from penstock.stages.joint.arranged_files import complete_files

@@ -16,8 +16,7 @@ from penstock.kernel.messages.save import StagedBatch
 from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
-from penstock.kernel.protocols.files_handler import FilesHandler
-from penstock.kernel.protocols.leaf_handlers import ReadLeaves
+from penstock.kernel.protocols.leaf_handlers import FilesHandler, ReadLeaves
 from penstock.kernel.protocols.reads import Read
 from penstock.stages.messages.batching import cuts, grouped
 from penstock.stages.planning.leaf_reads import scratch_bytes

@@ -19,7 +19,7 @@ from penstock.kernel.messages.restore import Located, RestoreRequest
 from penstock.kernel.pipeline.run_context import RestoreRun, open_leased
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
-from penstock.kernel.protocols.checkpoints import ChecksummedCheckpoint, NamedTensors, StoredCheckpoint
+from penstock.kernel.protocols.layouts import ChecksummedCheckpoint, NamedTensors, StoredCheckpoint
 from penstock.stages.pytree.flattening import flatten_tree
 
 

@@ -28,9 +28,8 @@ from penstock.kernel.messages.restore import HostBatch, PlannedBatch, ReadBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
-from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
-from penstock.kernel.protocols.leaf_handlers import ReadLeaf, ReadLeaves
+from penstock.kernel.protocols.leaf_handlers import FilesHandler, ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import CheckedRead, DirectRead, DriverRead, ScatterRead, SharedRead
 from penstock.kernel.protocols.stores import ReadableFile, Store, SummedReads
 from penstock.stages.files import closing, log_transfers

@@ -11,8 +11,7 @@ from typing import final
 from penstock.handlers.formats.orbax.orbax_layout import OrbaxLayout
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.kernel.errors import UnsupportedFormatError
-from penstock.kernel.protocols.checkpoints import FoundItems, ListedItems, StoredCheckpoint
-from penstock.kernel.protocols.layouts import Layout, Opening
+from penstock.kernel.protocols.layouts import FoundItems, Layout, ListedItems, Opening, StoredCheckpoint
 from penstock.kernel.protocols.stores import Store
 
 

@@ -29,11 +29,11 @@ from penstock.handlers.formats.orbax.file_names import CHECKPOINT_METADATA, COMM
 from penstock.handlers.formats.orbax.orbax_layout import EncodedTree, OrbaxLayout, check_names
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.handlers.layouts.item_parts import Parts, TreePart
-from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.layouts import (
     FormattedLayout,
     Layout,
     Opening,
+    StoredCheckpoint,
 )
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import Leaf

@@ -12,9 +12,9 @@ from typing import Any, Never, final
 
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import HandlerFailedError, PenstockError, PipelineError, TreeDifference
-from penstock.kernel.protocols.files_handler import Background
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredRows
 from penstock.kernel.protocols.leaf_handlers import (
+    Background,
     EveryProcess,
     Leaf,
     ReadLeaf,

@@ -40,7 +40,7 @@ from penstock.kernel.errors import (
     UnsupportedFormatError,
 )
 from penstock.kernel.memory.memory_limit import check_available
-from penstock.kernel.protocols.checkpoints import StoredCheckpoint
+from penstock.kernel.protocols.layouts import StoredCheckpoint
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf, StoredRows
 from penstock.kernel.protocols.leaf_handlers import Leaf, ReadLeaves
 from penstock.kernel.protocols.reads import (

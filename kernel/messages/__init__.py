@@ -61,10 +61,6 @@ else:
         {
             "penstock.kernel.messages.changed_specs": ("LeafChange",),
             "penstock.kernel.messages.leaves": ("Leaves",),
-            "penstock.kernel.messages.restore": (
-                "ChangeKind",
-                "ComputedLeaf",
-                "RestoreOptions",
-            ),
+            "penstock.kernel.messages.restore": ("ChangeKind", "ComputedLeaf", "RestoreOptions"),
         },
     )

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from penstock.kernel.memory.byte_account import ByteLease
     from penstock.kernel.messages.changed_specs import CodecChoice
     from penstock.kernel.messages.joint_plan import ArrangedPart, JointPlan
-    from penstock.kernel.protocols.files_handler import Background, FilesHandler
-    from penstock.kernel.protocols.leaf_handlers import LeafHandler
+    from penstock.kernel.protocols.leaf_handlers import Background, FilesHandler, LeafHandler
 
 
 _NOTHING_WRITTEN: Final = WrittenTable.of((), ())

@@ -35,9 +35,8 @@ from anyio import create_task_group, move_on_after
 from penstock.kernel.errors import SpecError
 from penstock.kernel.memory.bounded_cache import BoundedCache
 from penstock.kernel.protocols.build_place import Overwrite
-from penstock.kernel.protocols.checkpoints import StoredCheckpoint
 from penstock.kernel.protocols.coordinator import SoleOperation
-from penstock.kernel.protocols.layouts import Opening
+from penstock.kernel.protocols.layouts import Opening, StoredCheckpoint
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
@@ -48,10 +47,9 @@ if TYPE_CHECKING:
     from penstock.kernel.pipeline.pipeline import Pipeline
     from penstock.kernel.protocols.build_place import BuildPlace, StateRead
     from penstock.kernel.protocols.coordinator import Coordinator, Operation
-    from penstock.kernel.protocols.files_handler import Background
     from penstock.kernel.protocols.layouts import CheckpointFinder, Layout
     from penstock.kernel.protocols.leaf import LeafPredicate
-    from penstock.kernel.protocols.leaf_handlers import HandlerLookup
+    from penstock.kernel.protocols.leaf_handlers import Background, HandlerLookup
     from penstock.kernel.protocols.stores import Store
 
 

@@ -29,9 +29,16 @@ __all__ = (
 )
 
 if TYPE_CHECKING:
-    from penstock.kernel.protocols.checkpoints import ChecksummedCheckpoint, NamedTensors
     from penstock.kernel.protocols.coordinator import KeyValues
-    from penstock.kernel.protocols.layouts import SMALL_DOCUMENT, ArrangedLayout, Arrangement, FilePosition, WrittenRange
+    from penstock.kernel.protocols.layouts import (
+        SMALL_DOCUMENT,
+        ArrangedLayout,
+        Arrangement,
+        ChecksummedCheckpoint,
+        FilePosition,
+        NamedTensors,
+        WrittenRange,
+    )
     from penstock.kernel.protocols.leaf import keys_of, names_of, runs_of
     from penstock.kernel.protocols.leaf_handlers import PartOf
     from penstock.kernel.protocols.reads import Destination, SharedRead
@@ -43,38 +50,25 @@ else:
     __getattr__, __dir__ = _lazy_names(
         __name__,
         {
-            "penstock.kernel.protocols.checkpoints": (
+            "penstock.kernel.protocols.layouts": (
                 "ChecksummedCheckpoint",
                 "NamedTensors",
-            ),
-            "penstock.kernel.protocols.coordinator": ("KeyValues",),
-            "penstock.kernel.protocols.layouts": (
                 "SMALL_DOCUMENT",
                 "ArrangedLayout",
                 "Arrangement",
                 "FilePosition",
                 "WrittenRange",
             ),
-            "penstock.kernel.protocols.leaf": (
-                "keys_of",
-                "names_of",
-                "runs_of",
-            ),
+            "penstock.kernel.protocols.coordinator": ("KeyValues",),
+            "penstock.kernel.protocols.leaf": ("keys_of", "names_of", "runs_of"),
             "penstock.kernel.protocols.leaf_handlers": ("PartOf",),
-            "penstock.kernel.protocols.reads": (
-                "Destination",
-                "SharedRead",
-            ),
+            "penstock.kernel.protocols.reads": ("Destination", "SharedRead"),
             "penstock.kernel.protocols.stores": (
                 "DEFAULT_PLACEMENT",
                 "NoHold",
                 "RequestFigures",
                 "WholeWrites",
             ),
-            "penstock.kernel.protocols.written": (
-                "DISK_MARK",
-                "RunningSums",
-                "WrittenTable",
-            ),
+            "penstock.kernel.protocols.written": ("DISK_MARK", "RunningSums", "WrittenTable"),
         },
     )

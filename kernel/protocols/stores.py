@@ -4,11 +4,14 @@
 a default there. Three kinds of stores can do more, and a caller asks for them by a property: `Directories`,
 `SystemFiles` and `ObjectStore`. It is a property and no `isinstance`, since a store that wraps another one
 can do what that one can: `StoreWrapper`.
+
+Readers hold a directory against deletion with `take_hold` and `hold_for_reading`.
 """
 
 from __future__ import annotations
 
 __all__ = (
+    "BRIEF_WAITS_S",
     "DEFAULT_PLACEMENT",
     "BuildToken",
     "DataFile",
@@ -26,17 +29,26 @@ __all__ = (
     "SystemFiles",
     "Transfers",
     "WholeWrites",
+    "hold_for_reading",
+    "is_at_work",
+    "take_hold",
 )
 
 import errno
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, TypeVar, cast, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, cast, final, runtime_checkable
+
+from anyio import sleep
 
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.capability import Capability
+
+if TYPE_CHECKING:
+    from penstock.kernel.concurrency.threads import Threads
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -716,6 +728,72 @@ class ObjectStore(Store):
         Returns:
             None if it cannot be read.
         """
+
+
+BRIEF_WAITS_S: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+"""Publishing and deleting hold a checkpoint exclusively, but only briefly: how long to wait for them."""
+
+
+def is_at_work(store: Store, path: str) -> bool:
+    """True if a live process builds or writes in the directory at `path`. Blocking.
+
+    False if that is not known. Looking holds the directory for a moment, as a reader does.
+    """
+    try:
+        store.hold_reading(path).release()
+    except StorageError as error:
+        return error.errno == errno.EBUSY
+
+    return False
+
+
+@asynccontextmanager
+async def hold_for_reading(store: Store, threads: Threads, path: str) -> AsyncGenerator[None]:
+    """Hold the directory at `path` against deletion, in a store that can.
+
+    Never fails because of `path`: if nothing is there, the following read reports it.
+    """
+    held = await take_hold(store, threads, path)
+    try:
+        yield
+    finally:
+        held.release()
+
+
+async def take_hold(
+    store: Store, threads: Threads, path: str, hold: Callable[[str], Hold] | None = None
+) -> Hold:
+    """Hold the directory at `path` until the result is released, by default as `hold_for_reading` does.
+
+    Args:
+        store: Where it is.
+        threads: For blocking calls.
+        path: The directory.
+        hold: What takes another hold; what it raises in the end is raised.
+    """
+    if hold is None and store.directories is None:  # nothing is held there: a hop to a thread is saved
+        return NoHold()
+
+    taken: list[Hold] = []  # filled by the thread: if the task is cancelled meanwhile, it is released here
+    take, waits = hold or store.hold_reading, iter(BRIEF_WAITS_S)
+    while True:
+        try:
+            await threads.run(lambda: taken.append(take(path)))
+            return taken[0]
+        except StorageError as error:
+            wait_s = next(waits, None)
+            if error.errno != errno.EBUSY or wait_s is None:
+                if hold is not None:
+                    raise
+
+                return NoHold()  # a medium without holds can still be read, which is all the caller needs
+        except BaseException:
+            for one in taken:
+                one.release()
+
+            raise
+
+        await sleep(wait_s)
 
 
 class Snapshot(Store):

@@ -22,7 +22,7 @@ from penstock.kernel.messages.joint_plan import BaseLinks
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.messages.save import SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.holds import hold_for_reading
+from penstock.kernel.protocols.stores import hold_for_reading
 from penstock.stages.reuse.base_comparison import Candidates
 from penstock.stages.reuse.incremental import (
     divided_by,

@@ -23,10 +23,9 @@ from penstock.kernel.messages.joint_plan import Ballot, JointPlan
 from penstock.kernel.messages.leaves import Leaves
 from penstock.kernel.messages.save import SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.layouts import process_folder_of
 from penstock.kernel.protocols.leaf import KeyPath, LeafSpec
-from penstock.kernel.protocols.leaf_handlers import EveryProcess, GlobalHandler
+from penstock.kernel.protocols.leaf_handlers import EveryProcess, FilesHandler, GlobalHandler
 from penstock.stages.joint.arranged_files import check_arranged
 from penstock.stages.joint.base_links import find_links
 from penstock.stages.joint.codec_votes import take_votes, undecided

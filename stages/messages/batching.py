@@ -38,9 +38,8 @@ from penstock.kernel.errors import ChangedLeafError, IncompletePipelineError, In
 from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
 from penstock.kernel.messages.restore import PlannedBatch, RestorePlan
 from penstock.kernel.messages.save import LeafBatch, SavePlan, WrittenBatch
-from penstock.kernel.protocols.files_handler import FilesHandler
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
-from penstock.kernel.protocols.leaf_handlers import ReadLeaf, ReadLeaves
+from penstock.kernel.protocols.leaf_handlers import FilesHandler, ReadLeaf, ReadLeaves
 
 if TYPE_CHECKING:
     from penstock.kernel.pipeline.run_context import RunLimits

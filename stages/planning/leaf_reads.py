@@ -16,7 +16,7 @@ from typing import Final, TypeGuard
 
 from penstock.kernel.errors import UnsupportedFormatError
 from penstock.kernel.pipeline.run_context import RestoreRun
-from penstock.kernel.protocols.checkpoints import StoredCheckpoint
+from penstock.kernel.protocols.layouts import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import PartOf, PartsHandler, ReadLeaf
 from penstock.kernel.protocols.reads import (

@@ -29,7 +29,7 @@ from jax.core import Tracer
 
 from penstock.kernel.errors import HandlerFailedError, PenstockError, TreeDifference
 from penstock.kernel.messages.restore import Change
-from penstock.kernel.protocols.checkpoints import LeafColumns
+from penstock.kernel.protocols.layouts import LeafColumns
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
 
 ABSENT: Final = -1

@@ -27,10 +27,9 @@ from penstock.kernel.errors import (
 from penstock.kernel.memory.memory_limit import FREE_BYTES, MOST_EXPANSION, check_available, free_memory
 from penstock.kernel.messages.restore import Change, ComputedLeaf, Located, RestorePlan
 from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits
-from penstock.kernel.protocols.checkpoints import PackedCheckpoint, StoredCheckpoint, StoredSize
-from penstock.kernel.protocols.files_handler import FilesHandler
+from penstock.kernel.protocols.layouts import PackedCheckpoint, StoredCheckpoint, StoredSize
 from penstock.kernel.protocols.leaf import LeafInfos, LeafSpec, ParamInfo, StoredLeaf, StoredRows
-from penstock.kernel.protocols.leaf_handlers import LeafHandler, ReadLeaf, ReadLeaves
+from penstock.kernel.protocols.leaf_handlers import FilesHandler, LeafHandler, ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import SharedRead, Target
 from penstock.kernel.protocols.stores import Store
 from penstock.stages.messages.batching import cuts

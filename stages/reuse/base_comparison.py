@@ -20,8 +20,7 @@ from penstock.kernel.codecs import AUTO
 from penstock.kernel.messages.leaves import Leaf, Leaves
 from penstock.kernel.messages.save import References, SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.checkpoints import StoredCheckpoint
-from penstock.kernel.protocols.layouts import chunk_file_of, process_folder_of
+from penstock.kernel.protocols.layouts import StoredCheckpoint, chunk_file_of, process_folder_of
 from penstock.kernel.protocols.leaf import LeafSpec, keys_of, names_of
 from penstock.kernel.protocols.written import DISK_MARK, Written
 from penstock.stages.messages.batching import grouped

@@ -26,7 +26,7 @@ from penstock.errors import (
 from penstock.handlers import LocalStore
 from penstock.handlers.formats.orbax import digest_in_mark
 from penstock.handlers.stores.buckets import MARK, AzOptions, BucketStore, GsOptions, S3Options
-from penstock.kernel.schemes import SHORTEST_LEASE_S
+from penstock.kernel.registry import SHORTEST_LEASE_S
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.stores import StoreFinder
 from penstock.testing import FaultyStore

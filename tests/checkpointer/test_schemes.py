@@ -97,7 +97,7 @@ async def test_a_broken_one_names_its_distribution(tmp_path: Path, monkeypatch: 
 def test_the_schemes_of_penstock_cannot_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path / "site", {"s3": "json:dumps"}, "strange")
     monkeypatch.syspath_prepend(tmp_path / "site")
-    from penstock.kernel.schemes import SCHEMES
+    from penstock.kernel.registry import SCHEMES
 
     assert SCHEMES.names() == ("s3", "gs", "az")
     assert type(SCHEMES.find("s3")).__name__ == "Scheme"

@@ -82,7 +82,7 @@ from penstock.kernel.errors import (
     StorageError,
     UnsupportedFormatError,
 )
-from penstock.kernel.protocols.checkpoints import FoundItems
+from penstock.kernel.protocols.layouts import FoundItems
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import DISK_MARK, STAGE_RECORD, DiskMark
 

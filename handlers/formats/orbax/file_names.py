@@ -33,8 +33,7 @@ from typing import Final
 
 from penstock.handlers.stores.publishing.paths import TEMPORARY_SUFFIX
 from penstock.kernel.errors import IncompleteCheckpointError
-from penstock.kernel.protocols.holds import is_at_work
-from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.stores import Store, is_at_work
 
 METADATA: Final = "_METADATA"
 SHARDING: Final = "_sharding"

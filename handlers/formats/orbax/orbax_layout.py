@@ -66,8 +66,7 @@ from penstock.kernel.codecs import codec_of
 from penstock.kernel.concurrency.brief_steps import append
 from penstock.kernel.errors import DuplicateNameError
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
-from penstock.kernel.protocols.checkpoints import FoundItems
-from penstock.kernel.protocols.layouts import Opening
+from penstock.kernel.protocols.layouts import FoundItems, Opening
 from penstock.kernel.protocols.leaf import LeafInfos, LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import Leaf
 from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat

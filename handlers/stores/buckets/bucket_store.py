@@ -22,7 +22,7 @@ from penstock.handlers.stores.buckets.objects import Listing, Objects
 from penstock.handlers.stores.buckets.snapshots import BucketSnapshot, begin_snapshot, decoded_snapshot
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import BuildToken, Hold, ObjectStore, Placement, RequestFigures
-from penstock.kernel.schemes import Scheme
+from penstock.kernel.registry import Scheme
 
 # Eight requests under way hold 128 MiB, as much as a save may have in flight.
 FILE_BYTES: Final = 16 * 2**20

@@ -20,7 +20,7 @@ from typing import Final, cast
 from urllib.parse import unquote
 
 from penstock.kernel.errors import PathError
-from penstock.kernel.schemes import SCHEMES
+from penstock.kernel.registry import SCHEMES
 
 _URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(//(?P<host>[^/]*))?(?P<path>/.*)", re.DOTALL)
 

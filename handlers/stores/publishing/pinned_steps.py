@@ -14,8 +14,7 @@ from anyio import Event
 
 from penstock.handlers.stores.publishing.writer_hold import WRITER
 from penstock.kernel.errors import StorageError
-from penstock.kernel.protocols.holds import is_at_work
-from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.stores import Store, is_at_work
 
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads

@@ -26,8 +26,7 @@ from penstock.kernel.errors import (
     ThrottledError,
     UnreachableError,
 )
-from penstock.kernel.protocols.holds import take_hold
-from penstock.kernel.protocols.stores import Hold, ObjectStore, Snapshot, Store
+from penstock.kernel.protocols.stores import Hold, ObjectStore, Snapshot, Store, take_hold
 
 if TYPE_CHECKING:
     from penstock.kernel.concurrency.threads import Threads

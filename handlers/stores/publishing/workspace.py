@@ -29,8 +29,7 @@ from penstock.kernel.errors import (
     StorageError,
     UnsupportedByStoreError,
 )
-from penstock.kernel.protocols.holds import BRIEF_WAITS_S
-from penstock.kernel.protocols.stores import Directories, Hold
+from penstock.kernel.protocols.stores import BRIEF_WAITS_S, Directories, Hold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

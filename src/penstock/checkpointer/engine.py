@@ -58,7 +58,7 @@ from penstock.kernel.protocols.coordinator import (
 from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.schemes import SCHEMES
+from penstock.kernel.registry import SCHEMES
 from penstock.reports.kept_reports import ReportKeeper
 from penstock.stores.store_finder import StoreFinder
 from penstock.telemetry.observers import Observer, modules_of_observers, observers_of

@@ -59,11 +59,10 @@ from penstock.kernel.messages.restore import Only, Order, RestoreOptions, Restor
 from penstock.kernel.messages.save import TreeToSave
 from penstock.kernel.pipeline.pipeline import Milestone, Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun, SaveRequest, SaveRun, ShowProgress
-from penstock.kernel.protocols.checkpoints import FoundItems, ListedItems
 from penstock.kernel.protocols.coordinator import Coordinator, SingleProcessCoordinator
-from penstock.kernel.protocols.layouts import Layout
+from penstock.kernel.protocols.layouts import FoundItems, Layout, ListedItems
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
-from penstock.kernel.schemes import SCHEMES
+from penstock.kernel.registry import SCHEMES
 from penstock.reports.report import RestoreReport
 from penstock.telemetry.observers import watched
 from penstock.verification.verify import Verification, VerifyReport

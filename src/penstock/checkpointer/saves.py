@@ -60,8 +60,8 @@ from penstock.kernel.pipeline.pipeline import Milestone, Pipeline
 from penstock.kernel.pipeline.run_context import HandlerWork, RunCaches, SaveRequest, SaveRun
 from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
 from penstock.kernel.pipeline.statistics import waited_for_memory_s
-from penstock.kernel.protocols.files_handler import Background
 from penstock.kernel.protocols.leaf import KeyPath
+from penstock.kernel.protocols.leaf_handlers import Background
 from penstock.kernel.protocols.save_format import SaveArgs
 from penstock.reports.report import SaveReport
 from penstock.telemetry.observers import TellReport, observed

@@ -14,8 +14,7 @@ from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
 from penstock.handlers.stores.publishing.deletion import remove_abandoned
 from penstock.inspection.file_sizes import FileSizes, sizes_below
 from penstock.kernel.errors import InUseError, NotACheckpointError
-from penstock.kernel.protocols.holds import is_at_work
-from penstock.kernel.protocols.stores import ObjectStore, Store
+from penstock.kernel.protocols.stores import ObjectStore, Store, is_at_work
 from penstock.stores.store_finder import store_of
 
 _STATES: Final = {"kept": "in use", "unmarked": "no checkpoint"}

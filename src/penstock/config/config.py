@@ -80,7 +80,7 @@ from penstock.kernel.options import (
     sourced,
 )
 from penstock.kernel.protocols.save_format import SaveFormat
-from penstock.kernel.schemes import SCHEMES, SHORTEST_LEASE_S, Scheme
+from penstock.kernel.registry import SCHEMES, SHORTEST_LEASE_S, Scheme
 
 FILE_NAME: Final = "penstock.toml"
 FILE_VARIABLE: Final = f"{ENVIRONMENT_PREFIX}CONFIG"

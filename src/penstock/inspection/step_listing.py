@@ -27,8 +27,7 @@ from penstock.handlers.stores.publishing.paths import scheme_of
 from penstock.handlers.stores.publishing.pinned_steps import read_pins
 from penstock.inspection.file_sizes import FileSizes, sizes_below
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.protocols.holds import is_at_work
-from penstock.kernel.protocols.stores import Store
+from penstock.kernel.protocols.stores import Store, is_at_work
 from penstock.steps.step_directory import StepReader
 
 State: TypeAlias = Literal["finished", "saving", "interrupted", "damaged", "unknown"]

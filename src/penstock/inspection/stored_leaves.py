@@ -14,7 +14,7 @@ from penstock.handlers.formats.orbax.open_checkpoint import open_checkpoint
 from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.protocols.checkpoints import StorageDetails, StoredCheckpoint
+from penstock.kernel.protocols.layouts import StorageDetails, StoredCheckpoint
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, StoredLeaf
 from penstock.kernel.protocols.stores import Store
 

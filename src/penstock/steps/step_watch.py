@@ -25,8 +25,7 @@ from penstock.event_loop.interpreter_settings import LoopOptions
 from penstock.handlers.stores.publishing.paths import path_or_url, scheme_of
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import SpecError
-from penstock.kernel.protocols.holds import take_hold
-from penstock.kernel.protocols.stores import Hold, NoHold, Store
+from penstock.kernel.protocols.stores import Hold, NoHold, Store, take_hold
 from penstock.steps.step_names import NameFormat, StepNames
 
 SETTLING_MS = 50

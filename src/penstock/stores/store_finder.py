@@ -18,7 +18,7 @@ from penstock.handlers.stores.publishing.paths import path_or_url, root_of, sche
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PathError, SpecError
 from penstock.kernel.protocols.stores import Store
-from penstock.kernel.schemes import SCHEMES
+from penstock.kernel.registry import SCHEMES
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup

@@ -27,7 +27,7 @@ from penstock.handlers.formats.verification import Finding
 from penstock.handlers.layouts.item_parts import Parts
 from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.kernel.errors import CorruptCheckpointError, ExpansionError, PenstockError
-from penstock.kernel.protocols.checkpoints import StoredCheckpoint
+from penstock.kernel.protocols.layouts import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
 from penstock.stages.planning.restore_planner import check_expansion

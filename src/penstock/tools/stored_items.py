@@ -33,7 +33,7 @@ from penstock.handlers.layouts.item_types import Json, NumpyRandomKey, Proto, Py
 from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue
 from penstock.kernel.errors import CorruptCheckpointError, UnsupportedFormatError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
-from penstock.kernel.protocols.checkpoints import NamedTensors, StoredCheckpoint
+from penstock.kernel.protocols.layouts import NamedTensors, StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import Document

@@ -18,7 +18,7 @@ from penstock.handlers.formats.safetensors.tensor_paths import is_safetensors
 from penstock.handlers.formats.verification import Finding, RecordedRange, check_ranges
 from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.kernel.errors import PenstockError, SpecError
-from penstock.kernel.protocols.checkpoints import StoredCheckpoint
+from penstock.kernel.protocols.layouts import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.stores import Store
 from penstock.tools.repair_report import Outcome, RepairedLeaf
