@@ -15,7 +15,6 @@ __all__ = (
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, TypeAlias, final
 from weakref import WeakValueDictionary
@@ -274,20 +273,19 @@ class DirectoryHolds:
 
     def note_written(self, path: str) -> None:
         """Note that this process has made a file, if it is in a directory that is held."""
-        for hold, within in self._around(path):
-            hold.written.add(within)
-
-    def note_removed(self, path: str) -> None:
-        """Note that this process has removed what lay at a path, if that is in a directory that is held."""
-        for hold, within in self._around(path):
-            names = hold.written.copy()  # to which other threads may add
-            hold.written -= {name for name in names if name == within or name.startswith(f"{within}/")}
-
-    def _around(self, path: str) -> Iterator[tuple[DirectoryHold, str]]:
         for reference in self._alone.valuerefs():  # a list, which other threads do not change
             hold, prefix = reference(), f"{reference.key}/"
             if hold is not None and path.startswith(prefix):
-                yield hold, path.removeprefix(prefix)
+                hold.written.add(path.removeprefix(prefix))
+
+    def note_removed(self, path: str) -> None:
+        """Note that this process has removed what lay at a path, if that is in a directory that is held."""
+        for reference in self._alone.valuerefs():
+            hold, prefix = reference(), f"{reference.key}/"
+            if hold is not None and path.startswith(prefix):
+                within = path.removeprefix(prefix)
+                names = hold.written.copy()  # to which other threads may add
+                hold.written -= {name for name in names if name == within or name.startswith(f"{within}/")}
 
     def give_up_spare(self, path: str) -> None:
         """Close the descriptor that the hold on `path` keeps for its removal, if there is one."""

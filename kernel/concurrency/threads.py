@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = (
     "CallOnce",
     "ForeignFuture",
+    "HomeProcess",
     "LoopHandle",
     "OneThread",
     "Threads",
@@ -14,6 +15,7 @@ __all__ = (
 )
 
 import math
+import os
 import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import CancelledError, Future
@@ -34,7 +36,7 @@ from anyio import (
 from anyio.abc import TaskGroup
 from anyio.lowlevel import current_token
 
-from penstock.kernel.errors import ConfigError, NoThreadError
+from penstock.kernel.errors import ConfigError, ForkedError, NoThreadError
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -57,6 +59,30 @@ class _AsyncioLoop(Protocol):
 
 class _TrioToken(Protocol):
     def run_sync_soon(self, callback: Callable[[], object]) -> object: ...
+
+
+@final
+class HomeProcess:
+    """The process that created this object."""
+
+    __slots__ = ("_pid",)
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """True if the code runs in that process, and not in a fork of it."""
+        return os.getpid() == self._pid
+
+    def check(self, what: str) -> None:
+        """Raise unless this is that process.
+
+        Raises:
+            ForkedError: In a fork, where anything that waits for the loop would hang.
+        """
+        if os.getpid() != self._pid:
+            raise ForkedError(what, self._pid)
 
 
 @final

@@ -13,7 +13,6 @@ from hashlib import blake2s
 from typing import Final, Protocol, cast, final
 
 from penstock.handlers.stores.publishing.process_identity import (
-    HomeProcess,
     ProcessIdentity,
     ThisProcess,
     this_process,
@@ -58,12 +57,12 @@ class Claim(Hold):
         StorageError: If the file cannot be created.
     """
 
-    __slots__ = ("_data", "_file", "_files", "_home", "_token")
+    __slots__ = ("_data", "_file", "_files", "_pid", "_token")
 
     def __init__(self, files: ClaimFiles, file: str, path: str) -> None:
         self._files = files
         self._file = file
-        self._home = HomeProcess()
+        self._pid = os.getpid()
         me, self._token = this_process(), uuid.uuid4().hex
         self._data = me.identity.encode(id=self._token, process=me.key)
         me.hold(self._token)
@@ -84,7 +83,7 @@ class Claim(Hold):
 
         If the file cannot be removed, the next of this process that wants the path removes it.
         """
-        if self._home.is_here:
+        if os.getpid() == self._pid:
             this_process().let_go(self._token)
             with suppress(StorageError, CorruptCheckpointError):
                 if self._files.read(self._file) == self._data:

@@ -64,7 +64,7 @@ def root_of(url: str) -> str:
 
 def is_whole_bucket(path: str) -> bool:
     """True if what `path_or_url` returned names a bucket alone, which is in nothing."""
-    return scheme_of(path) is not None and path == root_of(path)
+    return not path.startswith("/") and path == root_of(path)
 
 
 def absolute_path(path: str | os.PathLike[str]) -> str:

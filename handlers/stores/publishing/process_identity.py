@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 __all__ = (
-    "HomeProcess",
     "ProcessIdentity",
     "ThisProcess",
     "this_process",
@@ -19,33 +18,6 @@ from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, cast, final
-
-from penstock.kernel.errors import ForkedError
-
-
-@final
-class HomeProcess:
-    """The process that created this object."""
-
-    __slots__ = ("_pid",)
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-
-    @property
-    def is_here(self) -> bool:
-        """True if the code runs in that process, and not in a fork of it."""
-        return os.getpid() == self._pid
-
-    def check(self, what: str) -> None:
-        """Raise unless this is that process.
-
-        Raises:
-            ForkedError: In a fork, where anything that waits for the loop would hang.
-        """
-        if os.getpid() != self._pid:
-            raise ForkedError(what, self._pid)
-
 
 _FIRST_NAMESPACE: Final = "pid:[4026531836]"
 """That of a machine's own processes. Linux gives it this number always; a container has another one."""

@@ -114,8 +114,11 @@ class Engine:
     def at(self, path: str) -> Engine:
         """Return the engine with the store of an absolute path or a URL."""
         store = self.stores.at(path)
+        if store is self.store:
+            return self
+
         scheme = scheme_of(path)
-        if store is self.store or scheme is None:
+        if scheme is None:
             return self
 
         file_bytes = self.config.store.of_scheme(scheme).file_bytes

@@ -43,7 +43,7 @@ from penstock.event_loop.interpreter_settings import calm_interpreter
 from penstock.handlers.layouts.auto_layout import AutoLayout
 from penstock.handlers.layouts.item_parts import message_target
 from penstock.handlers.layouts.item_types import Composite
-from penstock.handlers.stores.publishing.paths import path_or_url, scheme_of
+from penstock.handlers.stores.publishing.paths import path_or_url, root_of
 from penstock.handlers.stores.publishing.reading import Reading
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (
@@ -257,10 +257,10 @@ class Operations:
         return saving, restoring
 
     def _pipelines_at(self, path: str) -> tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]:
-        scheme = scheme_of(path)
-        if scheme is None:
+        if path.startswith("/"):  # a local one
             return self._pipelines
 
+        scheme = root_of(path).partition("://")[0]
         at_once = self.engine.config.store.of_scheme(scheme).concurrency
         if at_once not in self._of_buckets:  # of another distribution's scheme
             self._of_buckets[at_once] = self._with_concurrency(at_once)

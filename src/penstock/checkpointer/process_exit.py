@@ -20,8 +20,7 @@ from anyio.abc import TaskGroup
 from penstock.checkpointer.save_future import SaveFuture
 from penstock.checkpointer.saves import BackgroundSaves
 from penstock.config.config import StoppingOptions
-from penstock.handlers.stores.publishing.process_identity import HomeProcess
-from penstock.kernel.concurrency.threads import LoopHandle, start
+from penstock.kernel.concurrency.threads import HomeProcess, LoopHandle, start
 
 LOOK_S = 0.2  # between two checks whether the relevant threads still run
 WATCH_S = 1.0  # the same, for as long as a Checkpointer is open

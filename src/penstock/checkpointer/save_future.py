@@ -15,8 +15,7 @@ from typing import Any, final
 from anyio import Event
 from anyio.lowlevel import checkpoint
 
-from penstock.handlers.stores.publishing.process_identity import HomeProcess
-from penstock.kernel.concurrency.threads import LoopHandle
+from penstock.kernel.concurrency.threads import HomeProcess, LoopHandle
 from penstock.kernel.errors import NotDurableError, RunningLoopError
 from penstock.kernel.events import get_logger
 from penstock.kernel.pipeline.failures import Failure

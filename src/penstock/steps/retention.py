@@ -87,7 +87,7 @@ class Retention:
         announcements, name = self._announcements, f"delete after {saved}"
         if announcements is None:
             going = await self._deletable(saved, is_overtaken)
-        elif self._is_primary:
+        elif self._is_primary:  # if it cannot decide, the others delete nothing, and only it raises
             going = []
             try:
                 going = await self._deletable(saved, is_overtaken)

@@ -88,13 +88,13 @@ class StoreFinder:
 
     def at(self, path: str) -> Store:
         """Return the store of an absolute path or a URL. Quick; connects to nothing."""
-        scheme = None if self._is_given else scheme_of(path)
-        if scheme is None:
+        if self._is_given or path.startswith("/"):
             return self.default
 
         url = root_of(path)
         with self._lock:
             if url not in self._buckets:
+                scheme = url.partition("://")[0]
                 found = SCHEMES.find(scheme)
                 if found is None:  # it was there when the path was looked at
                     raise PathError(path, f"is in a {scheme}:// store, and nothing says how to open one")
