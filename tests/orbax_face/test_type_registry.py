@@ -190,7 +190,9 @@ def registry_of(handler: Any) -> Any:
 async def test_arrays_of_a_changed_handler_are_found_by_everybody(database: bool, tmp_path: Path) -> None:
     loud = Loud()
     tree = {"a": jnp.arange(8.0), "n": np.arange(3), "i": [1, 2]}
-    workers = StageWorkers(use_ocdbt=database, save_args={"a": ours.SaveArgs(dtype=np.dtype(jnp.bfloat16))})
+    workers = StageWorkers(
+        use_ocdbt=database, save_args={"a": ours.SaveArgs(dtype=np.dtype(jnp.bfloat16))}.get
+    )
     form = penstock.SaveFormat(ocdbt=database)
     pipeline = pipelines.save_pipeline().insert_before("finalize", MergeProcessFiles(), called="merge")
     async with penstock.Checkpointer(

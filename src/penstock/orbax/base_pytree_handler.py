@@ -19,10 +19,10 @@ __all__ = (
 import math
 import os
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, partial
 from typing import Any, Final, Literal, TypeAlias, TypeGuard, TypeVar, final
 
 import jax
@@ -213,7 +213,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         return TreeToSave(
             with_markers(args.item),
             self._registry,
-            self._workers(ocdbt_target_data_file_size=most, save_args=_by_name(args.save_args, SaveArgs)),
+            self._workers(data_file_size=most, save_args=args.save_args),
             save_args=leaf_formats(args.item, args.save_args, self._form, most),
             prioritise=self._prioritise(args.item),
             custom_metadata=None if custom is None else {CUSTOM: custom},
@@ -241,7 +241,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             raise NotACheckpointError(path, "Requested directory for restore does not exist")
 
         asked = TreeRequest(args.item, args.restore_args, args.partial_restore, rich=self._form.rich_types)
-        workers = self._workers(use_ocdbt=None, restore_args=_by_name(args.restore_args, RestoreArgs))
+        workers = self._workers(reads=True, restore_args=args.restore_args)
         calls = Reader(
             metadata=partial(self._loop.call, Trees.metadata, self._registry, workers, path),
             restore=partial(self._restore, workers, path),
@@ -279,7 +279,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
     def about(self, directory: Any) -> CheckpointMetadata:
         """Return what `penstock.Checkpointer.metadata` does."""
-        workers, path = self._workers(use_ocdbt=None), path_text(directory)
+        workers, path = self._workers(reads=True), path_text(directory)
         found: CheckpointMetadata = called_as_raised(
             self._loop.call, Trees.metadata, self._registry, workers, path
         )
@@ -294,13 +294,22 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         """The registry of type handlers that was given, or else the current one of the process."""
         return self._type_handler_registry or default_registry()
 
-    def _workers(self, **options: Any) -> StageWorkers:
-        form: dict[str, Any] = {
-            "use_ocdbt": self._form.ocdbt,
-            "use_zarr3": self._form.zarr == 3,
-            "use_compression": self._form.codec != "none",
-        }
-        return StageWorkers(**(form | options))
+    def _workers(
+        self,
+        *,
+        reads: bool = False,
+        data_file_size: int | None = None,
+        save_args: Any = None,
+        restore_args: Any = None,
+    ) -> StageWorkers:
+        return StageWorkers(
+            use_ocdbt=None if reads else self._form.ocdbt,
+            use_zarr3=self._form.zarr == 3,
+            use_compression=self._form.codec != "none",
+            ocdbt_target_data_file_size=data_file_size,
+            save_args=_by_name(save_args, SaveArgs),
+            restore_args=_by_name(restore_args, RestoreArgs),
+        )
 
     @property
     def has_own_records(self) -> bool:
@@ -398,14 +407,18 @@ class BasePyTreeRestoreArgs(CheckpointArgs):
     partial_restore: bool = False
 
 
-def _by_name(args: Any, kind: type[T]) -> Mapping[str, T]:
-    """Return the arguments of each leaf by its stored name; computed on first use, as few handlers ask."""
-    return {} if args is None else LazyMapping(partial(_named, args, kind))
+def _by_name(args: Any, kind: type[T]) -> Callable[[str], T | None]:
+    """Return what gives the arguments of a leaf by its stored name. Few handlers ask, so it begins then."""
 
+    @cache
+    def named() -> dict[str, T]:
+        if args is None:
+            return {}
 
-def _named(args: Any, kind: type[T]) -> dict[str, T]:
-    flat = to_flat_dict(args, sep=".", is_leaf=lambda node: isinstance(node, kind))
-    return {name: one for name, one in flat.items() if isinstance(one, kind)}
+        flat = to_flat_dict(args, sep=".", is_leaf=lambda node: isinstance(node, kind))
+        return {name: one for name, one in flat.items() if isinstance(one, kind)}
+
+    return lambda name: named().get(name)
 
 
 def _comes_first(answer: Any) -> bool:
@@ -720,28 +733,3 @@ def _joined(checkpointer: Checkpointer | None) -> Checkpointer:
         raise ConfigError("jax.distributed", problem)
 
     return checkpointer
-
-
-@final
-class LazyMapping(Mapping[str, T]):
-    """The mapping that `make` returns, which is called at first use.
-
-    Args:
-        make: Returns the mapping.
-    """
-
-    def __init__(self, make: Callable[[], Mapping[str, T]]) -> None:
-        self._make = make
-
-    @cached_property
-    def _made(self) -> Mapping[str, T]:
-        return self._make()
-
-    def __getitem__(self, key: str) -> T:
-        return self._made[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)

@@ -22,11 +22,10 @@ __all__ = (
 import ast
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, cast, final
 
 import jax
@@ -61,7 +60,9 @@ _READS_AND_WRITES: Final = (
 )
 """The methods of a type handler by which it does its work."""
 
-_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+def _no_args(name: str) -> None:
+    """Ask nothing special of a leaf."""
 
 
 class TypeHandler(ABC):
@@ -139,8 +140,8 @@ class StageWorkers:
         use_zarr3: Whether its arrays are of zarr version 3.
         use_compression: Whether they are compressed.
         ocdbt_target_data_file_size: See `ParamInfo`.
-        save_args: By stored name.
-        restore_args: By stored name.
+        save_args: Returns those of a leaf by its stored name; None for the defaults.
+        restore_args: Likewise.
         ts_context: See `ParamInfo`.
         limiters: The byte limiters of this save or restore; None for no limits.
     """
@@ -149,8 +150,8 @@ class StageWorkers:
     use_zarr3: bool = False
     use_compression: bool = True
     ocdbt_target_data_file_size: int | None = None
-    save_args: Mapping[str, SaveArgs] = field(default_factory=lambda: _NOTHING)
-    restore_args: Mapping[str, RestoreArgs] = field(default_factory=lambda: _NOTHING)
+    save_args: Callable[[str], SaveArgs | None] = _no_args
+    restore_args: Callable[[str], RestoreArgs | None] = _no_args
     ts_context: Any = field(default_factory=get_ts_context)
     limiters: Limiters | None = None
 
@@ -215,7 +216,7 @@ class StageTypeHandler:
         self, values: Sequence[Any], infos: Sequence[kernel.ParamInfo], args: Sequence[Any] | None = None
     ) -> Sequence[kernel.Waitable]:
         asked = self.workers.save_args
-        args = [asked.get(info.name) or SaveArgs() for info in infos] if args is None else args
+        args = [asked(info.name) or SaveArgs() for info in infos] if args is None else args
         use_ocdbt = self.workers.use_ocdbt is not False
         return cast(
             "Sequence[kernel.Waitable]",
@@ -226,7 +227,7 @@ class StageTypeHandler:
         self, infos: Sequence[kernel.ParamInfo], args: Sequence[Any] | None = None
     ) -> Sequence[Any]:
         asked = self.workers.restore_args
-        args = [asked.get(info.name) or RestoreArgs() for info in infos] if args is None else args
+        args = [asked(info.name) or RestoreArgs() for info in infos] if args is None else args
         found = await self._stored_infos(infos)
         return cast("Sequence[Any]", await self.inner.deserialize(found, args))
 
