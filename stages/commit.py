@@ -48,7 +48,7 @@ class Commit:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
-        # One process has nobody's part to merge: it writes its documents in the trip to a thread that checks
+        # One process has no other parts to merge: it writes its documents in the trip to a thread that checks
         # the leaves, and loads none of the modules for parts.
         if run.operation.is_alone:
             yield _Committer(run)

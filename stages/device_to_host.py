@@ -98,7 +98,7 @@ class _Stager:
             return
         if batch.handler is not None:
             if plan is not None and plan.joint is not None:
-                from penstock.stages.agree import agree_on_plan  # one process agrees with nobody
+                from penstock.stages.agree import agree_on_plan  # needed by several processes only
 
                 await agree_on_plan(self._run, plan)  # it begins to write at once, so there must be a place
 

@@ -258,7 +258,7 @@ async def _chosen(
 ) -> tuple[Leaves, SavePlan]:
     """Return the leaves that this process must write, and the plan with what becomes of the others."""
     if not run.operation.is_alone:
-        from penstock.stages.joint.division import divided  # one process writes all, and compares with nobody
+        from penstock.stages.joint.division import divided  # needed by several processes only
 
         return await divided(run, leaves, plan, choice)
 

@@ -145,7 +145,7 @@ class _Watch:
             await sleep(min(left_s, self.limit.beat_s))
 
     async def end(self, scope: CancelScope) -> None:
-        """Cancel `scope` once it is over."""
+        """Cancel `scope` once the limit is over."""
         await self.run_out()
         scope.cancel()
 

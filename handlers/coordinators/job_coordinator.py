@@ -208,7 +208,7 @@ class JobAnnouncements:
             raise PeerSilentError({job.member.primary: None}, limit_s)
 
     async def take(self, what: str) -> bool:
-        """Return whether any other process has asked this since the last call. The primary's."""
+        """Return whether another process has asked for this since the last call. Called by the primary."""
         await self._join()
         key = f"{self._keys.all}{what}"
         if await self._job.calls.wait(key, 0.0) is None:

@@ -496,7 +496,7 @@ def bring_all(keys: OperationKeys, what: str, limit_s: float) -> Procedure[Mappi
 def close(member: Member, path: str, keys: OperationKeys) -> Procedure[None]:
     """Take back what says that an operation can be joined: all have come. The primary's.
 
-    Before the others write. Were it left behind, it could be that of the next save to this path.
+    Before the others write. If it stayed, it could be that of the next save to this path.
     """
     key = member.join_key(path)
     # So that no other process joins any more: all have come.

@@ -290,7 +290,7 @@ def remove_tree(path: str, give_up_spare: Callable[[], object] = lambda: None) -
 
 
 def _remove_safely(path: str) -> None:
-    # rmtree opens what it descends into, so that nobody can lead it elsewhere by a link.
+    # rmtree opens what it descends into, so that no link can lead it elsewhere.
     if sys.version_info >= (3, 12):
         shutil.rmtree(path, onexc=lambda _function, _path, error: _unless_gone(error))
     else:

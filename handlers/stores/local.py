@@ -600,7 +600,7 @@ class LocalStore(Directories, SystemFiles):
     def remove_tree(self, path: str) -> None:
         """Remove a directory and everything in it. It may be absent, or be removed by others meanwhile.
 
-        Of a symbolic link, only the link is removed. The caller holds the directory, or knows that nobody
+        Of a symbolic link, only the link is removed. The caller holds the directory, or knows that no one
         else can build there.
         """
         with translated("remove", path):

@@ -135,7 +135,7 @@ class LoopHandle:
         try:
             self._post(callback)
         except RuntimeError:
-            # asyncio's "Event loop is closed" and trio's RunFinishedError: nobody is waiting any more.
+            # asyncio's "Event loop is closed" and trio's RunFinishedError: no task is waiting any more.
             return
 
 

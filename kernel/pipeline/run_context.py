@@ -108,7 +108,7 @@ class SaveRequest:
 
     def check(self) -> None:
         """Raise `SpecError` if an option does not fit."""
-        # Not on construction: the other processes of a job must be told of a request that is refused.
+        # Not on construction: the other processes of a job must hear of a request that is refused.
         allowed: dict[str, tuple[object, ...]] = {
             "overwrite": (False, True, "delete-first"),
             "staging": ("copy", "overlap"),
@@ -355,7 +355,7 @@ T = TypeVar("T")
 @final
 @dataclass(frozen=True, slots=True)
 class _Opened(Generic[T]):
-    """The outcome of opening a checkpoint whose documents are small."""
+    """The result of opening a checkpoint whose documents are small."""
 
     value: T
 

@@ -340,7 +340,7 @@ async def _collect(inlet: MemoryObjectReceiveStream[Any], results: list[Any]) ->
 def _needed(slots: Iterable[tuple[Slot[Any], StageMeter]]) -> list[tuple[Slot[Any], StageMeter]]:
     """Leave out what does nothing.
 
-    The stage before it gets its room, for one message and its queue: it would wait for the one behind
+    The stage before it gets its room, for one message and its queue: it would wait for the next one
     otherwise, and so would who waits for its milestone.
     """
     needed: list[tuple[Slot[Any], StageMeter]] = []

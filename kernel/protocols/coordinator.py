@@ -120,7 +120,7 @@ class Operation(Protocol):
             plan: A digest of it, and of whatever else must be equal. As long in all processes.
             describe: Returns it in words, called only if the plans differ: for each leaf its key path, a tab,
                 and what it is.
-            begin: Called in the primary, with what all say beside their plans, by index. Returns where to
+            begin: Called in the primary, with what all say next to their plans, by index. Returns where to
                 write, and what else the others are to know.
             beside: What else the primary is to know. It need not be equal.
             enter: Called in each process with the place, before this returns.
@@ -174,7 +174,7 @@ class Announcements(Protocol):
         ...
 
     async def take(self, what: str) -> bool:
-        """Return whether any other process has asked this since the last call. The primary's."""
+        """Return whether another process has asked for this since the last call. Called by the primary."""
         ...
 
     async def leave(self) -> None:
@@ -313,7 +313,7 @@ class SoleOperation:
         await publish()
 
     async def combine(self, part: bytes, combined: Callable[[Mapping[int, bytes]], bytes]) -> bytes:
-        """Return the result of the function for this part alone."""
+        """Return what `combined` makes of this process's part."""
         return combined({self.process_index: part})
 
 

@@ -1,4 +1,4 @@
-"""The pieces that a handler plans of a leaf, and the table of their places on the medium in the end."""
+"""Pieces of leaves: as a handler plans them, and the table of where they were written."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class BucketStore(ObjectStore):
         if self._client.head(key) is not None:
             return "file"
 
-        # Asked last: where nothing is, as before a save, nobody need know of a claim.
+        # Asked last: where nothing is, as before a save, no caller need know of a claim.
         return (
             "directory" if self._client.has_below(key) and not self._builds.claims.is_claimed(key) else None
         )

@@ -227,7 +227,7 @@ class FsspecObjects:
         return info
 
     def _modified(self, key: str, info: dict[str, Any]) -> datetime:
-        """Return when a file was changed last; where that is not known, always the same."""
+        """Return the time of a file's last change; a constant where it is not known."""
         modified = info.get("mtime", info.get("LastModified", info.get("created")))
         if isinstance(modified, datetime):
             return modified if modified.tzinfo is not None else modified.replace(tzinfo=UTC)

@@ -137,7 +137,7 @@ class BucketSnapshot(StoreWrapper, Snapshot):
         return self.identity_now() == self._mark
 
     def identity_now(self) -> object:
-        """Return what the identity is now, by a request if any was made since it was known."""
+        """Return the identity now; by a request, if others were made since it was read."""
         with self._lock:
             n_asked = self._n_asked
             if n_asked == self._compared:

@@ -302,7 +302,7 @@ async def _shared(store: ObjectStore, threads: Threads, path: str, shared: Share
         if turn and isinstance(view, Snapshot):
             data = await threads.run(view.encoded)
     finally:
-        await shared.tell(turn, data)  # also of a failure, so that nobody waits for it
+        await shared.tell(turn, data)  # also of a failure, so that no process waits for it
 
     return view
 

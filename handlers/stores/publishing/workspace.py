@@ -103,7 +103,7 @@ class Workspace:
         store: Where the checkpoint will be.
         threads: For the store's blocking calls.
         final: The checkpoint's own absolute path.
-        temporary: A path beside `final` that the store may use as the place to build. If it is `final`
+        temporary: A path next to `final` that the store may use as the place to build. If it is `final`
             itself, the caller made that directory, and publishes or discards it.
         overwrite: Whether an existing checkpoint may be replaced. If `"delete-first"`, it is deleted before
             the first file is written, unless the store can replace it in one step.

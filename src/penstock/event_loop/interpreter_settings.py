@@ -61,7 +61,7 @@ class LoopOptions:
 
 # A young collection of 15,000 objects takes 2 to 5 ms, whatever the size of the tree and of the heap.
 NET_ALLOCATIONS: Final = 15_000
-# Not `gc.disable`: that could not be told from the application's own call.
+# Not `gc.disable`: the application's own call could not be recognised.
 NEVER: Final = 2**30
 # With Python's 5 ms, two computing threads held the loop back for 8 to 12 ms.
 SWITCH_INTERVAL_S: Final = 0.001

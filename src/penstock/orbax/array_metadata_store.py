@@ -270,7 +270,7 @@ class _Record:
 @final
 @dataclass(frozen=True, slots=True)
 class _Collect:
-    """Takes the arrays from the plan. A process whose part others commit records them now."""
+    """Notes the arrays of the plan. A process whose part another one commits records them at once."""
 
     record: _Record
     messages: ClassVar[kernel.Messages] = {kernel.WrittenBatch: kernel.WrittenBatch}

@@ -86,7 +86,7 @@ SHOWN: Final = 200
 
 
 def described_json(value: Any) -> str:
-    """Describe a JSON value; one that JSON cannot hold in no detail, since its handler says what is wrong."""
+    """Describe a JSON value; any other in no detail, since its handler refuses it."""
     try:
         text = json.dumps(value, sort_keys=True)
     except (TypeError, ValueError, RecursionError):

@@ -256,7 +256,7 @@ class OpenedRoot:
             path = os.path.join(self._root, name)
             try:
                 mark = reader.disk_mark(path)
-            except CorruptCheckpointError as error:  # then nobody knows, and it is not removed
+            except CorruptCheckpointError as error:  # then it is not known, and it is not removed
                 self._events.warning("step.unreadable", path=path, error=repr(error))
                 found[step] = OwnStep(name, None, is_part=False)
                 continue

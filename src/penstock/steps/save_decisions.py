@@ -99,7 +99,7 @@ class SaveDecisions:
         self._saved_s = time.monotonic()
         self._was_told = False  # this process, and the others do not know yet
         self._answered = False  # whether a save was begun since the preemption
-        self.preempted = False  #: whether the process was told to end; one of them, if they decide together
+        self.preempted = False  #: whether the process was asked to end; one of them, if they decide together
 
     def preempt(self) -> None:
         """Note that the process was asked to end. From any thread, or a signal handler."""

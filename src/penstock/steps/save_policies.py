@@ -39,7 +39,7 @@ class SaveMoment:
     steps: Sequence[int] = ()  #: those that are saved or being saved, ascending
     saved_s: float = 0.0  #: when the last save began, on that clock; or the manager was opened
     saving: bool = False  #: whether a save is under way
-    preempted: bool = False  #: whether this process was told to end and has not begun a save since
+    preempted: bool = False  #: whether this process was asked to end and has not begun a save since
 
 
 @runtime_checkable

@@ -39,7 +39,7 @@ TellReport: TypeAlias = "Callable[[StageReport], object]"
 class Observer(Capability, Protocol):
     """Hears of every save and restore of a Checkpointer, in the event loop: it must not block.
 
-    An error of its own is logged as `telemetry.failed`, and disturbs nothing.
+    Its own errors are logged as `telemetry.failed`, and disturb nothing.
     """
 
     def observing(self, kind: str, path: str) -> AbstractContextManager[TellReport]:

@@ -97,7 +97,7 @@ class Trial:
         demand(self._names() == [NAME], "a save must leave nothing beside the checkpoint")
 
     async def save_fails_everywhere(self) -> None:
-        """Have each operation of a save fail in turn: the error is raised, and nothing is left behind."""
+        """Have each operation of a save fail in turn: the error is raised, and no file is left."""
         k = 1
         while True:
             store = FaultyStore(self.make_store())
