@@ -181,8 +181,7 @@ class OrbaxCheckpoint:
         A chunk that is in the index itself is a `ScatterRead` of 0 bytes of the manifest.
         """
         array = stored.detail
-        bounds = region.bounds
-        if not all(start < stop for start, stop in bounds):
+        if not region.nbytes:
             return iter(())
         if isinstance(array, PackedArray):
             return packed_reads(index, array, region, piece_bytes)

@@ -209,15 +209,13 @@ def _leaf_table(
         return table
 
     table, all_inline = leaf_table(
-        place.directory,
-        structure.tree,
+        place,
+        structure,
         index,
-        place.sealed,
-        strings=(os.path.join(place.directory, STRINGS), texts),
+        texts=texts,
         shardings=shardings,
         random_keys=random_keys,
-        packed=structure.packed,
-        ocdbt=uses_ocdbt,
+        uses_ocdbt=uses_ocdbt,
         foreign=source.foreign,
     )
     # Values that are elsewhere may have changed by the next time, and another handler may be asked.
@@ -259,7 +257,6 @@ def has_value(typestr: str, skip: bool, /) -> bool:
 
 def find_formats(
     sealed: SealedDocuments,
-    directory: str,
     index: Index,
     tree: TreeDocument,
     names: Sequence[str],
@@ -268,8 +265,7 @@ def find_formats(
     """Find the metadata of arrays. Many leaves have few shapes, so equal metadata is decoded once.
 
     Args:
-        sealed: The documents in the directory.
-        directory: Of the tree.
+        sealed: The documents in the directory of the tree.
         index: Where the metadata is.
         tree: Which leaves there are.
         names: Of all leaves.
@@ -294,12 +290,12 @@ def find_formats(
                 at, data = some[number], value
                 if data is None:
                     all_inline = False
-                    data = _far_value(sealed, directory, index, keys[number], files)
+                    data = _far_value(sealed, index, keys[number], files)
 
                 form = known.get(data)
                 if form is None:
                     try:
-                        form = known[data] = zarr.decode(os.path.join(directory, keys[number]), data)
+                        form = known[data] = zarr.decode(os.path.join(sealed.directory, keys[number]), data)
                     except CorruptCheckpointError as error:
                         error.key_path = show_key_path(tree.keys[at], tree.kinds[at])
                         raise
@@ -311,13 +307,11 @@ def find_formats(
     return found, all_inline
 
 
-def _far_value(
-    sealed: SealedDocuments, directory: str, index: Index, key: str, files: dict[str, bytes]
-) -> bytes:
+def _far_value(sealed: SealedDocuments, index: Index, key: str, files: dict[str, bytes]) -> bytes:
     """Return the metadata of an array that is not in the index itself."""
     value = index[key.encode()]
     if not isinstance(value, Indirect) or value.file not in sealed.recorded.documents:
-        return read_value(sealed.store, directory, value)
+        return read_value(sealed.store, sealed.directory, value)
 
     # It is in front of the index's own nodes, in a file that was compared as a whole.
     if value.file not in files:
@@ -327,30 +321,26 @@ def _far_value(
 
 
 def leaf_table(
-    directory: str,
-    tree: TreeDocument,
+    place: ItemPlace,
+    structure: Structure,
     index: Index,
-    sealed: SealedDocuments,
     *,
-    strings: tuple[str, dict[str, object]],
+    texts: dict[str, object],
     shardings: Mapping[str, str],
     random_keys: Mapping[str, str],
-    packed: Mapping[KeyPath, PackedLeaf],
-    ocdbt: bool = True,
-    foreign: frozenset[str] = frozenset(),
+    uses_ocdbt: bool,
+    foreign: frozenset[str],
 ) -> tuple[LeafTable, bool]:
     """Build the spec of every leaf. Equal values are shared between leaves.
 
     Args:
-        directory: Of the tree.
-        tree: Which leaves there are.
+        place: Of the tree.
+        structure: Which leaves there are, and their values in the msgpack file.
         index: Where arrays are, and their metadata.
-        sealed: The documents in the directory.
-        strings: The document of strings, by its path and what it holds.
+        texts: What the document of strings has.
         shardings: By stored name.
         random_keys: Implementations, by stored name.
-        packed: What the msgpack file has, if values are there.
-        ocdbt: Whether arrays are in a database, or in a directory each.
+        uses_ocdbt: Whether arrays are in a database, or in a directory each.
         foreign: Types of leaves that may be in files of their handler's own, which alone describes them.
 
     Returns:
@@ -359,11 +349,12 @@ def leaf_table(
     Raises:
         CorruptCheckpointError: If a value is not where it should be; names the leaf.
     """
+    tree = structure.tree
     names = [".".join(keys) for keys in tree.keys]
     kinds = list(zip(tree.typestrs, tree.skips, strict=True))
     with_value = {kind for kind in set(kinds) if has_value(*kind)}
     valued = [at for at, kind in enumerate(kinds) if kind in with_value]
-    formats, all_inline = find_formats(sealed, directory, index, tree, names, valued)
+    formats, all_inline = find_formats(place.sealed, index, tree, names, valued)
     known: dict[tuple[object, ...], LeafSpec] = {}
     specs: list[LeafSpec] = []
     details: dict[int, object] = {}
@@ -373,15 +364,18 @@ def leaf_table(
         if spec is None:
             name, form, (typestr, skip, _, write_shape, sharding, key_impl) = names[at], formats[at], shared
             if form is None and typestr in ARRAY_TYPES and not skip and typestr not in foreign:
-                raise _absent(directory, tree, at, ocdbt=ocdbt)
+                raise _absent(place.directory, tree, at, ocdbt=uses_ocdbt)
             if tree.in_msgpack(at):
-                found = packed.get(tree.keys[at])
-                spec, details[at] = packed_spec(directory, tree, at, found, sharding, known)
+                found = structure.packed.get(tree.keys[at])
+                spec, details[at] = packed_spec(place.directory, tree, at, found, sharding, known)
             elif typestr == "string" and typestr not in foreign:
                 key_path = show_key_path(tree.keys[at], tree.kinds[at])
-                spec = LeafSpec(typestr, text=find_string(*strings, name, key_path))
+                path = os.path.join(place.directory, STRINGS)
+                spec = LeafSpec(typestr, text=find_string(path, texts, name, key_path))
             elif form is None:
-                spec = LeafSpec(typestr) if typestr in foreign else _spec_of_text(strings, names[at], typestr)
+                # A handler of another type may have stored a text.
+                has_text = bool(texts) and typestr not in foreign
+                spec = LeafSpec(typestr, text=stored_text(texts, name) if has_text else None)
                 if spec.text is None:
                     known[shared] = spec
             else:
@@ -399,11 +393,6 @@ def leaf_table(
         specs.append(spec)
 
     return LeafTable(tree.keys, tree.kinds, specs, formats, index.rows, details), all_inline
-
-
-def _spec_of_text(strings: tuple[str, dict[str, object]], name: str, typestr: str) -> LeafSpec:
-    """Return the spec of a leaf without an array, with its text if a handler of another type stored one."""
-    return LeafSpec(typestr, text=stored_text(strings[1], name) if strings[1] else None)
 
 
 def _absent(directory: str, tree: TreeDocument, at: int, *, ocdbt: bool) -> CorruptCheckpointError:
