@@ -92,9 +92,11 @@ class Membership:
         first = Heartbeat(self._first, "join").encoded()
         if member.is_primary:
             if not self.is_in:
+                # Random, so that no key of an earlier save to this path is taken for one of this save.
                 self.keys = OperationKeys(secrets.token_hex(8))
 
             self._detector = self._new_detector(current_time())  # from here on, others may wait for this
+            # A call that was sent may be carried out: its outcome is known before a cancellation goes on.
             async with job.within(job.limits.call_s, shield=True):
                 await self.perform(procedures.begin(member, self._path, self.keys, first))
 

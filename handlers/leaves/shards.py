@@ -66,6 +66,7 @@ def shard_pieces(
             yield PiecePlan(source.shard, 0, whole, 0, partial(view.take, 0, whole))
             continue
 
+        # In pieces, so that an array larger than the budget streams through it.
         for box in boxes(shape, most):
             start, nbytes = box.first * itemsize, box.n_elements * itemsize
             copy = BoxCopy(value, source.data, box, key_path)
@@ -115,6 +116,7 @@ def _source_pieces(
         if view is None:
             copy = BoxCopy(value, data, box, key_path, spec.dtype)
             take, begin = copy.take, None if host else copy.begin
+        # A view costs neither a copy nor budget.
         elif is_contiguous(box, shape) and not is_cast:
             start = flat_index(box.starts, shape) * itemsize
             take, cost = partial(view.take, start, start + nbytes), 0

@@ -116,6 +116,7 @@ async def linkable(
     if not files:
         return directory, found, set()
 
+    # Only what is linked is compared, and only leaves all of whose files are.
     found = found.only(
         [at for at, parts in enumerate(found.parts) if files.issuperset([p.file for p in parts])]
     )
@@ -131,6 +132,7 @@ def divided_by(
     if not chosen:
         return leaves, plan
 
+    # Their bytes are on the medium already, so their arrays may die now.
     kept = found.leaves.part(chosen).without_values()
     written = WrittenTable.of([part for at in chosen for part in found.parts[at]], plan.specs)
     batch = WrittenBatch(kept, written)
@@ -153,6 +155,7 @@ def files_worth_linking(unchanged: Iterable[Sequence[Written]], sizes: Mapping[s
     """
     leaves = [parts for parts in unchanged if parts]
     files = {part.file for parts in leaves for part in parts}
+    # Until nothing changes: a leaf that loses one of its files leaves fewer needed bytes in the others.
     while True:
         needed: dict[str, int] = defaultdict(int)
         for parts in leaves:

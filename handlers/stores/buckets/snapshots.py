@@ -140,6 +140,7 @@ class BucketSnapshot(StoreWrapper, Snapshot):
         """Return the identity now; by a request, if others were made since it was read."""
         with self._lock:
             n_asked = self._n_asked
+            # No request was made since the mark was read: all that was answered is of one state.
             if n_asked == self._compared:
                 return self._mark
 
@@ -155,6 +156,7 @@ class BucketSnapshot(StoreWrapper, Snapshot):
         """Encode the snapshot for other processes of the job."""
         rows = [[each.key[len(self._key) :], each.size, each.tag] for each in self._entries.values()]
         contents = {key[len(self._key) :]: data for key, data in self._contents.items()}
+        # At level 1: names of objects are alike, and the service keeps this in the memory of one process.
         return zlib.compress(msgpack.packb([_VERSION, rows, contents, self._mark]), 1)
 
     def kind(self, path: str) -> Literal["file", "directory"] | None:

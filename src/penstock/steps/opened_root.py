@@ -137,6 +137,7 @@ class OpenedRoot:
 
         found, parts = await common_steps(operation, find_own)
         if opens and self._options.writes and self._options.clean:
+            # A step that is not on all disks cannot be restored as a whole.
             await self._threads.run(self._remove_parts, parts)
 
         return found
@@ -226,6 +227,7 @@ class OpenedRoot:
 
         listed = on_disk.list_root(store, root)
         if options.clean:
+            # Under the hold of the root, in which no other manager saves.
             for name in self._files.leftovers(listed):
                 self._clean_up(name, remove_abandoned)
 
