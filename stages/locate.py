@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = (
     "Locate",
     "LocateOnce",
+    "open_leased",
     "split_names",
 )
 
@@ -12,15 +13,22 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, TypeVar, cast, final
 
 from penstock.kernel.errors import SpecError
 from penstock.kernel.messages.restore import Located, RestoreRequest
-from penstock.kernel.pipeline.run_context import RestoreRun, open_leased
+from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
-from penstock.kernel.protocols.layouts import ChecksummedCheckpoint, NamedTensors, StoredCheckpoint
+from penstock.kernel.protocols.layouts import (
+    ChecksummedCheckpoint,
+    NamedTensors,
+    Opening,
+    StoredCheckpoint,
+)
 from penstock.stages.pytree.flattening import flatten_tree
+
+T = TypeVar("T")
 
 
 @final
@@ -52,6 +60,47 @@ class Locate:
 async def _locate(run: RestoreRun, request: RestoreRequest) -> Located:
     finish = partial(_with_options, request)
     return Located(await open_leased(run, request.path, request.options.item, finish), request)
+
+
+async def open_leased(
+    run: RestoreRun, path: str, item: str | None, make: Callable[[StoredCheckpoint], T]
+) -> T:
+    """Open a checkpoint, and return what `make` makes of it.
+
+    While long documents are read and decoded, what that takes is leased; more than the whole budget is
+    admitted alone, with the event `memory.oversize`. What is kept of them does not count: a caller with a
+    lease must not wait for another one, and the caller goes on to lease the bytes of arrays. For that
+    reason the caller holds none yet.
+
+    Args:
+        run: Whose finder, store, threads and budget are used.
+        path: As for `Layout.find`.
+        item: As for `Layout.find`.
+        make: Called in a worker thread, as long as the lease lasts.
+
+    Raises:
+        PenstockError: What the layout or `make` raises.
+
+    Cancellation:
+        The lease ends; a thread that still reads may be abandoned.
+    """
+    found, made = await run.threads.run(_opened_if_small, run, path, item, make)
+    if not found.nbytes:
+        return cast("T", made)
+
+    with await run.lease(found.nbytes, "", prioritised=False, about={"documents_of": path}):
+        return await run.threads.run(_opened, found, make)
+
+
+def _opened_if_small(
+    run: RestoreRun, path: str, item: str | None, make: Callable[[StoredCheckpoint], T]
+) -> tuple[Opening, T | None]:
+    found = run.finder.find(run.store, path, item)
+    return found, None if found.nbytes else _opened(found, make)
+
+
+def _opened(found: Opening, make: Callable[[StoredCheckpoint], T]) -> T:
+    return make(found.open())
 
 
 def _with_options(request: RestoreRequest, checkpoint: StoredCheckpoint) -> StoredCheckpoint:

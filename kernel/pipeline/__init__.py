@@ -1,4 +1,4 @@
-"""Pipelines: the value, what runs it, what a stage may use while it runs, and the future of a save."""
+"""Pipelines: the value, what runs it, and what a stage may use while it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ __all__ = (
 
 if TYPE_CHECKING:
     from penstock.kernel.pipeline.run_context import RunCaches, Staging
-    from penstock.kernel.pipeline.stage import FunctionStage, release_dropped, workers_of
+    from penstock.kernel.pipeline.runner import release_dropped
+    from penstock.kernel.pipeline.stage import FunctionStage, workers_of
     from penstock.kernel.pipeline.statistics import advice_of
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
@@ -27,11 +28,8 @@ else:
                 "RunCaches",
                 "Staging",
             ),
-            "penstock.kernel.pipeline.stage": (
-                "FunctionStage",
-                "release_dropped",
-                "workers_of",
-            ),
+            "penstock.kernel.pipeline.runner": ("release_dropped",),
+            "penstock.kernel.pipeline.stage": ("FunctionStage", "workers_of"),
             "penstock.kernel.pipeline.statistics": ("advice_of",),
         },
     )

@@ -27,7 +27,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
 from typing import (
@@ -36,9 +36,9 @@ from typing import (
     Final,
     Generic,
     TypeAlias,
-    TypeGuard,
     TypeVar,
     Union,
+    cast,
     final,
     get_args,
     get_origin,
@@ -50,7 +50,15 @@ from penstock.kernel.messages.changed_specs import CodecChoice
 from penstock.kernel.messages.restore import RestoredTree, RestoreRequest
 from penstock.kernel.messages.save import Published, TreeToSave
 from penstock.kernel.options import load_options
-from penstock.kernel.pipeline.stage import ChangesLeaves, DeclaresMessages, FunctionStage, Stage, workers_of
+from penstock.kernel.pipeline.stage import (
+    ChangesLeaves,
+    DeclaresMessages,
+    FunctionStage,
+    PassesOn,
+    Stage,
+    workers_of,
+)
+from penstock.kernel.pipeline.statistics import Advice, advice_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,16 +89,29 @@ class Slot(Generic[RunT]):
     """A named place in a pipeline, with its stage. A function or callable becomes a `FunctionStage`.
 
     The milestone belongs to the place and not to the stage, so a replaced `device_to_host` still
-    says when a save is staged.
+    says when a save is staged. A stage is a value, so it is asked here, once, and not by each run.
     """
 
     name: str
     stage: Stage[RunT]
     milestone: Milestone | None = None  #: reached when this stage has passed on its last message
     queue: int = 0  #: messages its outlet holds; above 0 only where something else bounds their bytes
+    declared: object = field(init=False, repr=False, compare=False)
+    """What carries the declarations of the stage: of a `FunctionStage`, its function."""
+    workers: int = field(init=False, repr=False, compare=False)
+    is_needed: bool = field(init=False, repr=False, compare=False)  #: False: runs may leave the stage out
+    advice: Advice = field(init=False, repr=False, compare=False)  #: if it is the bottleneck
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stage", _as_stage(self.stage))
+        stage = _as_stage(self.stage)
+        declared: object = stage.function if isinstance(stage, FunctionStage) else stage
+        passes_on = isinstance(stage, PassesOn) and stage.passes_on
+        put = partial(object.__setattr__, self)  # this is its construction
+        put("stage", stage)
+        put("declared", declared)
+        put("workers", workers_of(stage))
+        put("is_needed", self.milestone is not None or not passes_on)
+        put("advice", advice_of(declared))
         if self.queue < 0:
             raise PipelineError(f"the queue of stage {self.name!r} cannot hold {self.queue} messages")
 
@@ -108,14 +129,30 @@ class Pipeline(Generic[RunT]):
     """
 
     slots: tuple[Slot[RunT], ...]
+    names: tuple[str, ...] = field(init=False, repr=False, compare=False)  #: of the stages, in order
+    spec_changes: tuple[tuple[str, SpecChange], ...] = field(init=False, repr=False, compare=False)
+    """The changes to leaves that stages declare, in order, by stage name."""
+    codec_choice: CodecChoice | None = field(init=False, repr=False, compare=False)
+    """The first stage that decides about the codec `auto`, if there is one."""
 
     def __post_init__(self) -> None:
-        seen: set[str] = set()
+        changes: dict[str, SpecChange] = {}
+        choice: CodecChoice | None = None
+        names: list[str] = []
         for slot in self.slots:
-            if slot.name in seen:
+            if slot.name in names:
                 raise PipelineError(f"two stages are called {slot.name!r}")
 
-            seen.add(slot.name)
+            names.append(slot.name)
+            if isinstance(slot.declared, ChangesLeaves):
+                changes[slot.name] = slot.declared.resolve_spec
+            if choice is None and isinstance(slot.declared, CodecChoice):
+                choice = slot.declared
+
+        put = partial(object.__setattr__, self)  # this is its construction
+        put("names", tuple(names))
+        put("spec_changes", tuple(changes.items()))
+        put("codec_choice", choice)
 
     def __iter__(self) -> Iterator[Slot[RunT]]:
         return iter(self.slots)
@@ -125,22 +162,6 @@ class Pipeline(Generic[RunT]):
 
     def __getitem__(self, name: str) -> Stage[RunT]:
         return self.slots[self._place(name)].stage
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the stages, in order."""
-        return tuple(slot.name for slot in self.slots)
-
-    @property
-    def spec_changes(self) -> tuple[tuple[str, SpecChange], ...]:
-        """The changes to leaves that stages declare, in order, by stage name."""
-        stages = [(slot.name, _declared(slot)) for slot in self.slots]
-        return tuple([(name, each.resolve_spec) for name, each in stages if isinstance(each, ChangesLeaves)])
-
-    @property
-    def codec_choice(self) -> CodecChoice | None:
-        """The first stage that decides about the codec `auto`, if there is one."""
-        return next((stage for slot in self.slots if isinstance(stage := _declared(slot), CodecChoice)), None)
 
     def check(self, first: type | None = None) -> None:
         """Refuse a pipeline with a stage that does not take the messages of the one before it.
@@ -154,12 +175,12 @@ class Pipeline(Generic[RunT]):
         Raises:
             PipelineError: The message names the stage.
         """
-        check_messages([(slot.name, _declared(slot)) for slot in self.slots], first)
+        check_messages([(slot.name, slot.declared) for slot in self.slots], first)
 
     def replace(self, name: str, stage: Stage[RunT] | StageFunction) -> Pipeline[RunT]:
         """Put `stage` in the place of the one called `name`."""
         at = self._place(name)
-        slot = replace(self.slots[at], stage=_as_stage(stage))
+        slot = replace(self.slots[at], stage=cast("Stage[RunT]", stage))
         return Pipeline((*self.slots[:at], slot, *self.slots[at + 1 :]))
 
     def insert_before(
@@ -218,24 +239,16 @@ class Pipeline(Generic[RunT]):
         raise PipelineError.unknown_stage(name, self.names)
 
 
-def _declared(slot: Slot[Any]) -> object:
-    """Return the object that carries a stage's declarations: for a `FunctionStage`, its function."""
-    return slot.stage.function if isinstance(slot.stage, FunctionStage) else slot.stage
-
-
-def _as_stage(stage: Any) -> Stage[Any]:
-    if isinstance(stage, type):
-        raise PipelineError(f"{stage.__name__} is a class; a pipeline holds an instance of it")
-    if _is_stage(stage):
+def _as_stage(given: Any) -> Stage[Any]:
+    if isinstance(given, type):
+        raise PipelineError(f"{given.__name__} is a class; a pipeline holds an instance of it")
+    if isinstance(cast("object", given), Stage):
+        stage: Stage[Any] = given
         return stage
-    if callable(stage):
-        return FunctionStage(stage, workers_of(stage))
+    if callable(given):
+        return FunctionStage(given, workers_of(given))
 
-    raise PipelineError(f"{stage!r} is neither a stage nor a function")
-
-
-def _is_stage(stage: object) -> TypeGuard[Stage[Any]]:
-    return isinstance(stage, Stage)
+    raise PipelineError(f"{given!r} is neither a stage nor a function")
 
 
 def _name_of(stage: Stage[Any]) -> str:
@@ -245,8 +258,7 @@ def _name_of(stage: Stage[Any]) -> str:
 
 
 def _with_options(slot: Slot[RunT], given: Mapping[str, Any], source: str) -> Stage[RunT]:
-    declared = _declared(slot)
-    stage = declared if dataclasses.is_dataclass(declared) else slot.stage
+    stage = slot.declared if dataclasses.is_dataclass(slot.declared) else slot.stage
     if not dataclasses.is_dataclass(stage) or isinstance(stage, type):
         raise PipelineError(f"the stage {slot.name!r} is not a dataclass, so it has no options to set")
 

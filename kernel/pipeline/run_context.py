@@ -16,7 +16,6 @@ __all__ = (
     "SaveRun",
     "ShowProgress",
     "Staging",
-    "open_leased",
 )
 
 import os
@@ -28,7 +27,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, final
 
 from anyio import create_task_group, move_on_after
 
@@ -36,7 +35,6 @@ from penstock.kernel.errors import SpecError
 from penstock.kernel.memory.bounded_cache import BoundedCache
 from penstock.kernel.protocols.build_place import Overwrite
 from penstock.kernel.protocols.coordinator import SoleOperation
-from penstock.kernel.protocols.layouts import Opening, StoredCheckpoint
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
@@ -347,56 +345,3 @@ class RestoreRun(Run):
     """The context of the stages of a restore."""
 
     flow: ClassVar[Flow] = "restore"
-
-
-T = TypeVar("T")
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Opened(Generic[T]):
-    """The result of opening a checkpoint whose documents are small."""
-
-    value: T
-
-
-async def open_leased(
-    run: RestoreRun, path: str, item: str | None, make: Callable[[StoredCheckpoint], T]
-) -> T:
-    """Open a checkpoint, and return what `make` makes of it.
-
-    While long documents are read and decoded, what that takes is leased; more than the whole budget is
-    admitted alone, with the event `memory.oversize`. What is kept of them does not count: a caller with a
-    lease must not wait for another one, and the caller goes on to lease the bytes of arrays. For that
-    reason the caller holds none yet.
-
-    Args:
-        run: Whose finder, store, threads and budget are used.
-        path: As for `Layout.find`.
-        item: As for `Layout.find`.
-        make: Called in a worker thread, as long as the lease lasts.
-
-    Raises:
-        PenstockError: What the layout or `make` raises.
-
-    Cancellation:
-        The lease ends; a thread that still reads may be abandoned.
-    """
-    found = await run.threads.run(partial(_open_small, run, path, item, make))
-    if isinstance(found, _Opened):
-        return found.value
-
-    with await run.lease(found.nbytes, "", prioritised=False, about={"documents_of": path}):
-        return await run.threads.run(_finish, found, make)
-
-
-def _open_small(
-    run: RestoreRun, path: str, item: str | None, make: Callable[[StoredCheckpoint], T]
-) -> _Opened[T] | Opening:
-    """Open the checkpoint at once if that takes no bytes that count. Else only find it."""
-    found = run.finder.find(run.store, path, item)
-    return found if found.nbytes else _Opened(make(found.open()))
-
-
-def _finish(found: Opening, make: Callable[[StoredCheckpoint], T]) -> T:
-    return make(found.open())

@@ -1,42 +1,45 @@
-"""Runs a pipeline once: makes the streams, drives the stages, and turns failure into one exception."""
+"""Runs a pipeline once: makes the streams, drives the actors, and turns failure into one exception.
+
+A stage holds neither end of its streams, and stops when a neighbour has closed: both are done here.
+"""
 
 from __future__ import annotations
 
 __all__ = (
+    "Outlet",
     "PipelineResult",
+    "drive",
+    "receiving",
+    "release_dropped",
     "run_pipeline",
 )
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, final
 
 from anyio import (
-    CancelScope,
+    BrokenResourceError,
     EndOfStream,
+    WouldBlock,
     create_memory_object_stream,
     create_task_group,
     get_cancelled_exc_class,
 )
-from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from penstock.kernel.errors import PenstockError, PipelineError
 from penstock.kernel.pipeline.failures import forget_locals
 from penstock.kernel.pipeline.pipeline import Milestone, Pipeline, Slot
-from penstock.kernel.pipeline.stage import (
-    FunctionStage,
-    does_nothing,
-    drive,
-    receiving,
-    release_dropped,
-    workers_of,
-)
-from penstock.kernel.pipeline.statistics import Advice, StageMeter, StageStatistics, advice_of
+from penstock.kernel.pipeline.stage import Actor, Finishing
+from penstock.kernel.pipeline.statistics import StageMeter, StageStatistics
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
 
 RunT = TypeVar("RunT")
 
@@ -87,168 +90,184 @@ async def run_pipeline(
     Cancellation:
         Cancels every stage and returns when all of them have ended; messages under way are released.
     """
-    meters = [StageMeter(slot.name, _workers_of(slot), clock, _advice(slot)) for slot in pipeline]
-    if not meters:
+    if not pipeline.slots:
         raise PipelineError("a pipeline needs at least one stage")
 
+    driven = _PipelineRun(pipeline, run, on_milestone, awaited, clock, translate)
     feed, inlet = create_memory_object_stream[Any](1)
     with feed:
         feed.send_nowait(message)
 
     del message  # or this frame would keep a staged tree alive
-    outcome = _Outcome(translate)
-    slots = _needed(zip(pipeline, meters, strict=True))
-    tasks = [_SlotTask(slot, run, meter, outcome, on_milestone) for slot, meter in slots]
-    await _run_stages(tasks, inlet, outcome, awaited)
+    try:
+        async with create_task_group() as driven.group:
+            driven.start(0, inlet)
+    except BaseExceptionGroup:
+        driven.drop_results()
+        if not driven.failures:
+            raise
+    except BaseException:
+        driven.drop_results()
+        raise
 
     # Raised here, outside any `except` block, so that no exception group becomes its context.
-    failure = outcome.take_failure()
-    if failure is not None:
+    if driven.failures:
+        interrupts = [each for each in driven.failures if isinstance(each, KeyboardInterrupt | SystemExit)]
+        failure = [*interrupts, *driven.failures][0]
+        driven.failures.clear()  # tracebacks refer to frames that refer to that object
         try:
             raise failure
         finally:
-            del failure  # its traceback refers to this frame
-    if outcome.cut_short:
-        raise PipelineError(f"stage {outcome.cut_short[0]!r} ended early: something it awaited was cancelled")
-    if not outcome.results:
+            del failure, interrupts  # its traceback refers to this frame
+    if driven.cut_short:
+        driven.drop_results()
+        await checkpoint_if_cancelled()  # they were cut short by that cancellation
+        raise PipelineError(f"stage {driven.cut_short[0]!r} ended early: something it awaited was cancelled")
+    if not driven.results:
         raise PipelineError(f"nothing came out of the last stage, {pipeline.names[-1]!r}")
 
-    value = outcome.results.pop()
-    outcome.drop_results()  # any that came before it
-    return PipelineResult(value, tuple(meter.statistics() for meter in meters))
+    value = driven.results.pop()
+    for dropped in driven.results:
+        release_dropped(dropped)
 
-
-async def _run_stages(
-    tasks: Sequence[_SlotTask],
-    inlet: MemoryObjectReceiveStream[Any],
-    outcome: _Outcome,
-    awaited: Milestone | None,
-) -> None:
-    """Connect the stages and run them; what failed is in the outcome, and only a cancellation is raised."""
-    try:
-        async with create_task_group() as stages:
-            _StageStarter(tasks, stages, outcome.results, _n_on_demand(tasks, awaited)).start(0, inlet)
-    except BaseExceptionGroup:
-        outcome.drop_results()
-        if not outcome.failures:
-            raise
-    except BaseException:
-        outcome.drop_results()
-        raise
-
-    if outcome.cut_short and not outcome.failures:
-        outcome.drop_results()
-        await checkpoint_if_cancelled()  # they were cut short by that cancellation
+    return PipelineResult(value, tuple(map(StageMeter.statistics, driven.meters)))
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class _StageStarter:
-    """Starts each stage with the first message for it, so that what comes later delays no awaited milestone.
+class _PipelineRun(Generic[RunT]):
+    """One run of a pipeline: its stages as they start and end, and its last message or first failure."""
 
-    The first message after the stage of that milestone starts all the rest, a few turns of the loop later:
-    the one that publishes must be waiting for its message when the milestone before it is reached, and not
-    act before.
-    """
+    __slots__ = (
+        "_failing",
+        "_n_on_demand",
+        "_on_milestone",
+        "_run",
+        "_stages",
+        "_translate",
+        "cut_short",
+        "failures",
+        "group",
+        "meters",
+        "results",
+    )
 
-    tasks: Sequence[_SlotTask]
-    group: TaskGroup
-    results: list[Any]
-    n_on_demand: int
+    def __init__(
+        self,
+        pipeline: Pipeline[RunT],
+        run: RunT,
+        on_milestone: Callable[[Milestone], object] | None,
+        awaited: Milestone | None,
+        clock: Callable[[], float],
+        translate: Callable[[str, Exception], PenstockError] | None,
+    ) -> None:
+        self._run = run
+        self._on_milestone = on_milestone
+        self._translate = translate
+        self._failing = False  # the first failure, noted before its stage has cleaned up
+        self.group: TaskGroup
+        self.results: list[Any] = []
+        self.failures: list[BaseException] = []
+        self.cut_short: list[str] = []  #: stages that were cancelled; an error unless the run was
+        self.meters: list[StageMeter] = []  #: of every stage
+        self._stages: list[tuple[Slot[RunT], StageMeter, int]] = []  # that are needed, with their queues
+        self._n_on_demand = 0  # of the first stages, each starts the next one with its first message
+        for slot in pipeline.slots:
+            if slot.workers < 1:
+                raise PipelineError(f"stage {slot.name!r} needs at least one worker, not {slot.workers}")
 
-    def start(self, number: int, inlet: MemoryObjectReceiveStream[Any]) -> None:
-        """Start the stage with this number, or the collector of results after the last one."""
-        if number == self.n_on_demand < len(self.tasks):
-            self.group.start_soon(self._start_later, number, inlet, name="penstock stages")
-        else:
-            self._start(number, inlet)
+            meter = StageMeter(slot.name, slot.workers, clock, slot.advice)
+            self.meters.append(meter)
+            if slot.is_needed:
+                self._stages.append((slot, meter, slot.queue))
+            elif self._stages:
+                # The stage before it gets its room, for one message and its queue: it would wait for the
+                # one after it otherwise, and so would a caller that waits for its milestone.
+                before, meter_before, queue = self._stages[-1]
+                self._stages[-1] = (before, meter_before, queue + 1 + slot.queue)
 
-    async def _start_later(self, number: int, inlet: MemoryObjectReceiveStream[Any]) -> None:
+            if awaited is not None and slot.milestone is awaited and not self._n_on_demand:
+                self._n_on_demand = len(self._stages)
+
+        self._n_on_demand = self._n_on_demand or len(self._stages)
+
+    def start(self, number: int, inlet: MemoryObjectReceiveStream[Any], *, is_due: bool = False) -> None:
+        """Start the stage with this number, or the collector of results after the last one.
+
+        Each stage starts with the first message for it, so that what comes later delays no awaited milestone.
+        The first message after the stage of that milestone starts all the rest, a few turns of the loop
+        later: the one that publishes must be waiting for its message when the milestone before it is reached,
+        and not act before.
+
+        Args:
+            number: Of the stage, among those that are needed.
+            inlet: The stage closes it.
+            is_due: Whether those turns have passed.
+        """
+        if number == len(self._stages):
+            self.group.start_soon(_collect, inlet, self.results, name="penstock result")
+            return
+        if number == self._n_on_demand and not is_due:
+            self.group.start_soon(self._start_rest, number, inlet, name="penstock stages")
+            return
+
+        slot, meter, queue = self._stages[number]
+        # Bounded to a few messages; bytes are bounded by the leases that travel in them.
+        outgoing, following = create_memory_object_stream[Any](queue)
+        outlet = Outlet(outgoing, meter, partial(self.start, number + 1, following), following)
+        self.group.start_soon(self._drive, slot, inlet, outlet, name=f"penstock stage {slot.name}")
+        # Past the awaited milestone nothing is delayed by a start: all the rest begins at once.
+        if number >= self._n_on_demand:
+            outlet.start_next()
+
+    async def _start_rest(self, number: int, inlet: MemoryObjectReceiveStream[Any]) -> None:
         """Start all later stages once the waiters for the milestone have gone on, if it is reached now."""
         try:
             for _ in range(LOOP_TURNS):
                 await checkpoint()
         except BaseException:
+            del self  # as for `_collect`
             with receiving(inlet):
                 raise
 
-        self._start(number, inlet)
+        self.start(number, inlet, is_due=True)
 
-    def _start(self, number: int, inlet: MemoryObjectReceiveStream[Any]) -> None:
-        if number == len(self.tasks):
-            self.group.start_soon(_collect, inlet, self.results, name="penstock result")
-            return
+    async def _drive(self, slot: Slot[RunT], inlet: MemoryObjectReceiveStream[Any], outlet: Outlet) -> None:
+        """Run one stage to its end, and say so if that is a milestone."""
+        with receiving(inlet), outlet:
+            try:
+                complete: bool | None = None
+                async with slot.stage.open(self._run) as actor:
+                    try:
+                        complete = await drive(actor, slot.workers, inlet, outlet)
+                    except BaseException:
+                        self._failing = True
+                        raise
+                    finally:
+                        del actor  # the traceback refers to this frame
 
-        task = self.tasks[number]
-        # Bounded to a few messages; bytes are bounded by the leases that travel in them.
-        ends = create_memory_object_stream[Any](task.slot.queue)
-        outlet = _Outlet(*ends, partial(self.start, number + 1))
-        self.group.start_soon(
-            task, inlet, outlet, self.group.cancel_scope, name=f"penstock stage {task.slot.name}"
-        )
-        # Past the awaited milestone nothing is delayed by a start: all the rest begins at once.
-        if number >= self.n_on_demand:
-            outlet.start_next()
+                self._note_end(slot, complete)
+            except BaseException as error:
+                self._note(error, slot.name)
+                forget_locals(error)  # of a cancellation, too: task groups keep it in a reference cycle
+                # Before the outlet closes, which tells the next stage that this was the last message.
+                self.group.cancel_scope.cancel()
+                del self, slot  # as for `_collect`
+                raise
 
+    def _note_end(self, slot: Slot[RunT], complete: bool | None) -> None:
+        if complete is None:
+            raise PipelineError("the stage's context swallowed an error")
+        if complete and slot.milestone and self._on_milestone and not self._failing:
+            self._on_milestone(slot.milestone)
 
-def _n_on_demand(tasks: Sequence[_SlotTask], awaited: Milestone | None) -> int:
-    """Count the first stages that start the next one with their first message: up to the awaited one."""
-    found = (at for at, task in enumerate(tasks, 1) if awaited and task.slot.milestone is awaited)
-    return next(found, len(tasks))
+    def drop_results(self) -> None:
+        """Release the messages that came out of the last stage."""
+        for message in self.results:
+            release_dropped(message)
 
+        self.results.clear()
 
-@final
-class _Outlet:
-    """The outgoing end of a stage. The first message, or the end without one, starts the next stage."""
-
-    __slots__ = ("_following", "_start", "_stream")
-
-    def __init__(
-        self,
-        stream: MemoryObjectSendStream[Any],
-        following: MemoryObjectReceiveStream[Any],
-        start_next: Callable[[MemoryObjectReceiveStream[Any]], None],
-    ) -> None:
-        self._stream = stream
-        self._following: MemoryObjectReceiveStream[Any] | None = following
-        self._start = start_next
-
-    async def send(self, message: object) -> None:
-        self.start_next()
-        await self._stream.send(message)
-
-    def __enter__(self) -> _Outlet:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.start_next()
-        elif self._following is not None:
-            self._following.close()
-
-        self._stream.close()
-
-    def start_next(self) -> None:
-        """Start the next stage, unless that was done."""
-        following, self._following = self._following, None
-        if following is not None:
-            self._start(following)
-
-
-@final
-class _Outcome:
-    """The end of a run: its last message, or its first failure."""
-
-    __slots__ = ("_translate", "cut_short", "failing", "failures", "results")
-
-    def __init__(self, translate: Callable[[str, Exception], PenstockError] | None) -> None:
-        self._translate = translate
-        self.results: list[Any] = []
-        self.failures: list[BaseException] = []
-        self.cut_short: list[str] = []  #: stages that were cancelled; an error unless the run was
-        self.failing = False  #: the first failure, noted before its stage has cleaned up
-
-    def note(self, error: BaseException, stage: str) -> None:
+    def _note(self, error: BaseException, stage: str) -> None:
         """Keep the first failure in `error`, or note that the stage was cancelled."""
         first = _first_failure(error)
         if first is None:
@@ -256,114 +275,23 @@ class _Outcome:
             return
 
         first.add_note(f"in stage {stage!r}")
-        if isinstance(first, PenstockError) and first.stage is None:
-            first.stage = stage
-
-        if (
-            self._translate is not None
-            and isinstance(first, Exception)
-            and not isinstance(first, PenstockError)
-        ):
+        if isinstance(first, PenstockError):
+            if first.stage is None:
+                first.stage = stage
+        elif self._translate is not None and isinstance(first, Exception):
             translated = self._translate(stage, first)
             translated.__cause__ = first
             first = translated
 
         self.failures.append(first)
 
-    def drop_results(self) -> None:
-        for message in self.results:
-            release_dropped(message)
-
-        self.results.clear()
-
-    def take_failure(self) -> BaseException | None:
-        """Return the exception to raise and drop the rest: an interrupt first, else the first failure."""
-        interrupts = [error for error in self.failures if isinstance(error, (KeyboardInterrupt, SystemExit))]
-        failures = [*interrupts, *self.failures]
-        self.failures.clear()  # tracebacks refer to frames that refer to this object
-        return failures[0] if failures else None
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _SlotTask:
-    """The parts that one stage's task needs."""
-
-    slot: Slot[Any]
-    run: Any
-    meter: StageMeter
-    outcome: _Outcome
-    on_milestone: Callable[[Milestone], object] | None
-
-    async def __call__(
-        self,
-        inlet: MemoryObjectReceiveStream[Any],
-        outlet: _Outlet,
-        siblings: CancelScope,
-    ) -> None:
-        with receiving(inlet), outlet:
-            try:
-                complete = await self._drive(inlet, outlet)
-                milestone = self.slot.milestone
-                if complete and milestone and self.on_milestone and not self.outcome.failing:
-                    self.on_milestone(milestone)
-            except BaseException as error:
-                self.outcome.note(error, self.slot.name)
-                forget_locals(error)  # of a cancellation, too: task groups keep it in a reference cycle
-                # Before the outlet closes, which tells the next stage that this was the last message.
-                siblings.cancel()
-                raise
-
-    async def _drive(self, inlet: MemoryObjectReceiveStream[Any], outlet: _Outlet) -> bool:
-        stage = self.slot.stage
-        complete: list[bool] = []
-        async with stage.open(self.run) as actor:
-            try:
-                complete.append(await drive(actor, workers_of(stage), inlet, outlet, self.meter))
-            except BaseException:
-                self.outcome.failing = True
-                raise
-
-        if not complete:
-            raise PipelineError("the stage's context swallowed an error")
-
-        return complete[0]
-
 
 async def _collect(inlet: MemoryObjectReceiveStream[Any], results: list[Any]) -> None:
-    # One by one: a cancelled comprehension would leave nothing to release.
+    # No method: task groups keep a cancellation in a reference cycle, and that this frame, which may hold
+    # nothing of the caller's. One by one: a cancelled comprehension would leave nothing to release.
     with receiving(inlet), suppress(EndOfStream):
         while True:
             results.append(await inlet.receive())
-
-
-def _needed(slots: Iterable[tuple[Slot[Any], StageMeter]]) -> list[tuple[Slot[Any], StageMeter]]:
-    """Leave out what does nothing.
-
-    The stage before it gets its room, for one message and its queue: it would wait for the next one
-    otherwise, and so would who waits for its milestone.
-    """
-    needed: list[tuple[Slot[Any], StageMeter]] = []
-    for slot, meter in slots:
-        if slot.milestone is not None or not does_nothing(slot.stage):
-            needed.append((slot, meter))
-        elif needed:
-            before, meter_before = needed[-1]
-            needed[-1] = replace(before, queue=before.queue + 1 + slot.queue), meter_before
-
-    return needed
-
-
-def _workers_of(slot: Slot[Any]) -> int:
-    workers = workers_of(slot.stage)
-    if workers < 1:
-        raise PipelineError(f"stage {slot.name!r} needs at least one worker, not {workers}")
-
-    return workers
-
-
-def _advice(slot: Slot[Any]) -> Advice:
-    return advice_of(slot.stage.function if isinstance(slot.stage, FunctionStage) else slot.stage)
 
 
 def _first_failure(error: BaseException) -> BaseException | None:
@@ -373,3 +301,211 @@ def _first_failure(error: BaseException) -> BaseException | None:
         return next((failure for failure in found if failure is not None), None)
 
     return None if isinstance(error, get_cancelled_exc_class()) else error
+
+
+@final
+class _ConsumerLeft(Exception):
+    """Not an error: unwinds a worker whose consumer has left."""
+
+
+@final
+class Outlet:
+    """The outgoing end of a stage. It releases a message that cannot be delivered.
+
+    Args:
+        stream: Closed at the end.
+        meter: Counts what is passed on.
+        start: Starts the next stage; called with the first message, or at an end without one.
+        following: The next stage's inlet, which is closed if that never starts.
+    """
+
+    __slots__ = ("_following", "_start", "_stream", "meter")
+
+    def __init__(
+        self,
+        stream: MemoryObjectSendStream[Any],
+        meter: StageMeter,
+        start: Callable[[], object] | None = None,
+        following: MemoryObjectReceiveStream[Any] | None = None,
+    ) -> None:
+        self.meter = meter
+        self._stream = stream
+        self._start = start
+        self._following = following
+
+    async def send(self, message: object) -> None:
+        """Pass a message on.
+
+        Raises:
+            _ConsumerLeft: If no stage will take it.
+        """
+        since = self.meter.clock()
+        try:
+            if self._start is not None:
+                self.start_next()
+
+            await self._stream.send(message)
+        except BrokenResourceError:
+            release_dropped(message)
+            raise _ConsumerLeft from None
+        except BaseException:
+            release_dropped(message)  # cancelled during the send: nothing else holds the message
+            raise
+
+        self.meter.passed(self.meter.clock() - since)
+
+    def __enter__(self) -> Outlet:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.start_next()
+        elif self._following is not None:
+            self._following.close()
+
+        self._start = None  # it refers to the run, and a frame that a failure keeps refers to this
+        self._stream.close()
+
+    def start_next(self) -> None:
+        """Start the next stage, unless that was done."""
+        start, self._start, self._following = self._start, None, None
+        if start is not None:
+            start()
+
+
+@contextmanager
+def receiving(inlet: MemoryObjectReceiveStream[Any]) -> Generator[None]:
+    """Close `inlet` at the end, and release the messages that are still in it."""
+    with inlet:
+        try:
+            yield
+        finally:
+            with suppress(WouldBlock, EndOfStream):
+                while True:
+                    release_dropped(inlet.receive_nowait())
+
+
+def release_dropped(message: object) -> None:
+    """Release the resources of a message that will not be delivered."""
+    release = getattr(message, "release", None)
+    if release is not None:
+        release()
+
+
+async def drive(
+    actor: Actor, concurrency: int, inlet: MemoryObjectReceiveStream[Any], outlet: Outlet
+) -> bool:
+    """Run `actor` over `inlet` until upstream closes it, then let it finish.
+
+    If the consumer has left, stop quietly: its own error is the one to report, and the leaf count before
+    finalize catches whatever is cut off. The caller closes both ends afterwards, the inlet by `receiving`.
+    After an error it first cancels the other stages: to the one downstream, a closed outlet says that all
+    messages have come.
+
+    Returns:
+        Whether every message was passed on; False if the consumer left before.
+
+    Raises:
+        BaseException: What the worker raised; of several workers, an ExceptionGroup. A worker alone that
+            was cancelled by something it awaited, and not by its scope, raises that.
+        PipelineError: If one of several was.
+    """
+    ended: list[int] = []
+    try:
+        if concurrency == 1:  # the usual case: without a task group, a save is staged sooner
+            await _work(0, actor, inlet, outlet, ended)
+        else:
+            async with create_task_group() as workers:
+                for worker in range(concurrency):
+                    workers.start_soon(_work, worker, actor, inlet, outlet, ended)
+
+        # A task group treats a cancellation it did not request (an asyncio future that others cancelled) as
+        # the quiet end of a task. The worker's message is lost.
+        if len(ended) < concurrency:
+            await checkpoint_if_cancelled()  # a cancellation of our own may not have been delivered here yet
+            raise PipelineError("a worker ended early: something that it awaited was cancelled")
+        if isinstance(actor, Finishing):
+            await _forward(0, actor.finish(), outlet, 0)
+    except* _ConsumerLeft:
+        complete = False
+    else:
+        complete = True
+
+    return complete
+
+
+async def _work(
+    worker: int, actor: Actor, inlet: MemoryObjectReceiveStream[Any], outlet: Outlet, ended: list[int]
+) -> None:
+    clock = outlet.meter.clock
+    waiting_since = clock()
+    while True:
+        try:
+            message = inlet.receive_nowait()  # takes no turn of the loop: passing the message on does
+        except WouldBlock:
+            try:
+                message = await inlet.receive()
+            except EndOfStream:
+                break
+        except EndOfStream:
+            await checkpoint_if_cancelled()  # the end of what a cancelled stage gets is not the last message
+            break
+
+        nbytes: int = getattr(message, "nbytes", 0)
+        waiting = inlet.statistics()
+        queued = waiting.current_buffer_used + waiting.tasks_waiting_send
+        outlet.meter.took(nbytes, clock() - waiting_since, queued)
+        try:
+            await _handle(worker, actor, message, outlet, nbytes)
+        except BaseException as error:
+            release_dropped(message)
+            del message
+            # A cancellation, too: task groups keep it in a reference cycle.
+            forget_locals(error)
+            raise
+
+        del message  # a waiting worker keeps no bytes alive
+        waiting_since = clock()
+
+    ended.append(worker)
+
+
+async def _handle(worker: int, actor: Actor, message: Any, outlet: Outlet, nbytes: int) -> None:
+    # Not a part of `_work`, whose frame would keep the results alive.
+    result = actor(message)
+    if isinstance(result, AsyncIterator):
+        await _forward(worker, result, outlet, nbytes)
+        return
+
+    with outlet.meter.working(worker, nbytes):
+        produced = await result
+
+    if produced is None:
+        await checkpoint()  # a worker that passes nothing on does not keep the loop, either
+    else:
+        await outlet.send(produced)
+
+
+async def _forward(worker: int, produced: AsyncIterator[Any], outlet: Outlet, nbytes: int) -> None:
+    passed_on = False
+    try:
+        while True:
+            with outlet.meter.working(worker, nbytes):
+                try:
+                    message = await anext(produced)
+                except StopAsyncIteration:
+                    break
+
+            nbytes = 0  # counted with the first stretch of work
+            passed_on = True
+            await outlet.send(message)
+            del message  # the receiver owns it now; do not keep it alive while the next one is made
+    finally:
+        # Actors yield from async generators; one that is left half-way is closed here and not by
+        # the garbage collector, which would do it in some other task.
+        close = getattr(produced, "aclose", None)
+        if close is not None:
+            await close()
+
+    if not passed_on:
+        await checkpoint()

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final, Protocol, final, runtime_checkable
 
 from penstock.kernel.memory.byte_account import MEMORY_WAITS, MemoryWaits
@@ -142,7 +143,8 @@ def _added(one: StageStatistics, other: StageStatistics) -> StageStatistics:
 
 def waited_for_memory_s(stages: Iterable[StageStatistics]) -> float:
     """Seconds that all stages together waited for the memory budget."""
-    return sum([stage.memory_wait_s for stage in stages])
+    waited_s: float = sum(map(attrgetter("memory_wait_s"), stages))
+    return waited_s
 
 
 @final

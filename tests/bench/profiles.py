@@ -20,7 +20,7 @@ async def restore_profile(path: Path, like: Any) -> tuple[float, tuple[StageTime
     async with penstock.Checkpointer() as checkpointer:
         # The one place where the benchmark looks inside; it measures nothing that is compared.
         _, threads = checkpointer.operations.life.running()
-        run: RestoreRun = checkpointer.engine.restore_run(str(path), threads)
+        run: RestoreRun = checkpointer.engine.restore_run(str(path), threads, checkpointer.engine.store)
         since = time.perf_counter()
         result = await run_pipeline(restore_pipeline(), run, RestoreRequest(str(path), like, has_like=True))
         ready(result.value.tree)

@@ -241,7 +241,7 @@ async def test_cancelling_a_wait_does_not_cancel_the_save_and_leaves_no_waiter()
             await promise.future
 
     assert cancelled == []
-    assert promise._state.wakers == []
+    assert promise.waiting == []
     promise.finish(REPORT)
     assert await promise.future is REPORT
 
@@ -285,12 +285,13 @@ async def test_callbacks_come_once_at_their_milestone_or_at_a_failure() -> None:
     def note(name: str) -> Callable[[SaveFuture], None]:
         return lambda future: calls.append((name, future))
 
-    promise.future.add_done_callback(note("staged"), milestone=Milestone.STAGED)
+    future = promise.future
+    future.add_done_callback(note("staged"), milestone=Milestone.STAGED)
     promise.future.add_done_callback(note("done"))
     promise.reach(Milestone.PLANNED)
     assert calls == []
     promise.reach(Milestone.STAGED)
-    assert calls == [("staged", promise.future)]
+    assert calls == [("staged", future)]
     promise.future.add_done_callback(note("late"), milestone=Milestone.PLANNED)
     assert [name for name, _ in calls] == ["staged", "late"]
     promise.reach(Milestone.WRITTEN)
@@ -349,7 +350,7 @@ def test_a_thread_waits_for_the_result(backend: str) -> None:
         call(promise.reach, Milestone.STAGED)
         with pytest.raises(TimeoutError, match=r"is staged after 0\.01 s"):
             promise.future.result(timeout=0.01)
-        assert promise._state.wakers == []
+        assert promise.waiting == []
 
         waiting = Background(promise.future.result)
         call(promise.finish, REPORT)

@@ -23,6 +23,7 @@ class Within:
     def __init__(self, scope: CancelScope | None = None) -> None:
         self.n_cancelled = 0
         self.promise = SavePromise("/run/place/tree", self._cancel, lambda: Progress(0, 0, 0, 0))
+        self.future = self.promise.future
         self._scope = scope
 
     def _cancel(self) -> None:
@@ -32,7 +33,7 @@ class Within:
         if self._scope is not None:
             self._scope.cancel()
 
-        return self.promise.future
+        return self.future
 
 
 async def end(build: JointBuild) -> None:
@@ -44,7 +45,7 @@ async def end(build: JointBuild) -> None:
 
 async def test_a_save_within_one_that_ends_is_cancelled_and_its_failure_is_nobodys() -> None:
     build, tree = JointBuild(), Within()
-    assert await build.begin_within(tree.begin) is tree.promise.future
+    assert await build.begin_within(tree.begin) is tree.future
     await end(build)
     assert tree.n_cancelled == 1
 

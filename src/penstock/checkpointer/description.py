@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, final
 
-from penstock.kernel.pipeline.run_context import RestoreRun, open_leased
+from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.layouts import LeafColumns, StorageDetails, StoredCheckpoint, ZarrDetails
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
 from penstock.reports.report import counted
+from penstock.stages.locate import open_leased
 from penstock.stages.pytree.flattening import nest_columns
 
 

@@ -9,15 +9,16 @@ import os
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 
 from anyio import Lock
 from structlog.stdlib import BoundLogger
 
 from penstock.checkpointer.parts import CheckpointerParts
+from penstock.checkpointer.pipelines import FittedPipelines
 from penstock.checkpointer.progress import shown_progress
 from penstock.config.config import Config, FlowOptions
 from penstock.event_loop.imports import NeededModules
@@ -61,7 +62,10 @@ from penstock.kernel.protocols.stores import Store
 from penstock.kernel.registry import SCHEMES
 from penstock.reports.kept_reports import ReportKeeper
 from penstock.stores.store_finder import StoreFinder
-from penstock.telemetry.observers import Observer, modules_of_observers, observers_of
+from penstock.telemetry.observers import Observer, TellReport, modules_of_observers, observed, observers_of
+
+if TYPE_CHECKING:
+    from penstock.kernel.pipeline.pipeline import Pipeline
 
 T = TypeVar("T")
 # Smaller writes wait for the latency of the disk instead of its bandwidth.
@@ -99,6 +103,9 @@ class Engine:
     bucket_layouts: Mapping[int, Layout | AutoLayout]
     """Of what is saved to buckets, by the length of a data file: large arrays are cut to that size. A layout
     that the caller gave is used as it is, and not among them."""
+    pipelines: FittedPipelines
+    saving: Pipeline[SaveRun]
+    restoring: Pipeline[RestoreRun]
     caches: RunCaches = field(default_factory=RunCaches)
     views: Snapshots = field(default_factory=Snapshots)
     report_keeper: ReportKeeper = field(default_factory=ReportKeeper)
@@ -112,17 +119,17 @@ class Engine:
         return self.layout.written if isinstance(self.layout, AutoLayout) else self.layout
 
     def at(self, path: str) -> Engine:
-        """Return the engine with the store of an absolute path or a URL."""
-        store = self.stores.at(path)
-        if store is self.store:
-            return self
-
+        """Return the engine for an absolute path or a URL: with its store, and what fits that."""
         scheme = scheme_of(path)
         if scheme is None:
             return self
 
-        file_bytes = self.config.store.of_scheme(scheme).file_bytes
-        return replace(self, store=store, layout=self.bucket_layouts.get(file_bytes, self.layout))
+        store, layout = self.stores.at(path), self.layout
+        if store is not self.store:
+            layout = self.bucket_layouts.get(self.config.store.of_scheme(scheme).file_bytes, layout)
+
+        saving, restoring = self.pipelines.of_scheme(scheme)
+        return replace(self, store=store, layout=layout, saving=saving, restoring=restoring)
 
     def with_progress(self, progress: ShowProgress) -> Engine:
         """Return the engine for one save or restore, which shows its progress.
@@ -130,11 +137,15 @@ class Engine:
         Raises:
             SpecError: If it cannot be shown in this way.
         """
-        shown = None if progress is False else shown_progress(progress)
+        shown = shown_progress(progress)
         if shown is None:
             return self
 
         return replace(self, observers=(*self.observers, shown), on_progress=shown)
+
+    def observing(self, kind: str, path: str) -> AbstractContextManager[Sequence[TellReport]]:
+        """Have all observers observe one save or restore; see `observed`."""
+        return observed(self.observers, kind, path, self.events) if self.observers else nullcontext(())
 
     @property
     def is_joint(self) -> bool:
@@ -171,10 +182,9 @@ class Engine:
         """Make the context of one save.
 
         Raises:
-            SpecError: If an option does not fit, `custom_metadata` cannot be written as JSON, or `base` is
-                in another store. If another layout than Orbax's is to be written to a bucket.
+            SpecError: If `custom_metadata` cannot be written as JSON, or `base` is in another store. If
+                another layout than Orbax's is to be written to a bucket.
         """
-        request.check()
         path = request.path
         base = None if request.base is None else self._base_of(path, request.base)
         operation, layout = self.operation(path), self.written
@@ -222,14 +232,14 @@ class Engine:
 
         return found
 
-    def restore_run(self, path: str, threads: Threads) -> RestoreRun:
-        """Make the context of one restore."""
+    def restore_run(self, path: str, threads: Threads, store: Store) -> RestoreRun:
+        """Make the context of one restore, from `store`: the own one, or a snapshot of it."""
         return RestoreRun(
             path=path,
             registry=self.registry,
             memory=self.memory,
             threads=threads,
-            store=self.store,
+            store=store,
             finder=self.layout,
             coordinator=self.coordinator,
             events=self.events,
@@ -249,11 +259,7 @@ class Engine:
         """
         shared = self._shared_reads(path) if shares else None
         async with self.views.of(self.store, threads, path, shared) as store:
-            yield self.with_store(store)
-
-    def with_store(self, store: Store) -> Engine:
-        """Return the engine that reads from `store`: the own one, or a snapshot of it."""
-        return self if store is self.store else replace(self, store=store)
+            yield self if store is self.store else replace(self, store=store)
 
     def reading(self, path: str, threads: Threads) -> AbstractAsyncContextManager[Reading]:
         """Read `path` from one of its states; see `handlers.stores.publishing.reading`."""
@@ -287,6 +293,7 @@ def make_engine(parts: CheckpointerParts) -> Engine:
 
     Raises:
         ConfigError: If an option is unknown or does not fit.
+        PipelineError: If stages do not fit each other.
         CoordinationError: If the processes of this job cannot agree by the service of this jax.
     """
     options, layout, coordinator = parts.config, parts.layout, parts.coordinator
@@ -310,6 +317,8 @@ def make_engine(parts: CheckpointerParts) -> Engine:
             for file_bytes in {options.store.of_scheme(scheme).file_bytes for scheme in SCHEMES.own}
         }
 
+    written = layout.written if isinstance(layout, AutoLayout) else layout
+    pipelines = FittedPipelines(parts, written, joint=len(coordinator.processes) > 1)
     return Engine(
         options,
         parts.memory,
@@ -320,6 +329,8 @@ def make_engine(parts: CheckpointerParts) -> Engine:
         get_logger(),
         stores,
         bucket_layouts,
+        pipelines,
+        *pipelines.local,
         observers=(*parts.observers, *observers_of(options.telemetry)),
     )
 

@@ -30,10 +30,10 @@ from penstock.checkpointer.parts import CheckpointerParts
 from penstock.checkpointer.process_exit import Stopping
 from penstock.checkpointer.restores import (
     LeafStream,
-    RestoreTask,
-    SingleReplicaTask,
     Streams,
     check_single_replica,
+    restore_together,
+    restore_tree,
     result_check,
 )
 from penstock.checkpointer.save_future import SaveFuture
@@ -43,7 +43,7 @@ from penstock.event_loop.interpreter_settings import calm_interpreter
 from penstock.handlers.layouts.auto_layout import AutoLayout
 from penstock.handlers.layouts.item_parts import message_target
 from penstock.handlers.layouts.item_types import Composite
-from penstock.handlers.stores.publishing.paths import path_or_url, root_of
+from penstock.handlers.stores.publishing.paths import path_or_url
 from penstock.handlers.stores.publishing.reading import Reading
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import (
@@ -58,11 +58,10 @@ from penstock.kernel.memory.regulator import LimitSharing, watching_memory
 from penstock.kernel.messages.restore import Only, Order, RestoreOptions, RestoreRequest
 from penstock.kernel.messages.save import TreeToSave
 from penstock.kernel.pipeline.pipeline import Milestone, Pipeline
-from penstock.kernel.pipeline.run_context import RestoreRun, SaveRequest, SaveRun, ShowProgress
+from penstock.kernel.pipeline.run_context import RestoreRun, SaveRequest, ShowProgress
 from penstock.kernel.protocols.coordinator import Coordinator, SingleProcessCoordinator
 from penstock.kernel.protocols.layouts import FoundItems, Layout, ListedItems
 from penstock.kernel.protocols.leaf_handlers import HandlerLookup
-from penstock.kernel.registry import SCHEMES
 from penstock.reports.report import RestoreReport
 from penstock.telemetry.observers import watched
 from penstock.verification.verify import Verification, VerifyReport
@@ -214,66 +213,23 @@ class RestoreCall:
 
 @final
 class Operations:
-    """The engine, the pipelines and the life of one Checkpointer. `Checkpointer` says what its methods do.
+    """The engine and the life of one Checkpointer. `Checkpointer` says what its methods do.
 
     Raises:
         ConfigError, PipelineError: If an option of a stage, of the format or of the store does not fit.
     """
 
-    __slots__ = ("_of_buckets", "_pipelines", "_with_concurrency", "engine", "life")
+    __slots__ = ("engine", "life")
 
     def __init__(self, parts: CheckpointerParts) -> None:
-        options = parts.config
         self.engine = make_engine(parts)
-        save_pipeline, restore_pipeline = _checked(parts.save_pipeline), _checked(parts.restore_pipeline)
-        saving = pipelines.save_pipeline() if save_pipeline is None else save_pipeline
-        restoring = pipelines.restore_pipeline() if restore_pipeline is None else restore_pipeline
-        self._pipelines = self._fitted(saving, restoring)
-        self._of_buckets: dict[int, tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]] = {}
-
-        def with_concurrency(at_once: int) -> tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]:
-            # What waits for a network needs more threads than what waits for a disk.
-            return self._fitted(
-                saving.configure("write", concurrency=at_once) if save_pipeline is None else saving,
-                restoring.configure("read", concurrency=at_once) if restore_pipeline is None else restoring,
-            )
-
-        self._with_concurrency = with_concurrency
-        for at_once in {options.store.of_scheme(scheme).concurrency for scheme in SCHEMES.own}:
-            self._of_buckets[at_once] = with_concurrency(at_once)
-
         self.life = Lifetime(self.engine)
-
-    def _fitted(
-        self, saving: Pipeline[SaveRun], restoring: Pipeline[RestoreRun]
-    ) -> tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]:
-        """Return the pipelines as the layout needs them, with the options that the configuration has."""
-        options, layout = self.engine.config, self.engine.written
-        saving = pipelines.fitting_pipeline(saving, layout, joint=self.engine.is_joint)
-        saving = pipelines.configured_pipeline(saving, options.save)
-        restoring = pipelines.configured_pipeline(restoring, options.restore)
-        saving.check(TreeToSave)
-        restoring.check(RestoreRequest)
-        return saving, restoring
-
-    def _pipelines_at(self, path: str) -> tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]:
-        if path.startswith("/"):  # a local one
-            return self._pipelines
-
-        scheme = root_of(path).partition("://")[0]
-        at_once = self.engine.config.store.of_scheme(scheme).concurrency
-        if at_once not in self._of_buckets:  # of another distribution's scheme
-            self._of_buckets[at_once] = self._with_concurrency(at_once)
-
-        return self._of_buckets[at_once]
 
     def with_handlers(
         self, registry: HandlerLookup, layout: Layout | AutoLayout | None, coordinator: Coordinator | None
     ) -> Operations:
         """Return the same, with other handlers, and perhaps another layout and another coordinator."""
         other = object.__new__(Operations)
-        other._pipelines, other._of_buckets = self._pipelines, self._of_buckets
-        other._with_concurrency = self._with_concurrency
         engine = self.engine
         other.engine = replace(
             engine,
@@ -288,20 +244,24 @@ class Operations:
     async def save(self, request: SaveRequest, tree: object) -> SaveFuture:
         """Begin a save; return when it is staged, or only planned."""
         life, path = self.life, request.path
-        threads, ours = life.running()[1], self._pipelines_at(path)[0]
+        threads = life.running()[1]
         try:
-            chosen = _checked(request.pipeline)
-            engine = self.engine.at(path).with_progress(request.progress)
+            request.check()
+            engine = self.engine.at(path)
+            if request.progress is not False:
+                engine = engine.with_progress(request.progress)
+
             life.background.raise_unseen()
             if isinstance(tree, Composite):
                 engine, request, tree = await threads.run(for_items, engine, request, tree)
 
-            pipeline = ours  # which was checked when the Checkpointer was made
-            if chosen is not None:
+            pipeline = engine.saving  # which was checked when the Checkpointer was made
+            if request.pipeline is not None:
+                chosen = pipelines.given_pipeline(request.pipeline)
                 pipeline = pipelines.fitting_pipeline(chosen, engine.written, joint=engine.is_joint)
             if request.prioritise is not None:
                 pipeline = pipelines.prioritised(pipeline, request.prioritise)
-            if pipeline is not ours:
+            if pipeline is not engine.saving:
                 pipeline.check(TreeToSave)
 
             # From here on the message alone holds the tree, once the caller lets go of it.
@@ -327,25 +287,29 @@ class Operations:
         """Restore a tree; `...` for `like` is none."""
         threads, options = self.life.reading(), call.options
         final, has_like = path_or_url(path), like is not ...
-        check = result_check(final, as_type)
+        check = None if as_type is None else result_check(final, as_type)
         if not has_like:
             options.check_no_target()
+
         target, parse_message = message_target(like, final)
-        given = _checked(call.pipeline)
-        pipeline = self._pipelines_at(final)[1] if given is None else given
+        engine, given = self.engine.at(final), call.pipeline
+        pipeline = engine.restoring if given is None else pipelines.given_pipeline(given)
         pipeline, options = pipelines.with_options(pipeline, options, is_checked=given is None)
         request = RestoreRequest(final, target if has_like else None, has_like, options)
-        engine = self.engine.at(final).with_progress(call.progress)
-        task: RestoreTask | SingleReplicaTask = RestoreTask(engine, threads, pipeline, request)
+        if call.progress is not False:
+            engine = engine.with_progress(call.progress)
+
+        restore = restore_tree
         if options.replica_axis is not None:
             check_single_replica(request)
             # One process reads each shard once anyway, and on local disks each has its own to read.
             if engine.is_joint and not engine.is_local(final):
-                task = SingleReplicaTask(engine, threads, pipeline, request, options.replica_axis)
+                restore = restore_together
 
-        tree, report = await self.life.run(task)
+        tree, report = await self.life.run(partial(restore, engine, threads, pipeline, request))
         result = tree if parse_message is None else parse_message(tree)
-        check(result)
+        if check is not None:
+            check(result)
         if call.on_report is not None:
             call.on_report(report)
 
@@ -405,9 +369,9 @@ class Operations:
         target, has_like = (None, False) if like is ... else (like, True)
         final = path_or_url(path)
         request = RestoreRequest(final, target, has_like, RestoreOptions(item=item, only=only))
-        given = _checked(pipeline)
-        pipeline = self._pipelines_at(final)[1] if given is None else given
-        return self.life.streams.open(self.engine.at(final), tasks, threads, pipeline, request, order)
+        engine = self.engine.at(final)
+        pipeline = engine.restoring if pipeline is None else pipelines.given_pipeline(pipeline)
+        return self.life.streams.open(engine, tasks, threads, pipeline, request, order)
 
     async def metadata(self, path: Path, item: str | None) -> CheckpointMetadata:
         """Describe a checkpoint."""
@@ -416,7 +380,7 @@ class Operations:
         engine = self.engine.at(final)
 
         async def describe(source: Reading) -> CheckpointMetadata:
-            run = engine.with_store(source.store).restore_run(final, threads)
+            run = engine.restore_run(final, threads, source.store)
             return await describe_checkpoint(run, final, item)
 
         return await self.life.run(partial(engine.read_unchanged, final, threads, describe))
@@ -427,18 +391,6 @@ class Operations:
         engine = self.engine.at(final)
         verification = Verification(engine.store, threads, engine.memory, engine.views)
         return await self.life.run(partial(verification.verify, final, item))
-
-
-def _checked(given: Pipeline[RunT] | None) -> Pipeline[RunT] | None:
-    """Return the pipeline that the caller gave, if there is one.
-
-    Raises:
-        SpecError: If what was given is no pipeline.
-    """
-    if given is not None and not isinstance(cast("object", given), Pipeline):
-        raise SpecError(f"a pipeline must be a penstock.Pipeline, not {given!r}")
-
-    return given
 
 
 def _targets(found: FoundItems, like: Mapping[str, Any], names: Iterable[str] | None) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 __all__ = (
+    "FittedPipelines",
     "configured_pipeline",
     "fitting_pipeline",
+    "given_pipeline",
     "prioritised",
     "restore_pipeline",
     "save_pipeline",
@@ -12,16 +14,19 @@ __all__ = (
 )
 
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast, final
 
+from penstock.checkpointer.parts import CheckpointerParts
 from penstock.config.config import FlowOptions
+from penstock.kernel.errors import SpecError
 from penstock.kernel.messages.restore import RestoreOptions, RestoreRequest
+from penstock.kernel.messages.save import TreeToSave
 from penstock.kernel.pipeline.pipeline import Milestone, Pipeline, Slot
 from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
 from penstock.kernel.pipeline.stage import Stage
 from penstock.kernel.protocols.layouts import Layout
 from penstock.kernel.protocols.leaf import LeafPredicate
-from penstock.kernel.registry import StageRegistry
+from penstock.kernel.registry import SCHEMES, StageRegistry
 from penstock.stages.assemble import Assemble
 from penstock.stages.commit import Commit
 from penstock.stages.derive import Derive
@@ -149,7 +154,7 @@ def with_options(
     Raises:
         PipelineError: If the stages do not fit each other, or one is absent that an option is for.
     """
-    pipeline = prioritised(given, options.prioritise)
+    pipeline = given if options.prioritise is None else prioritised(given, options.prioritise)
     if options.max_expansion is not None:
         pipeline = pipeline.configure("plan", max_expansion=options.max_expansion)
     read = pipeline["read"] if "read" in pipeline.names else None
@@ -188,3 +193,72 @@ def configured_pipeline(pipeline: Pipeline[RunT], options: FlowOptions) -> Pipel
         pipeline = Pipeline(tuple(slots))
 
     return pipeline.configured(options.stage_options)
+
+
+def given_pipeline(given: Pipeline[RunT]) -> Pipeline[RunT]:
+    """Return the pipeline that the caller gave.
+
+    Raises:
+        SpecError: If what was given is no pipeline.
+    """
+    if not isinstance(cast("object", given), Pipeline):
+        raise SpecError(f"a pipeline must be a penstock.Pipeline, not {given!r}")
+
+    return given
+
+
+@final
+class FittedPipelines:
+    """The pipelines of a Checkpointer, as its configuration, its layout and a store need them.
+
+    Args:
+        parts: The caller's pipelines, or None, and the options.
+        layout: The format written.
+        joint: Whether several processes save together.
+
+    Raises:
+        SpecError: If a pipeline is none.
+        PipelineError, ConfigError: If stages do not fit each other, or an option of one does not.
+    """
+
+    __slots__ = ("_by_concurrency", "_joint", "_layout", "_parts", "local")
+
+    def __init__(self, parts: CheckpointerParts, layout: Layout, *, joint: bool) -> None:
+        if parts.save_pipeline is not None:
+            given_pipeline(parts.save_pipeline)
+        if parts.restore_pipeline is not None:
+            given_pipeline(parts.restore_pipeline)
+
+        self._parts = parts
+        self._layout = layout
+        self._joint = joint
+        self._by_concurrency: dict[int, tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]] = {}
+        self.local = self._fitted(save_pipeline(), restore_pipeline())
+        for scheme in SCHEMES.own:  # now, or an option that does not fit would be found by the first call
+            self.of_scheme(scheme)
+
+    def of_scheme(self, scheme: str) -> tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]:
+        """Return those for what is in a bucket."""
+        # What waits for a network needs more threads than what waits for a disk.
+        at_once = self._parts.config.store.of_scheme(scheme).concurrency
+        if at_once not in self._by_concurrency:
+            self._by_concurrency[at_once] = self._fitted(
+                save_pipeline().configure("write", concurrency=at_once),
+                restore_pipeline().configure("read", concurrency=at_once),
+            )
+
+        return self._by_concurrency[at_once]
+
+    def _fitted(
+        self, saving: Pipeline[SaveRun], restoring: Pipeline[RestoreRun]
+    ) -> tuple[Pipeline[SaveRun], Pipeline[RestoreRun]]:
+        """Return the caller's pipelines, or those for where there are none, with all that is configured."""
+        parts = self._parts
+        saving = saving if parts.save_pipeline is None else parts.save_pipeline
+        saving = fitting_pipeline(saving, self._layout, joint=self._joint)
+        saving = configured_pipeline(saving, parts.config.save)
+        restoring = restoring if parts.restore_pipeline is None else parts.restore_pipeline
+        restoring = configured_pipeline(restoring, parts.config.restore)
+        saving.check(TreeToSave)
+        restoring.check(RestoreRequest)
+        return saving, restoring

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 __all__ = (
     "LeafStream",
-    "RestoreTask",
-    "SingleReplicaTask",
     "Streams",
     "check_single_replica",
+    "restore_together",
+    "restore_tree",
     "result_check",
 )
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast, final, get_origin, is_typeddict
 
@@ -50,7 +51,6 @@ from penstock.reports.report import RestoreReport
 from penstock.stages.deliver import Deliver
 from penstock.stages.reorder import InOrder
 from penstock.stages.reuse.value_cache import KnownValues
-from penstock.telemetry.observers import observed
 
 if TYPE_CHECKING:
     import jax
@@ -58,127 +58,104 @@ if TYPE_CHECKING:
     from penstock.handlers.leaves.single_replica import Share
 
 
-@final
-class RestoreTask:
-    """Restores one tree, and remembers values that a later save may find unchanged.
+async def restore_tree(
+    engine: Engine, threads: Threads, pipeline: Pipeline[RestoreRun], request: RestoreRequest
+) -> tuple[Any, RestoreReport]:
+    """Return one tree, and the report of its restore. Remember values that a later save may find unchanged.
 
     Args:
-        engine: Of the Checkpointer.
+        engine: Of the Checkpointer, at the path.
         threads: Of the Checkpointer.
         pipeline: The stages.
         request: What is wanted.
     """
-
-    __slots__ = ("_engine", "_pipeline", "_request", "_threads")
-
-    def __init__(
-        self, engine: Engine, threads: Threads, pipeline: Pipeline[RestoreRun], request: RestoreRequest
-    ) -> None:
-        self._engine = engine
-        self._threads = threads
-        self._pipeline = pipeline
-        self._request = request
-
-    async def __call__(self) -> tuple[Any, RestoreReport]:
-        """Return the tree, and the report of the restore."""
-        engine, path = self._engine, self._request.path
-        with observed(engine.observers, "restore", path, engine.events) as tell:
-            since = engine.store.request_figures()
-            result, run, source = await engine.read_unchanged(path, self._threads, self._once)
-            restored: RestoredTree = result.value
-            plan = restored.plan
-            if restored.references and plan is not None:
-                KnownValues(run.caches.known_values).remember(
-                    path, source.identity, {plan.directory: restored.references}
-                )
-
-            report = RestoreReport(
-                run.path,
-                run.progress.leaves_total,
-                run.progress.bytes_done,
-                () if plan is None else plan.changes,
-                stages=result.stages,
-                requests=engine.store.request_figures().since(since),
+    path = request.path
+    once = partial(_restored_once, engine, threads, pipeline, request)
+    with engine.observing("restore", path) as observers:
+        since = engine.store.request_figures()
+        result, run, source = await engine.read_unchanged(path, threads, once)
+        restored: RestoredTree = result.value
+        plan = restored.plan
+        if restored.references and plan is not None:
+            KnownValues(run.caches.known_values).remember(
+                path, source.identity, {plan.directory: restored.references}
             )
+
+        report = RestoreReport(
+            path,
+            run.progress.leaves_total,
+            run.progress.bytes_done,
+            () if plan is None else plan.changes,
+            stages=result.stages,
+            requests=engine.store.request_figures().since(since),
+        )
+        for tell in observers:
             tell(report)
 
-        return restored.tree, report
-
-    async def _once(self, source: Reading) -> tuple[PipelineResult, RestoreRun, Reading]:
-        run = self._engine.with_store(source.store).restore_run(self._request.path, self._threads)
-        since = time.perf_counter()
-        try:
-            result = await run_pipeline(self._pipeline, run, self._request)
-        except InsufficientMemoryError:
-            raise
-        except MemoryError as error:  # there was less than there seemed to be
-            raise InsufficientMemoryError(run.path) from error
-
-        self._engine.events.info(
-            "restore.finished",
-            path=run.path,
-            n_leaves=run.progress.leaves_total,
-            nbytes=run.progress.bytes_done,
-            seconds=time.perf_counter() - since,
-            memory_wait_s=waited_for_memory_s(result.stages),
-        )
-        return result, run, source
+    return restored.tree, report
 
 
-@final
-class SingleReplicaTask:
-    """Restores one tree together with all processes of the job: one replica reads, the others receive.
+async def _restored_once(
+    engine: Engine,
+    threads: Threads,
+    pipeline: Pipeline[RestoreRun],
+    request: RestoreRequest,
+    source: Reading,
+) -> tuple[PipelineResult, RestoreRun, Reading]:
+    # No inner function: its frame would keep what it closes over, such as a target, even when it is cleared.
+    path = request.path
+    run = engine.restore_run(path, threads, source.store)
+    since = time.perf_counter()
+    try:
+        result = await run_pipeline(pipeline, run, request)
+    except InsufficientMemoryError:
+        raise
+    except MemoryError as error:  # there was less than there seemed to be
+        raise InsufficientMemoryError(path) from error
 
-    Args:
-        engine: Of the Checkpointer.
-        threads: Of the Checkpointer.
-        pipeline: The stages.
-        request: What is wanted, with a target.
-        axis: Of meshes, along which replicas are.
+    engine.events.info(
+        "restore.finished",
+        path=path,
+        n_leaves=run.progress.leaves_total,
+        nbytes=run.progress.bytes_done,
+        seconds=time.perf_counter() - since,
+        memory_wait_s=waited_for_memory_s(result.stages),
+    )
+    return result, run, source
+
+
+async def restore_together(
+    engine: Engine, threads: Threads, pipeline: Pipeline[RestoreRun], request: RestoreRequest
+) -> tuple[Any, RestoreReport]:
+    """Return one tree, restored by all processes of the job, and the report of what this one read of it.
+
+    One replica reads, the others receive. Args as those of `restore_tree`; the request has a target, and
+    the axis of meshes along which replicas are.
     """
+    from penstock.handlers.coordinators.recorded_answers import AnsweredStore, RecordingStore
+    from penstock.handlers.leaves.single_replica import (
+        ReplicaAxis,
+        SingleReplica,
+        broadcast_together,
+    )
+    from penstock.stages.locate import LocateOnce
 
-    __slots__ = ("_axis", "_engine", "_pipeline", "_request", "_threads")
+    options = request.options
+    assert options.replica_axis is not None, "or each process restores for itself"
+    axis = ReplicaAxis(options.replica_axis, options.primary_replica)
+    operation = engine.coordinator.operation(f"restore of {request.path} {options.item or ''}")
+    single = await threads.run(SingleReplica.of, request.like, axis, operation.processes)
 
-    def __init__(
-        self,
-        engine: Engine,
-        threads: Threads,
-        pipeline: Pipeline[RestoreRun],
-        request: RestoreRequest,
-        axis: str,
-    ) -> None:
-        self._engine = engine
-        self._threads = threads
-        self._pipeline = pipeline
-        self._request = request
-        self._axis = axis
+    async def read(share: Share) -> tuple[tuple[Any, RestoreReport], Sequence[jax.Array]]:
+        once = pipeline.replace("locate", LocateOnce(share, RecordingStore, AnsweredStore))
+        found = await restore_tree(engine, threads, once, replace(request, like=single.like))
+        return found, await threads.run(single.sources, found[0])
 
-    async def __call__(self) -> tuple[Any, RestoreReport]:
-        """Return the tree, and the report of what this process read of it."""
-        from penstock.handlers.coordinators.recorded_answers import AnsweredStore, RecordingStore
-        from penstock.handlers.leaves.single_replica import (
-            ReplicaAxis,
-            SingleReplica,
-            broadcast_together,
-        )
-        from penstock.stages.locate import LocateOnce
-
-        engine, threads, request = self._engine, self._threads, self._request
-        axis = ReplicaAxis(self._axis, request.options.primary_replica)
-        operation = engine.coordinator.operation(f"restore of {request.path} {request.options.item or ''}")
-        single = await threads.run(SingleReplica.of, request.like, axis, operation.processes)
-
-        async def read(share: Share) -> tuple[tuple[Any, RestoreReport], Sequence[jax.Array]]:
-            once = LocateOnce(share, RecordingStore, AnsweredStore)
-            pipeline = self._pipeline.replace("locate", once)
-            found = await RestoreTask(engine, threads, pipeline, replace(request, like=single.like))()
-            return found, await threads.run(single.sources, found[0])
-
-        limits, turn = engine.config.processes, engine.replica_turn
-        (tree, report), arrays = await broadcast_together(
-            operation, single.arrays, axis, read, limits, engine.memory, threads, turn
-        )
-        return await threads.run(single.together, tree, arrays), report
+    limits, turn = engine.config.processes, engine.replica_turn
+    (tree, report), arrays = await broadcast_together(
+        operation, single.arrays, axis, read, limits, engine.memory, threads, turn
+    )
+    return await threads.run(single.together, tree, arrays), report
 
 
 @final
@@ -339,14 +316,16 @@ class _Reading:
 
     async def _run(self) -> None:
         engine, path = self._engine, self._request.path
-        observing = observed(engine.observers, "restore", path, engine.events)
-        with calm_interpreter(self._tasks, engine.config.loop), observing as tell:
+        observing = engine.observing("restore", path)
+        with calm_interpreter(self._tasks, engine.config.loop), observing as observers:
             async with engine.reading(path, self._threads) as self._source:
-                run = engine.with_store(self._source.store).restore_run(path, self._threads)
+                run = engine.restore_run(path, self._threads, self._source.store)
                 result = await run_pipeline(self._pipeline, run, self._request)
 
             progress = run.progress
-            tell(RestoreReport(path, progress.leaves_total, progress.bytes_done, stages=result.stages))
+            report = RestoreReport(path, progress.leaves_total, progress.bytes_done, stages=result.stages)
+            for tell in observers:
+                tell(report)
 
     async def _check(self) -> None:
         """Raise if the checkpoint was replaced."""
@@ -376,13 +355,11 @@ def result_check(path: str, as_type: object) -> Callable[[object], None]:
     Args:
         path: Of the checkpoint, for the message.
         as_type: A class, a generic alias (`dict[str, jax.Array]`, of which only `dict` is checked), a
-            TypedDict (of which only its names are), or None for any result.
+            TypedDict (of which only its names are).
 
     Raises:
         SpecError: If results cannot be checked against `as_type`.
     """
-    if as_type is None:
-        return lambda _: None
     if is_typeddict(as_type):
         keys: frozenset[str] = cast("Any", as_type).__required_keys__
         return lambda result: _check(

@@ -25,41 +25,6 @@ from penstock.reports.report import SaveReport
 
 
 @final
-class _State:
-    """State shared by a future and its promise. Every field is accessed under the lock."""
-
-    __slots__ = (
-        "callbacks",
-        "cancel",
-        "failure",
-        "home",
-        "lock",
-        "loop_thread",
-        "progress",
-        "reached",
-        "report",
-        "retrieved",
-        "wakers",
-    )
-
-    def __init__(self, cancel: Callable[[], object], progress: Callable[[], Progress]) -> None:
-        self.home = HomeProcess()
-        self.lock = threading.Lock()
-        self.loop_thread = threading.get_ident()
-        self.reached = 0
-        self.report: SaveReport | None = None
-        self.failure: Failure | None = None
-        self.retrieved = False
-        self.cancel = cancel
-        self.progress = progress
-        self.wakers: list[tuple[int, Callable[[], object]]] = []
-        self.callbacks: list[tuple[int, Callable[[], object]]] = []
-
-    def is_over(self, milestone: int) -> bool:
-        return self.reached >= milestone or self.failure is not None
-
-
-@final
 class SaveFuture:
     """A save in progress: await it, poll it, wait for it in a thread, or cancel it.
 
@@ -72,14 +37,13 @@ class SaveFuture:
     ```
     """
 
-    __slots__ = ("_path", "_state")
+    __slots__ = ("_promise",)
 
-    def __init__(self, path: str, state: _State) -> None:
-        self._path = path
-        self._state = state
+    def __init__(self, promise: SavePromise) -> None:
+        self._promise = promise
 
     def __repr__(self) -> str:
-        return f"<SaveFuture {self._path!r} {self.status}>"
+        return f"<SaveFuture {self.path!r} {self.status}>"
 
     def __await__(self) -> Generator[Any, Any, SaveReport]:
         return self.finalized().__await__()
@@ -87,18 +51,18 @@ class SaveFuture:
     @property
     def path(self) -> str:
         """The path of the checkpoint."""
-        return self._path
+        return self._promise.path
 
     @property
     def milestone(self) -> Milestone | None:
         """The last milestone passed; None before the first."""
-        reached = self._state.reached
+        reached = self._promise.reached
         return Milestone(reached) if reached else None
 
     @property
     def status(self) -> str:
         """One word: `starting`, the name of the last milestone, or `failed`."""
-        if self._state.failure is not None:
+        if self._promise.failure is not None:
             return "failed"
 
         return self.milestone.name.lower() if self.milestone is not None else "starting"
@@ -106,19 +70,19 @@ class SaveFuture:
     @property
     def published(self) -> bool:
         """True if the checkpoint is at its path: durable, or the save failed with a `NotDurableError`."""
-        state = self._state
-        failed_last = state.failure is not None and isinstance(state.failure.error, NotDurableError)
-        return state.report is not None or failed_last
+        promise = self._promise
+        failed_last = promise.failure is not None and isinstance(promise.failure.error, NotDurableError)
+        return promise.report is not None or failed_last
 
     @property
     def done(self) -> bool:
         """True if the save has ended, successfully or not."""
-        return self._state.is_over(Milestone.FINALIZED)
+        return self._promise.is_over(Milestone.FINALIZED)
 
     @property
     def progress(self) -> Progress:
         """Leaves and bytes written so far, of how many."""
-        return self._state.progress()
+        return self._promise.progress()
 
     async def planned(self) -> None:
         """Wait until every leaf is checked. Errors in the input are raised here."""
@@ -139,8 +103,8 @@ class SaveFuture:
     async def finalized(self) -> SaveReport:
         """Wait until the checkpoint is durable and visible; the same as awaiting the future."""
         await self.wait(Milestone.FINALIZED)
-        assert self._state.report is not None
-        return self._state.report
+        assert self._promise.report is not None
+        return self._promise.report
 
     async def wait(self, milestone: Milestone) -> None:
         """Wait until the save has passed `milestone`.
@@ -152,10 +116,10 @@ class SaveFuture:
         Cancellation:
             Always a checkpoint. Cancelling the wait does not cancel the save.
         """
-        if self._state.is_over(milestone):
+        if self._promise.is_over(milestone):
             await checkpoint()
         else:
-            self._state.home.check(f"the save of {self._path!r}")
+            self._promise.home.check(f"the save of {self._promise.path!r}")
             event = Event()
             loop = LoopHandle()
             with self._waking(milestone, lambda: loop.post(event.set)):
@@ -180,14 +144,14 @@ class SaveFuture:
             ForkedError: In a fork of the process that saves.
         """
         if not self.done:
-            self._state.home.check(f"the save of {self._path!r}")
-            if threading.get_ident() == self._state.loop_thread:
+            self._promise.home.check(f"the save of {self._promise.path!r}")
+            if threading.get_ident() == self._promise.loop_thread:
                 raise RunningLoopError("result() would block the event loop that saves; await the future")
 
             event = threading.Event()
             with self._waking(Milestone.FINALIZED, event.set):
                 if not event.wait(timeout):
-                    raise TimeoutError(f"the save of {self._path!r} is {self.status} after {timeout} s")
+                    raise TimeoutError(f"the save of {self.path!r} is {self.status} after {timeout} s")
 
         failure = self._failure_before(Milestone.FINALIZED)
         if failure is not None:
@@ -196,8 +160,8 @@ class SaveFuture:
             finally:
                 del self, failure  # the traceback refers to this frame
 
-        assert self._state.report is not None
-        return self._state.report
+        assert self._promise.report is not None
+        return self._promise.report
 
     def exception(self) -> BaseException | None:
         """Return what the save failed with, or None. Does not wait."""
@@ -217,11 +181,11 @@ class SaveFuture:
             try:
                 callback(self)
             except Exception:
-                get_logger().exception("save.callback_failed", path=self._path)
+                get_logger().exception("save.callback_failed", path=self.path)
 
-        with self._state.lock:
-            if not self._state.is_over(milestone):
-                self._state.callbacks.append((milestone, call))
+        with self._promise.lock:
+            if not self._promise.is_over(milestone):
+                self._promise.waiting.append((milestone, call))
                 return
 
         call()
@@ -235,38 +199,40 @@ class SaveFuture:
             ForkedError: In a fork of the process that saves.
         """
         if not self.done:
-            self._state.home.check(f"the save of {self._path!r}")
-            self._state.cancel()
+            self._promise.home.check(f"the save of {self._promise.path!r}")
+            self._promise.cancel()
 
     def _failure_before(self, milestone: Milestone) -> Failure | None:
         """Return the failure, if there was one before `milestone`. From then on it counts as seen."""
-        if self._state.reached >= milestone or self._state.failure is None:
+        if self._promise.reached >= milestone or self._promise.failure is None:
             return None
 
-        self._state.retrieved = True
-        return self._state.failure
+        self._promise.mark_seen()
+        return self._promise.failure
 
     @contextmanager
     def _waking(self, milestone: Milestone, wake: Callable[[], object]) -> Generator[None]:
         """Call `wake` when `milestone` is passed or the save fails, as long as the context is open."""
         entry = (milestone, wake)
-        with self._state.lock:
-            over = self._state.is_over(milestone)
+        with self._promise.lock:
+            over = self._promise.is_over(milestone)
             if not over:
-                self._state.wakers.append(entry)
+                self._promise.waiting.insert(0, entry)  # before callbacks, which may take their time
         if over:
             wake()
         try:
             yield
         finally:
-            with self._state.lock:
-                if entry in self._state.wakers:
-                    self._state.wakers.remove(entry)
+            with self._promise.lock:
+                if entry in self._promise.waiting:
+                    self._promise.waiting.remove(entry)
 
 
 @final
 class SavePromise:
-    """The writing side of a `SaveFuture`. Used in the loop that saves, and only there.
+    """A save as those see it who make it, and the state that its `SaveFuture`s show.
+
+    Its methods are called in the loop that saves, and only there.
 
     Args:
         path: Where the checkpoint is going.
@@ -274,76 +240,106 @@ class SavePromise:
         progress: Called by `SaveFuture.progress`, from any thread.
     """
 
-    __slots__ = ("_state", "future")
+    __slots__ = (
+        "cancel",
+        "failure",
+        "home",
+        "is_seen",
+        "lock",
+        "loop_thread",
+        "path",
+        "progress",
+        "reached",
+        "report",
+        "waiting",
+    )
 
     def __init__(self, path: str, cancel: Callable[[], object], progress: Callable[[], Progress]) -> None:
-        self._state = _State(cancel, progress)
-        self.future = SaveFuture(path, self._state)
+        self.path = path
+        self.cancel = cancel
+        self.progress = progress
+        self.home = HomeProcess()
+        self.loop_thread = threading.get_ident()
+        # All below is written under the lock.
+        self.lock = threading.Lock()
+        self.reached = 0
+        self.report: SaveReport | None = None
+        self.failure: Failure | None = None
+        self.is_seen = False  #: whether a caller has seen the failure
+        self.waiting: list[
+            tuple[int, Callable[[], object]]
+        ] = []  #: milestones, each with what is then called
+
+    @property
+    def future(self) -> SaveFuture:
+        """A handle for a caller. Made anew, as the promise and a handle that it holds would be a cycle."""
+        return SaveFuture(self)
+
+    def is_over(self, milestone: int) -> bool:
+        """Return whether that milestone is passed, or none will be passed any more."""
+        return self.reached >= milestone or self.failure is not None
 
     @property
     def error_unseen(self) -> BaseException | None:
         """The failure, if there is one that no caller has seen yet; to be looked at."""
-        failure = self._state.failure
-        return None if self._state.retrieved or failure is None else failure.error
+        return None if self.is_seen or self.failure is None else self.failure.error
 
     def take_unseen(self) -> BaseException | None:
         """Return the failure, if there is one that no caller has seen yet, to a caller that will raise it."""
-        failure = self._state.failure
-        if self._state.retrieved or failure is None:
+        if self.is_seen or self.failure is None:
             return None
 
-        self._state.retrieved = True
-        return failure.take_to_raise()
+        self.is_seen = True
+        return self.failure.take_to_raise()
 
     def mark_seen(self) -> None:
         """Note that a caller has seen the failure."""
-        self._state.retrieved = True
+        self.is_seen = True
 
     def reach(self, milestone: Milestone) -> None:
         """Pass a milestone, and every earlier one. The last is passed by `finish`, which has the report."""
-        state = self._state
-        with state.lock:
-            if state.failure is None:
+        with self.lock:
+            if self.failure is None:
                 # Stages may reach milestones out of order; a later one implies the earlier ones.
-                state.reached = max(state.reached, min(milestone, Milestone.COMMITTED))
+                self.reached = max(self.reached, min(milestone, Milestone.COMMITTED))
 
         self._announce()
 
     def finish(self, report: SaveReport) -> None:
         """Pass the last milestone."""
-        state = self._state
-        with state.lock:
-            state.report = report
-            if state.failure is None:
-                state.reached = Milestone.FINALIZED
+        with self.lock:
+            self.report = report
+            if self.failure is None:
+                self.reached = Milestone.FINALIZED
 
         self._announce()
-        self._let_go()
 
     def fail(self, error: BaseException) -> None:
         """End the save: every milestone not yet reached fails with `error`. Later calls change nothing."""
-        with self._state.lock:
-            if not self._state.is_over(Milestone.FINALIZED):
-                self._state.failure = Failure(error)
+        with self.lock:
+            if not self.is_over(Milestone.FINALIZED):
+                self.failure = Failure(error)
 
         self._announce()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        """Refer no more to what saved: the future may be kept for long."""
-        state, last = self._state, self._state.progress()
-        state.cancel, state.progress = _do_nothing, lambda: last
 
     def _announce(self) -> None:
-        state = self._state
-        with state.lock:
-            due = [call for at, call in (*state.wakers, *state.callbacks) if state.is_over(at)]
-            state.wakers = [entry for entry in state.wakers if not state.is_over(entry[0])]
-            state.callbacks = [entry for entry in state.callbacks if not state.is_over(entry[0])]
+        due: list[Callable[[], object]] = []
+        left: list[tuple[int, Callable[[], object]]] = []
+        with self.lock:
+            for milestone, call in self.waiting:
+                if self.is_over(milestone):
+                    due.append(call)
+                else:
+                    left.append((milestone, call))
+
+            self.waiting = left
 
         # Without the lock: a callback may ask the future, or add another callback.
         for call in due:
             call()
+        if self.is_over(Milestone.FINALIZED):  # refer no more to what saved: handles may be kept for long
+            last = self.progress()
+            self.cancel, self.progress = _do_nothing, lambda: last
 
 
 def _do_nothing() -> None:

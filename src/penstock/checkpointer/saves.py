@@ -58,13 +58,13 @@ from penstock.kernel.messages.save import Published, TreeToSave
 from penstock.kernel.pipeline.failures import without_frame
 from penstock.kernel.pipeline.pipeline import Milestone, Pipeline
 from penstock.kernel.pipeline.run_context import HandlerWork, RunCaches, SaveRequest, SaveRun
-from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
+from penstock.kernel.pipeline.runner import run_pipeline
 from penstock.kernel.pipeline.statistics import waited_for_memory_s
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.protocols.leaf_handlers import Background
 from penstock.kernel.protocols.save_format import SaveArgs
 from penstock.reports.report import SaveReport
-from penstock.telemetry.observers import TellReport, observed
+from penstock.telemetry.observers import TellReport
 
 # Clean-up runs in a shield. A medium that hangs may keep a cancelled save no longer than this; the next
 # save to the path removes what is left.
@@ -150,7 +150,20 @@ class SaveTask:
     async def __call__(self) -> None:
         """Save."""
         try:
-            await self._run_to_its_end()
+            try:
+                with self._scope, self._engine.observing("save", self._run.path) as observers:
+                    await self._save(observers)
+            except get_cancelled_exc_class():
+                self._give_up()
+                raise
+            except Exception as error:
+                self._fail(error)
+            except BaseException as interrupt:
+                self.promise.fail(interrupt)  # a thread may be waiting for the result
+                raise
+
+            if not self.future.done:
+                self._give_up()
             if self._engine.config.telemetry.keep_reports > 0:
                 await self._keep_report()
         finally:
@@ -160,39 +173,35 @@ class SaveTask:
                 # The future stays with the caller, and must not keep the tree alive.
                 del self._run, self._pipeline, self._tree, self._engine
 
-    async def _run_to_its_end(self) -> None:
-        try:
-            observers, events = self._engine.observers, self._run.events
-            with self._scope, observed(observers, "save", self._run.path, events) as tell:
-                await self._save(tell)
-        except get_cancelled_exc_class():
-            self._give_up()
-            raise
-        except Exception as error:
-            failure: Exception = without_frame(error)
-            if isinstance(error, MemoryError) and not isinstance(error, PenstockError):
-                # A bare MemoryError names neither the checkpoint nor what to do.
-                failure = InsufficientMemoryError(self._run.path)
-                failure.__cause__ = error
+    def _fail(self, error: Exception) -> None:
+        """End with a failure, which keeps nothing alive."""
+        failure: Exception = without_frame(error)
+        if isinstance(error, MemoryError) and not isinstance(error, PenstockError):
+            # A bare MemoryError names neither the checkpoint nor what to do.
+            failure = InsufficientMemoryError(self._run.path)
+            failure.__cause__ = error
 
-            self._run.events.error("save.failed", path=self._run.path, error=repr(failure))
-            self.promise.fail(failure)
-            del failure
-        except BaseException as interrupt:
-            self.promise.fail(interrupt)  # a thread may be waiting for the result
-            raise
+        self._run.events.error("save.failed", path=self._run.path, error=repr(failure))
+        self.promise.fail(failure)
 
-        if not self.future.done:
-            self._give_up()
-
-    async def _save(self, tell: TellReport) -> None:
-        run = self._run
+    async def _save(self, observers: Sequence[TellReport]) -> None:
+        """Run the stages, for as long as no other process of the job ends the save; undo what fails."""
+        run, result = self._run, None
         # Saves to one path build in one place, so they take turns.
         async with self._turn:
             run.events.info("save.started", path=run.path)
             since = run.store.request_figures()
             try:
-                result = await self._run_pipeline()
+                async with run.operation.running(run.workspace.take_back):
+                    result = await run_pipeline(
+                        self._pipeline,
+                        run,
+                        self._tree,
+                        on_milestone=self._reach,
+                        awaited=Milestone.STAGED,
+                        # Other processes hear of an error in words, and each says the same.
+                        translate=None if run.operation.is_alone else StageFailedError,
+                    )
             except BaseException as error:
                 full: NoSpaceError | None = None
                 with CancelScope(shield=True):  # each part has a bound
@@ -207,6 +216,7 @@ class SaveTask:
                 if self._hung is None:
                     self._release()
 
+        assert result is not None, "what ends an operation is raised"
         published: Published = result.value
         report = SaveReport(
             published.path,
@@ -228,7 +238,9 @@ class SaveTask:
             durable_s=report.durable_s,
             memory_wait_s=waited_for_memory_s(report.stages),
         )
-        tell(report)
+        for tell in observers:
+            tell(report)
+
         self._report = report
         self.promise.finish(report)
 
@@ -241,23 +253,6 @@ class SaveTask:
             await self._engine.report_keeper.keep(run.store, run.threads, report, most)
         except Exception as error:
             run.events.warning("telemetry.failed", error=repr(error))
-
-    async def _run_pipeline(self) -> PipelineResult:
-        """Run the stages, for as long as no other process of the job ends the save."""
-        run, result = self._run, None
-        async with run.operation.running(run.workspace.take_back):
-            result = await run_pipeline(
-                self._pipeline,
-                run,
-                self._tree,
-                on_milestone=self._reach,
-                awaited=Milestone.STAGED,
-                # Other processes hear of an error in words, and each says the same.
-                translate=None if run.operation.is_alone else StageFailedError,
-            )
-
-        assert result is not None, "what ends an operation is raised"
-        return result
 
     async def _as_full(self, error: BaseException) -> NoSpaceError | None:
         """Return the error of a full medium in full; None if it is another, or says all already."""

@@ -185,7 +185,7 @@ class Setting(Generic[T]):
         get: Callable[[], T],
         put: Callable[[T], object],
         meanwhile: Callable[[T], T],
-        at_end: Callable[[], object] = lambda: None,
+        at_end: Callable[[], object] | None = None,
     ) -> None:
         self._get = get
         self._put = put
@@ -207,7 +207,7 @@ class Setting(Generic[T]):
         try:
             yield
         finally:
-            if self._users == 1 and self._get() == self._changes[-1][1]:
+            if self._at_end is not None and self._users == 1 and self._get() == self._changes[-1][1]:
                 self._at_end()  # without the lock: a collection runs finalizers, which may do anything
 
             with self._lock:
@@ -231,7 +231,7 @@ def _age_survivors() -> None:
     _, n_collections, _ = gc.get_count()
     if n_collections and gc.isenabled():
         gc.collect(0)
-        count_as_old()
+        AGEING()
 
 
 # One of each in a process, because there is one interpreter. They hold nothing while nothing runs.

@@ -432,7 +432,7 @@ class CheckpointManager:
         engine, threads = self._checkpointer.engine.at(path), self._saves.reading
 
         async def describe(source: Reading) -> StepMetadata:
-            run = engine.with_store(source.store).restore_run(path, threads)
+            run = engine.restore_run(path, threads, source.store)
             return await describe_step(run, path, number)
 
         return await engine.read_unchanged(path, threads, describe)

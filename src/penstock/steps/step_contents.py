@@ -129,10 +129,12 @@ async def restore_step(
         call: The options, for each item. An `item` among them is restored alone.
         as_type: The class of the result, or None.
     """
-    check = result_check(path, as_type)
+    check = None if as_type is None else result_check(path, as_type)
     if call.options.item is not None or (like is not ... and not isinstance(like, Composite)):
         found = await operations.restore(path, like, call)
-        check(found)
+        if check is not None:
+            check(found)
+
         return found
 
     async def read(source: Reading) -> Any:
@@ -146,5 +148,7 @@ async def restore_step(
         return Composite(await operations.restore_items(path, None, names, call))
 
     found = await operations.engine.at(path).read_unchanged(path, threads, read)
-    check(found)
+    if check is not None:
+        check(found)
+
     return found

@@ -67,24 +67,16 @@ class Observer(Capability, Protocol):
 @contextmanager
 def observed(
     observers: Sequence[Observer], kind: str, path: str, events: BoundLogger
-) -> Generator[TellReport]:
-    """Tell all observers of one save or restore. What it yields tells them its report."""
+) -> Generator[Sequence[TellReport]]:
+    """Have all observers observe one save or restore. Yield what to call with its report."""
     with ExitStack() as stack:
-        told: list[TellReport] = []
+        entered: list[TellReport] = []
         for observer in observers:
-            guarded = _Guarded(partial(observer.observing, kind, path), events)
-            tell = stack.enter_context(guarded)
+            tell = stack.enter_context(_Guarded(partial(observer.observing, kind, path), events))
             if tell is not None:
-                told.append(tell)
+                entered.append(tell)
 
-        def tell_all(report: StageReport) -> None:
-            for tell in told:
-                try:
-                    tell(report)
-                except Exception as error:
-                    events.warning("telemetry.failed", error=repr(error))
-
-        yield tell_all
+        yield entered
 
 
 @contextmanager
@@ -103,12 +95,13 @@ def watched(
 class _Guarded:
     """A context of an observer, whose own errors are logged and not raised."""
 
-    __slots__ = ("_context", "_events", "_make")
+    __slots__ = ("_context", "_events", "_make", "_tell")
 
     def __init__(self, make: Callable[[], AbstractContextManager[object]], events: BoundLogger) -> None:
         self._make = make
         self._events = events
         self._context: AbstractContextManager[object] | None = None
+        self._tell: TellReport | None = None
 
     def __enter__(self) -> TellReport | None:
         try:
@@ -119,7 +112,18 @@ class _Guarded:
             return None
 
         self._context = context
-        return entered if callable(entered) else None
+        if not callable(entered):
+            return None
+
+        self._tell = entered
+        return self._report
+
+    def _report(self, report: StageReport) -> None:
+        assert self._tell is not None, "it was entered"
+        try:
+            self._tell(report)
+        except Exception as error:
+            self._events.warning("telemetry.failed", error=repr(error))
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None

@@ -17,7 +17,6 @@ from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.checkpointer.pipelines import restore_pipeline, save_pipeline
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun, SaveRun
-from penstock.kernel.pipeline.stage import workers_of
 from penstock.testing.operation_faults import Trial, demand
 
 
@@ -54,7 +53,7 @@ class StageConformance(ABC):
     def test_every_stage_has_a_worker(self) -> None:
         for pipeline in self.pipelines(save_pipeline(), restore_pipeline()):
             for slot in pipeline:
-                demand(workers_of(slot.stage) >= 1, f"{slot.name} needs at least one worker")
+                demand(slot.workers >= 1, f"{slot.name} needs at least one worker")
 
     def test_a_tree_is_saved_and_restored(self, tmp_path: Path) -> None:
         trial = self._trial(tmp_path)

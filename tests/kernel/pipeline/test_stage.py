@@ -16,7 +16,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from penstock.errors import PipelineError
 from penstock.kernel import Actor, ByteLease, Finishing, MemoryRegulator, Stage, StageStatistics
-from penstock.kernel.pipeline.stage import FunctionStage, drive, receiving
+from penstock.kernel.pipeline.runner import Outlet, drive, receiving
+from penstock.kernel.pipeline.stage import FunctionStage
 from penstock.kernel.pipeline.statistics import StageMeter
 
 pytestmark = pytest.mark.anyio
@@ -50,17 +51,16 @@ class Driven:
         self.feed: MemoryObjectSendStream[Any]
         self.out: MemoryObjectReceiveStream[Any]
         self.feed, self._inlet = create_memory_object_stream[Any](inlet)
-        self._outlet, self.out = create_memory_object_stream[Any](outlet)
+        outgoing, self.out = create_memory_object_stream[Any](outlet)
         self._actor = actor
         self._concurrency = concurrency
         self._meter = StageMeter("s", concurrency)
+        self._outlet = Outlet(outgoing, self._meter)
         self.complete: bool | None = None
 
     async def __call__(self) -> None:
         with receiving(self._inlet), self._outlet:
-            self.complete = await drive(
-                self._actor, self._concurrency, self._inlet, self._outlet, self._meter
-            )
+            self.complete = await drive(self._actor, self._concurrency, self._inlet, self._outlet)
 
     def statistics(self) -> StageStatistics:
         return self._meter.statistics()
@@ -71,8 +71,8 @@ class Driven:
     def __exit__(self, *_: object) -> None:
         self.feed.close()
         self.out.close()
-        self._inlet.close()
-        self._outlet.close()
+        with self._inlet, self._outlet:
+            pass
 
 
 async def outcome(actor: Actor, *messages: object, concurrency: int = 1) -> list[Any]:

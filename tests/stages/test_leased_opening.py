@@ -12,7 +12,7 @@ from tests.stages.stage_rig import Rig
 
 from penstock.errors import CorruptCheckpointError
 from penstock.kernel import Opening
-from penstock.kernel.pipeline.run_context import open_leased
+from penstock.stages.locate import open_leased
 
 pytestmark = pytest.mark.anyio
 
