@@ -264,24 +264,18 @@ def releasing(lease: ByteLease | None) -> Generator[ByteLease | None]:
 def _gather(leaves: Leaves) -> Extents:
     """Copy the chunks of small leaves into one buffer, one after another. In a worker thread."""
     try:
-        data = _joined(_buffers(leaves))
+        buffers = _buffers(leaves)
+        kinds = {each.dtype if type(each) is np.ndarray else None for each in buffers}
+        if len(kinds) > 1 or None in kinds:
+            data = memoryview(b"".join(buffers))
+        else:
+            # An array that was asked for its buffer remembers 56 bytes about it for as long as it lives. To
+            # join arrays of one dtype as arrays does without, and is as fast.
+            data = np.concatenate(buffers, axis=None).view(np.uint8).data
     except Exception:  # one by one, to find out which leaf failed, and why
         data = memoryview(b"".join([_copied([leaf])[0] for leaf in leaves]))
 
     return Extents(leaves.without_values(), data, len(data))
-
-
-def _joined(buffers: list[Any]) -> memoryview:
-    """Copy buffers one after another.
-
-    An array that was asked for its buffer remembers 56 bytes about it for as long as it lives. To join arrays
-    of one dtype as arrays does without, and is as fast.
-    """
-    kinds = {each.dtype if type(each) is np.ndarray else None for each in buffers}
-    if len(kinds) > 1 or None in kinds:
-        return memoryview(b"".join(buffers))
-
-    return np.concatenate(buffers, axis=None).view(np.uint8).data
 
 
 def _buffers(leaves: Leaves) -> list[Any]:
@@ -301,8 +295,9 @@ def _buffers(leaves: Leaves) -> list[Any]:
             buffers[number] = buffer
 
     absent = [number for number, buffer in enumerate(buffers) if buffer is None]
-    for number, data in zip(absent, _copied([leaves[number] for number in absent]), strict=True):
-        buffers[number] = data
+    if absent:
+        for number, data in zip(absent, _copied([leaves[number] for number in absent]), strict=True):
+            buffers[number] = data
 
     return buffers
 
@@ -451,21 +446,13 @@ def plan_pieces(
 class OutputRoom:
     """Bytes for the output of later stages, leased together with those of the leaf."""
 
-    __slots__ = ("_plan", "_planned")
+    __slots__ = ("_plan", "_planned", "changes_any", "divides")
 
     def __init__(self, plan: SavePlan | None) -> None:
         self._planned = plan
         self._plan = None if plan is None or not plan.changes else plan
-
-    @property
-    def changes_any(self) -> bool:
-        """True if a later stage changes any leaf."""
-        return self._plan is not None
-
-    @property
-    def divides(self) -> bool:
-        """True if other processes write parts of leaves."""
-        return self._planned is not None and self._planned.joint is not None
+        self.changes_any = self._plan is not None  #: whether a later stage changes any leaf
+        self.divides = plan is not None and plan.joint is not None  #: whether other processes write parts
 
     def goes_alone(self, index: int, spec: LeafSpec) -> bool:
         """True if a leaf cannot be packed: a stage encodes it, or this process writes only a part of it."""

@@ -27,7 +27,7 @@ from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.leaf import KeyPath, LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import ChunkingHandler, LeafHandler
 from penstock.kernel.protocols.save_format import SaveArgs
-from penstock.stages.messages.batching import batched_columns, refuse_global
+from penstock.stages.messages.batching import batched_columns
 from penstock.stages.pytree.flattening import (
     ALONE,
     NodeTypes,
@@ -68,6 +68,7 @@ class SavedTree:
     handlers: Sequence[LeafHandler]
     save_args: Sequence[object] = ()  #: one for each leaf; empty if there were none
     coded: bool = False  #: whether any leaf has a codec
+    spread: bool = False  #: whether other processes hold parts of any leaf
     descriptions: Mapping[int, Descriptions] = field(default_factory=dict[int, Descriptions])
     """By the identity of the handler."""
     is_local: bool = False  #: whether each process writes all that it holds, on a disk of its own
@@ -150,8 +151,13 @@ def describe(
             for kind in [kind for kind, spec in found.known.items() if id(spec) not in in_use]:
                 del found.known[kind]
 
-    coded = any(spec.codec is not None for each in descriptions.values() for _, spec in each.stored.values())
-    return SavedTree(infos, specs, handlers, asked, coded, descriptions)
+    coded = spread = False
+    for found in descriptions.values():
+        for _, spec in found.stored.values():
+            coded = coded or spec.codec is not None
+            spread = spread or spec.replicas.is_global
+
+    return SavedTree(infos, specs, handlers, asked, coded, spread, descriptions)
 
 
 def _stored(
@@ -314,16 +320,19 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
     handlers = found.handlers
     leaves = Leaves(range(len(infos)), found.specs, values, infos, handlers)
     if found is not known:
-        _check_processes(run, leaves)
+        if found.spread:
+            _check_processes(run, leaves)
         if not message.changes:  # otherwise the changed leaves are checked, each time
             run.layout.check(leaves.without_values())
             n_described = sum([len(each.stored) for each in found.descriptions.values()])
             nbytes = _BYTES_OF_A_LEAF * len(infos) + _BYTES_OF_A_DESCRIPTION * n_described
             trees.put(ByIdentity(infos), found, nbytes)
 
-    specs, changes = resolved(found.specs, message.changes)
+    specs, changes, sizes_known = found.specs, dict[int, LeafChange](), not found.coded
     if message.changes:
+        specs, changes = resolved(specs, message.changes)
         run.layout.check(replace(leaves, specs=specs, values=None))
+        sizes_known = sizes_known and all(specs[index].codec is None for index in changes)
 
     plan = SavePlan(
         infos=infos,
@@ -331,7 +340,7 @@ def _plan(run: SaveRun, message: TreeToSave) -> tuple[Leaves, SavePlan]:
         handlers=handlers,
         references=references_to(infos, values, handlers),
         changes=changes,
-        sizes_known=not (found.coded or any(specs[index].codec is not None for index in changes)),
+        sizes_known=sizes_known,
     )
     if run.base is None or not run.operation.is_alone:  # otherwise once it is known what is linked
         _check_room(run, leaves, plan)
@@ -345,25 +354,28 @@ def _check_processes(run: SaveRun, leaves: Leaves) -> None:
     Raises:
         InvalidLeafError: For the first of them.
     """
-    if run.operation.is_alone:
-        refuse_global(leaves)
+    if not run.operation.is_alone:
+        from penstock.stages.joint.division import check_active  # one process needs nothing of it
+
+        check_active(leaves, run.operation.processes)
         return
 
-    from penstock.stages.joint.division import check_active  # one process needs nothing of it
-
-    check_active(leaves, run.operation.processes)
+    for index, spec in zip(leaves.indices, leaves.specs, strict=True):
+        if spec.replicas.is_global:
+            raise InvalidLeafError(
+                leaves.infos[index].key_path,
+                "the array has shards on other processes, and this save is of one process: save it with a "
+                "penstock.Checkpointer in all of them, once jax.distributed is initialised",
+            )
 
 
 def resolved(
     specs: Sequence[LeafSpec], changes: Sequence[tuple[str, SpecChange]]
-) -> tuple[Sequence[LeafSpec], Mapping[int, LeafChange]]:
+) -> tuple[Sequence[LeafSpec], dict[int, LeafChange]]:
     """Return the leaves after all declared changes, and which stages change which leaf. Pure.
 
     Specs that are one object stay one object, so that they can be compared by identity.
     """
-    if not changes:
-        return specs, {}
-
     known: dict[int, tuple[LeafSpec, LeafChange | None]] = {}
     for spec in specs:
         if id(spec) not in known:

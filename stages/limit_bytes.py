@@ -74,6 +74,11 @@ class _Limiter:
         return self._admit_reads(batch)
 
     async def _admit_extents(self, batch: StagedBatch) -> AsyncIterator[StagedBatch]:
+        nbytes = batch.nbytes
+        if nbytes <= self._most:  # it goes as it is
+            yield replace(batch, in_flight=await self._let_in(nbytes))
+            return
+
         # Cut here, so that the bytes in flight are bounded whatever the size of a batch.
         parts = itertools.chain.from_iterable([extents.cut(self._most) for extents in batch.extents])
         groups = list(grouped(parts, self._most))
@@ -83,9 +88,8 @@ class _Limiter:
             yield StagedBatch(extents=group, staged=staged, in_flight=lease, plan=batch.plan)
 
         # The last group takes the rest of the batch, because it completes the leaves.
-        last = groups[-1] if groups else ()
-        lease = await self._let_in(sum([extents.nbytes for extents in last]))
-        yield replace(batch, extents=last, in_flight=lease)
+        lease = await self._let_in(sum([extents.nbytes for extents in groups[-1]]))
+        yield replace(batch, extents=groups[-1], in_flight=lease)
 
     async def _admit_reads(self, batch: PlannedBatch) -> AsyncIterator[ReadBatch]:
         if not batch.leaves:  # nothing is read: the batch only brings the plan

@@ -395,7 +395,8 @@ def _row_of(piece: Piece, file: str, offset: int, run: SaveRun) -> Written:
 def _table_of(entry: _Placed, specs: ByIndex[LeafSpec]) -> WrittenTable:
     """Return where the chunks of leaves are: one after another in a file."""
     leaves, data, offset = in_columns(entry.extents.leaves), entry.extents.data, entry.offset
-    sizes, ends = leaves.chunk_sizes, list(accumulate(leaves.chunk_sizes))
+    sizes = leaves.chunk_sizes
+    ends = list(accumulate(sizes))
     counts = {number: spec.n_chunks for number, spec in {id(spec): spec for spec in leaves.specs}.items()}
     n_chunks = np.array([counts[id(spec)] for spec in leaves.specs], np.int64)
     zeros = np.broadcast_to(np.int64(0), len(sizes))  # takes no memory, of which there is much for each row

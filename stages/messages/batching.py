@@ -21,7 +21,6 @@ __all__ = (
     "infos_of",
     "part_of",
     "plan_of",
-    "refuse_global",
     "require_plan",
 )
 
@@ -34,12 +33,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.kernel.codecs import AUTO
-from penstock.kernel.errors import ChangedLeafError, IncompletePipelineError, InvalidLeafError, PipelineError
+from penstock.kernel.errors import ChangedLeafError, IncompletePipelineError, PipelineError
 from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
 from penstock.kernel.messages.restore import PlannedBatch, RestorePlan
 from penstock.kernel.messages.save import LeafBatch, SavePlan, WrittenBatch
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import FilesHandler, ReadLeaf, ReadLeaves
+from penstock.kernel.protocols.reads import as_slice
 
 if TYPE_CHECKING:
     from penstock.kernel.pipeline.run_context import RunLimits
@@ -247,9 +247,13 @@ def check_planned(leaf: Leaf, plan: SavePlan) -> None:
 
 
 def check_planned_together(leaves: Leaves, plan: SavePlan) -> None:
-    """Do what `check_planned` does for many leaves."""
+    """Do what `check_planned` does for many leaves. Most are the very objects of the plan."""
+    span, planned = as_slice(leaves.indices), plan.specs
+    if span is not None and all(map(is_, leaves.specs, planned[span])):
+        return
+
     for number, (index, spec) in enumerate(zip(leaves.indices, leaves.specs, strict=True)):
-        if spec is not plan.specs[index]:
+        if spec is not planned[index]:
             check_planned(leaves[number], plan)
 
 
@@ -268,28 +272,6 @@ def described(spec: LeafSpec) -> str:
     return f"{shape or spec.typestr}{chunks}" + (f", {spec.codec}" if spec.codec else "")
 
 
-def refuse_global(leaves: Leaves) -> None:
-    """Refuse arrays of which other processes hold parts, in a save that is this process's alone.
-
-    Raises:
-        InvalidLeafError: For the first of them.
-    """
-    spread = {
-        number
-        for number, spec in {id(spec): spec for spec in leaves.specs}.items()
-        if spec.replicas.is_global
-    }
-    if not spread:
-        return
-
-    first = next(at for at, spec in enumerate(leaves.specs) if id(spec) in spread)
-    raise InvalidLeafError(
-        leaves.infos[leaves.indices[first]].key_path,
-        "the array has shards on other processes, and this save is of one process: save it with a "
-        "penstock.Checkpointer in all of them, once jax.distributed is initialised",
-    )
-
-
 def encoding_room(nbytes: int) -> int:
     """Upper bound for the encoded length of a chunk of `nbytes`, for noise and any codec of penstock."""
     return nbytes + nbytes // 128 + 1024
@@ -305,14 +287,20 @@ def arrived_leaves(plan: SavePlan, batches: Sequence[WrittenBatch]) -> Leaves:
         IncompletePipelineError: If a leaf or part of one is missing or came twice.
     """
     n_leaves = len(plan.infos)
-    arrived = [in_columns(batch.leaves) for batch in batches]
     counts = np.zeros(n_leaves, np.int64)
-    specs = list(plan.specs)
-    for part in arrived:
-        check_planned_together(part, plan)
+    changed: dict[int, LeafSpec] = {}
+    for batch in batches:
+        part = in_columns(batch.leaves)
         np.add.at(counts, np.array(part.indices, np.int64), 1)
-        for index, spec in zip(part.indices, part.specs, strict=True):
-            specs[index] = spec
+        for number, (index, spec) in enumerate(zip(part.indices, part.specs, strict=True)):
+            if spec is not plan.specs[index]:  # the very object, mostly
+                check_planned(part[number], plan)
+                changed[index] = spec
+
+    # The very list of the plan, if it can be, because documents are recognised by it.
+    specs = plan.specs
+    if changed:
+        specs = [changed.get(index, spec) for index, spec in enumerate(specs)]
 
     here = np.ones(n_leaves, np.int64)
     wanted = np.array([spec.nbytes for spec in specs], np.int64)
@@ -323,9 +311,7 @@ def arrived_leaves(plan: SavePlan, batches: Sequence[WrittenBatch]) -> Leaves:
 
     _check_complete(plan, (counts == here) & (_arrived_bytes(specs, batches) == wanted))
 
-    # The very list of the plan, if it can be, because documents are recognised by it.
-    same = all(map(is_, specs, plan.specs))
-    return Leaves(range(n_leaves), plan.specs if same else specs, None, plan.infos, plan.handlers)
+    return Leaves(range(n_leaves), specs, None, plan.infos, plan.handlers)
 
 
 def check_all_there(plan: SavePlan, specs: Sequence[LeafSpec], batches: Sequence[WrittenBatch]) -> None:
