@@ -9,13 +9,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from penstock.kernel.messages.leaves import Leaves
-from penstock.kernel.messages.save import Committed, SavePlan, WrittenBatch
+from penstock.kernel.messages.save import Committed, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
-from penstock.stages.files import finalize_handlers, write_documents
-from penstock.stages.messages.batching import arrived_leaves, plan_of
+from penstock.stages.files import commit_own
+from penstock.stages.messages.batching import plan_of
 
 
 @final
@@ -48,15 +47,7 @@ class Commit:
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
         """Yield the actor of one save."""
-        # One process has no other parts to merge: it writes its documents in the trip to a thread that checks
-        # the leaves, and loads none of the modules for parts.
-        if run.operation.is_alone:
-            yield _Committer(run)
-            return
-
-        from penstock.stages.joint_commit import JointCommitter
-
-        yield JointCommitter(run)
+        yield _Committer(run)
 
 
 @final
@@ -71,26 +62,22 @@ class _Committer:
         self._batches.append(batch)
 
     async def finish(self) -> AsyncIterator[Committed]:
-        run = self._run
-        # A save without array bytes comes here before any file was written.
-        await run.workspace.open()
-        nbytes = sum([batch.nbytes for batch in self._batches])
-        plan = plan_of(self._batches)
+        run, batches = self._run, self._batches
+        run.operation.at("commit")
+        plan = plan_of(batches)
+        nbytes = sum([batch.nbytes for batch in batches])
         nbytes_kept = 0 if plan.kept is None else plan.kept.nbytes
         if plan.kept is not None:
-            self._batches.append(plan.kept)
+            batches.append(plan.kept)
 
-        leaves, n_files = await run.threads.run(self._commit, plan)
-        if n_files is None:
-            await finalize_handlers(run, [each for batch in self._batches for each in batch.handled])
-            n_files = await run.threads.run(write_documents, run, leaves, plan, self._batches)
+        # A process alone has no parts of others to merge, and loads none of the modules for that.
+        if run.operation.is_alone:
+            await run.workspace.open()  # a save without array bytes comes here before any file was written
+            n_files = await commit_own(run, plan, batches)
+        else:
+            from penstock.stages.joint_commit import JointCommit
 
-        yield Committed(len(leaves), nbytes, n_files, nbytes_kept, plan.references)
+            n_files = await JointCommit(run, batches).commit(plan)
 
-    def _commit(self, plan: SavePlan) -> tuple[Leaves, int | None]:
-        """Check the leaves and write the documents, unless handlers must complete their files first."""
-        leaves = arrived_leaves(plan, self._batches)
-        if any(batch.handled for batch in self._batches):
-            return leaves, None
-
-        return leaves, write_documents(self._run, leaves, plan, self._batches)
+        run.operation.at("publish")
+        yield Committed(len(plan.infos), nbytes, n_files, nbytes_kept, plan.references)

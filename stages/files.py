@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = (
     "by_folder",
     "closing",
+    "commit_own",
     "finalize_handlers",
     "log_transfers",
     "save_by_handler",
@@ -29,12 +30,41 @@ from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.leaf_handlers import Background, FilesHandler
 from penstock.kernel.protocols.stores import SystemFiles, Transfers
 from penstock.kernel.protocols.written import STAGE_RECORD, Document
+from penstock.stages.messages.batching import arrived_leaves
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
 # In a shield: a medium that hangs may not keep a cancelled save for ever.
 CLOSING_S: Final = 30.0
+
+
+async def commit_own(
+    run: SaveRun, plan: SavePlan, batches: Sequence[WrittenBatch], marks: Sequence[Document] = ()
+) -> int:
+    """Compare what this process wrote with its plan, and write the documents of that.
+
+    Args:
+        run: Of the save.
+        plan: Of the save.
+        batches: What was written, and what the base holds.
+        marks: Further documents at the root of the checkpoint.
+
+    Returns:
+        How many data files there are.
+    """
+    handled = [each for batch in batches for each in batch.handled]
+
+    def checked() -> tuple[Leaves, int]:
+        leaves = arrived_leaves(plan, batches)
+        return leaves, 0 if handled else write_documents(run, leaves, plan, batches, marks)
+
+    leaves, n_files = await run.threads.run(checked)
+    if handled:  # they complete their files first
+        await finalize_handlers(run, handled)
+        n_files = await run.threads.run(write_documents, run, leaves, plan, batches, marks)
+
+    return n_files
 
 
 def write_documents(

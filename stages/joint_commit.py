@@ -5,26 +5,26 @@ On local disks each writes the documents of what it has there, and tells the pri
 
 from __future__ import annotations
 
-__all__ = ("JointCommitter",)
+__all__ = ("JointCommit",)
 
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, final
 
 from penstock.kernel.errors import CoordinationError
 from penstock.kernel.messages.joint_plan import ArrangedPart
 from penstock.kernel.messages.leaves import Leaf, Leaves
-from penstock.kernel.messages.save import Committed, Pending, SavePlan, WrittenBatch
+from penstock.kernel.messages.save import Pending, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.leaf_handlers import FilesHandler
 from penstock.kernel.protocols.written import DISK_MARK, DiskMark, Document
-from penstock.stages.files import by_folder, finalize_handlers, write_documents
+from penstock.stages.files import by_folder, commit_own, finalize_handlers, write_documents
 from penstock.stages.joint.arranged_files import complete_files
 from penstock.stages.joint.own_leaves import JoinedTrees, announced_numbers, encoded_own
 from penstock.stages.joint.part_columns import decoded_part, encoded_part, reading_part, written_by
-from penstock.stages.messages.batching import arrived_leaves, check_all_there, plan_of
+from penstock.stages.messages.batching import arrived_leaves, check_all_there
 from penstock.stages.reuse.base_comparison import digest_name
 
 MOST_INLINE: Final = 16 * 1024
@@ -37,59 +37,44 @@ in a bucket, a process that was stopped may write there when another save is und
 
 
 @final
-class JointCommitter:
-    """The actor of one save by several processes."""
+class JointCommit:
+    """The commit of one save by several processes.
+
+    Args:
+        run: The save.
+        batches: What this process wrote; what the others wrote is added to it.
+    """
 
     __slots__ = ("_batches", "_operation", "_run")
 
-    def __init__(self, run: SaveRun) -> None:
+    def __init__(self, run: SaveRun, batches: list[WrittenBatch]) -> None:
         self._run = run
         self._operation = run.operation
-        self._batches: list[WrittenBatch] = []
+        self._batches = batches
 
-    async def __call__(self, batch: WrittenBatch, /) -> None:
-        self._batches.append(batch)
-
-    async def finish(self) -> AsyncIterator[Committed]:
-        """Send this process's part, or merge those of all as the primary."""
+    async def commit(self, plan: SavePlan) -> int:
+        """Send this process's part; as the primary, merge those of all. Returns the number of data files."""
         run, operation = self._run, self._operation
-        operation.at("commit")
-        plan = plan_of(self._batches)
-        nbytes = sum([batch.nbytes for batch in self._batches])
-        nbytes_kept = 0 if plan.kept is None else plan.kept.nbytes
-        if plan.kept is not None:
-            self._batches.append(plan.kept)
-
-        leaves = await run.threads.run(arrived_leaves, plan, self._batches)
-        n_files = await self._write_own(plan, leaves) if operation.is_local else 0
+        n_files, leaves = 0, None
+        if operation.is_local:
+            mark = DiskMark(operation.process_index, tuple(operation.processes), operation.identity)
+            own = replace(plan, digests=_named(run, plan))
+            n_files = await commit_own(run, own, self._batches, (Document(DISK_MARK, mark.encoded()),))
+        else:
+            leaves = await run.threads.run(arrived_leaves, plan, self._batches)
 
         async def bring() -> bytes:
-            return INLINE if operation.is_local else await run.threads.run(self._part, plan, leaves)
+            return INLINE if leaves is None else await run.threads.run(self._part, plan, leaves)
 
         async def merge(parts: Mapping[int, bytes]) -> int:
-            if operation.is_local:  # each has all durable on its own disk
+            if leaves is None:  # each has all durable on its own disk
                 return n_files
 
             # What all others wrote makes many objects, and that may be long after the save began.
             async with run.calm():
                 return await self._merge(plan, leaves, parts)
 
-        n_files = await operation.commit(bring, merge) or n_files
-
-        operation.at("publish")
-        yield Committed(len(plan.infos), nbytes, n_files, nbytes_kept, plan.references)
-
-    async def _write_own(self, plan: SavePlan, leaves: Leaves) -> int:
-        """Write the documents for the part on this process's disk. Returns the number of data files."""
-        run, operation = self._run, self._operation
-        handled = [each for batch in self._batches for each in batch.handled]
-        if handled:
-            await finalize_handlers(run, handled)
-
-        plan = replace(plan, digests=_named(run, plan))
-        mark = DiskMark(operation.process_index, tuple(operation.processes), operation.identity)
-        marks = (Document(DISK_MARK, mark.encoded()),)
-        return await run.threads.run(write_documents, run, leaves, plan, self._batches, marks)
+        return await operation.commit(bring, merge) or n_files
 
     @property
     def _arranged(self) -> ArrangedPart | None:

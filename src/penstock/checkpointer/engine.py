@@ -82,7 +82,7 @@ NEEDED_TOGETHER: Final[NeededModules] = {
     "penstock.handlers.coordinators.job_coordinator": "JobCoordinator",
     "penstock.stages.agree": "Agree",
     "penstock.stages.joint.division": "divided",
-    "penstock.stages.joint_commit": "JointCommitter",
+    "penstock.stages.joint_commit": "JointCommit",
 }
 """What only a job of several processes needs."""
 
