@@ -33,6 +33,7 @@ __all__ = (
 
 import itertools
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -266,7 +267,7 @@ NONE: Final = Checksums.of(())
 
 
 def with_checksums(
-    reads: Iterable[Read], recorded: Mapping[str, Checksums], piece_bytes: int
+    reads: Iterable[Read], recorded: Mapping[str, Checksums], piece_bytes: int, directory: str = ""
 ) -> Iterator[Read]:
     """Give every read of whole pieces its recorded checksum; read pieces whole where a part is needed.
 
@@ -275,19 +276,21 @@ def with_checksums(
 
     Args:
         reads: Direct ones as long as they are contiguous.
-        recorded: Checksums by absolute file name, each by ascending offset.
+        recorded: Checksums by file, each by ascending offset.
         piece_bytes: Upper bound for a read that cannot be checked.
+        directory: What the files in `recorded` are relative to; by default they are absolute, as in reads.
 
     Yields:
         Reads of whole pieces first, each as soon as it is known. Those of parts come last, since several
         reads may need parts of one piece.
     """
     in_part: dict[tuple[str, int, int], list[CheckedRead]] = {}
+    name_at = len(os.path.join(directory, ""))
     for read in reads:
         if isinstance(read, DirectRead):
-            found = _cut(read, recorded.get(read.file, NONE), piece_bytes)
+            found = _cut(read, recorded.get(read.file[name_at:], NONE), piece_bytes)
         elif isinstance(read, ScatterRead) and read.nbytes:
-            found = iter([_checked(read, recorded.get(read.file, NONE))])
+            found = iter([_checked(read, recorded.get(read.file[name_at:], NONE))])
         else:
             found = iter([read])
 

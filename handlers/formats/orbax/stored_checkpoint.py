@@ -190,12 +190,12 @@ class OrbaxCheckpoint:
         codec = None if array.format.plain else opaque_codec(array.format)
         if codec is not None:
             opaque = self._opaque_reads(index, stored, array, region, codec)
-            return with_checksums(opaque, self._recorded, piece_bytes)
+            return with_checksums(opaque, self.checksums, piece_bytes, self.directory)
         if not array.format.plain:
             return self._coded_reads(index, stored, array, region, piece_bytes)
 
         reads = merge_direct(self._plain_reads(index, stored, array, region, piece_bytes))
-        return with_checksums(reads, self._recorded, piece_bytes)
+        return with_checksums(reads, self.checksums, piece_bytes, self.directory)
 
     def whole_chunks(self, numbers: Sequence[int]) -> WholeChunks:
         """Look up chunks and the checksums of their bytes; see `PackedCheckpoint.whole_chunks`.
@@ -245,7 +245,7 @@ class OrbaxCheckpoint:
                 yield from self._inline_reads(leaf, value, StoredChunk("", 0, start, shape, itemsize), region)
             else:
                 file = os.path.join(self.directory, value.file)
-                recorded = self._recorded.get(file, NONE)
+                recorded = self.checksums.get(value.file, NONE)
                 if covers_others(recorded, value.offset, nbytes):
                     problem = f"has a checksum of the chunk at byte {value.offset} together with other bytes"
                     raise CorruptCheckpointError(file, problem, key_path=stored.info.key_path)
@@ -325,7 +325,7 @@ class OrbaxCheckpoint:
             return None
 
         file = os.path.join(self.directory, value.file)
-        crc32c = recorded_crc32c(self._recorded.get(file, NONE), value.offset, value.length)
+        crc32c = recorded_crc32c(self.checksums.get(value.file, NONE), value.offset, value.length)
         if crc32c is None and codec is None:
             return None
 
@@ -419,11 +419,6 @@ class OrbaxCheckpoint:
     def _mark(self) -> DiskMark | None:
         """The mark of the process that saved this part; None if not every process saved to its local disk."""
         return disk_mark(self.store, self.directory)
-
-    @cached_property
-    def _recorded(self) -> Mapping[str, Checksums]:
-        """The checksums by absolute file name, as reads name files."""
-        return {os.path.join(self.directory, file): found for file, found in self.checksums.items()}
 
     @cached_property
     def _driver(self) -> ArrayDriver:
