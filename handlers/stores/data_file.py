@@ -555,7 +555,9 @@ class LocalReadableFile:
     def _read(self, offset: int, views: Sequence[memoryview]) -> int:
         """Read through the page cache, and return the offset reached."""
         reached = transfer(os.preadv, self._descriptor.number, offset, views)
-        self._count(buffered_bytes=reached - offset)
+        with self._lock:
+            self.transfers += Transfers(buffered_bytes=reached - offset)
+
         return reached
 
     def _read_large(self, offset: int, view: memoryview, summed: _Summed | None = None) -> int:
@@ -611,12 +613,10 @@ class LocalReadableFile:
             self._direct.is_refused = True
             return 0
 
-        self._count(direct_bytes=moved)
-        return moved
-
-    def _count(self, direct_bytes: int = 0, buffered_bytes: int = 0) -> None:
         with self._lock:
-            self.transfers += Transfers(direct_bytes, buffered_bytes)
+            self.transfers += Transfers(direct_bytes=moved)
+
+        return moved
 
 
 @final

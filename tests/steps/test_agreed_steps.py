@@ -10,7 +10,7 @@ from anyio import create_task_group
 
 from penstock.config import JobLimits
 from penstock.handlers.coordinators import JobCoordinator, JointOperation
-from penstock.steps.agreed_steps import agreed_steps
+from penstock.steps.opened_root import agreed_steps
 from penstock.testing import MemoryKeyValues
 
 LIMITS = JobLimits(join_s=20.0, silence_s=20.0, beat_s=0.5, call_s=5.0)
