@@ -85,18 +85,15 @@ def _build(leaves: ReadLeaves, parts: Sequence[ReadLeaf]) -> list[tuple[int, obj
     for part in parts:
         cast("PartsHandler", part.handler).place(part)
 
-    if leaves.shared is not None:  # by one handler, as the planner puts them together
-        return list(zip(leaves.indices, leaves.handlers[0].build(leaves), strict=True))
-
     # One call builds all leaves of a handler: jax puts many small arrays on a device in one call.
     by_handler: dict[int, list[int]] = {}  # by identity: handlers need not be hashable
-    for number, leaf in enumerate(leaves):
-        if leaf.part is None:
-            by_handler.setdefault(id(leaf.handler), []).append(number)
+    for number, handler in enumerate(leaves.handlers):
+        if not parts or leaves[number].part is None:
+            by_handler.setdefault(id(handler), []).append(number)
 
     built: list[tuple[int, object]] = []
     for numbers in by_handler.values():
-        alike = leaves.part(numbers)
+        alike = leaves if len(numbers) == len(leaves) else leaves.part(numbers)
         built += zip(alike.indices, alike.handlers[0].build(alike), strict=True)
 
     return built

@@ -23,7 +23,7 @@ from penstock.kernel.messages.restore import Located, PlannedBatch
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
-from penstock.kernel.protocols.leaf_handlers import ReadLeaf
+from penstock.kernel.protocols.leaf_handlers import ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import AdoptsMemory, CheckedRead, DirectRead, Read, ScatterRead
 from penstock.kernel.protocols.stores import SystemFiles
 from penstock.stages.messages.batching import batched
@@ -169,8 +169,12 @@ class Plan:
                     map_leaves, run, leaves, located.request.options.verify is True
                 )
 
-            n_leaves = sum([leaf.ends_leaf for leaf in leaves]) + sum(map(len, packs))
-            nbytes = sum([leaf.nbytes for leaf in leaves]) + sum([pack.nbytes for pack in packs])
+            n_leaves = nbytes = 0
+            for table in (*packs, ReadLeaves.of(leaves)):
+                n_leaves += table.n_ended
+                nbytes += table.nbytes
+
+            del table
             run.progress.plan(n_leaves, nbytes)
             if not n_leaves:
                 yield PlannedBatch((), plan=result)

@@ -85,7 +85,7 @@ class Read:
             async with closing(run.threads, files.end):
                 yield reader
 
-            log_transfers(run.events, "data.read", files.files())
+            log_transfers(run.events, "data.read", files.opened)
         finally:
             reader.release()
 
@@ -287,9 +287,12 @@ class OpenFiles:
     Args:
         store: Where the files are.
         most: How many stay open; by default a part of what the process may open.
+
+    Attributes:
+        opened: Every file that was opened, closed ones included.
     """
 
-    __slots__ = ("_all", "_is_over", "_lock", "_most", "_open", "_store")
+    __slots__ = ("_is_over", "_lock", "_most", "_open", "_store", "opened")
 
     def __init__(self, store: Store, most: int | None = None) -> None:
         self._store = store
@@ -301,7 +304,7 @@ class OpenFiles:
         self._lock = Lock()
         self._is_over = False
         self._open: dict[str, _Open] = {}  # the one used last is last
-        self._all: list[ReadableFile] = []
+        self.opened: list[ReadableFile] = []
 
     @contextmanager
     def use(self, path: str) -> Generator[ReadableFile]:
@@ -319,7 +322,7 @@ class OpenFiles:
                         self._open.pop(unused).file.close()
 
                 entry = _Open(self._store.open_data_file(path))
-                self._all.append(entry.file)
+                self.opened.append(entry.file)
                 if self._is_over:
                     entry.file.close()
 
@@ -331,14 +334,10 @@ class OpenFiles:
             with self._lock:
                 entry.users -= 1
 
-    def files(self) -> Sequence[ReadableFile]:
-        """Every file that was opened, closed ones included."""
-        return list(self._all)
-
     def end(self) -> Sequence[ReadableFile]:
         """Stop keeping files open, also for abandoned threads; return all."""
         self._is_over = True  # without the lock: such a thread may hold it
-        return self.files()
+        return list(self.opened)
 
 
 GAP: Final = 4096

@@ -62,7 +62,8 @@ def put_small(views: Sequence[npt.NDArray[Any]], sharding: Sharding | None) -> l
         return []
     if not os.environ.get(PUBLIC_VARIABLE):
         place = SingleDeviceSharding(cast("Any", default_device())) if sharding is None else sharding
-        put = _fast_put(views[0].shape, views[0].dtype, place, committed=sharding is not None, x64=_x64())
+        x64 = bool(cast("Any", jax).config.jax_enable_x64)
+        put = _fast_put(views[0].shape, views[0].dtype, place, committed=sharding is not None, x64=x64)
         if put is not None:
             return [put(view) for view in views]
 
@@ -75,10 +76,6 @@ def put_publicly(views: Sequence[npt.NDArray[Any]], sharding: Sharding | None) -
     copies = [view.copy() for view in views]
     put: Callable[..., list[jax.Array]] = cast("Any", jax).device_put
     return put(copies) if sharding is None else put(copies, [sharding] * len(copies))
-
-
-def _x64() -> bool:
-    return bool(cast("Any", jax).config.jax_enable_x64)
 
 
 @lru_cache(maxsize=1024)

@@ -118,7 +118,7 @@ class ReadLeaves(Sequence[ReadLeaf]):
     make: Callable[[int], ReadLeaf]  #: makes a leaf that is read alone, by index
     made: dict[int, ReadLeaf]  #: those made so far, by index; each is made only once
     shared: SharedRead | None = None
-    """Reads all of them, which have one handler; None if each has reads and regions of its own."""
+    """Reads all of them, perhaps for several handlers; None if each has reads and regions of its own."""
 
     @classmethod
     def of(cls, leaves: Sequence[ReadLeaf]) -> ReadLeaves:
@@ -204,7 +204,7 @@ class ReadLeaves(Sequence[ReadLeaf]):
         return len(self) if self.shared is not None else sum([leaf.ends_leaf for leaf in self])
 
     def part(self, numbers: Sequence[int]) -> ReadLeaves:
-        """Return some leaves, by number. Those in a shared buffer get a new one."""
+        """Return some leaves, by number. Those still to be read into a shared buffer get a new one."""
         return replace(
             self,
             indices=chosen(self.indices, numbers),

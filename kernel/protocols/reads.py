@@ -376,7 +376,11 @@ class SharedRead:
         return sum(self.sizes)
 
     def part(self, numbers: Sequence[int]) -> SharedRead:
-        """Return the read of some of the leaves, into a buffer of their own."""
+        """Return the read of some of the leaves, into a buffer of their own unless they were read."""
+        buffer = SharedBuffer()
+        if self.buffer.is_filled:
+            buffer.fill(self.buffer.data, chosen(self.buffer.starts, numbers))
+
         return SharedRead(
             leaves=chosen(self.leaves, numbers),
             file=self.file,
@@ -384,6 +388,7 @@ class SharedRead:
             offsets=chosen(self.offsets, numbers),
             sizes=chosen(self.sizes, numbers),
             crc32cs=chosen(self.crc32cs, numbers),
+            buffer=buffer,
         )
 
 

@@ -89,7 +89,9 @@ def plan_restore(
     packs, leaves = planner.read_results()
     alone = [leaf.index for leaf in leaves]
     computed = planner.computed_leaves() if matching.functions else []
-    leaves = in_parts(run, checkpoint, [*leaves, *planner.inputs], mmap=options.mmap)
+    leaves += planner.inputs
+    if leaves:  # a small tree has packs alone
+        leaves = in_parts(run, checkpoint, leaves, mmap=options.mmap)
     # All of them in one error, after everything was compared: they are mended together.
     if matching.differences:  # impossible requests first, then missing leaves, then unexpected ones
         order = {"rule": 0, "missing": 1, "unexpected": 2}
@@ -387,7 +389,7 @@ def make_packs(
     limits: RunLimits,
     make: Callable[[int], ReadLeaf],
 ) -> tuple[list[ReadLeaves], Sequence[int]]:
-    """Group small leaves that have the same handler and are in the same file.
+    """Group small leaves that are in the same file: one read brings all of them.
 
     Args:
         checkpoint: The checkpoint that stores them.
@@ -420,15 +422,15 @@ def make_packs(
         if target.packable and id(spec) in small
     ]
     chunks = checkpoint.whole_chunks(_chosen(wanted.rows, fits))
-    together: dict[tuple[int, int], list[int]] = {}  # by handler and file: numbers in `fits`
-    for number, (at, file) in enumerate(zip(fits, chunks.ids, strict=True)):
+    together: dict[int, list[int]] = {}  # by file, of which there may be as many as leaves: numbers in `fits`
+    for number, file in enumerate(chunks.ids):
         if file >= 0:
-            together.setdefault((id(wanted.handlers[at]), file), []).append(number)
+            together.setdefault(file, []).append(number)
 
     others = set(wanted.places)
     packs: list[ReadLeaves] = []
     made: dict[int, ReadLeaf] = {}
-    for (_, file), numbers in together.items():
+    for file, numbers in together.items():
         chosen = _chosen(fits, numbers)
         specs, indices = _chosen(wanted.specs, chosen), _chosen(wanted.places, chosen)
         shared = SharedRead(

@@ -39,11 +39,11 @@ def test_only_the_last_few_files_stay_open(paths: list[str], tmp_path: Path) -> 
     assert [first_byte(files, path) for path in paths] == list(range(6))
     assert len(open_below(tmp_path)) == 2
     assert first_byte(files, paths[5]) == 5
-    assert len(files.files()) == 6
+    assert len(files.opened) == 6
     assert first_byte(files, paths[0]) == 0
-    assert len(files.files()) == 7
+    assert len(files.opened) == 7
 
-    for file in files.files():
+    for file in files.opened:
         file.close()
 
     assert open_below(tmp_path) == []
@@ -57,7 +57,7 @@ def test_a_file_that_is_used_is_not_closed(paths: list[str]) -> None:
         file.read_at(0, [memoryview(data)])
 
     assert data[0] == 3
-    for file in files.files():
+    for file in files.opened:
         file.close()
 
 
@@ -67,7 +67,7 @@ def test_a_file_that_is_not_there_costs_nothing(paths: list[str], tmp_path: Path
         pass
 
     assert open_below(tmp_path) == []
-    assert files.files() == []
+    assert files.opened == []
 
 
 @contextmanager
