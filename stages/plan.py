@@ -169,12 +169,12 @@ class Plan:
                     map_leaves, run, leaves, located.request.options.verify is True
                 )
 
-            n_leaves = nbytes = 0
-            for table in (*packs, ReadLeaves.of(leaves)):
-                n_leaves += table.n_ended
-                nbytes += table.nbytes
+            n_leaves, nbytes = sum(map(len, packs)), sum([pack.nbytes for pack in packs])
+            if leaves:
+                alone = ReadLeaves.of(leaves)
+                n_leaves, nbytes = n_leaves + alone.n_ended, nbytes + alone.nbytes
+                del alone
 
-            del table
             run.progress.plan(n_leaves, nbytes)
             if not n_leaves:
                 yield PlannedBatch((), plan=result)
@@ -183,8 +183,9 @@ class Plan:
             while packs:  # what is yielded is held no longer, for it will have a buffer
                 yield PlannedBatch(packs.pop(), plan=result)
 
-            for batch in batched(leaves, run.limits, plan=result):
-                yield batch
-                del batch  # the next stage owns the leaves
+            if leaves:
+                for batch in batched(leaves, run.limits, plan=result):
+                    yield batch
+                    del batch  # the next stage owns the leaves
 
         yield plan

@@ -97,7 +97,7 @@ def plan_restore(
         order = {"rule": 0, "missing": 1, "unexpected": 2}
         differences = sorted(matching.differences, key=lambda difference: order.get(difference.kind, 3))
         raise StructureMismatchError(checkpoint.path, differences)
-    if not options.mmap:
+    if leaves and not options.mmap:
         # Neighbours of medium size get one allocation, which can have huge pages.
         join_memory(leaves)
 
