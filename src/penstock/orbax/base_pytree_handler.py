@@ -10,8 +10,8 @@ __all__ = (
     "BasePyTreeCheckpointHandler",
     "BasePyTreeRestoreArgs",
     "BasePyTreeSaveArgs",
+    "HandledTree",
     "TreeHandler",
-    "TreeToSave",
     "Trees",
     "leaf_formats",
 )
@@ -186,7 +186,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         with timed(f"{WRITE}blocking_d2h_duration_secs"):
             return [await self.begin_save(place, tree)]
 
-    async def begin_save(self, place: Place, tree: TreeToSave) -> Future:
+    async def begin_save(self, place: Place, tree: HandledTree) -> Future:
         """Copy what `tree_to_save` returned, or several such trees as one, and begin to write it.
 
         Raises:
@@ -199,7 +199,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
 
         return PipelineFuture(save, keep=self._loop)
 
-    def tree_to_save(self, place: Place, args: BasePyTreeSaveArgs) -> TreeToSave:
+    def tree_to_save(self, place: Place, args: BasePyTreeSaveArgs) -> HandledTree:
         """Return the tree of a save with penstock's options.
 
         Raises:
@@ -210,7 +210,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             who = "Several processes" if bucket_url(place.path) is None else "Saves to buckets"
             raise ValueError(f"{who} save the custom metadata of a checkpoint, not of a tree.")
 
-        return TreeToSave(
+        return HandledTree(
             with_markers(args.item),
             self._registry,
             self._workers(data_file_size=most, save_args=args.save_args),
@@ -556,7 +556,7 @@ Place: TypeAlias = str | JointItem | JointDirectory
 
 @final
 @dataclass(frozen=True, slots=True)
-class TreeToSave:
+class HandledTree:
     """A tree with its type handlers and penstock's options of a save."""
 
     item: Any
@@ -635,7 +635,7 @@ class Trees:
             together, within, receiving = [await stack.enter_async_context(one) for one in joint]
             yield Trees(layout, form, opened[0], opened[-1], together, within, receiving)
 
-    async def save(self, place: Place, tree: TreeToSave) -> SaveFuture:
+    async def save(self, place: Place, tree: HandledTree) -> SaveFuture:
         """Begin to save a tree: by this process, together with others, or as a whole checkpoint in a bucket.
 
         Raises:
@@ -659,7 +659,7 @@ class Trees:
 
         return await tree.begin(chosen, place)
 
-    async def _save_whole(self, place: JointDirectory, tree: TreeToSave) -> SaveFuture:
+    async def _save_whole(self, place: JointDirectory, tree: HandledTree) -> SaveFuture:
         """Begin to save a whole checkpoint, which in a bucket a process that saves alone does, too."""
         tree = replace(tree, custom_metadata=place.custom_metadata)
         scheme = paths.scheme_of(place.path)

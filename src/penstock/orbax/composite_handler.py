@@ -23,8 +23,8 @@ from penstock.items import Json, PyTree
 from penstock.orbax.base_pytree_handler import (
     BasePyTreeCheckpointHandler,
     BasePyTreeSaveArgs,
+    HandledTree,
     TreeHandler,
-    TreeToSave,
 )
 from penstock.orbax.checkpoint_args import (
     AsyncCheckpointHandler,
@@ -422,7 +422,7 @@ async def save_items(place: JointDirectory, items: Mapping[str, tuple[Any, Any]]
     for name, (handler, _) in items.items():
         check_item(name, handler, place.path)
 
-    trees: dict[str, TreeToSave] = {}
+    trees: dict[str, HandledTree] = {}
     leading: Any = None
     for name, (handler, args) in items.items():
         if type(handler) is JsonCheckpointHandler:
@@ -441,7 +441,7 @@ async def save_items(place: JointDirectory, items: Mapping[str, tuple[Any, Any]]
         name: PyTree(trees[name].item, args.custom_metadata) if name in trees else Json(args.item)
         for name, (_, args) in items.items()
     }
-    all_items = TreeToSave(
+    all_items = HandledTree(
         Items(whole),
         leading._registry,
         leading._workers(),

@@ -15,7 +15,7 @@ import penstock.orbax.v1 as ocp
 from penstock import PenstockError
 from penstock.errors import RunningLoopError
 from penstock.kernel.memory import auto_memory_limit
-from penstock.orbax.v1.operation import Operation, begin, budget, share_loop, wait_for
+from penstock.orbax.v1.operation import BackgroundOperation, begin, budget, share_loop, wait_for
 
 
 async def test_synchronous_names_work_inside_a_running_loop(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ async def test_a_wait_that_is_cancelled_does_not_stop_the_save(tmp_path: Path) -
 async def test_an_operation_can_be_cancelled(tmp_path: Path) -> None:
     ended: list[str] = []
 
-    async def main(operation: Operation[None]) -> None:
+    async def main(operation: BackgroundOperation[None]) -> None:
         operation.mark_begun()
         try:
             await anyio.sleep_forever()
@@ -98,12 +98,12 @@ async def test_an_operation_can_be_cancelled(tmp_path: Path) -> None:
 
 
 async def test_what_is_begun_inside_an_operation_shares_its_loop() -> None:
-    async def inner(operation: Operation[int]) -> int:
+    async def inner(operation: BackgroundOperation[int]) -> int:
         operation.mark_begun()
         await anyio.lowlevel.checkpoint()
         return 5
 
-    async def outer(operation: Operation[int]) -> int:
+    async def outer(operation: BackgroundOperation[int]) -> int:
         async with share_loop():
             nested = begin("inner", inner)
             with pytest.raises(RunningLoopError):
@@ -114,7 +114,7 @@ async def test_what_is_begun_inside_an_operation_shares_its_loop() -> None:
     assert await begin("outer", outer) == 5
 
 
-async def _later(operation: Operation[int]) -> None:
+async def _later(operation: BackgroundOperation[int]) -> None:
     await operation.begun()
     # Not over yet: to wait for it here, in its own loop, would never end.
     operation.result() if not operation.done() else _raise()
@@ -127,14 +127,14 @@ def _raise() -> None:
 async def test_a_failure_stops_what_it_hosts() -> None:
     ended: list[str] = []
 
-    async def endless(operation: Operation[None]) -> None:
+    async def endless(operation: BackgroundOperation[None]) -> None:
         operation.mark_begun()
         try:
             await anyio.sleep_forever()
         finally:
             ended.append("endless")
 
-    async def outer(operation: Operation[None]) -> None:
+    async def outer(operation: BackgroundOperation[None]) -> None:
         async with share_loop():
             await begin("endless", endless).begun()
             raise LookupError("outer")
@@ -146,7 +146,7 @@ async def test_a_failure_stops_what_it_hosts() -> None:
 
 
 def test_without_a_loop_and_in_a_thread_of_the_caller(tmp_path: Path) -> None:
-    def failing(operation: Operation[int]) -> Awaitable[int]:
+    def failing(operation: BackgroundOperation[int]) -> Awaitable[int]:
         raise LookupError("at once")
 
     with pytest.raises(LookupError, match="at once"):
@@ -177,10 +177,10 @@ def test_a_save_that_exceeds_its_timeout_is_an_error(tmp_path: Path) -> None:
 
 
 async def test_the_parts_of_an_operation_divide_its_memory() -> None:
-    async def part(operation: Operation[Any]) -> Any:
+    async def part(operation: BackgroundOperation[Any]) -> Any:
         return budget(100), budget(None)
 
-    async def whole(operation: Operation[Any]) -> Any:
+    async def whole(operation: BackgroundOperation[Any]) -> Any:
         async with share_loop(4):
             return await begin("part", part)
 

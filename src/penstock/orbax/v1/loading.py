@@ -48,7 +48,14 @@ from penstock.orbax.v1.locating import (
     item_names,
     tree_name,
 )
-from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, give_up, share_loop, wait_for
+from penstock.orbax.v1.operation import (
+    AsyncResponse,
+    BackgroundOperation,
+    begin,
+    give_up,
+    share_loop,
+    wait_for,
+)
 from penstock.orbax.v1.options import Context, SafetensorsOptions, get_context
 from penstock.orbax.v1.path import Path, PathLike
 from penstock.orbax.v1.step_formats import CheckpointMetadata
@@ -141,7 +148,7 @@ def metadata(path: PathLike, checkpointable_name: str | None = AUTO) -> Checkpoi
     """
     check_one_name(checkpointable_name)
 
-    async def describe(operation: Operation[Any]) -> CheckpointMetadata[Any]:
+    async def describe(operation: BackgroundOperation[Any]) -> CheckpointMetadata[Any]:
         found = await to_thread.run_sync(_find, path, get_context())
         if found.kind is Kind.SAFETENSORS:
             return await safetensors_metadata(found, _path(found))
@@ -160,7 +167,7 @@ def checkpointables_metadata(path: PathLike) -> CheckpointMetadata[dict[str, Abs
         InvalidLayoutError: If no checkpoint with items is there. It is a ValueError.
     """
 
-    async def describe(operation: Operation[Any]) -> CheckpointMetadata[Any]:
+    async def describe(operation: BackgroundOperation[Any]) -> CheckpointMetadata[Any]:
         found, names = await to_thread.run_sync(_find_items, path, get_context())
         described: dict[str, Any] = {}
         for name in names:
@@ -194,13 +201,15 @@ def pytree_metadata(*args: Any, **kwargs: Any) -> CheckpointMetadata[PyTreeMetad
     return metadata(*args, **kwargs)
 
 
-def _begin_load(path: PathLike, abstract_state: Any, checkpointable_name: str | None) -> Operation[Any]:
+def _begin_load(
+    path: PathLike, abstract_state: Any, checkpointable_name: str | None
+) -> BackgroundOperation[Any]:
     abstract = _plain_abstract(abstract_state)
     check_one_name(checkpointable_name)
     _check_abstract(abstract)
     paths.path_or_url(path)
 
-    async def load_tree(operation: Operation[Any]) -> Any:
+    async def load_tree(operation: BackgroundOperation[Any]) -> Any:
         found = await to_thread.run_sync(_find, path, get_context())
         if found.kind is Kind.SAFETENSORS:
             return await load_safetensors(found, abstract)
@@ -214,12 +223,12 @@ def _begin_load(path: PathLike, abstract_state: Any, checkpointable_name: str | 
     return begin("load", load_tree)
 
 
-def _begin_load_items(path: PathLike, abstract_checkpointables: Any) -> Operation[dict[str, Any]]:
+def _begin_load_items(path: PathLike, abstract_checkpointables: Any) -> BackgroundOperation[dict[str, Any]]:
     abstract = _plain_abstract(abstract_checkpointables)
     if abstract is not None:
         check_item_names(abstract, "abstract_checkpointables")
 
-    async def load_items(operation: Operation[dict[str, Any]]) -> dict[str, Any]:
+    async def load_items(operation: BackgroundOperation[dict[str, Any]]) -> dict[str, Any]:
         found, names = await to_thread.run_sync(_find_items, path, get_context())
         asked: dict[str, Any] = abstract or dict.fromkeys(names)
         if not asked.keys() <= set(names):

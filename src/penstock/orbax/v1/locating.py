@@ -36,7 +36,7 @@ from penstock.errors import ChecksumError, MissingFileError, PathError, StorageE
 from penstock.orbax.item_files import store_at
 from penstock.orbax.v1.errors import InvalidLayoutError
 from penstock.orbax.v1.handler_registration import AUTO, RESERVED, STATE, check_names
-from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, wait_for
+from penstock.orbax.v1.operation import AsyncResponse, BackgroundOperation, begin, wait_for
 from penstock.orbax.v1.options import CheckpointLayout
 from penstock.orbax.v1.path import PathLike
 
@@ -223,14 +223,14 @@ def delete_async(
     return _begin(path, checkpointable_name, missing_ok=missing_ok)
 
 
-def _begin(path: PathLike, name: str | None, *, missing_ok: bool) -> Operation[bool]:
+def _begin(path: PathLike, name: str | None, *, missing_ok: bool) -> BackgroundOperation[bool]:
     place = paths.path_or_url(path)
     if name is not None and paths.scheme_of(place) is not None:
         raise PathError(place, "is in a bucket, where no single item is deleted; delete the checkpoint")
     if name is not None:
         check_names((name,))
 
-    async def run(operation: Operation[bool]) -> bool:
+    async def run(operation: BackgroundOperation[bool]) -> bool:
         return await kernel.Threads(1).run(_delete, place, name, missing_ok)
 
     return begin(f"delete {place!r}", run)

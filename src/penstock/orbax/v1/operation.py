@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("AsyncResponse", "Operation", "begin", "budget", "give_up", "share_loop", "wait_for")
+__all__ = ("AsyncResponse", "BackgroundOperation", "begin", "budget", "give_up", "share_loop", "wait_for")
 
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable
@@ -46,7 +46,7 @@ class AsyncResponse(Protocol[T_co]):
 
 
 @final
-class Operation(Generic[T]):
+class BackgroundOperation(Generic[T]):
     """The implementation of `AsyncResponse`. Awaited from asyncio and trio, any number of times."""
 
     def __init__(self, name: str) -> None:
@@ -150,7 +150,7 @@ class Operation(Generic[T]):
         return await _of(self._done)
 
 
-Main: TypeAlias = Callable[[Operation[T]], Awaitable[T]]
+Main: TypeAlias = Callable[[BackgroundOperation[T]], Awaitable[T]]
 
 _HOST: Final[ContextVar[tuple[int, TaskGroup] | None]] = ContextVar("penstock_orbax_host", default=None)
 """The loop of an operation, by its thread. What handlers start inside shares that loop."""
@@ -168,14 +168,14 @@ def budget(limit: int | None) -> int | None:
     return max(1, (MemoryRegulator().limit if limit is None else limit) // parts)
 
 
-def begin(name: str, main: Main[T]) -> Operation[T]:
+def begin(name: str, main: Main[T]) -> BackgroundOperation[T]:
     """Start an operation, in its own loop or in that of the operation that it is a part of.
 
     Args:
         name: Shown in messages.
         main: Called with the operation; calls its `mark_begun`.
     """
-    operation: Operation[T] = Operation(name)
+    operation: BackgroundOperation[T] = BackgroundOperation(name)
     host = _HOST.get()
     if host is not None and host[0] == threading.get_ident():
         host[1].start_soon(operation.run, main)
@@ -187,7 +187,7 @@ def begin(name: str, main: Main[T]) -> Operation[T]:
     return operation
 
 
-def wait_for(operation: Operation[T]) -> T:
+def wait_for(operation: BackgroundOperation[T]) -> T:
     """Wait in a thread for the end. If the wait is interrupted, stop the operation first."""
     try:
         return operation.result()

@@ -36,7 +36,7 @@ from penstock.orbax.tree import merge_trees
 from penstock.orbax.v1.abstract_tree import read_tree
 from penstock.orbax.v1.errors import PartialSaveReplacementError
 from penstock.orbax.v1.handler_registration import STATE
-from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, wait_for
+from penstock.orbax.v1.operation import AsyncResponse, BackgroundOperation, begin, wait_for
 from penstock.orbax.v1.options import Context, get_context
 from penstock.orbax.v1.path import PathLike
 from penstock.orbax.v1.pytree_handler import PyTreeHandler
@@ -97,7 +97,7 @@ def finalize(path: PathLike) -> None:
     wait_for(begin(f"finalize {place!r}", _Finalization(place, get_context())))
 
 
-def _begin(path: PathLike, state: PyTreeOf, custom_metadata: JsonType | None) -> Operation[None]:
+def _begin(path: PathLike, state: PyTreeOf, custom_metadata: JsonType | None) -> BackgroundOperation[None]:
     place, context = paths.absolute_path(path), get_context()
     check_state(state)
     saving = prepare_save(place, {STATE: state}, overwrite=False, custom_metadata=custom_metadata)
@@ -118,7 +118,7 @@ class _Part:
     saving: ItemsSave
     context: Context
 
-    async def __call__(self, operation: Operation[None]) -> None:
+    async def __call__(self, operation: BackgroundOperation[None]) -> None:
         asked = [f"{leaf.key_path}\tsaved in this part" for leaf in self.leaves]
         question = _Question(f"a part of {self.path}", self.path, asked, self._begin)
         with fail_after(self.context.asynchronous.timeout_secs):
@@ -147,7 +147,7 @@ class _Finalization:
     path: str
     context: Context
 
-    async def __call__(self, operation: Operation[None]) -> None:
+    async def __call__(self, operation: BackgroundOperation[None]) -> None:
         question = _Question(f"finalize {self.path}", self.path, (), self._begin)
         with fail_after(self.context.asynchronous.timeout_secs):
             async with _answered(question, self.context, self._read) as saving:

@@ -32,7 +32,7 @@ from penstock.orbax.v1.abstract_tree import (
     save_format_of,
 )
 from penstock.orbax.v1.handler_registration import typestr
-from penstock.orbax.v1.operation import Operation, begin, budget
+from penstock.orbax.v1.operation import BackgroundOperation, begin, budget
 from penstock.orbax.v1.options import (
     ArrayMetadataStore,
     ArrayMetadataValidator,
@@ -177,7 +177,9 @@ class PyTreeHandler:
 
         return True
 
-    async def _save(self, directory: PathAwaitingCreation, tree: PyTree, operation: Operation[None]) -> None:
+    async def _save(
+        self, directory: PathAwaitingCreation, tree: PyTree, operation: BackgroundOperation[None]
+    ) -> None:
         options = self._context.array.saving
         path = await directory.await_creation()
         build = joint_build_around(path)
@@ -228,7 +230,9 @@ class PyTreeHandler:
         ):
             validate(validator, Store() if isinstance(store, ArrayMetadataStore) else store, directory)
 
-    async def _load(self, directory: str, abstract: PyTree | None, operation: Operation[PyTree]) -> PyTree:
+    async def _load(
+        self, directory: str, abstract: PyTree | None, operation: BackgroundOperation[PyTree]
+    ) -> PyTree:
         operation.mark_begun()
         stored = await to_thread.run_sync(read_tree, directory)
         custom = self._custom(stored)

@@ -59,7 +59,14 @@ from penstock.orbax.v1.handler_registration import (
     typestr,
 )
 from penstock.orbax.v1.handlers import JsonHandler, MetricsHandler
-from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, give_up, share_loop, wait_for
+from penstock.orbax.v1.operation import (
+    AsyncResponse,
+    BackgroundOperation,
+    begin,
+    give_up,
+    share_loop,
+    wait_for,
+)
 from penstock.orbax.v1.options import Context, get_context
 from penstock.orbax.v1.path import PathLike, PendingPath
 from penstock.orbax.v1.pytree_handler import CustomLeaves, PyTreeHandler
@@ -169,7 +176,7 @@ def begin_save(
     overwrite: bool,
     custom_metadata: JsonType | None,
     metrics: JsonType | None = None,
-) -> Operation[None]:
+) -> BackgroundOperation[None]:
     """Start to save named objects. Raises errors of the arguments at once; see `save_checkpointables`.
 
     Args:
@@ -260,7 +267,7 @@ class ItemsSave:
                     refuse_save(path, error, self._job)  # the others would wait for this process
                 raise
 
-    async def __call__(self, operation: Operation[None]) -> None:
+    async def __call__(self, operation: BackgroundOperation[None]) -> None:
         try:
             with fail_after(self._context.asynchronous.timeout_secs):
                 if self._in_bucket:
@@ -299,7 +306,7 @@ class ItemsSave:
                 problem = f"is in a bucket, and the {kind} of {name!r} reads and writes files by itself"
                 raise PathError(self.path, f"{problem}; trees and JSON are saved there")
 
-    async def _save_in_bucket(self, operation: Operation[None]) -> None:
+    async def _save_in_bucket(self, operation: BackgroundOperation[None]) -> None:
         """Have penstock build the whole checkpoint in a bucket."""
         trees = {name: one for name, one in self._handlers.items() if isinstance(one, PyTreeHandler)}
         asked = {name: one.save_args(self._items[name]) for name, one in trees.items()}
@@ -333,7 +340,7 @@ class ItemsSave:
             operation.mark_begun()
             await saving
 
-    async def _save_alone(self, operation: Operation[None]) -> None:
+    async def _save_alone(self, operation: BackgroundOperation[None]) -> None:
         threads = kernel.Threads()  # made in the loop of the operation, which it belongs to
         building = DirectoryBuild(
             self._store,
@@ -357,7 +364,7 @@ class ItemsSave:
 
             raise
 
-    async def _save_jointly(self, operation: Operation[None]) -> None:
+    async def _save_jointly(self, operation: BackgroundOperation[None]) -> None:
         """Save together with the other processes: each has its handlers fill one place, and one publishes."""
         asked = self._described()
 
@@ -380,7 +387,7 @@ class ItemsSave:
         ]
         return [*items, f"option custom_metadata\t{described_json(self._custom_metadata)}"]
 
-    async def _fill_together(self, operation: Operation[None], place: str) -> None:
+    async def _fill_together(self, operation: BackgroundOperation[None], place: str) -> None:
         threads = kernel.Threads()
 
         async def make() -> None:
@@ -391,7 +398,7 @@ class ItemsSave:
         await threads.run(SharedDirectory(self._store, place).sync)
 
     async def _fill(
-        self, operation: Operation[None], place: str, make: Callable[[], Awaitable[None]]
+        self, operation: BackgroundOperation[None], place: str, make: Callable[[], Awaitable[None]]
     ) -> None:
         directory = PendingPath(self._context.file.path_class(place), make)
         async with share_loop(len(self._items)):
@@ -428,7 +435,7 @@ class ItemsSave:
         building.publish(synced=False)
 
 
-def wait_until_staged(operation: Operation[None]) -> Operation[None]:
+def wait_until_staged(operation: BackgroundOperation[None]) -> BackgroundOperation[None]:
     """Wait in this thread until the objects may be changed."""
     try:
         operation.wait_begun()

@@ -39,7 +39,7 @@ from penstock.orbax.v1.errors import StepAlreadyExistsError, StepNotFoundError
 from penstock.orbax.v1.handler_registration import STATE
 from penstock.orbax.v1.loading import load_checkpointables_async
 from penstock.orbax.v1.locating import delete
-from penstock.orbax.v1.operation import AsyncResponse, Operation, begin, wait_for
+from penstock.orbax.v1.operation import AsyncResponse, BackgroundOperation, begin, wait_for
 from penstock.orbax.v1.options import Context, get_context
 from penstock.orbax.v1.path import Path, PathLike
 from penstock.orbax.v1.saving import begin_save, check_state, wait_until_staged
@@ -105,7 +105,7 @@ class Checkpointer:
         self._steps = ManagerSteps(directory, options, cast("Mapping[str, Any] | None", custom_metadata))
         self._logger = StandardLogger() if logger is None else logger
         self._saving: StepSave | None = None
-        self._deleting: Operation[bool] | None = None
+        self._deleting: BackgroundOperation[bool] | None = None
 
     @property
     def directory(self) -> Path:
@@ -267,7 +267,7 @@ class Checkpointer:
         """Start to load the tree of a step, and return at once. See `load`."""
         loading_items = self._begin_load(step, {STATE: abstract_state})
 
-        async def tree_of(operation: Operation[PyTreeOf]) -> PyTreeOf:
+        async def tree_of(operation: BackgroundOperation[PyTreeOf]) -> PyTreeOf:
             return (await loading_items)[STATE]
 
         return begin("load", tree_of)
@@ -336,7 +336,7 @@ class Checkpointer:
 
         once = partial(self._steps.agree_on, f"delete {checkpointable_name or 'all'} of {number}", remove)
 
-        async def run(operation: Operation[bool]) -> bool:
+        async def run(operation: BackgroundOperation[bool]) -> bool:
             return await kernel.Threads(1).run(once)
 
         with get_context(self._context):
@@ -441,7 +441,9 @@ class Checkpointer:
         log_save(self._logger, number, self.directory, times, synchronous=synchronous)
         return self._saving
 
-    def _begin_load(self, step: Step | None, abstract: dict[str, Any] | None) -> Operation[dict[str, Any]]:
+    def _begin_load(
+        self, step: Step | None, abstract: dict[str, Any] | None
+    ) -> BackgroundOperation[dict[str, Any]]:
         """Start to load objects of a step, which penstock does not delete on this machine meanwhile.
 
         Raises:
@@ -452,7 +454,7 @@ class Checkpointer:
         if self._saving is not None and self._saving.step == info.step:
             self._wait_for_save()
 
-        async def load(operation: Operation[dict[str, Any]]) -> dict[str, Any]:
+        async def load(operation: BackgroundOperation[dict[str, Any]]) -> dict[str, Any]:
             path, reading = self._steps.path(info.step), time.time()
             with self._steps.reading(path):
                 found = await load_checkpointables_async(path, abstract)
@@ -544,7 +546,7 @@ class StepSave(AsyncResponse[bool]):
     def __init__(
         self,
         change: StepChange,
-        saving: Operation[None],
+        saving: BackgroundOperation[None],
         delete: Callable[[StepChange], None],
         ended: Callable[[StepSave, bool], None],
     ) -> None:
@@ -553,7 +555,7 @@ class StepSave(AsyncResponse[bool]):
         self._saving = saving
         self._delete = delete
         self._ended = ended
-        self._operation: Operation[bool] = begin(f"save of step {change.step}", self._run)
+        self._operation: BackgroundOperation[bool] = begin(f"save of step {change.step}", self._run)
 
     def result(self, timeout: float | None = None) -> bool:
         """Wait until the step is durable and those that it replaces are gone.
@@ -601,7 +603,7 @@ class StepSave(AsyncResponse[bool]):
         self._ended(self, False)
         return found
 
-    async def _run(self, operation: Operation[bool]) -> bool:
+    async def _run(self, operation: BackgroundOperation[bool]) -> bool:
         await self._saving
         await kernel.Threads(1).run(self._delete, self._change)
         return True
