@@ -207,7 +207,7 @@ class Flatten:
     Everything that can be checked without reading a leaf's bytes is checked here: an existing destination, a
     missing handler, a type or dtype that cannot be stored, a deleted array, a name that two leaves share or
     that the layout cannot store, more bytes than the medium has room for. When a tree is saved again, leaves
-    with the same signature are not described again. Leaves that the base checkpoint already holds are set
+    of a known kind are not described again. Leaves that the base checkpoint already holds are set
     aside. Every batch refers to the plan, even the empty one of a save that has nothing to write.
     """
 
