@@ -390,6 +390,7 @@ class JointOperation:
         """
         if not self.is_primary:
             await self.bring(part)
+            await self.wait_decided()  # which leaves time for the slowest of all to bring its part
             return await self.wait_published()
 
         made = combined({self._member.index: part, **await self.parts()})

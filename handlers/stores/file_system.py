@@ -109,11 +109,11 @@ def rename_only_to_absent(source: str, destination: str, renameat2: Renameat2 = 
         FileExistsError: If the destination exists, even as an empty directory.
         OSError: As `os.rename` does.
     """
-    while True:
+    for is_last in (False, True):  # who makes such links again and again is not outrun
         try:
             renameat2(source, destination, RENAME_NOREPLACE)
         except FileExistsError:
-            if not _remove_dangling(destination):
+            if is_last or not _remove_dangling(destination):
                 raise
         except OSError as error:
             if error.errno in _UNSUPPORTED:
@@ -121,7 +121,9 @@ def rename_only_to_absent(source: str, destination: str, renameat2: Renameat2 = 
 
             raise
         else:
-            return True
+            break
+
+    return True
 
 
 def exchange(first: str, second: str, renameat2: Renameat2 = system_renameat2) -> str:
