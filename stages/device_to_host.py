@@ -21,8 +21,7 @@ from penstock.kernel.concurrency.threads import OneThread, Threads, one_thread
 from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.memory.buffers import give_back_freed_memory, in_separate_memory
 from penstock.kernel.memory.byte_account import ByteLease
-from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
-from penstock.kernel.messages.save import Extents, LeafBatch, SavePlan, StagedBatch
+from penstock.kernel.messages.save import Extents, Leaf, LeafBatch, Leaves, SavePlan, StagedBatch, in_columns
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice

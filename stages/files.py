@@ -23,8 +23,7 @@ from anyio import Event, create_task_group, get_cancelled_exc_class, move_on_aft
 
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import StorageError, UnsupportedByStoreError
-from penstock.kernel.messages.leaves import Leaves
-from penstock.kernel.messages.save import Leaf, Pending, SavePlan, WrittenBatch
+from penstock.kernel.messages.save import Leaf, Leaves, Pending, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.leaf_handlers import Background, FilesHandler
@@ -88,13 +87,15 @@ def write_documents(
     Returns:
         How many data files there are.
     """
-    files = {file for batch in batches if not batch.are_names_durable for file in batch.written.files}
-    others = {file for batch in batches if batch.are_names_durable for file in batch.written.files}
-    directories = {"": None} | {os.path.dirname(file): None for file in sorted(files)}
-    record = stage_record(plan) if run.layout.places is None else None
+    files: set[str] = set()
+    others: set[str] = set()
+    for batch in batches:
+        (others if batch.are_names_durable else files).update(batch.written.files)
+
+    directories = dict.fromkeys(["", *map(os.path.dirname, sorted(files))])
     beside = list(marks)
-    if record is not None:
-        beside.append(replace(record, path=os.path.join(run.folder, record.path)))
+    if plan.changes and run.layout.places is None:
+        beside.append(Document(os.path.join(run.folder, STAGE_RECORD), stage_record(plan)))
     for document in beside:
         _write_document(run, document, directories)
 
@@ -125,15 +126,12 @@ def _write_document(run: SaveRun, document: Document, directories: dict[str, Non
     run.store.write_file(run.workspace.path(document.path), document.data)
 
 
-def stage_record(plan: SavePlan) -> Document | None:
-    """Return the document of the changes that stages declared; None if there are none. Pure.
+def stage_record(plan: SavePlan) -> bytes:
+    """Return the document of the changes that stages declared. Pure.
 
     A JSON object: for each changed leaf, by stored name, the stages in order, and the leaf before and after.
     Options of a stage are not recorded, because one may be a key.
     """
-    if not plan.changes:
-        return None
-
     leaves = {
         plan.infos[index].name: {
             "stages": list(change.stages),
@@ -142,9 +140,7 @@ def stage_record(plan: SavePlan) -> Document | None:
         }
         for index, change in plan.changes.items()
     }
-    return Document(
-        STAGE_RECORD, json.dumps({"version": 1, "leaves": leaves}, separators=(",", ":")).encode()
-    )
+    return json.dumps({"version": 1, "leaves": leaves}, separators=(",", ":")).encode()
 
 
 def _described(spec: LeafSpec) -> dict[str, object]:

@@ -14,17 +14,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from operator import is_
-from typing import Any, ClassVar, Final, cast, final, overload
+from typing import Any, ClassVar, Final, cast, final
 
 from penstock.kernel.errors import HandlerFailedError, InvalidLeafError, NoSpaceError, SpecError
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 from penstock.kernel.messages.changed_specs import CodecChoice, LeafChange, SpecChange, resolved_spec
-from penstock.kernel.messages.leaves import Leaves
-from penstock.kernel.messages.save import LeafBatch, SavePlan, TreeToSave
+from penstock.kernel.messages.save import LeafBatch, Leaves, SavePlan, TreeToSave
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
-from penstock.kernel.protocols.leaf import KeyPath, LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf import ChosenInfos, KeyPath, LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import ChunkingHandler, LeafHandler
 from penstock.kernel.protocols.save_format import SaveArgs
 from penstock.stages.messages.batching import batched_columns
@@ -119,7 +118,7 @@ def describe(
         if found is None:
             found = descriptions[id(handler)] = Descriptions({} if old is None else dict(old.known))
 
-        given = handler.describe([values[at] for at in group], _Places(infos, group), found.known)
+        given = handler.describe([values[at] for at in group], ChosenInfos(infos, group), found.known)
         if len(given) != len(group):
             problem = f"it returned {len(given)} specs for {len(group)} leaves"
             raise HandlerFailedError(first.key_path, f"describe of {handler.typestr}", problem)
@@ -173,30 +172,6 @@ def _stored(
         raise InvalidLeafError(info.key_path, problem)
 
     return spec
-
-
-@final
-class _Places(Sequence[ParamInfo]):
-    """The places of some leaves, each made on access: a handler needs few of them."""
-
-    __slots__ = ("_infos", "_numbers")
-
-    def __init__(self, infos: Sequence[ParamInfo], numbers: Sequence[int]) -> None:
-        self._infos = infos
-        self._numbers = numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    @overload
-    def __getitem__(self, at: int, /) -> ParamInfo: ...
-    @overload
-    def __getitem__(self, at: slice, /) -> _Places: ...
-    def __getitem__(self, at: int | slice, /) -> ParamInfo | _Places:
-        if isinstance(at, slice):
-            return _Places(self._infos, self._numbers[at])
-
-        return self._infos[self._numbers[at]]
 
 
 @final
@@ -283,9 +258,7 @@ def _plan_all(run: SaveRun, message: TreeToSave) -> _Planned:
 
 def _in_batches(run: SaveRun, leaves: Leaves, plan: SavePlan) -> _Planned:
     """Divide the leaves into batches, which hold their values from then on."""
-    sizes = [spec.nbytes for spec in plan.specs] if plan.joint is None else plan.joint.shares
-    nbytes = sum([sizes[index] for index in leaves.indices])
-    n_to_write = len(leaves)
+    n_to_write, nbytes = len(leaves), sum(map(plan.sizes.__getitem__, leaves.indices))
     batches = list(batched_columns(leaves, run.limits, plan=plan)) or [LeafBatch((), plan=plan)]
     # So that the first is taken off the end, and nothing here keeps what was passed on.
     batches.reverse()
@@ -489,8 +462,7 @@ def _check_room(run: SaveRun, leaves: Leaves, plan: SavePlan) -> None:
         StorageError: If the medium does not say.
     """
     store = run.store
-    each = [spec.nbytes for spec in plan.specs] if plan.joint is None else plan.joint.shares
-    sizes = [each[index] for index in leaves.indices]
+    sizes = list(map(plan.sizes.__getitem__, leaves.indices))
     needed = sum(sizes)
     if not needed:
         return

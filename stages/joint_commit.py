@@ -14,8 +14,7 @@ from typing import Final, final
 
 from penstock.kernel.errors import CoordinationError
 from penstock.kernel.messages.joint_plan import ArrangedPart
-from penstock.kernel.messages.leaves import Leaf, Leaves
-from penstock.kernel.messages.save import Pending, SavePlan, WrittenBatch
+from penstock.kernel.messages.save import Leaf, Leaves, Pending, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.kernel.protocols.leaf_handlers import FilesHandler

@@ -22,8 +22,15 @@ from anyio import Lock, create_task_group
 from crc32c import crc32c
 
 from penstock.kernel.errors import PipelineError, StorageError
-from penstock.kernel.messages.leaves import Leaf, in_columns
-from penstock.kernel.messages.save import Extents, Piece, SavePlan, StagedBatch, WrittenBatch
+from penstock.kernel.messages.save import (
+    Extents,
+    Leaf,
+    Piece,
+    SavePlan,
+    StagedBatch,
+    WrittenBatch,
+    in_columns,
+)
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice

@@ -87,7 +87,7 @@ class ScalarHandler:
 
     def chunk_buffers(self, values: Sequence[Any], spec: LeafSpec) -> Sequence[Any]:
         """The numbers as 0-d arrays."""
-        numbers = [np.asarray(value, _STORED_AS.get(type_of(value))) for value in values]
+        numbers = [np.asarray(value, _STORED_AS.get(type(value))) for value in values]
         return [
             number if dtype_name(number.dtype) == spec.dtype else cast_to(number, spec.dtype)
             for number in numbers
@@ -108,7 +108,7 @@ class ScalarHandler:
 
 
 def _dtype_of(value: Any, info: ParamInfo) -> np.dtype[Any]:
-    dtype = _STORED_AS.get(type_of(value))
+    dtype = _STORED_AS.get(type(value))
     if dtype is not None:
         return dtype
 

@@ -32,7 +32,7 @@ The unit is the batch: a hop between two stages costs more than a small leaf doe
 together and only a large one travels alone. Messages are frozen. A stage that drops a batch with leases
 instead of passing it on releases it.
 
-`save` and `restore` define the messages, and `leaves` the columns of a save. `changed_specs` says what
+`save` and `restore` define the messages, and the columns in which leaves travel. `changed_specs` says what
 becomes of a leaf that a stage changes, and `opaque` undoes at a restore what a stage made unreadable.
 `RestoreOptions` are what a caller may ask of a restore.
 """
@@ -51,8 +51,8 @@ __all__ = (
 
 if TYPE_CHECKING:
     from penstock.kernel.messages.changed_specs import LeafChange
-    from penstock.kernel.messages.leaves import Leaves
     from penstock.kernel.messages.restore import ChangeKind, ComputedLeaf, RestoreOptions
+    from penstock.kernel.messages.save import Leaves
 else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
@@ -60,7 +60,7 @@ else:
         __name__,
         {
             "penstock.kernel.messages.changed_specs": ("LeafChange",),
-            "penstock.kernel.messages.leaves": ("Leaves",),
+            "penstock.kernel.messages.save": ("Leaves",),
             "penstock.kernel.messages.restore": ("ChangeKind", "ComputedLeaf", "RestoreOptions"),
         },
     )

@@ -10,6 +10,7 @@ __all__ = (
     "EMPTY_MARKERS",
     "ONE_REPLICA",
     "Children",
+    "ChosenInfos",
     "ContainerNode",
     "InfoRun",
     "KeyKind",
@@ -285,6 +286,28 @@ class LeafInfos(Sequence[ParamInfo]):
                 yield InfoRun(node.keys, node.kinds, children.keys[at:stop], children.kinds[at:stop])
 
 
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class ChosenInfos(Sequence[ParamInfo]):
+    """Some places, by number. Each `ParamInfo` is made on access: a handler needs few of them."""
+
+    infos: Sequence[ParamInfo]  #: all of the tree
+    numbers: Sequence[int]  #: in them
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, at: int, /) -> ParamInfo: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> ChosenInfos: ...
+    def __getitem__(self, at: int | slice, /) -> ParamInfo | ChosenInfos:
+        if isinstance(at, slice):
+            return ChosenInfos(self.infos, self.numbers[at])
+
+        return self.infos[self.numbers[at]]
+
+
 def runs_of(infos: Sequence[ParamInfo]) -> Iterator[InfoRun]:
     """Yield leaves in runs of siblings, of at most `SLICE` each. None of them is a bare leaf."""
     if isinstance(infos, LeafInfos):
@@ -300,6 +323,9 @@ def runs_of(infos: Sequence[ParamInfo]) -> Iterator[InfoRun]:
 
 def names_of(infos: Sequence[ParamInfo]) -> list[str]:
     """Return the stored name of each leaf."""
+    if isinstance(infos, ChosenInfos):
+        every = names_of(infos.infos)  # in runs of siblings, which is faster than one by one
+        return [every[at] for at in infos.numbers]
     if not isinstance(infos, LeafInfos):
         return [info.name for info in infos]
 

@@ -24,7 +24,6 @@ __all__ = (
     "SharedRead",
     "Target",
     "WholeChunks",
-    "as_slice",
     "chosen",
     "narrowed",
     "share_checks",
@@ -34,11 +33,10 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
-from operator import lt
 from threading import Lock
 from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar, final, runtime_checkable
 
+from penstock.kernel.concurrency.brief_steps import as_slice
 from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.leaf import LeafSpec
 
@@ -401,18 +399,6 @@ def chosen(column: Sequence[T], numbers: Sequence[int]) -> Sequence[T]:
     """Return some of a column, by number. A range of a range stays one."""
     neighbours = as_slice(numbers)
     return [column[at] for at in numbers] if neighbours is None else column[neighbours]
-
-
-def as_slice(numbers: Sequence[int]) -> slice | None:
-    """Return the slice that takes just these places in this order; None if there is a gap, or none of them.
-
-    A slice of a range is a range: the numbers of a million leaves, an object each, would take 40 MB.
-    """
-    if not numbers or numbers[-1] - numbers[0] != len(numbers) - 1:
-        return None
-
-    ascend = isinstance(numbers, range) or all(map(lt, numbers, islice(numbers, 1, None)))
-    return slice(numbers[0], numbers[-1] + 1) if ascend else None
 
 
 def _spread(parts: Sequence[DirectRead | ScatterRead], start: int, data: memoryview) -> None:

@@ -19,8 +19,7 @@ from dataclasses import replace
 
 from penstock.kernel.errors import CorruptCheckpointError, StorageError
 from penstock.kernel.messages.joint_plan import BaseLinks
-from penstock.kernel.messages.leaves import Leaves
-from penstock.kernel.messages.save import SavePlan
+from penstock.kernel.messages.save import Leaves, SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.stores import hold_for_reading
 from penstock.stages.reuse.base_comparison import Candidates

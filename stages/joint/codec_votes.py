@@ -19,8 +19,7 @@ import numpy.typing as npt
 from penstock.kernel.codecs import AUTO
 from penstock.kernel.errors import CoordinationError
 from penstock.kernel.messages.changed_specs import CodecChoice
-from penstock.kernel.messages.leaves import Leaf, Leaves
-from penstock.kernel.messages.save import SavePlan
+from penstock.kernel.messages.save import Leaf, Leaves, SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.leaf import LeafSpec
 from penstock.stages.joint.own_leaves import places_of_own

@@ -20,8 +20,7 @@ from dataclasses import replace
 from penstock.kernel.errors import InvalidLeafError, PathError
 from penstock.kernel.messages.changed_specs import CodecChoice
 from penstock.kernel.messages.joint_plan import Ballot, JointPlan
-from penstock.kernel.messages.leaves import Leaves
-from penstock.kernel.messages.save import SavePlan
+from penstock.kernel.messages.save import Leaves, SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.layouts import process_folder_of
 from penstock.kernel.protocols.leaf import KeyPath, LeafSpec

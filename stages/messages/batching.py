@@ -33,13 +33,12 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.kernel.codecs import AUTO
+from penstock.kernel.concurrency.brief_steps import as_slice
 from penstock.kernel.errors import ChangedLeafError, IncompletePipelineError, PipelineError
-from penstock.kernel.messages.leaves import Leaf, Leaves, in_columns
 from penstock.kernel.messages.restore import PlannedBatch, RestorePlan
-from penstock.kernel.messages.save import LeafBatch, SavePlan, WrittenBatch
+from penstock.kernel.messages.save import Leaf, LeafBatch, Leaves, SavePlan, WrittenBatch, in_columns
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import FilesHandler, ReadLeaf, ReadLeaves
-from penstock.kernel.protocols.reads import as_slice
 
 if TYPE_CHECKING:
     from penstock.kernel.pipeline.run_context import RunLimits
@@ -303,9 +302,8 @@ def arrived_leaves(plan: SavePlan, batches: Sequence[WrittenBatch]) -> Leaves:
         specs = [changed.get(index, spec) for index, spec in enumerate(specs)]
 
     here = np.ones(n_leaves, np.int64)
-    wanted = np.array([spec.nbytes for spec in specs], np.int64)
+    wanted = np.array(plan.sizes, np.int64)
     if plan.joint is not None:
-        wanted = np.array(plan.joint.shares, np.int64)
         here = (wanted > 0).astype(np.int64)
         here[list(plan.joint.handled)] = 1
 
@@ -334,7 +332,8 @@ def _arrived_bytes(specs: Sequence[LeafSpec], batches: Sequence[WrittenBatch]) -
     """Sum up the bytes of each leaf that were written."""
     arrived = np.zeros(len(specs), np.int64)
     coded: dict[tuple[int, tuple[int, ...]], int] = {}
-    for table in [batch.written for batch in batches]:
+    for batch in batches:
+        table = batch.written
         leaf, nbytes, is_plain = np.asarray(table.leaf), np.asarray(table.nbytes), np.asarray(table.coded) < 0
         np.add.at(arrived, leaf[is_plain], nbytes[is_plain])
         for part in table.rows(np.flatnonzero(~is_plain)):

@@ -17,8 +17,7 @@ from operator import attrgetter
 from typing import final
 
 from penstock.kernel.codecs import AUTO
-from penstock.kernel.messages.leaves import Leaf, Leaves
-from penstock.kernel.messages.save import References, SavePlan
+from penstock.kernel.messages.save import Leaf, Leaves, References, SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.layouts import StoredCheckpoint, chunk_file_of, process_folder_of
 from penstock.kernel.protocols.leaf import LeafSpec, keys_of, names_of

@@ -36,8 +36,7 @@ from anyio.from_thread import check_cancelled
 from crc32c import crc32c
 
 from penstock.kernel.errors import PenstockError, StorageError
-from penstock.kernel.messages.leaves import Leaves
-from penstock.kernel.messages.save import SavePlan, WrittenBatch
+from penstock.kernel.messages.save import Leaves, SavePlan, WrittenBatch
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.build_place import StateRead
 from penstock.kernel.protocols.stores import ReadableFile, Store

@@ -45,9 +45,11 @@ class KnownValues:
         """
 
         def added(before: tuple[object, ByDirectory] | None) -> tuple[tuple[object, ByDirectory], int]:
-            known: ByDirectory = {} if before is None or before[0] != identity else before[1]
-            merged = {name: {**known.get(name, {}), **found} for name, found in references.items()}
-            return _sized(identity, {**known, **merged})
+            known = {} if before is None or before[0] != identity else dict(before[1])
+            for name, found in references.items():
+                known[name] = {**known.get(name, {}), **found}
+
+            return (identity, known), _BYTES_OF_A_REFERENCE * sum(map(len, known.values()))
 
         self._known.change(path, added)
 
@@ -62,17 +64,13 @@ class KnownValues:
         """
         _, references = self._known.pop(path) or (None, {})
         if path in references:
-            self._known.put(to, *_sized(identity, {to: references[path]}))
+            found = references[path]
+            self._known.put(to, (identity, {to: found}), _BYTES_OF_A_REFERENCE * len(found))
 
     def find(self, path: str, identity: object) -> ByDirectory:
         """Return the known values of each tree at `path`; empty if the identity has changed."""
         known, references = self._known.get(path) or (None, {})
         return references if known == identity else {}
-
-
-def _sized(identity: object, references: ByDirectory) -> tuple[tuple[object, ByDirectory], int]:
-    n_references = sum(map(len, references.values()))
-    return (identity, references), _BYTES_OF_A_REFERENCE * n_references
 
 
 def references_to(
@@ -85,30 +83,18 @@ def references_to(
         values: Of the same leaves.
         handlers: Of the same leaves.
     """
-    kinds = {id(handler): handler for handler in handlers}
-    immutable = {
-        number for number, each in kinds.items() if isinstance(each, SnapshotHandler) and each.immutable
-    }
-    found: dict[str, Any] = {}
-    if not immutable:
-        return found
+    by_number = {id(handler): handler for handler in handlers}
+    chosen: set[tuple[type, int]] = set()  # types with handlers: thousands of leaves share a few
+    for kind, number in set(zip(map(type, values), map(id, handlers), strict=True)):
+        handler = by_number[number]
+        # The type has a place for weak references, or it cannot be referred to.
+        if kind.__weakrefoffset__ and isinstance(handler, SnapshotHandler) and handler.immutable:
+            chosen.add((kind, number))
 
-    # Whether there can be a weak reference is a matter of the type.
-    firsts = {
-        type(value): value for value, each in zip(values, handlers, strict=True) if id(each) in immutable
-    }
-    types = {kind for kind, value in firsts.items() if _can_be_referred_to(value)}
-    for name, value, handler in zip(names_of(infos), values, handlers, strict=True):
-        if type(value) in types and id(handler) in immutable:
-            found[name] = ref(value)
+    found: dict[str, Any] = {}
+    if chosen:
+        for name, value, handler in zip(names_of(infos), values, handlers, strict=True):
+            if (type(value), id(handler)) in chosen:
+                found[name] = ref(value)
 
     return found
-
-
-def _can_be_referred_to(value: object) -> bool:
-    try:
-        ref(value)
-    except TypeError:
-        return False
-
-    return True

@@ -20,7 +20,7 @@ from penstock.handlers.ocdbt.database_writer import EncodedIndex, IndexPlan, Pla
 from penstock.handlers.ocdbt.wire_format import MAX_INLINE_BYTES
 from penstock.kernel.concurrency.brief_steps import STEP, drop, integers, parts_of, rows_in_order
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, names_of
 from penstock.kernel.protocols.written import Written, WrittenLeaves, WrittenTable
 
 
@@ -53,7 +53,7 @@ class ChunkIndex:
     )
 
     def __init__(self, arrays: TreeColumns, version: int = 2) -> None:
-        names = [prefix_of(name).encode() for name in arrays.names()]
+        names = [prefix_of(name).encode() for name in names_of(arrays.infos)]
         order = rows_in_order(names)
         specs = [arrays.specs[at] for at in order]
         known = {id(spec): spec for spec in specs}  # most arrays share a few

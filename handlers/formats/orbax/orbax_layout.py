@@ -67,7 +67,7 @@ from penstock.kernel.concurrency.brief_steps import append
 from penstock.kernel.errors import DuplicateNameError
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 from penstock.kernel.protocols.layouts import FoundItems, Opening
-from penstock.kernel.protocols.leaf import LeafInfos, LeafSpec, ParamInfo
+from penstock.kernel.protocols.leaf import LeafInfos, LeafSpec, ParamInfo, names_of
 from penstock.kernel.protocols.leaf_handlers import Leaf
 from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
 from penstock.kernel.protocols.stores import Store
@@ -249,7 +249,7 @@ class EncodedTree:
 def _directories(arrays: TreeColumns, version: int) -> Iterator[Document]:
     """Encode the metadata of arrays that have a directory each."""
     key = METADATA_KEYS[version - 2]
-    for name, spec in zip(arrays.names(), arrays.specs, strict=True):
+    for name, spec in zip(names_of(arrays.infos), arrays.specs, strict=True):
         yield Document(prefix_of(name) + key, array_metadata(spec, version))
 
 
@@ -265,7 +265,7 @@ def _tree(
     on_devices = [
         at for at, spec in enumerate(specs) if spec.typestr == "jax.Array" and spec.shape is not None
     ]
-    names = tree.names() if on_devices else []
+    names = names_of(tree.infos) if on_devices else []
     shardings = [specs[at].sharding for at in on_devices]
     known = [text for text in shardings if text is not None]
     if on_devices and len(known) == len(shardings):

@@ -7,7 +7,7 @@ __all__ = ("TreeColumns", "check_directories")
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Final, final, overload
+from typing import Final, final
 
 from penstock.handlers.formats.orbax.file_names import (
     ARRAY_METADATAS,
@@ -24,32 +24,10 @@ from penstock.handlers.formats.orbax.file_names import (
 )
 from penstock.handlers.formats.zarr import METADATA_KEYS, chunk_keys, prefix_of
 from penstock.kernel.errors import DuplicateNameError, InvalidLeafError
-from penstock.kernel.messages.leaves import Leaves
-from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, names_of
+from penstock.kernel.messages.save import Leaves
+from penstock.kernel.protocols.leaf import ChosenInfos, LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import Leaf
 from penstock.kernel.protocols.written import DISK_MARK, STAGE_RECORD
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class _Chosen(Sequence[ParamInfo]):
-    """Some infos, by number. Each is made on access."""
-
-    infos: Sequence[ParamInfo]
-    numbers: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    @overload
-    def __getitem__(self, at: int, /) -> ParamInfo: ...
-    @overload
-    def __getitem__(self, at: slice, /) -> tuple[ParamInfo, ...]: ...
-    def __getitem__(self, at: int | slice, /) -> ParamInfo | tuple[ParamInfo, ...]:
-        if isinstance(at, slice):
-            return tuple([self.infos[number] for number in self.numbers[at]])
-
-        return self.infos[self.numbers[at]]
 
 
 @final
@@ -77,14 +55,6 @@ class TreeColumns:
     def __len__(self) -> int:
         return len(self.specs)
 
-    def names(self) -> list[str]:
-        """Return the stored name of each."""
-        if isinstance(self.infos, _Chosen):
-            names = names_of(self.infos.infos)
-            return [names[at] for at in self.infos.numbers]
-
-        return names_of(self.infos)
-
     def arrays(self) -> TreeColumns:
         """Return the leaves with array bytes, or at least a stored shape."""
         numbers = [at for at, spec in enumerate(self.specs) if spec.shape is not None]
@@ -93,7 +63,7 @@ class TreeColumns:
 
         return TreeColumns(
             [self.indices[at] for at in numbers],
-            _Chosen(self.infos, numbers),
+            ChosenInfos(self.infos, numbers),
             [self.specs[at] for at in numbers],
         )
 

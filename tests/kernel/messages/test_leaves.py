@@ -10,7 +10,7 @@ import pytest
 
 from penstock.handlers import NumpyHandler
 from penstock.kernel import KeyKind, Leaf, LeafSpec, ParamInfo
-from penstock.kernel.messages.leaves import Leaves, in_columns
+from penstock.kernel.messages.save import Leaves, in_columns
 
 HANDLER = NumpyHandler()
 SPECS = [LeafSpec("np.ndarray", (size,), "int8", 1, (size,)) for size in (1, 2, 3)]

@@ -37,7 +37,7 @@ from penstock.kernel import (
     WrittenBatch,
 )
 from penstock.kernel.messages.joint_plan import JointPlan
-from penstock.kernel.messages.leaves import Leaves
+from penstock.kernel.messages.save import Leaves
 from penstock.kernel.pipeline.run_context import HandlerWork, SaveRequest
 from penstock.kernel.protocols.written import WrittenTable
 from penstock.stages import Commit, Finalize
