@@ -179,8 +179,9 @@ def test_nothing_is_imported_around_penstock() -> None:
     assert wrong == []
 
 
-PUBLIC_DOORS = ("errors", "items", "pipelines", "steps")
-"""The public modules of `penstock` that a face may import from, beside the root and the seam."""
+PUBLIC_DOORS = ("errors", "handlers", "items", "kernel", "pipelines", "steps")
+"""The public modules of `penstock` that a face may import, with their public names, next to the root and the
+seam."""
 
 
 def is_of_the_seam(name: str) -> bool:
@@ -189,7 +190,7 @@ def is_of_the_seam(name: str) -> bool:
     if inner[0] in {"orbax", "embedding"}:
         return True
     if len(inner) == 1:
-        return inner[0] in penstock.__all__
+        return inner[0] in {*penstock.__all__, *PUBLIC_DOORS}
 
     door, public = inner[0], ".".join(inner[1:])
     return door in PUBLIC_DOORS and public in importlib.import_module(f"penstock.{door}").__all__
@@ -213,7 +214,36 @@ def test_what_is_not_of_the_seam_is_told_apart() -> None:
     assert is_of_the_seam("penstock.errors.ConfigError")
     assert not is_of_the_seam("penstock.kernel.errors.ConfigError")
     assert not is_of_the_seam("penstock.steps.step_names")
-    assert not is_of_the_seam("penstock.kernel")
+    assert not is_of_the_seam("penstock.stages")
+    assert not is_of_the_seam("penstock.kernel.pipeline")
+    assert is_of_the_seam("penstock.kernel.Store")
+    assert list(names_through_doors("from penstock import handlers as h, kernel\nkernel.Store\nh.a.b")) == [
+        "penstock.kernel.Store",
+        "penstock.handlers.a",
+    ]
+
+
+def names_through_doors(text: str) -> Iterator[str]:
+    """Yield the names that a module takes from the public modules that it has imported whole."""
+    nodes = list(ast.walk(ast.parse(text)))
+    doors = {
+        alias.asname or alias.name: alias.name
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module == "penstock"
+        for alias in node.names
+        if alias.name in PUBLIC_DOORS
+    }
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in doors:
+            yield f"penstock.{doors[node.value.id]}.{node.attr}"
+
+
+def test_the_orbax_face_takes_public_names_alone_from_the_public_modules() -> None:
+    face = [path for path in library() if path.is_relative_to(FACE / "orbax")]
+    taken = {(path.name, name) for path in face for name in names_through_doors(path.read_text())}
+
+    assert taken
+    assert {(place, name) for place, name in taken if not is_of_the_seam(name)} == set()
 
 
 def test_the_seam_has_a_sentence_for_each_name_and_no_name_that_no_face_uses() -> None:

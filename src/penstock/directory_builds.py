@@ -7,7 +7,7 @@ with the documents and digests of a checkpoint; or all of it is removed.
 
 from __future__ import annotations
 
-__all__ = ("DirectoryBuild", "JointBuild", "SharedDirectory", "act_on_answer", "refuse_save")
+__all__ = ("DirectoryBuild", "JointBuild", "SharedDirectory", "act_on_answer")
 
 import errno
 import hashlib
@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from concurrent.futures import Future, InvalidStateError
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Final, TypeVar, cast, final
 
 from anyio import CancelScope, Event, create_task_group, move_on_after, sleep
@@ -286,6 +285,23 @@ class JointBuild:
         self._written: Future[None] = Future()
         self._ended: Future[None] = Future()  # once it is known here that the save failed
         self._stopped: Future[None] = Future()  # once no handler of this process writes any more
+
+    @staticmethod
+    def refuse(path: str, error: Exception, job: JobOptions) -> None:
+        """Say to the other processes, which would wait, why this one does not begin. Blocking; never raises.
+
+        Args:
+            path: What is to be saved, as they name it.
+            error: What this process failed with before it began.
+            job: Which processes save together.
+        """
+
+        async def refuse() -> None:
+            async with Checkpointer(job=job) as checkpointer:
+                await checkpointer.engine.at(path).operation(path).refuse(error)
+
+        with suppress(PenstockError):  # of a process that is no part of the job
+            run_sync(refuse)
 
     @classmethod
     async def begin(
@@ -628,20 +644,3 @@ async def act_on_answer(
         await operation.combine(b"", lambda _: b"")  # once all have acted
 
     return found[0]
-
-
-def refuse_save(path: str, error: Exception, job: JobOptions) -> None:
-    """Tell the others, who would wait for this process, why it does not come. Blocking; does not raise.
-
-    Args:
-        path: What is to be saved, as they name it.
-        error: What this process failed with before it began.
-        job: Which processes save together.
-    """
-    with suppress(PenstockError):  # of a process that is no part of the job
-        run_sync(partial(_refuse, path, error, job))
-
-
-async def _refuse(path: str, error: Exception, job: JobOptions) -> None:
-    async with Checkpointer(job=job) as checkpointer:
-        await checkpointer.engine.at(path).operation(path).refuse(error)

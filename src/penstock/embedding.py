@@ -1,27 +1,22 @@
 """All that a face over penstock is built with, next to the public names of `penstock` itself.
 
-`penstock.orbax` imports this module, `penstock` and its public modules (`errors`, `items`, `pipelines`,
-`steps`), and nothing else of ours; a test keeps it. A callback of another library or a service would do
-likewise. What is a module here is a door: its names are used through it. Each name is fetched from its own
-module when it is first used, so that importing this is light.
+`penstock.orbax` imports this module, `penstock` and its public modules (`errors`, `handlers`, `items`,
+`kernel`, `pipelines`, `steps`), and nothing else of ours; a test keeps it. A callback of another library or a
+service would do likewise. What is a module here is a door: its names are used through it. Each name is
+fetched from its own module when it is first used, so that importing this is light.
 
 The engine and its options:
     TreeDirectory: Lets an `OrbaxLayout` store trees in directories that its caller publishes, without the
         documents of a checkpoint.
-    CUSTOM: The key under which such a tree keeps the custom metadata of its caller.
-    kernel: The public module of protocols and messages: what stages, handlers and stores are written
-        with.
     ByteAccount: Bytes that are leased and given back, first come, first served.
     KnownValues: The values of the checkpoints that an engine has saved, for saves that link to them.
     BaseIfWhole: A checkpoint to link unchanged leaves to, if it is still whole.
     DirectoryBuild: A checkpoint of one process whose files its caller writes.
-    JointBuild: A checkpoint whose files the callers in all processes of a job write.
+    JointBuild: A checkpoint whose files the callers in all processes of a job write, if none refuses to.
     SharedDirectory: A directory that the processes of a job fill together.
     act_on_answer: Lets the primary of a job find something out, and all processes act on it.
-    refuse_save: Tells the other processes of a job that this one does not come to a save.
 
 Trees and leaves:
-    built_in: The public module of the handlers, layouts and stores that penstock has.
     AdaptedHandler: A handler of batches, which writes its own files, as a handler of a pipeline.
     EMPTY_MARKERS: The recorded types of nodes with nothing in them.
     EmptyNamedTuple: Stands for a named tuple without fields.
@@ -43,32 +38,25 @@ Documents of a checkpoint:
 
 Stores and paths:
     paths: Paths and URLs as callers give them, and what they stand for.
-    store_at: Returns the store of a path or a URL.
+    store_at: Returns the store of a path or a URL, or a snapshot to read one checkpoint from.
     deletion: Deletes files and what interrupted saves left.
     make_name_durable: Makes the name of a published checkpoint durable, or says that it may not be.
     find_place: Says what is at a path: a checkpoint, steps, safetensors, or a folder of such.
-    snapshot_of: Returns a snapshot of a checkpoint to read it from, of a store that makes some.
 
 Steps:
     OpenSteps: The steps of a directory: listed, held, agreed on by all processes, and deleted.
     RootOptions: The options of a directory of steps, as one value.
     StepFiles: Names steps, finds them, and reads what policies look at.
-    step_directory: The steps of a directory, listed and read.
+    step_directory: The steps of a directory, listed, read and deleted.
     step_number: Returns the number of a step, or refuses it.
     steps_to_delete: Returns the steps that a policy does not keep.
     follows_from_step: Whether a policy says the same in all processes of a job.
     missing_metrics: Names the metrics that a policy needs and no step has.
     as_json_metrics: Returns metrics as JSON has them.
-    delete_step: Deletes a step, or moves it away.
-    watch_steps: Waits for steps that others save.
 
 Threads, loops and events:
-    run_sync: Waits for a coroutine function, in an event loop of another thread.
-    start_loop: Runs a coroutine function in a thread with an event loop, in the background.
-    start_thread: Calls a blocking function in a thread, in the background.
-    LoopThread: Holds an async resource open for callers in other threads.
-    LoopHandle: Posts calls to an event loop from other threads.
-    await_future: Awaits a future of a thread, or of TensorStore.
+    blocking: The bridge between blocking callers and event loops: calls and resources in threads that have a
+        loop, or none; calls posted to a loop; futures of threads awaited in one.
     failures: Failures that keep nothing of their callers alive.
     lazy_names: Gives a package names that are imported on first use.
 """
@@ -79,7 +67,6 @@ from typing import TYPE_CHECKING
 
 __all__ = (
     "CHUNKED",
-    "CUSTOM",
     "EMPTY_MARKERS",
     "AdaptedHandler",
     "BaseIfWhole",
@@ -88,8 +75,6 @@ __all__ = (
     "EmptyNamedTuple",
     "JointBuild",
     "KnownValues",
-    "LoopHandle",
-    "LoopThread",
     "OpenSteps",
     "ReplicaAxis",
     "RootOptions",
@@ -98,12 +83,10 @@ __all__ = (
     "TreeDirectory",
     "act_on_answer",
     "as_json_metrics",
-    "await_future",
-    "built_in",
+    "blocking",
     "check_arrays",
     "checkpoint_metadata",
     "chunk_shapes",
-    "delete_step",
     "deletion",
     "describe_target",
     "document_files",
@@ -114,36 +97,25 @@ __all__ = (
     "find_place",
     "flattening",
     "follows_from_step",
-    "kernel",
     "lazy_names",
     "make_name_durable",
     "missing_metrics",
     "pair_keys",
     "paths",
     "prng_keys",
-    "refuse_save",
-    "run_sync",
-    "snapshot_of",
-    "start_loop",
-    "start_thread",
     "step_directory",
     "step_number",
     "steps_to_delete",
     "store_at",
-    "watch_steps",
 )
 
 if TYPE_CHECKING:
-    from penstock import handlers as built_in
-    from penstock import kernel
-    from penstock.blocking.background import run_sync, start_loop, start_thread
-    from penstock.blocking.loop_thread import LoopThread
+    from penstock import blocking
     from penstock.directory_builds import (
         DirectoryBuild,
         JointBuild,
         SharedDirectory,
         act_on_answer,
-        refuse_save,
     )
     from penstock.handlers import dtypes
     from penstock.handlers.formats.orbax import checkpoint_documents as checkpoint_metadata
@@ -151,7 +123,7 @@ if TYPE_CHECKING:
     from penstock.handlers.formats.orbax import storage_choice as chunk_shapes
     from penstock.handlers.formats.orbax.item_survey import check_arrays
     from penstock.handlers.formats.orbax.msgpack_files import CHUNKED
-    from penstock.handlers.formats.orbax.orbax_layout import CUSTOM, TreeDirectory
+    from penstock.handlers.formats.orbax.orbax_layout import TreeDirectory
     from penstock.handlers.formats.orbax.tree_metadata import encode_strings
     from penstock.handlers.layouts.discovery import find_place
     from penstock.handlers.leaves import prng_keys
@@ -159,9 +131,7 @@ if TYPE_CHECKING:
     from penstock.handlers.leaves.empty import EmptyNamedTuple
     from penstock.handlers.leaves.single_replica import ReplicaAxis
     from penstock.handlers.stores.publishing import deletion, paths
-    from penstock.handlers.stores.publishing.reading import snapshot_of
     from penstock.handlers.stores.publishing.workspace import make_name_durable
-    from penstock.kernel.concurrency.threads import LoopHandle, await_future
     from penstock.kernel.lazy_names import lazy_names
     from penstock.kernel.memory.byte_account import ByteAccount
     from penstock.kernel.pipeline import failures
@@ -177,10 +147,8 @@ if TYPE_CHECKING:
     from penstock.steps.open_steps import OpenSteps
     from penstock.steps.opened_root import RootOptions
     from penstock.steps.save_policies import follows_from_step
-    from penstock.steps.step_deletion import delete_step
     from penstock.steps.step_metrics import as_json_metrics, missing_metrics
     from penstock.steps.step_names import step_number
-    from penstock.steps.step_watch import watch_steps
     from penstock.stores.store_finder import store_at
 else:
     from importlib import import_module as _import_module
@@ -188,7 +156,7 @@ else:
     from penstock.kernel.lazy_names import lazy_names as _lazy_names
 
     _DOORS = {
-        "built_in": "penstock.handlers",
+        "blocking": "penstock.blocking",
         "checkpoint_metadata": "penstock.handlers.formats.orbax.checkpoint_documents",
         "chunk_shapes": "penstock.handlers.formats.orbax.storage_choice",
         "document_files": "penstock.handlers.formats.orbax.document_files",
@@ -197,7 +165,6 @@ else:
         "failures": "penstock.kernel.pipeline.failures",
         "file_names": "penstock.handlers.formats.orbax.file_names",
         "flattening": "penstock.stages.pytree.flattening",
-        "kernel": "penstock.kernel",
         "paths": "penstock.handlers.stores.publishing.paths",
         "prng_keys": "penstock.handlers.leaves.prng_keys",
         "step_directory": "penstock.steps.step_directory",
@@ -205,38 +172,23 @@ else:
     _get, __dir__ = _lazy_names(
         __name__,
         {
-            "penstock.blocking.background": (
-                "run_sync",
-                "start_loop",
-                "start_thread",
-            ),
-            "penstock.blocking.loop_thread": ("LoopThread",),
             "penstock.directory_builds": (
                 "DirectoryBuild",
                 "JointBuild",
                 "SharedDirectory",
                 "act_on_answer",
-                "refuse_save",
             ),
             "penstock.handlers.formats.orbax.tree_metadata": ("encode_strings",),
             "penstock.handlers.formats.orbax.msgpack_files": ("CHUNKED",),
             "penstock.handlers.formats.orbax.item_survey": ("check_arrays",),
-            "penstock.handlers.formats.orbax.orbax_layout": (
-                "CUSTOM",
-                "TreeDirectory",
-            ),
+            "penstock.handlers.formats.orbax.orbax_layout": ("TreeDirectory",),
             "penstock.handlers.layouts.discovery": ("find_place",),
             "penstock.handlers.leaves.empty": ("EmptyNamedTuple",),
             "penstock.handlers.leaves.single_replica": ("ReplicaAxis",),
-            "penstock.kernel.concurrency.threads": (
-                "LoopHandle",
-                "await_future",
-            ),
             "penstock.kernel.memory.byte_account": ("ByteAccount",),
             "penstock.handlers.leaves.adapted_handler": ("AdaptedHandler",),
             "penstock.kernel.protocols.leaf": ("EMPTY_MARKERS",),
             "penstock.kernel.pipeline.run_context": ("BaseIfWhole",),
-            "penstock.handlers.stores.publishing.reading": ("snapshot_of",),
             "penstock.handlers.stores.publishing.workspace": ("make_name_durable",),
             "penstock.stages.planning.leaf_sources": ("describe_target",),
             "penstock.stages.planning.matching": ("pair_keys",),
@@ -246,13 +198,11 @@ else:
             "penstock.steps.open_steps": ("OpenSteps",),
             "penstock.steps.opened_root": ("RootOptions",),
             "penstock.steps.save_policies": ("follows_from_step",),
-            "penstock.steps.step_deletion": ("delete_step",),
             "penstock.steps.step_metrics": (
                 "as_json_metrics",
                 "missing_metrics",
             ),
             "penstock.steps.step_names": ("step_number",),
-            "penstock.steps.step_watch": ("watch_steps",),
             "penstock.stores.store_finder": ("store_at",),
         },
     )

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Progress, SaveFuture, SaveReport
+from penstock.blocking import LoopHandle
 from penstock.checkpointer.save_future import SavePromise
-from penstock.embedding import LoopHandle
 from penstock.errors import RunningLoopError, StorageError
 from penstock.kernel import LOGGER_NAME, Milestone
 

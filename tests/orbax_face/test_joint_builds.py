@@ -9,9 +9,9 @@ from anyio import CancelScope, Event, create_task_group, wait_all_tasks_blocked
 
 from penstock import Progress, SaveFuture
 from penstock import orbax as ocp
+from penstock.blocking import LoopHandle
 from penstock.checkpointer.save_future import SavePromise
 from penstock.directory_builds import JointBuild
-from penstock.embedding import LoopHandle
 from penstock.errors import OutcomeUnknownError, PeerFailedError
 
 pytestmark = pytest.mark.anyio

@@ -14,8 +14,7 @@ from anyio import to_thread
 
 import penstock
 import penstock.orbax as ocp
-from penstock.blocking.background import run_sync
-from penstock.blocking.loop_thread import LoopThread
+from penstock.blocking import LoopThread, run_sync
 
 
 def threads_of_ours() -> list[threading.Thread]:

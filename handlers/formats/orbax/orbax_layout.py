@@ -10,7 +10,6 @@ Source:
 from __future__ import annotations
 
 __all__ = (
-    "CUSTOM",
     "EncodedTree",
     "EncodedTrees",
     "OrbaxLayout",
@@ -25,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
-from typing import Any, Final, cast, final
+from typing import Any, ClassVar, Final, cast, final
 
 from penstock.handlers.formats import integrity
 from penstock.handlers.formats.integrity import columns_of
@@ -312,14 +311,13 @@ def check_names(tree: TreeColumns, form: SaveFormat | None = None, *, single: bo
         check_directories(tree.arrays(), form.zarr, single=single)
 
 
-CUSTOM: Final = "custom_metadata"
-"""The one member of the custom metadata of a save; its value, any JSON, is kept with the tree."""
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class TreeDirectory:
     """Says that a tree is written in place, into a directory that its caller made, without a commit mark."""
+
+    CUSTOM: ClassVar[str] = "custom_metadata"
+    """The one member of the custom metadata of such a save; its value, any JSON, is kept with the tree."""
 
     single: bool = False  #: whether it is one array, under a name that is otherwise reserved by Orbax
     foreign: frozenset[str] = frozenset()
@@ -445,7 +443,7 @@ class OrbaxLayout:
     ) -> Iterable[Document]:
         """Make every document; see `EncodedTree` for what it raises."""
         if self.directory is not None:
-            custom = None if custom_metadata is None else custom_metadata[CUSTOM]
+            custom = None if custom_metadata is None else custom_metadata[TreeDirectory.CUSTOM]
             return self._tree(leaves, custom).item_documents(batches, time.time_ns(), digests or {}, beside)
 
         return self._tree(leaves, self._custom).documents(

@@ -1,1 +1,33 @@
-"""The one bridge between blocking callers and event loops: threads, loops in threads, and the sync face."""
+"""The one bridge between blocking callers and event loops: threads, loops in threads, and the sync face.
+
+Each name is fetched from its own module when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__all__ = (
+    "LoopHandle",
+    "LoopThread",
+    "await_future",
+    "run_sync",
+    "start_loop",
+    "start_thread",
+)
+
+if TYPE_CHECKING:
+    from penstock.blocking.background import run_sync, start_loop, start_thread
+    from penstock.blocking.loop_thread import LoopThread
+    from penstock.kernel.concurrency.threads import LoopHandle, await_future
+else:
+    from penstock.kernel.lazy_names import lazy_names as _lazy_names
+
+    __getattr__, __dir__ = _lazy_names(
+        __name__,
+        {
+            "penstock.blocking.background": ("run_sync", "start_loop", "start_thread"),
+            "penstock.blocking.loop_thread": ("LoopThread",),
+            "penstock.kernel.concurrency.threads": ("LoopHandle", "await_future"),
+        },
+    )

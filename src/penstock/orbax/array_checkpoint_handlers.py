@@ -22,7 +22,8 @@ from typing import Any, Final, cast
 import jax
 import numpy as np
 
-from penstock.embedding import kernel, prng_keys
+from penstock import kernel
+from penstock.embedding import prng_keys
 from penstock.orbax.base_pytree_handler import (
     BasePyTreeCheckpointHandler,
     BasePyTreeRestoreArgs,

@@ -52,18 +52,9 @@ import tensorstore as ts
 from anyio import CancelScope
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from penstock import Checkpointer, Pipeline, SaveFuture, pipelines
-from penstock.embedding import (
-    TreeDirectory,
-    await_future,
-    built_in,
-    check_arrays,
-    chunk_shapes,
-    dtypes,
-    kernel,
-    prng_keys,
-    start_loop,
-)
+from penstock import Checkpointer, Pipeline, SaveFuture, kernel, pipelines
+from penstock import handlers as built_in
+from penstock.embedding import TreeDirectory, blocking, check_arrays, chunk_shapes, dtypes, prng_keys
 from penstock.errors import DuplicateNameError
 from penstock.orbax.future import in_thread
 from penstock.orbax.item_files import check_document
@@ -194,16 +185,16 @@ async def begin_writing(
         Delivered once the batch is copied; what is written of it ends first.
     """
     staged: Future[SaveFuture] = Future()
-    call = start_loop(_write, list(arrays), staged, then, name="penstock: arrays of a handler")
+    call = blocking.start_loop(_write, list(arrays), staged, then, name="penstock: arrays of a handler")
     del arrays  # they hold the caller's values
     with CancelScope(shield=True):
-        await await_future(staged)
+        await blocking.await_future(staged)
     try:
         await checkpoint_if_cancelled()
     except BaseException:
         staged.result().cancel()
         with CancelScope(shield=True), suppress(Exception):
-            await await_future(call)
+            await blocking.await_future(call)
         raise
 
     return call
@@ -348,7 +339,7 @@ class _Writer:
         infos = [info for info, _ in self._writing]
         await _all_results([written for _, written in self._writing], infos)
         for transaction in self._transactions.values():
-            await await_future(transaction.commit_async())
+            await blocking.await_future(transaction.commit_async())
 
         yield kernel.Committed(len(self._stores), self._nbytes, 0)
 
@@ -622,7 +613,7 @@ async def _fill(array: ArrayToRead, region: Any) -> None:
         with _blaming(array.info):
             elements = np.frombuffer(region.view(), dtype).reshape([hi - lo for lo, hi in bounds])
             place = tuple([slice(lo, hi) for lo, hi in bounds]) or ...
-            await await_future(_ts.array(elements, copy=False).write(array.store[place]).commit)
+            await blocking.await_future(_ts.array(elements, copy=False).write(array.store[place]).commit)
 
 
 async def _all_results(futures: Sequence[Any], infos: Sequence[ParamInfo]) -> list[Any]:
@@ -635,7 +626,7 @@ async def _all_results(futures: Sequence[Any], infos: Sequence[ParamInfo]) -> li
         results: list[Any] = []
         for future, info in zip(futures, infos, strict=True):
             with _blaming(info):
-                results.append(future.result() if future.done() else await await_future(future))
+                results.append(future.result() if future.done() else await blocking.await_future(future))
     except BaseException:
         for future in futures:
             future.cancel()

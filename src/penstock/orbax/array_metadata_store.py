@@ -27,8 +27,9 @@ from typing import Any, ClassVar, Final, final
 
 import jax
 
-from penstock import Pipeline, SaveFormat
-from penstock.embedding import built_in, document_files, dtypes, file_names, kernel, run_sync
+from penstock import Pipeline, SaveFormat, kernel
+from penstock import handlers as built_in
+from penstock.embedding import blocking, document_files, dtypes, file_names
 from penstock.errors import SpecError
 from penstock.orbax.future import in_thread
 from penstock.orbax.item_files import check_document, handler_path
@@ -204,7 +205,7 @@ def validate(validator: Any, store: Any, directory: Any) -> None:
     Raises:
         Exception: What the validator raises.
     """
-    found = run_sync(store.read, handler_path(directory))
+    found = blocking.run_sync(store.read, handler_path(directory))
     if found is not None:
         validator.validate_all_array_metadatas(found)
 

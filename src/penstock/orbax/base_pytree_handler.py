@@ -29,18 +29,16 @@ import jax
 import numpy as np
 from jax import tree_util
 
-from penstock import Checkpointer, CheckpointMetadata, Pipeline, SaveFormat, SaveFuture, pipelines
+from penstock import Checkpointer, CheckpointMetadata, Pipeline, SaveFormat, SaveFuture, kernel, pipelines
 from penstock import SaveArgs as LeafFormat
+from penstock import handlers as built_in
 from penstock.embedding import (
-    CUSTOM,
     BaseIfWhole,
     JointBuild,
     KnownValues,
-    LoopThread,
     TreeDirectory,
-    built_in,
+    blocking,
     chunk_shapes,
-    kernel,
     paths,
 )
 from penstock.errors import ConfigError, CorruptCheckpointError, NotACheckpointError, StorageError
@@ -151,7 +149,9 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         )
         self._layout = built_in.OrbaxLayout(self._form, directory=TreeDirectory(single=self._single))
         self._type_handler_registry = type_handler_registry
-        self._loop = LoopThread(partial(Trees.open, self._layout, limits, self._form), name="penstock.orbax")
+        self._loop = blocking.LoopThread(
+            partial(Trees.open, self._layout, limits, self._form), name="penstock.orbax"
+        )
 
     def get_param_names(self, item: Any) -> Any:
         """Return a tree with each leaf replaced by its stored name."""
@@ -216,7 +216,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             self._workers(data_file_size=most, save_args=args.save_args),
             save_args=leaf_formats(args.item, args.save_args, self._form, most),
             prioritise=self._prioritise(args.item),
-            custom_metadata=None if custom is None else {CUSTOM: custom},
+            custom_metadata=None if custom is None else {TreeDirectory.CUSTOM: custom},
             pipeline=self._pipeline(place, most),
             base=base_of(place, self._loop),
         )
@@ -495,7 +495,7 @@ def _is_args(node: Any) -> TypeGuard[SaveArgs]:
     return isinstance(node, SaveArgs)
 
 
-def base_of(place: Place, loop: LoopThread[Trees]) -> str | BaseIfWhole | None:
+def base_of(place: Place, loop: blocking.LoopThread[Trees]) -> str | BaseIfWhole | None:
     """Return the item of the step before to which unchanged leaves are linked, if a manager saves a step.
 
     Args:

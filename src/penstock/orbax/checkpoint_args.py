@@ -24,7 +24,7 @@ from importlib import import_module
 from threading import Lock
 from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar, cast
 
-from penstock.embedding import run_sync
+from penstock.embedding import blocking
 from penstock.errors import HandlerError
 from penstock.orbax.future import Future
 from penstock.orbax.installation import Counterpart, loaded_orbax
@@ -99,7 +99,7 @@ def wait_for_all(handler: Any, directory: Any, *args: Any, **kwargs: Any) -> Non
     async def start() -> Sequence[Future]:
         return await handler.async_save(directory, *args, **kwargs) or ()
 
-    for future in run_sync(start):
+    for future in blocking.run_sync(start):
         future.result()
 
 

@@ -30,7 +30,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Self, TypeAlias, cast, overload
 
-from penstock.embedding import as_json_metrics, start_thread, step_directory, step_number
+from penstock.embedding import as_json_metrics, blocking, step_directory, step_number
 from penstock.errors import ConfigError, NotACheckpointError, SpecError, StepExistsError
 from penstock.orbax.abstract_checkpoint_manager import AbstractCheckpointManager
 from penstock.orbax.checkpoint_args import (
@@ -223,7 +223,7 @@ class CheckpointManager:
             self._finish(change)
         else:
             # Not a daemon: old steps are deleted even if the program ends without waiting.
-            self._finishing = start_thread(self._finish, change, name="penstock.orbax.manager")
+            self._finishing = blocking.start_thread(self._finish, change, name="penstock.orbax.manager")
             self._saving = change
         if failure is not None:
             raise failure

@@ -18,7 +18,9 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, final
 
-from penstock.embedding import built_in, kernel, run_sync, watch_steps
+from penstock import handlers as built_in
+from penstock import kernel
+from penstock.embedding import blocking
 from penstock.errors import StorageError
 from penstock.orbax.arrays import to_shape_dtype_struct
 from penstock.orbax.item_files import bucket_url, handler_path, path_text, place_of, store_at
@@ -78,7 +80,7 @@ def wait_for_new_checkpoint(
     snapshots = _snapshots_of(root, snapshot_dir)
     is_over = _Timeout(timeout, seconds_to_sleep, timeout_fn)
     steps = _later_steps(root, names, until_step, max(seconds_to_sleep, _LEAST_S), is_over)
-    step = run_sync(anext, steps, _NONE)
+    step = blocking.run_sync(anext, steps, _NONE)
     snapshot = None
     try:
         if step != _NONE and snapshots is not None:
@@ -87,7 +89,7 @@ def wait_for_new_checkpoint(
             )
         yield step
     finally:
-        run_sync(steps.aclose)
+        blocking.run_sync(steps.aclose)
         _remove(snapshot)
 
 
@@ -157,7 +159,7 @@ def _later_steps(
     root: Any, names: NameFormat[Any], until_step: int | None, interval_s: float, is_over: Callable[[], bool]
 ) -> Watch:
     """Watch for the latest step, `until_step` or a later one."""
-    return watch_steps(
+    return Watch(
         store_at(root),
         kernel.Threads(1),
         path_text(root),

@@ -30,18 +30,8 @@ import jax
 
 from penstock import Checkpointer as NativeCheckpointer
 from penstock import JobOptions
-from penstock.embedding import (
-    DirectoryBuild,
-    JointBuild,
-    LoopThread,
-    SharedDirectory,
-    built_in,
-    file_names,
-    paths,
-    refuse_save,
-    run_sync,
-    start_thread,
-)
+from penstock import handlers as built_in
+from penstock.embedding import DirectoryBuild, JointBuild, SharedDirectory, blocking, file_names, paths
 from penstock.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError, PathError, SpecError
 from penstock.orbax.checkpoint_args import (
     AsyncCheckpointHandler,
@@ -161,7 +151,7 @@ class Checkpointer(AbstractCheckpointer):
         self._file_options = file_options
         self._atomicity_options = atomicity_options
         self._store = built_in.LocalStore()
-        self._joint_loop = LoopThread(
+        self._joint_loop = blocking.LoopThread(
             partial(_open_for_job, multiprocessing_options), name="penstock.orbax.joint"
         )
         self._callback: Callable[[], None] | None = None
@@ -518,7 +508,7 @@ class AsyncCheckpointer(Checkpointer):
             staged: ThreadFuture[Sequence[Future]] = ThreadFuture()
             # Not a daemon: the checkpoint is completed even if the program ends without waiting. Started
             # before other threads have work, which would make the caller wait for the interpreter.
-            pending = start_thread(self._finish, save, staged, begun, name="penstock.orbax.save")
+            pending = blocking.start_thread(self._finish, save, staged, begun, name="penstock.orbax.save")
             try:
                 futures = save.stage()
             except BaseException:
@@ -799,7 +789,9 @@ class _DirectorySave(HandlerSave):
         place = handler_path(self._building.path)
         try:
             if self._in_background:
-                return all_futures(run_sync(partial(self.handler.async_save, place, args=self.take_args())))
+                return all_futures(
+                    blocking.run_sync(partial(self.handler.async_save, place, args=self.take_args()))
+                )
 
             self.handler.save(place, args=self.take_args())
         except BaseException:
@@ -819,7 +811,7 @@ class _DirectorySave(HandlerSave):
         except BaseException as error:
             if isinstance(error, TimeoutError) and timeout_s is not None:
                 # The caller gets the error now, and not when what takes too long has ended.
-                self.cleaning = start_thread(
+                self.cleaning = blocking.start_thread(
                     _clean_up, self._building, futures, name="penstock.orbax.cleaning"
                 )
             elif not _clean_up(self._building, futures):
@@ -852,10 +844,14 @@ class _WholeSave(HandlerSave):
     def stage(self) -> Sequence[Future]:
         place = self._place
         try:
-            return all_futures(run_sync(partial(self.handler.async_save, place, args=self.take_args())))
+            return all_futures(
+                blocking.run_sync(partial(self.handler.async_save, place, args=self.take_args()))
+            )
         except Exception as error:
             if place.jointly and not place.begun.is_set():
-                refuse_save(place.path, error, JobOptions())  # the other processes would wait for this one
+                JointBuild.refuse(
+                    place.path, error, JobOptions()
+                )  # the other processes would wait for this one
             raise
 
     def finish(self, futures: Sequence[Future], timeout_s: float | None) -> None:
@@ -898,7 +894,7 @@ class _JointSave(HandlerSave):
             with joint_place(self._build):
                 if isinstance(self.handler, AsyncCheckpointHandler):
                     work = partial(self.handler.async_save, place, args=self.take_args())
-                    futures += all_futures(run_sync(partial(self._build.unless_ended, work)))
+                    futures += all_futures(blocking.run_sync(partial(self._build.unless_ended, work)))
                 else:
                     self.handler.save(place, args=self.take_args())
         except BaseException as error:

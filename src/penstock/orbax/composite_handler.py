@@ -16,7 +16,8 @@ from typing import Any, Final, final
 
 from anyio import CancelScope, to_thread
 
-from penstock.embedding import DirectoryBuild, SharedDirectory, built_in, file_names
+from penstock import handlers as built_in
+from penstock.embedding import DirectoryBuild, SharedDirectory, file_names
 from penstock.errors import ConfigError, PathError
 from penstock.items import Composite as Items
 from penstock.items import Json, PyTree

@@ -18,8 +18,9 @@ from typing import Any, Protocol, TypeVar, cast
 
 from anyio import create_task_group
 
+from penstock import kernel
+from penstock.embedding import blocking
 from penstock.embedding import failures as kept_failures
-from penstock.embedding import kernel, start_loop
 from penstock.errors import HandlerFailedError, StageFailedError
 
 T = TypeVar("T")
@@ -210,7 +211,7 @@ class CommitFutureAwaitingContractedSignals:
         async def run() -> None:
             await coro
 
-        self._future = start_loop(run, name=name or "penstock.orbax.commit")
+        self._future = blocking.start_loop(run, name=name or "penstock.orbax.commit")
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for it.

@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import Any, ClassVar, Final, Self, final
 
-from penstock.embedding import kernel
+from penstock import kernel
 from penstock.errors import PenstockError
 
 # Libraries that were written for Orbax derive handlers and arguments from Orbax's base classes, and make

@@ -23,7 +23,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from penstock.embedding import built_in, document_files, kernel, paths
+from penstock import handlers as built_in
+from penstock import kernel
+from penstock.embedding import document_files, paths
 from penstock.embedding import store_at as store_of_place
 from penstock.errors import StorageError
 
@@ -131,14 +133,14 @@ def path_text(path: Any) -> str:
     return os.fsdecode(path)
 
 
-def store_at(path: Any) -> kernel.Store:
-    """Return the store of a path, on a disk or in a bucket. Connects to nothing.
+def store_at(path: Any, *, snapshot: bool = False) -> kernel.Store:
+    """Return the store of a path, on a disk or in a bucket; or a snapshot, which alone connects to it.
 
     Raises:
         PathError: If it is a URL of a bucket that says more than a name.
     """
     url = bucket_url(path)
-    return built_in.LocalStore() if url is None else store_of_place(url)
+    return built_in.LocalStore() if url is None else store_of_place(url, snapshot=snapshot)
 
 
 def is_there(path: Any) -> bool:

@@ -29,7 +29,8 @@ from typing import Any, Protocol, cast, runtime_checkable
 import jax
 from jax import tree_util
 
-from penstock.embedding import flattening, kernel
+from penstock import kernel
+from penstock.embedding import flattening
 from penstock.orbax.installation import Counterpart
 
 _tree: Any = tree_util  # jax declares no types for it

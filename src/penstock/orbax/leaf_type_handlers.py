@@ -31,16 +31,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorstore as ts
 
-from penstock.embedding import (
-    ReplicaAxis,
-    built_in,
-    dtypes,
-    encode_strings,
-    file_names,
-    kernel,
-    run_sync,
-    start_thread,
-)
+from penstock import handlers as built_in
+from penstock import kernel
+from penstock.embedding import ReplicaAxis, blocking, dtypes, encode_strings, file_names
 from penstock.errors import InvalidLeafError
 from penstock.orbax.array_io import (
     ArrayToRead,
@@ -650,7 +643,7 @@ class StringHandler(TypeHandler):
         check_input_arguments(values, infos)
         check_infos(infos)
         _check_places(values, infos)
-        return [start_thread(self._write, list(values), infos)]
+        return [blocking.start_thread(self._write, list(values), infos)]
 
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
@@ -673,7 +666,7 @@ class StringHandler(TypeHandler):
         return [(size, size) for size in sizes]
 
     def _write(self, values: Sequence[str], infos: Sequence[ParamInfo]) -> None:
-        run_sync(_created, infos)
+        blocking.run_sync(_created, infos)
         write_values(
             self._filename, [(i, f"/{i.name}", str(value)) for i, value in zip(infos, values, strict=True)]
         )

@@ -27,7 +27,7 @@ from typing import Any, Final, TypeVar, cast
 
 import jax
 
-from penstock.embedding import kernel
+from penstock import kernel
 from penstock.orbax import logging as step_statistics  # Orbax has the measurements in a module of this name
 
 T = TypeVar("T")

@@ -20,17 +20,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar, cast, final
 
-from penstock import Checkpointer
-from penstock.embedding import (
-    LoopThread,
-    OpenSteps,
-    RootOptions,
-    StepFiles,
-    failures,
-    file_names,
-    kernel,
-    paths,
-)
+from penstock import Checkpointer, kernel
+from penstock.embedding import OpenSteps, RootOptions, StepFiles, blocking, failures, file_names, paths
 from penstock.embedding import step_directory as on_disk
 from penstock.errors import ConfigError, NotACheckpointError, StorageError
 from penstock.orbax.enclosing_save import StepLinks
@@ -335,7 +326,7 @@ class ManagerSteps:
             by_number=False,
         )
         make = partial(_open, self._path, self._files, root, options.multiprocessing_options)
-        self._loop = LoopThread(make, name="penstock.orbax")
+        self._loop = blocking.LoopThread(make, name="penstock.orbax")
         self._steps = self._loop.call(_itself)
         self._job, self._catalogue = self._steps.job, self._steps.catalogue
         self.is_alone = self._job.is_alone  #: whether there are no other processes

@@ -39,7 +39,8 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from jax import tree_util
 
-from penstock.embedding import built_in, document_files, file_names
+from penstock import handlers as built_in
+from penstock.embedding import document_files, file_names
 from penstock.errors import CorruptCheckpointError, SpecError, StorageError
 from penstock.orbax import metadata as tree  # in Orbax, TreeMetadata is in a module of this name
 from penstock.orbax import value_metadata as value

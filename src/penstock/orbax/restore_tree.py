@@ -32,18 +32,17 @@ from jax import tree_util
 from jax.experimental.layout import Format
 from jax.sharding import Sharding
 
-from penstock import CheckpointMetadata, LeafMetadata
+from penstock import CheckpointMetadata, LeafMetadata, kernel
 from penstock.embedding import (
     EMPTY_MARKERS,
     EmptyNamedTuple,
+    blocking,
     describe_target,
     dtypes,
     file_names,
     flattening,
-    kernel,
     pair_keys,
     prng_keys,
-    run_sync,
 )
 from penstock.errors import (
     DuplicateNameError,
@@ -649,7 +648,7 @@ def describe_tree(about: CheckpointMetadata, directory: Any, registry: Any, *, r
         ValueError: If a leaf has no handler.
     """
     foreign = [leaf for leaf in about.leaves if leaf.shape is None and leaf.kind not in _KNOWN]
-    said = run_sync(_ask, foreign, directory, registry, about.uses_zarr3) if foreign else {}
+    said = blocking.run_sync(_ask, foreign, directory, registry, about.uses_zarr3) if foreign else {}
 
     def describe(leaf: LeafMetadata) -> Any:
         return said[leaf.name] if leaf.name in said else _describe(leaf, directory)

@@ -22,7 +22,8 @@ from typing import Any, Final, cast, final
 import numpy as np
 import tensorstore as ts
 
-from penstock.embedding import await_future, chunk_shapes, document_files, file_names, kernel, prng_keys
+from penstock import kernel
+from penstock.embedding import blocking, chunk_shapes, document_files, file_names, prng_keys
 from penstock.orbax.future import in_thread
 from penstock.orbax.leaf_args import ParamInfo, RestoreArgs, SaveArgs
 
@@ -394,11 +395,11 @@ async def merge_ocdbt_per_process_files(
     target = parent.with_transaction(transaction)
     for process in processes:
         child = await _open(kvstore_spec(str(process)), ts_context)
-        await await_future(child.experimental_copy_range_to(target))
+        await blocking.await_future(child.experimental_copy_range_to(target))
     if enable_validation:
-        _validate([key.decode() for key in await await_future(target.list())])
+        _validate([key.decode() for key in await blocking.await_future(target.list())])
 
-    await await_future(transaction.commit_async())
+    await blocking.await_future(transaction.commit_async())
 
 
 @final
@@ -425,7 +426,7 @@ class MergeProcessFiles:
 
 
 async def _open(spec: dict[str, Any], context: Any) -> Any:
-    return await await_future(_ts.KvStore.open(_ts.KvStore.Spec(spec), context=context))
+    return await blocking.await_future(_ts.KvStore.open(_ts.KvStore.Spec(spec), context=context))
 
 
 def _validate(keys: list[str]) -> None:

@@ -32,14 +32,9 @@ import jax
 from jax import tree_util
 from jax.core import Tracer
 
-from penstock import MemoryRegulator
-from penstock.embedding import (
-    EMPTY_MARKERS,
-    AdaptedHandler,
-    ByteAccount,
-    built_in,
-    kernel,
-)
+from penstock import MemoryRegulator, kernel
+from penstock import handlers as built_in
+from penstock.embedding import EMPTY_MARKERS, AdaptedHandler, ByteAccount
 from penstock.errors import HandlerError
 from penstock.orbax.future import in_thread
 from penstock.orbax.item_files import handler_path

@@ -38,8 +38,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, final
 
+from penstock import kernel
 from penstock import steps as own
-from penstock.embedding import file_names, kernel, step_directory
+from penstock.embedding import file_names, step_directory
 from penstock.errors import ConfigError, CorruptCheckpointError, NotACheckpointError, SpecError
 from penstock.orbax.item_files import bucket_url, handler_path, path_as_given, path_text, place_of, store_at
 from penstock.orbax.metadata import StepMetadata, get_step_metadata

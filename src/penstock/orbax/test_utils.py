@@ -29,7 +29,8 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from penstock.embedding import kernel, prng_keys
+from penstock import kernel
+from penstock.embedding import prng_keys
 from penstock.orbax import type_handlers
 from penstock.orbax.leaf_args import ParamInfo
 from penstock.orbax.tree import PyTree, to_flat_dict

@@ -47,7 +47,7 @@ from typing import Any, Final, Protocol, cast, final, runtime_checkable
 import jax
 import numpy as np
 
-from penstock.embedding import kernel
+from penstock import kernel
 from penstock.orbax.array_metadata_store import Store
 from penstock.orbax.installation import loaded_orbax
 from penstock.orbax.leaf_args import (

@@ -50,7 +50,8 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from penstock.embedding import built_in, file_names
+from penstock import handlers as built_in
+from penstock.embedding import file_names
 from penstock.orbax.arrays import to_shape_dtype_struct
 from penstock.orbax.logging import record_saved_duration
 from penstock.orbax.multihost import (

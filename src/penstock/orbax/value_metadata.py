@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from penstock.embedding import kernel
+from penstock import kernel
 
 _jax: Any = jax
 _sharding: Any = SingleDeviceSharding

@@ -488,10 +488,10 @@ class CheckpointManager:
         interval_s: float = 1.0,
     ) -> Watch:
         """Yield each step that becomes durable, saved by any process; arguments as for `penstock.watch`."""
-        from penstock.steps.step_watch import watch_steps
+        from penstock.steps.step_watch import Watch
 
         self._saves.check_open()
-        return watch_steps(
+        return Watch(
             self._checkpointer.engine.at(self._root).store,
             self._saves.reading,
             self._root,

@@ -34,7 +34,7 @@ from penstock.kernel.protocols.stores import ObjectStore, Store
 from penstock.steps import step_directory as on_disk
 from penstock.steps.catalogue import StepFiles
 from penstock.steps.keep_policies import KeepAll, KeepPolicy
-from penstock.steps.step_deletion import delete_step
+from penstock.steps.step_directory import delete_step
 
 CLOSING_S: Final = 5.0
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-__all__ = ("Deleter", "delete_step")
+__all__ = ("Deleter",)
 
 import errno
 import math
-import os
 from collections.abc import Callable, Mapping
 from typing import Final, final
 
 from anyio import Event, Lock, move_on_after
 from structlog.stdlib import BoundLogger
 
-from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
-from penstock.handlers.stores.publishing.deletion import delete_checkpoint, move_checkpoint
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PenstockError, RootInUseError, StorageError
 from penstock.kernel.protocols.stores import Store
-from penstock.steps.step_directory import DELETED
+from penstock.steps.step_directory import delete_step
 
 RETRY_S: Final = 1.0
 """Seconds until the deletion of a step that was being read is tried again."""
@@ -175,30 +172,3 @@ class Deleter:
 
         self._hold()
         return delete_step(self._store, self._root, name, self._trash, is_wanted=lambda: not self._ended)
-
-
-def delete_step(
-    store: Store, root: str, name: str, trash: str | None, *, is_wanted: Callable[[], bool] = lambda: True
-) -> StorageError | None:
-    """Delete the step called `name` in `root`, or move it to the folder `trash` there. Blocking.
-
-    Does nothing if it does not exist, or if `is_wanted` says so once it is held. Of a step that is a symbolic
-    link, the link is deleted.
-
-    Returns:
-        Why something of it was left under a name that is no step's; None if it is gone.
-
-    Raises:
-        InUseError: If it is being read or saved.
-        StorageError: If the medium refuses. The step is still there.
-        UnsupportedByStoreError: If the store cannot move it to `trash`.
-    """
-    path = os.path.join(root, name)
-    if store.kind(path) is None:
-        return None
-
-    if trash is not None:
-        return move_checkpoint(store, path, os.path.join(root, trash, name), is_wanted=is_wanted)
-
-    hidden = os.path.join(root, f"{DELETED}{name}{TEMPORARY_SUFFIX}")
-    return delete_checkpoint(store, path, hidden, is_wanted=is_wanted)

@@ -1,4 +1,4 @@
-"""A directory of steps on the medium: listing it, and reading the documents of a step. Blocking.
+"""A directory of steps on the medium: listing it, reading the documents of a step, deleting one. Blocking.
 
 Source:
     ORBAX_FORMAT.md §3.1 to §3.4.
@@ -12,6 +12,7 @@ __all__ = (
     "TREE",
     "StepReader",
     "check_root",
+    "delete_step",
     "find_steps",
     "leftovers",
     "list_root",
@@ -24,7 +25,7 @@ __all__ = (
 import errno
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, final
 
 from penstock.handlers.formats import integrity
@@ -51,6 +52,7 @@ from penstock.handlers.formats.orbax.file_names import (
     TEMPORARY_SUFFIX,
 )
 from penstock.handlers.formats.untrusted import parse_object
+from penstock.handlers.stores.publishing.deletion import delete_checkpoint, move_checkpoint
 from penstock.kernel.errors import ChecksumError, PathError, SpecError, StorageError
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import DISK_MARK, DiskMark, Document
@@ -319,3 +321,30 @@ def seal_root_metadata(store: Store, root: str) -> bool:
     store.write_file(mark, encode_mark(record))
     store.sync_directory(folder)
     return True
+
+
+def delete_step(
+    store: Store, root: str, name: str, trash: str | None, *, is_wanted: Callable[[], bool] = lambda: True
+) -> StorageError | None:
+    """Delete the step called `name` in `root`, or move it to the folder `trash` there. Blocking.
+
+    Does nothing if it does not exist, or if `is_wanted` says so once it is held. Of a step that is a symbolic
+    link, the link is deleted.
+
+    Returns:
+        Why something of it was left under a name that is no step's; None if it is gone.
+
+    Raises:
+        InUseError: If it is being read or saved.
+        StorageError: If the medium refuses. The step is still there.
+        UnsupportedByStoreError: If the store cannot move it to `trash`.
+    """
+    path = os.path.join(root, name)
+    if store.kind(path) is None:
+        return None
+
+    if trash is not None:
+        return move_checkpoint(store, path, os.path.join(root, trash, name), is_wanted=is_wanted)
+
+    hidden = os.path.join(root, f"{DELETED}{name}{TEMPORARY_SUFFIX}")
+    return delete_checkpoint(store, path, hidden, is_wanted=is_wanted)

@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = (
     "Watch",
     "watch",
-    "watch_steps",
 )
 
 import math
@@ -121,7 +120,7 @@ def watch(
     Cancellation:
         At every wait.
     """
-    return watch_steps(
+    return Watch(
         None,
         Threads(1).leaving_calls(READ_S),
         path_or_url(root),
@@ -134,36 +133,19 @@ def watch(
     )
 
 
-def watch_steps(
-    store: Store | None,
-    threads: Threads,
-    root: str,
-    names: NameFormat,
-    *,
-    after: int | None = None,
-    latest_only: bool = False,
-    timeout_s: float | None = None,
-    until: Callable[[], bool] | None = None,
-    interval_s: float = 1.0,
-    on_step: Callable[[int, str], object] | None = None,
-) -> Watch:
-    """Watch a root in any store, as `watch` does; `on_step` is called with each step and its name first.
-
-    Without a store it is the one that the root is in, with the options of the process's configuration.
-    """
-    if not interval_s > 0:
-        raise SpecError(f"interval_s must be positive, not {interval_s}")
-
-    return Watch(
-        _Watcher(store, threads, root, names, after), latest_only, timeout_s, until, interval_s, on_step
-    )
-
-
 @final
 class Watch(AsyncIterator[int]):
     """Steps as they become durable; an async iterator. Each is held until the next one is requested.
 
     The loop may be left early: the hold ends with this object, or with `aclose`.
+
+    Args:
+        store: The one that `root` is in; None for that of the process's configuration.
+        threads: For blocking calls.
+        root: The directory of steps, in any store.
+        names: The names of the steps.
+        after: As for `watch`, like all that follow but the last.
+        on_step: Called with each step and its name before it is yielded.
     """
 
     __slots__ = (
@@ -178,14 +160,22 @@ class Watch(AsyncIterator[int]):
 
     def __init__(
         self,
-        watcher: _Watcher,
-        latest_only: bool,
-        timeout_s: float | None,
-        until: Callable[[], bool] | None,
-        interval_s: float,
-        on_step: Callable[[int, str], object] | None,
+        store: Store | None,
+        threads: Threads,
+        root: str,
+        names: NameFormat,
+        *,
+        after: int | None = None,
+        latest_only: bool = False,
+        timeout_s: float | None = None,
+        until: Callable[[], bool] | None = None,
+        interval_s: float = 1.0,
+        on_step: Callable[[int, str], object] | None = None,
     ) -> None:
-        self._watcher = watcher
+        if not interval_s > 0:
+            raise SpecError(f"interval_s must be positive, not {interval_s}")
+
+        self._watcher = _Watcher(store, threads, root, names, after)
         self._latest_only = latest_only
         self._timeout_s = math.inf if timeout_s is None else timeout_s
         self._until = until

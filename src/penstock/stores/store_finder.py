@@ -15,6 +15,7 @@ from anyio import CancelScope, sleep
 from penstock.config.config import Config, StoreOptions
 from penstock.handlers.stores.local import LocalStore
 from penstock.handlers.stores.publishing.paths import path_or_url, root_of, scheme_of
+from penstock.handlers.stores.publishing.reading import snapshot_of
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PathError, SpecError
 from penstock.kernel.protocols.stores import Store
@@ -104,9 +105,22 @@ class StoreFinder:
             return self._buckets[url]
 
 
-def store_at(path: str) -> Store:
-    """Return the store of an absolute path or a URL, as the configuration says. Connects to nothing."""
-    return LocalStore() if scheme_of(path) is None else StoreFinder(None, Config.load().store).at(path)
+def store_at(path: str, *, snapshot: bool = False) -> Store:
+    """Return the store of an absolute path or a URL, as the configuration says.
+
+    Args:
+        path: What is read or written there.
+        snapshot: Whether to return a snapshot of the checkpoint at `path`, if it is in a bucket. That blocks;
+            otherwise nothing is connected to.
+
+    Raises:
+        StorageError: If the medium refuses a snapshot.
+    """
+    if scheme_of(path) is None:
+        return LocalStore()
+
+    store = StoreFinder(None, Config.load().store).at(path)
+    return snapshot_of(store, path) if snapshot else store
 
 
 def store_of(path: str | os.PathLike[str]) -> tuple[Store, str]:

@@ -15,7 +15,7 @@ from penstock.handlers.stores.publishing.paths import path_or_url, temporary_pat
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import StorageError
 from penstock.kernel.protocols.stores import Store
-from penstock.steps.step_deletion import delete_step
+from penstock.steps.step_directory import delete_step
 from penstock.stores.store_finder import StoreFinder
 
 

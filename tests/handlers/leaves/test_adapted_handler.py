@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from anyio import CancelScope, Event, create_task_group
 
-from penstock.embedding import LoopHandle
+from penstock.blocking import LoopHandle
 from penstock.errors import HandlerError, HandlerFailedError, InvalidLeafError, PipelineError
 from penstock.handlers.leaves.adapted_handler import AdaptedHandler
 from penstock.kernel import (

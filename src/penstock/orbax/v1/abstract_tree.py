@@ -15,8 +15,9 @@ import numpy as np
 from jax import tree_util
 from jax.sharding import Sharding
 
-from penstock import SaveFormat
-from penstock.embedding import built_in, dtypes, file_names, flattening, kernel, pair_keys, snapshot_of
+from penstock import SaveFormat, kernel
+from penstock import handlers as built_in
+from penstock.embedding import dtypes, file_names, flattening, pair_keys
 from penstock.errors import NotACheckpointError
 from penstock.orbax.arrays import is_narrowed, jax_dtype, number_type
 from penstock.orbax.item_files import store_at
@@ -52,7 +53,7 @@ def read_tree(directory: str) -> StoredTree:
         NotACheckpointError: If there is none. It is a FileNotFoundError.
         CorruptCheckpointError: If it is damaged.
     """
-    store = snapshot_of(store_at(directory), directory)
+    store = store_at(directory, snapshot=True)
     if store.kind(os.path.join(directory, file_names.METADATA)) is None:
         raise NotACheckpointError(directory, f"holds no tree: it has no {file_names.METADATA}")
 

@@ -33,7 +33,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast, final, runtime_checkable
 
-from penstock.embedding import kernel
+from penstock import kernel
 from penstock.errors import HandlerError
 from penstock.orbax.checkpoint_args import AlreadyExistsError, NoEntryError
 from penstock.orbax.v1.path import Path, PathAwaitingCreation

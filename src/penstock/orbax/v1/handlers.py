@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from typing import Any, Final, final
 
-from penstock.embedding import kernel
+from penstock import kernel
 from penstock.orbax.item_files import find_text, write_text
 from penstock.orbax.multihost import is_primary_host
 from penstock.orbax.v1.handler_registration import (

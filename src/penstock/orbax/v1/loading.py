@@ -25,8 +25,8 @@ from anyio import to_thread
 from jax import sharding
 from jax.sharding import AbstractMesh, NamedSharding
 
-from penstock import Checkpointer, Config
-from penstock.embedding import dtypes, kernel, paths
+from penstock import Checkpointer, Config, kernel
+from penstock.embedding import dtypes, paths
 from penstock.errors import ChecksumError, MissingFileError, StructureMismatchError
 from penstock.orbax.v1.abstract_tree import mismatch
 from penstock.orbax.v1.errors import InvalidLayoutError

@@ -20,17 +20,16 @@ import os
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast, final
 
+from penstock import handlers as built_in
+from penstock import kernel
 from penstock.embedding import (
-    built_in,
     checkpoint_metadata,
-    delete_step,
     deletion,
     document_files,
     file_names,
     find_place,
-    kernel,
     paths,
-    snapshot_of,
+    step_directory,
 )
 from penstock.errors import ChecksumError, MissingFileError, PathError, StorageError
 from penstock.orbax.item_files import store_at
@@ -165,7 +164,7 @@ def item_names(found: Survey) -> list[str]:
 
 
 def _find(path: str, layout: CheckpointLayout) -> Survey:
-    store = snapshot_of(store_at(path), path)
+    store = store_at(path, snapshot=True)
     place = find_place(store, path)
     names = frozenset(store.list_directory(path)) if store.kind(path) == "directory" else frozenset[str]()
     if layout is not CheckpointLayout.ORBAX and place.kind == "tensors":
@@ -258,7 +257,7 @@ def _delete(path: str, name: str | None, missing_ok: bool) -> bool:
         return True
 
     if name is None:
-        delete_step(store, os.path.dirname(doomed), os.path.basename(doomed), None)
+        step_directory.delete_step(store, os.path.dirname(doomed), os.path.basename(doomed), None)
     else:
         _delete_item(built_in.LocalStore(), path, name)
 
@@ -272,13 +271,13 @@ def _delete_item(store: built_in.LocalStore, path: str, name: str) -> None:
     listed: dict[str, Any] = json.loads(data) if data else {}
     handlers = listed.get("item_handlers")
     if not isinstance(handlers, dict) or name not in handlers:
-        delete_step(store, path, name, None)
+        step_directory.delete_step(store, path, name, None)
         return
 
     others = {item: handler for item, handler in cast("dict[str, Any]", handlers).items() if item != name}
     document_files.replace_file(store, file, json.dumps({**listed, "item_handlers": others}).encode())
     try:
-        delete_step(store, path, name, None)
+        step_directory.delete_step(store, path, name, None)
     except StorageError:
         document_files.replace_file(store, file, data)
         raise

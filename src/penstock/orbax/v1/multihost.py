@@ -12,7 +12,7 @@ __all__ = (
 
 from collections.abc import Collection
 
-from penstock.embedding import kernel
+from penstock import kernel
 from penstock.orbax import multihost as job_processes
 from penstock.orbax.multihost import is_pathways_backend, is_primary_host, process_count, process_index
 

@@ -15,8 +15,8 @@ import anyio
 from anyio import CancelScope, create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
 
-from penstock import MemoryRegulator
-from penstock.embedding import LoopHandle, failures, kernel, start_loop
+from penstock import MemoryRegulator, kernel
+from penstock.embedding import blocking, failures
 from penstock.errors import PenstockError, RunningLoopError
 from penstock.orbax.future import as_raised
 
@@ -54,7 +54,7 @@ class BackgroundOperation(Generic[T]):
         self._begun: failures.FailureFuture[None] = failures.FailureFuture()
         self._done: failures.FailureFuture[T] = failures.FailureFuture()
         self._thread: int | None = None
-        self._loop: LoopHandle | None = None
+        self._loop: blocking.LoopHandle | None = None
         self._scope: CancelScope | None = None
 
     def __repr__(self) -> str:
@@ -117,7 +117,7 @@ class BackgroundOperation(Generic[T]):
 
     async def run(self, main: Main[T]) -> None:
         """Do the work. Errors go to those who wait; only cancellation is raised."""
-        self._thread, self._loop = threading.get_ident(), LoopHandle()
+        self._thread, self._loop = threading.get_ident(), blocking.LoopHandle()
         try:
             with CancelScope() as self._scope:
                 value = await main(self)
@@ -183,7 +183,7 @@ def begin(name: str, main: Main[T]) -> BackgroundOperation[T]:
 
     # The caller may or may not run a loop; neither must run ours. The thread is not a daemon: a program
     # that ends waits for its saves.
-    start_loop(operation.run, main, name=f"penstock: {name}")
+    blocking.start_loop(operation.run, main, name=f"penstock: {name}")
     return operation
 
 
@@ -239,7 +239,7 @@ def give_up(awaitables: Iterable[object]) -> None:
 async def _of(future: Future[T]) -> T:
     """Wait for a future without a thread; being cancelled does nothing to it."""
     if not future.done():
-        event, loop = anyio.Event(), LoopHandle()
+        event, loop = anyio.Event(), blocking.LoopHandle()
         future.add_done_callback(lambda _: loop.post(event.set))
         await event.wait()
 

@@ -27,7 +27,7 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast, final
 
-from penstock.embedding import built_in
+from penstock import handlers as built_in
 from penstock.errors import ConfigError
 from penstock.orbax.array_io import ReplicaOptions
 from penstock.orbax.leaf_type_handlers import SpecOptions, replicas_share_by_default

@@ -18,15 +18,14 @@ from typing import Any, Final, TypeVar, final
 
 from anyio import fail_after, to_thread
 
-from penstock import Checkpointer
+from penstock import Checkpointer, kernel
+from penstock import handlers as built_in
 from penstock.embedding import (
     act_on_answer,
-    built_in,
     checkpoint_metadata,
     document_files,
     file_names,
     flattening,
-    kernel,
     make_name_durable,
     paths,
 )

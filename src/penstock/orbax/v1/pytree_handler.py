@@ -14,8 +14,9 @@ import numpy as np
 from anyio import to_thread
 from jax import tree_util
 
-from penstock import Checkpointer, HandlerRegistry, SaveArgs, pipelines
-from penstock.embedding import TreeDirectory, built_in, flattening, kernel
+from penstock import Checkpointer, HandlerRegistry, SaveArgs, kernel, pipelines
+from penstock import handlers as built_in
+from penstock.embedding import TreeDirectory, flattening
 from penstock.errors import InvalidLeafError, NoHandlerError, StructureMismatchError
 from penstock.orbax.array_metadata_store import Store, recorded_by, validate
 from penstock.orbax.enclosing_save import joint_build_around

@@ -30,17 +30,15 @@ from typing import Any, Final, final
 from anyio import fail_after, move_on_after
 from jax import tree_util
 
-from penstock import Checkpointer
+from penstock import Checkpointer, kernel
+from penstock import handlers as built_in
 from penstock.embedding import (
     DirectoryBuild,
     JointBuild,
     SharedDirectory,
-    built_in,
     checkpoint_metadata,
     file_names,
-    kernel,
     paths,
-    refuse_save,
 )
 from penstock.errors import ConfigError, NoHandlerError, PathError
 from penstock.items import Composite as Items
@@ -264,7 +262,7 @@ class ItemsSave:
                 self._check_for_bucket()
             except ValueError as error:
                 if self._job is not None:
-                    refuse_save(path, error, self._job)  # the others would wait for this process
+                    JointBuild.refuse(path, error, self._job)  # the others would wait for this process
                 raise
 
     async def __call__(self, operation: BackgroundOperation[None]) -> None:

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypeAlias, cast, final
 
-from penstock.embedding import kernel, step_number
+from penstock import kernel
+from penstock.embedding import step_number
 from penstock.orbax import policies as preservation_policies
 from penstock.orbax import policies as save_decision_policies
 from penstock.orbax.logging import SaveTimes, StandardLogger, log_restore, log_save

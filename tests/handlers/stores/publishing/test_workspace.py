@@ -14,7 +14,7 @@ import anyio
 import pytest
 from anyio import CancelScope, Event, create_task_group
 
-from penstock.embedding import LoopHandle
+from penstock.blocking import LoopHandle
 from penstock.errors import DestinationExistsError, InUseError, PathError, StorageError
 from penstock.handlers import LocalStore
 from penstock.handlers.stores.publishing.workspace import Workspace
