@@ -95,7 +95,8 @@ class Write:
         arrays, places = run.layout.arrays, run.layout.places
         writer: _Writer
         if places is not None:
-            writer = _ArrangedFiles(run, places)
+            # Of several processes each writes into files that the primary makes and completes.
+            writer = (_OwnArrangedFiles if run.operation.is_alone else _SharedArrangedFiles)(run, places)
         elif arrays is not None and not arrays.save_format.ocdbt:
             writer = _ChunkFiles(run)
         else:
@@ -198,10 +199,7 @@ class _DataFiles(_Writer):
         self._unsynced: list[_DataFile] = []
         self._placed = 0  # bytes of all files
         self._filling: dict[str, _DataFile] = {}  # by the folder that their names are relative to
-        self._own_folder = ""
-        if not run.operation.is_alone and run.layout.arrays is not None:  # as it is on disk
-            self._own_folder = run.layout.arrays.process_folder(run.operation.process_index)
-
+        self._own_folder = run.own_folder
         self._chunks: dict[tuple[int, tuple[int, ...]], tuple[_DataFile, int]] = {}
         self._placing = Lock(fast_acquire=True)
         self._preallocate = True
@@ -550,14 +548,8 @@ class _ArrangedFile:
     is_complete: bool = False
 
 
-@final
 class _ArrangedFiles(_Writer):
-    """Each leaf is whole and in C order where its layout said in advance; chunks of a sharded one meet there.
-
-    A file is created for its first piece. After its last one it gets its head, with the checksums of what was
-    written: so only files are open that are partly written. Of several processes that save together, each
-    writes its parts into the same files, which the primary has made and completes.
-    """
+    """Each leaf is whole and in C order where its layout said in advance, as are chunks of a sharded one."""
 
     def __init__(self, run: SaveRun, layout: ArrangedLayout) -> None:
         super().__init__(run)
@@ -570,24 +562,13 @@ class _ArrangedFiles(_Writer):
         begun = await self._begin(batch)
         return await self._run.threads.run(self._write, begun, batch)
 
-    async def finish(self) -> AsyncIterator[WrittenBatch]:
-        begun = self._begun
-        if begun is None:  # no message came: commit reports that
-            return
-        if not self._run.operation.is_alone:  # the primary completes the files, once all have written
-            from penstock.kernel.messages.joint_plan import ArrangedPart  # one process needs nothing of it
+    @abstractmethod
+    def _opened(self, path: str, nbytes: int) -> DataFile:
+        """Open a file of this length, and note it in `files` at once."""
 
-            await self._run.threads.run(self._end_part, begun)
-            yield WrittenBatch((), plan=begun.plan, arranged=ArrangedPart(begun.arrangement, begun.digests))
-            return
-
-        for name, file in begun.files.items():
-            if not file.is_complete:  # no leaf in it has bytes; if some are missing, commit says so
-                await self._run.threads.run(self._complete, begun, name)
-
-        for document in begun.arrangement.documents:
-            path = self._run.workspace.path(document.path)
-            await self._run.threads.run(self._run.store.write_file, path, document.data)
+    @abstractmethod
+    def _complete(self, begun: _Begun, name: str) -> None:
+        """Complete a file of whose leaves this process has written every byte."""
 
     async def _begin(self, batch: StagedBatch) -> _Begun:
         """Make the arrangement, once."""
@@ -605,49 +586,23 @@ class _ArrangedFiles(_Writer):
             return self._begun
 
     def _open(self, begun: _Begun, name: str) -> DataFile:
-        """Return a file, which the first caller creates."""
+        """Return a file, which the first caller opens."""
         file = begun.files[name]
         with self._lock:
             if file.opened is None:
                 file.opened = self._opened(self._run.workspace.path(name), file.end)
-                self.files.append(file.opened)
-                if self._run.operation.is_alone:  # or else the primary has made it, at full length
-                    file.opened.allocate(file.end)
 
             return file.opened
-
-    def _opened(self, path: str, nbytes: int) -> DataFile:
-        store = self._run.store
-        if self._run.operation.is_alone:
-            return store.create_long_file(path, nbytes)
-
-        assert store.system_files is not None, "the plan says so"
-        return store.system_files.open_for_writing(path)
-
-    def _end_part(self, begun: _Begun) -> None:
-        """Make durable what this process wrote into files of all."""
-        for file in begun.files.values():
-            if file.opened is not None:
-                file.opened.sync()
-                file.opened.close()
 
     def _count(self, begun: _Begun, name: str, nbytes: int) -> None:
         """Note that so many bytes of leaves are in a file, and complete it if they were the last."""
         file = begun.files[name]
         with self._lock:
             file.absent_bytes -= nbytes
-            if file.absent_bytes or not nbytes or not self._run.operation.is_alone:
+            if file.absent_bytes or not nbytes:
                 return
 
         self._complete(begun, name)
-
-    def _complete(self, begun: _Begun, name: str) -> None:
-        """Write the head of a file, of which all else was written, make the file durable, and close it."""
-        file = self._open(begun, name)
-        file.write_at(0, [memoryview(begun.digests.head(name))])
-        file.sync()
-        file.close()
-        begun.files[name].is_complete = True
 
     def _write(self, begun: _Begun, batch: StagedBatch) -> WrittenTable:
         arrangement, digests = begun.arrangement, begun.digests
@@ -678,6 +633,79 @@ class _ArrangedFiles(_Writer):
             self._count(begun, name, sum([part.nbytes for part in ranges[name]]))
 
         return WrittenTable.of(written, begun.plan.specs)
+
+
+@final
+class _OwnArrangedFiles(_ArrangedFiles):
+    """A file is created for its first piece. After its last one it gets its head, with the checksums of all.
+
+    So only files are open that are partly written.
+    """
+
+    def _opened(self, path: str, nbytes: int) -> DataFile:
+        file = self._run.store.create_long_file(path, nbytes)
+        self.files.append(file)
+        file.allocate(nbytes)
+        return file
+
+    def _complete(self, begun: _Begun, name: str) -> None:
+        """Write the head of a file, of which all else was written, make the file durable, and close it."""
+        file = self._open(begun, name)
+        file.write_at(0, [memoryview(begun.digests.head(name))])
+        file.sync()
+        file.close()
+        begun.files[name].is_complete = True
+
+    async def finish(self) -> AsyncIterator[WrittenBatch]:
+        begun = self._begun
+        if begun is None:  # no message came: commit reports that
+            return
+
+        for name, file in begun.files.items():
+            if not file.is_complete:  # no leaf in it has bytes; if some are missing, commit says so
+                await self._run.threads.run(self._complete, begun, name)
+
+        for document in begun.arrangement.documents:
+            path = self._run.workspace.path(document.path)
+            await self._run.threads.run(self._run.store.write_file, path, document.data)
+
+        return
+        yield
+
+
+@final
+class _SharedArrangedFiles(_ArrangedFiles):
+    """Of several processes each writes its parts into files that the primary has made, at full length.
+
+    The primary completes them at the commit, once all have written.
+    """
+
+    def _opened(self, path: str, nbytes: int) -> DataFile:
+        files = self._run.store.system_files
+        assert files is not None, "the plan says so"
+        file = files.open_for_writing(path)
+        self.files.append(file)
+        return file
+
+    def _complete(self, begun: _Begun, name: str) -> None:
+        """Do nothing: the checksums of the others go into its head."""
+
+    async def finish(self) -> AsyncIterator[WrittenBatch]:
+        from penstock.kernel.messages.joint_plan import ArrangedPart  # one process needs nothing of it
+
+        begun = self._begun
+        if begun is None:  # no message came: commit reports that
+            return
+
+        await self._run.threads.run(self._end_part, begun)
+        yield WrittenBatch((), plan=begun.plan, arranged=ArrangedPart(begun.arrangement, begun.digests))
+
+    def _end_part(self, begun: _Begun) -> None:
+        """Make durable what this process wrote into files of all."""
+        for file in begun.files.values():
+            if file.opened is not None:
+                file.opened.sync()
+                file.opened.close()
 
 
 def _files_of(arrangement: Arrangement, specs: Sequence[LeafSpec]) -> Mapping[str, _ArrangedFile]:

@@ -332,6 +332,15 @@ class SaveRun(Run):
     """For work that makes many objects: meanwhile no long collection of garbage stops the event loop."""
     handler_work: HandlerWork = field(default_factory=HandlerWork)
 
+    @property
+    def own_folder(self) -> str:
+        """The folder of this process's data files, in the directory of a tree; one process alone has none."""
+        arrays = self.layout.arrays
+        if arrays is None or self.operation.is_alone:
+            return ""
+
+        return arrays.process_folder(self.operation.process_index)
+
     def let_go(self) -> None:
         """Forget what the caller gave, when the save is over. A traceback may keep this object."""
         self.request = SaveRequest(self.path)

@@ -29,14 +29,12 @@ __all__ = (
     "WrittenRange",
     "ZarrDetails",
     "chunk_file_of",
-    "process_folder_of",
 )
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, final, runtime_checkable
 
-from penstock.kernel.errors import SpecError
 from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath, LeafSpec, ParamInfo, StoredLeaf
 from penstock.kernel.protocols.leaf_handlers import Leaf
@@ -454,18 +452,6 @@ class FormattedLayout(Capability, Protocol):
     def process_folder(self, process_index: int) -> str:
         """The folder for the data files of one process of several, relative to the directory of a tree."""
         ...
-
-
-def process_folder_of(layout: Layout, process_index: int) -> str:
-    """Return the folder that a layout gives a process.
-
-    Raises:
-        SpecError: If it gives none.
-    """
-    if layout.arrays is None:
-        raise SpecError(f"a {type(layout).__name__} cannot be written by several processes together")
-
-    return layout.arrays.process_folder(process_index)
 
 
 def chunk_file_of(layout: Layout, leaf: Leaf, chunk: tuple[int, ...]) -> str | None:

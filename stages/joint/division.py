@@ -17,12 +17,11 @@ import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from penstock.kernel.errors import InvalidLeafError, PathError
+from penstock.kernel.errors import InvalidLeafError, PathError, SpecError
 from penstock.kernel.messages.changed_specs import CodecChoice
 from penstock.kernel.messages.joint_plan import Ballot, JointPlan
 from penstock.kernel.messages.save import Leaves, SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.layouts import process_folder_of
 from penstock.kernel.protocols.leaf import KeyPath, LeafSpec
 from penstock.kernel.protocols.leaf_handlers import EveryProcess, FilesHandler, GlobalHandler
 from penstock.stages.joint.arranged_files import check_arranged
@@ -52,8 +51,8 @@ async def divided(
             raise PathError(run.path, problem)
 
         check_arranged(run, plan, own)
-    else:
-        process_folder_of(run.layout, operation.process_index)  # whether it has any
+    elif run.layout.arrays is None:
+        raise SpecError(f"a {type(run.layout).__name__} cannot be written by several processes together")
 
     places = undecided(plan)
     if places and choice is None:

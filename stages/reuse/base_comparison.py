@@ -19,7 +19,7 @@ from typing import final
 from penstock.kernel.codecs import AUTO
 from penstock.kernel.messages.save import Leaf, Leaves, References, SavePlan
 from penstock.kernel.pipeline.run_context import SaveRun
-from penstock.kernel.protocols.layouts import StoredCheckpoint, chunk_file_of, process_folder_of
+from penstock.kernel.protocols.layouts import StoredCheckpoint, chunk_file_of
 from penstock.kernel.protocols.leaf import LeafSpec, keys_of, names_of
 from penstock.kernel.protocols.written import DISK_MARK, Written
 from penstock.stages.messages.batching import grouped
@@ -153,10 +153,9 @@ class _Places:
     def __init__(self, run: SaveRun, leaves: Leaves) -> None:
         self._layout = run.layout
         self._leaves = leaves
-        self._folder = "" if run.layout.arrays is None else os.path.dirname(run.layout.data_file())
-        if not run.operation.is_alone:  # one process has no folder of its own
-            own = process_folder_of(run.layout, run.operation.process_index)
-            self._folder = os.path.join(own, self._folder)
+        self._folder = ""
+        if run.layout.arrays is not None:
+            self._folder = os.path.join(run.own_folder, os.path.dirname(run.layout.data_file()))
 
         self._folders: dict[str, str] = {}
         self._together: bool | None = None  #: whether all chunks may be in any data files

@@ -328,8 +328,8 @@ class ManagerSteps:
         make = partial(_open, self._path, self._files, root, options.multiprocessing_options)
         self._loop = blocking.LoopThread(make, name="penstock.orbax")
         self._steps = self._loop.call(_itself)
-        self._job, self._catalogue = self._steps.job, self._steps.catalogue
-        self.is_alone = self._job.is_alone  #: whether there are no other processes
+        self._job, self._catalogue = self._steps.root.job, self._steps.catalogue
+        self.is_alone = self._job.announcements is None  #: whether there are no other processes
         self._leave_out_gone()
 
     def _prepare(self, metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -417,8 +417,13 @@ class ManagerSteps:
         if self.is_alone:
             return decide()  # without a hop to the loop
 
-        own = _called(decide) if self._job.is_primary else decide
-        found: T = self._loop.call(_call, self._job.decide, name, own)
+        # Called in this thread; the others never call theirs.
+        own = _called(decide) if self._job.coordinator.is_primary else decide
+
+        async def decided() -> T:
+            return own()
+
+        found: T = self._loop.call(_call, self._job.decide, name, decided)
         return found
 
     @contextmanager
@@ -572,7 +577,7 @@ class ManagerSteps:
         path = self.new_path(step)
         before = None if base is None else path_text(self.new_path(base))
         links = StepLinks(path_text(path), before)
-        with self.reading((self._job.is_primary and before) or path), links.in_force():
+        with self.reading((self._job.coordinator.is_primary and before) or path), links.in_force():
             yield path
 
     def latest_in(self, directory: Any) -> int | None:

@@ -18,7 +18,6 @@ from penstock.kernel.protocols.stores import Directories
 from penstock.steps.catalogue import Catalogue, StepFiles
 from penstock.steps.opened_root import OpenedRoot, RootOptions
 from penstock.steps.retention import Retention
-from penstock.steps.save_decisions import JobDecisions
 
 BUSY_THREADS: Final = 2  # a long deletion must not delay a listing
 
@@ -60,8 +59,6 @@ class OpenSteps:
         self.root = OpenedRoot(engine, root, files, self.threads, self.reading, options)
         """The directory, and the right to write there."""
         opened = self.root
-        self.job = JobDecisions(opened.announcements, opened.primary, is_primary=opened.is_primary)
-        """What the primary decides for all processes."""
         self.catalogue = Catalogue(engine.store, root, files, engine.events, by_number=options.by_number)
         """Which steps there are."""
         self.retention = Retention(self.catalogue, opened, engine, root, self.reading, options)
@@ -89,8 +86,8 @@ class OpenSteps:
                 tasks.cancel_scope.cancel()
         finally:
             self.retention.end()
-            if self.root.announcements is not None:
-                await self.root.announcements.leave()
+            if (announcements := self.root.job.announcements) is not None:
+                await announcements.leave()
 
             await self.root.give_back()
 

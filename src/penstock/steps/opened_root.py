@@ -29,11 +29,12 @@ from penstock.kernel.errors import (
     RootInUseError,
     StorageError,
 )
-from penstock.kernel.protocols.coordinator import Announcements, Operation, SingleProcessCoordinator
+from penstock.kernel.protocols.coordinator import Operation, SingleProcessCoordinator
 from penstock.kernel.protocols.stores import ObjectStore, Store
 from penstock.steps import step_directory as on_disk
 from penstock.steps.catalogue import StepFiles
 from penstock.steps.keep_policies import KeepAll, KeepPolicy
+from penstock.steps.save_decisions import JobDecisions
 from penstock.steps.step_directory import delete_step
 
 CLOSING_S: Final = 5.0
@@ -84,12 +85,10 @@ class OpenedRoot:
         "_store",
         "_threads",
         "_was_refused",
-        "announcements",
         "holds",
         "is_local",
-        "is_primary",
+        "job",
         "pins",
-        "primary",
     )
 
     def __init__(
@@ -114,12 +113,9 @@ class OpenedRoot:
         self._name = engine.agreed_name(root)
         agrees = options.writes or self.is_local
         self._coordinator = engine.coordinator if agrees else SingleProcessCoordinator()
-        self.primary = self._coordinator.processes[0]  #: which process decides for all
-        self.is_primary = self._coordinator.is_primary  #: whether this one does
-        self.holds = self.is_primary or self.is_local  #: whether it cleans the directory, and deletes steps
+        self.holds = self.is_local or self._coordinator.is_primary  #: whether it cleans up, and deletes steps
         self.pins = PinnedSteps(self._store, root, self._events, is_told=lambda: self._hold.is_held)
-        self.announcements: Announcements | None = self._coordinator.announcements(self._name)
-        """How the primary tells the others what it decided; None if there are none."""
+        self.job = JobDecisions(self._coordinator, self._name)  #: what the primary decides for all
 
     async def steps(self, leaving: Container[int], *, opens: bool) -> Mapping[int, str]:
         """Return the steps in it, the same in all processes, which all call this: number to name, ascending.
@@ -326,7 +322,7 @@ async def agreed_steps(
         operation.at("open")
         found = await find()
         told, _ = await operation.agree(b"steps", list, begin)
-        if not operation.is_primary:  # which has them at hand
+        if not operation.is_primary:  # which has them at hand: decoding thousands would hold up its loop
             found = _decoded(told, name_of)
 
     return found

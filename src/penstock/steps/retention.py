@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ("Retention",)
 
-import json
 import time
 from dataclasses import replace
 from typing import final
@@ -34,9 +33,8 @@ class Retention:
     """
 
     __slots__ = (
-        "_announcements",
         "_catalogue",
-        "_is_primary",
+        "_job",
         "_outcomes",
         "_policy",
         "_threads",
@@ -53,9 +51,8 @@ class Retention:
         threads: Threads,
         options: RootOptions,
     ) -> None:
-        self._announcements = None if isinstance(options.keep, KeepAll) else opened.announcements
-        self._is_primary = opened.is_primary
         self._catalogue = catalogue
+        self._job = opened.job
         self._policy = options.keep
         self._threads = threads
         self._outcomes: dict[int, tuple[Event, list[PenstockError]]] = {}
@@ -84,19 +81,25 @@ class Retention:
             Exception: What the policy raises.
             PeerSilentError: If the primary does not say which.
         """
-        announcements, name = self._announcements, f"delete after {saved}"
-        if announcements is None:
-            going = await self._deletable(saved, is_overtaken)
-        elif self._is_primary:  # if it cannot decide, the others delete nothing, and only it raises
-            going = []
-            try:
-                going = await self._deletable(saved, is_overtaken)
-            finally:
-                await announcements.tell(name, json.dumps(going))
-        else:
-            going = json.loads(await announcements.hear(name))
+        if isinstance(self._policy, KeepAll):
+            return
 
-        self.deleter.ask(self._catalogue.remove(going))
+        failure: Exception | None = None
+
+        async def deletable() -> list[int]:
+            nonlocal failure
+            try:
+                return await self._deletable(saved, is_overtaken)
+            except Exception as error:  # then the others delete nothing, and only this process raises
+                failure = error
+                return []
+
+        self.deleter.ask(self._catalogue.remove(await self._job.decide(f"delete after {saved}", deletable)))
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # the traceback refers to this frame
 
     async def _deletable(self, saved: int, is_overtaken: bool) -> list[int]:
         steps = self._catalogue.snapshot()

@@ -8,7 +8,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar, cast, final
 
 from anyio import TASK_STATUS_IGNORED, open_signal_receiver
@@ -16,7 +16,7 @@ from anyio.abc import TaskStatus
 
 from penstock.kernel.errors import PeerFailedError
 from penstock.kernel.events import get_logger
-from penstock.kernel.protocols.coordinator import Announcements
+from penstock.kernel.protocols.coordinator import Announcements, Coordinator
 from penstock.steps.save_policies import SaveMoment, SavePolicy, follows_from_step
 
 T = TypeVar("T")
@@ -31,20 +31,18 @@ class JobDecisions:
     """Has the primary of a job decide, and the others do as it says, by name. All ask in the same order.
 
     Args:
-        announcements: How it is said; None if there are no other processes.
-        primary: Which process decides.
-        is_primary: Whether this one does.
+        coordinator: Of the processes that decide together.
+        about: What they decide about, the same in all.
     """
 
-    __slots__ = ("announcements", "is_alone", "is_primary", "primary")
+    __slots__ = ("announcements", "coordinator")
 
-    def __init__(self, announcements: Announcements | None, primary: int, *, is_primary: bool) -> None:
-        self.announcements = announcements
-        self.primary = primary
-        self.is_alone = announcements is None  #: whether there are no others
-        self.is_primary = is_primary
+    def __init__(self, coordinator: Coordinator, about: str) -> None:
+        self.coordinator = coordinator
+        self.announcements: Announcements | None = coordinator.announcements(about)
+        """How the primary tells the others what it decided; None if there are none."""
 
-    async def decide(self, name: str, own: Callable[[], T], what: str | None = None) -> T:
+    async def decide(self, name: str, own: Callable[[], Awaitable[T]], what: str | None = None) -> T:
         """Return what `own()` returns in the primary, in all processes.
 
         Args:
@@ -58,16 +56,16 @@ class JobDecisions:
             CoordinationError: If the service cannot be reached.
         """
         if self.announcements is None:
-            return own()
-        if not self.is_primary:
+            return await own()
+        if not self.coordinator.is_primary:  # one decides, so that no two can differ
             value, problem = json.loads(await self.announcements.hear(name))
             if problem is not None:
-                raise PeerFailedError(self.primary, what, None, problem)
+                raise PeerFailedError(self.coordinator.processes[0], what, None, problem)
 
             return cast("T", value)
 
         try:
-            found = own()
+            found = await own()
         except Exception as error:  # otherwise the others would wait
             problem = f"{type(error).__name__}: {error}"[:MOST_TEXT]
             await self.announcements.tell(name, json.dumps([None, problem]))
@@ -137,7 +135,7 @@ class SaveDecisions:
         announcements, name = self._announcements, f"save {step}"
         if announcements is None:
             return self.says(step)
-        if self._job.is_primary:
+        if self._job.coordinator.is_primary:  # it hears of a preemption of any, and decides with it
             was_asked = await announcements.take(PREEMPTED)
             if self._was_told or was_asked:
                 self._was_told = False
@@ -146,7 +144,7 @@ class SaveDecisions:
             await announcements.ask(PREEMPTED)
             self._was_told = False
 
-        def own() -> list[bool]:
+        async def own() -> list[bool]:
             return [bool(self.says(step)), self.preempted]
 
         is_wanted, preempted = await self._job.decide(name, own, "save_when")

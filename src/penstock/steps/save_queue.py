@@ -76,7 +76,7 @@ class StepSaves:
     ) -> None:
         engine = checkpointer.engine.at(root)
         self._checkpointer = checkpointer
-        self._operation, self._is_joint = engine.operation, engine.is_joint
+        self._engine = engine
         self._store, self._events = engine.store, engine.events
         self._root = root
         self._link = link
@@ -91,7 +91,7 @@ class StepSaves:
         self.reading = self._steps.reading  #: threads for what only reads
         self.catalogue, self.retention = self._steps.catalogue, self._steps.retention
         self.load = self._steps.load
-        self.decisions = SaveDecisions(save_when, self._known_steps, self._steps.job)  #: which to save
+        self.decisions = SaveDecisions(save_when, self._known_steps, self._steps.root.job)  #: which to save
         self._ranked = RankedMetrics(options.keep, self._infos_with_metrics, self._events)
 
     @property
@@ -217,7 +217,7 @@ class StepSaves:
 
     async def _refuse(self, step: int, error: Exception) -> None:
         """Tell the other processes, which would wait for this one, that it does not save a step."""
-        await self._operation(os.path.join(self._root, self.catalogue.name(step))).refuse(error)
+        await self._engine.operation(os.path.join(self._root, self.catalogue.name(step))).refuse(error)
 
     async def best_step(self, metric: Metric, mode: Mode) -> int | None:
         """Return the step with the best metric, the latest of equals; None if none has a finite one."""
@@ -268,7 +268,7 @@ class StepSaves:
         try:
             return await self._save(step, items, request)
         except NoSpaceError:
-            if self._is_joint or not self.retention.deleter.waiting:
+            if self._engine.is_joint or not self.retention.deleter.waiting:  # see above
                 raise
 
         await self.retention.deleter.attempt()
@@ -278,7 +278,7 @@ class StepSaves:
         save, known = self._checkpointer.operations.save, self._base(step)
         if request.base is not None or known is None:
             return await save(request, items)
-        if self._is_joint:  # a process that finds it damaged could not save once more without the others
+        if self._engine.is_joint:  # one that finds it damaged could not save once more without the others
             return await save(replace(request, base=BaseIfWhole(known)), items)
 
         try:
@@ -310,7 +310,7 @@ class StepSaves:
             self._not_durable.clear()  # their names are in the same directory
             self.catalogue.add(step, pending.name)
             self.note_base(step)
-        elif future.published and not self._is_joint:  # the other processes do not know
+        elif future.published and not self._engine.is_joint:  # the other processes do not know
             self._not_durable.add(step)
             self.catalogue.add(step, pending.name)
         elif self._steps.root.is_local:
