@@ -102,8 +102,8 @@ class Write:
         else:
             writer = _DataFiles(run, self.file_bytes)
 
-        # A list that grows: also a file is closed that a thread opens which was left behind.
-        async with closing(run.threads, lambda: writer.files):
+        # As the list is at the end: also a file is closed that a thread opens which was left.
+        async with closing(run.threads, writer.files.copy):
             yield writer
 
         log_transfers(run.events, "data.written", writer.files)

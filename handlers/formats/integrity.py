@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from struct import unpack
-from typing import Any, Final, NamedTuple, TypeAlias, cast, final, overload
+from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard, cast, final, overload
 
 import msgpack
 import numpy as np
@@ -350,12 +350,12 @@ def _packed(members: Mapping[str, object]) -> bytes:
 
 def _add_packed(pieces: list[bytes], value: object, packer: msgpack.Packer, depth: int = 0) -> None:
     """Add the pieces of a value: each file's columns at once, unless they are long."""
-    if type(value) is bytes and len(value) > STEP_BYTES:
+    if _is_long(value):
         pieces += _LONG_BYTES + len(value).to_bytes(4, "big"), value
         return
 
     members = cast("dict[str, object]", value) if isinstance(value, dict) else None
-    if members is None or (depth >= _DEPTH_OF_COLUMNS and not _is_long(members)):
+    if members is None or (depth >= _DEPTH_OF_COLUMNS and not any(map(_is_long, members.values()))):
         pieces.append(packer.pack(cast("Any", value)))
         return
 
@@ -365,8 +365,8 @@ def _add_packed(pieces: list[bytes], value: object, packer: msgpack.Packer, dept
         _add_packed(pieces, each, packer, depth + 1)
 
 
-def _is_long(columns: Mapping[str, object]) -> bool:
-    return any(type(column) is bytes and len(column) > STEP_BYTES for column in columns.values())
+def _is_long(value: object) -> TypeGuard[bytes]:
+    return type(value) is bytes and len(value) > STEP_BYTES
 
 
 def _encoded(documents: Mapping[str, Digest]) -> dict[str, object]:

@@ -188,15 +188,11 @@ class CompositeLayout:
             for part, found in self._by_part(leaves):
                 written, of_part = written_in(part.directory, batches), by_folder.get(part.directory, {})
                 if isinstance(self.arrays, OrbaxLayout) and not part.keys:  # whose caches know the tree
-                    about = part.custom_metadata
-                    made = self.arrays.item_documents(
-                        found, written, committed_ns=committed_ns, custom_metadata=about, digests=of_part
-                    )
+                    tree = self.arrays.tree(found, part.custom_metadata)
                 else:
                     tree = EncodedTree(TreeColumns.of(found), self._form, part.custom_metadata)
-                    made = tree.item_documents(written, committed_ns, of_part)
 
-                yield from _below(part.directory, made)
+                yield from _below(part.directory, tree.documents(written, committed_ns, of_part))
 
         about = encode_checkpoint_metadata(
             started_ns=started_ns,

@@ -49,7 +49,6 @@ from penstock.kernel.concurrency.brief_steps import (
     drop,
     integers,
     joined,
-    parts_of,
     rows_in_order,
 )
 from penstock.kernel.errors import SpecError
@@ -295,8 +294,11 @@ class _LeafPlan:
 
 def in_data_files(inline: Sequence[bytes | None]) -> npt.NDArray[np.bool_]:
     """Return for each value whether it is in a data file."""
-    parts = [np.array([value is None for value in part], np.bool_) for part in parts_of(inline)]
-    return np.concatenate(parts) if parts else np.empty(0, np.bool_)
+    found = np.empty(len(inline), np.bool_)
+    for at in range(0, len(inline), STEP):
+        found[at : at + STEP] = [value is None for value in inline[at : at + STEP]]
+
+    return found
 
 
 def _plan_leaf(

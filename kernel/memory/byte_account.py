@@ -102,6 +102,11 @@ class ByteAccount:
         """Bytes held by live leases."""
         return self._whole.leased
 
+    @property
+    def peak(self) -> int:
+        """The most that was ever leased at once, bytes."""
+        return self._whole.peak
+
     def limit_of(self, flow: str) -> int:
         """Bytes that one flow may lease at once."""
         return min(self._rooms.get(flow, self._shared)[0].limit, self._whole.limit)
@@ -176,7 +181,8 @@ class ByteAccount:
     def statistics(self, flow: str | None = None) -> AccountStatistics:
         """Return a snapshot of the whole, or of a flow that is bounded, for tests and for logs."""
         room = self._whole if flow is None else self._rooms[flow][0]
-        waiting = sum([line.waiting(flow) for line in (self._prioritised, self._waiting)])
+        lines = (self._prioritised.flows, self._waiting.flows)
+        waiting = sum([len(flows[name]) for flows in lines for name in flows if flow in (None, name)])
         return AccountStatistics(room.limit, room.leased, room.peak, waiting, room.waited_s)
 
     async def _wait(self, waiter: _Waiter, line: _WaitQueue) -> None:
@@ -245,9 +251,6 @@ class _WaitQueue:
     def __init__(self) -> None:
         self.flows: dict[str, deque[_Waiter]] = {}  #: none of them empty; only changed here
         self._served: dict[str, int] = {}  # counted while anything waits
-
-    def waiting(self, flow: str | None) -> int:
-        return sum([len(line) for name, line in self.flows.items() if flow is None or name == flow])
 
     def append(self, waiter: _Waiter) -> None:
         if waiter.flow not in self.flows:

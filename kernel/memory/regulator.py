@@ -144,6 +144,11 @@ class MemoryRegulator:
         return self._host.limit_of(flow)
 
     @property
+    def peak(self) -> int:
+        """The most host bytes that were ever leased at once."""
+        return self._host.peak
+
+    @property
     def whole(self) -> int:
         """The limit at the beginning, or this process's part of it; it never becomes more."""
         return self._whole

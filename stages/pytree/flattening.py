@@ -31,7 +31,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast, final
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast, final
 
 from jax import tree_util
 
@@ -562,7 +562,7 @@ def _infos(marks: Sequence[_Mark], n_leaves: int) -> Sequence[ParamInfo] | None:
     following = iter(marks)
     stack: list[tuple[ContainerNode, int]] = []  # each container, and the number of its next child
     inner = next(following, None)
-    opened: _ContainerPlace | None = _ContainerPlace((), (), "")
+    opened: ParamInfo | None = ParamInfo((), (), "")
     while inner is not None or stack:
         if inner is not None and opened is not None:
             children = _children(inner)
@@ -583,22 +583,12 @@ def _infos(marks: Sequence[_Mark], n_leaves: int) -> Sequence[ParamInfo] | None:
             if inner is None:
                 return None
 
-            info = node.info(at + count)
-            opened = _ContainerPlace(info.keys, info.kinds, info.key_path)
+            opened = node.info(at + count)
             stack.append((node, at + count + 1))
 
     return LeafInfos(runs, n_leaves, distinct=distinct) if n_found == n_leaves else None
 
 
-class _ContainerPlace(NamedTuple):
-    """The place of a container."""
-
-    keys: KeyPath
-    kinds: tuple[KeyKind, ...]
-    key_path: str
-
-
-_jax_tree: Any = tree_util
 _TYPES_OF_A_LEAF_BYTES: Final = 300
 
 
@@ -661,7 +651,7 @@ def _direct_children(node: object) -> Sequence[object] | None:
     def is_child(inner: object) -> bool:
         return inner is not node
 
-    children = cast("Sequence[object]", _jax_tree.tree_leaves(node, is_leaf=is_child))
+    children = cast("Sequence[object]", _jax.tree_leaves(node, is_leaf=is_child))
     return None if len(children) == 1 and children[0] is node else children
 
 

@@ -92,7 +92,7 @@ class ChunkIndex:
 
         del names  # as many bytes as a third of all keys
         # The encoded length of a chunk differs from save to save, and which are elsewhere is known by then.
-        unknown = any(spec.codec is not None or spec.replicas.writer is None for spec in known.values())
+        unknown = bool(self._coded.any() or self._elsewhere.any())
         self._unplanned = (keys, inline, lengths) if unknown else None
         self._plan = None if unknown else IndexPlan(keys, inline, lengths)
         if not unknown:

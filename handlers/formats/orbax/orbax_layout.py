@@ -1,6 +1,6 @@
 """Orbax's layout: whole checkpoints, or trees in directories that their caller makes (`TreeDirectory`).
 
-An `EncodedTree` encodes all that depends on the tree alone once; `EncodedTrees` keeps those of recent trees.
+An `EncodedTree` encodes all that depends on the tree alone once; the layout keeps those of recent trees.
 Documents are yielded in the order in which they must become durable.
 
 Source:
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 __all__ = (
     "EncodedTree",
-    "EncodedTrees",
     "OrbaxLayout",
     "TreeDirectory",
     "check_names",
@@ -76,36 +75,6 @@ _BYTES_OF_A_LEAF: Final = 512
 
 
 @final
-class EncodedTrees:
-    """Remembers how the last few trees were encoded. Thread-safe.
-
-    Args:
-        most: Trees to remember; one of 10,000 leaves takes some 5 MB.
-        form: How they are stored.
-    """
-
-    __slots__ = ("_form", "known")
-
-    def __init__(self, most: int = 2, form: SaveFormat | None = None) -> None:
-        self._form = SaveFormat() if form is None else form
-        self.known: BoundedCache[ByIdentity, EncodedTree] = BoundedCache(most)
-
-    def of(self, tree: TreeColumns) -> EncodedTree:
-        """Return the encoded tree of these very columns (by identity); encode it if needed.
-
-        Raises:
-            DuplicateNameError, InvalidLeafError: As `check_names`.
-        """
-        key, nbytes = ByIdentity(tree.infos, tree.specs), _BYTES_OF_A_LEAF * len(tree)
-        found = self.known.get(key)
-        if found is None:
-            found = EncodedTree(tree, self._form, is_kept=self.known.takes(nbytes))
-            self.known.put(key, found, nbytes)
-
-        return found
-
-
-@final
 class EncodedTree:
     """Everything in a tree's documents except where its bytes are.
 
@@ -142,63 +111,23 @@ class EncodedTree:
     def documents(
         self,
         batches: Sequence[WrittenLeaves],
-        *,
-        started_ns: int,
-        custom_metadata: Mapping[str, Any] | None,
+        committed_ns: int,
         digests: Mapping[str, bytes],
         beside: Sequence[Document] = (),
+        about: Document | None = None,
     ) -> Iterator[Document]:
-        """Make the documents of a flat checkpoint of this tree, one after another.
+        """Make the documents of the tree and the record of all of them, one after another.
 
         Args:
             batches: Where every piece of every array is.
-            started_ns: When the save began, in nanoseconds since the epoch.
-            custom_metadata: The caller's own; JSON.
-            digests: Of leaves, by stored name.
-            beside: Documents that were written already, for the record.
-
-        Raises:
-            SpecError: If `custom_metadata` is not JSON.
-            PenstockError: If the pieces of a chunk do not tile it: when the first document is asked for.
-        """
-        committed_ns = time.time_ns()
-        encoded = encode_checkpoint_metadata(
-            started_ns=started_ns, committed_ns=committed_ns, custom_metadata=custom_metadata
-        )
-        about = Document(CHECKPOINT_METADATA, encoded)
-        return self._documents_with(batches, committed_ns, digests, beside, about)
-
-    def item_documents(
-        self,
-        batches: Sequence[WrittenLeaves],
-        committed_ns: int,
-        digests: Mapping[str, bytes],
-        beside: Sequence[Document] = (),
-    ) -> Iterator[Document]:
-        """Make the documents of the tree as an item of a checkpoint, named from the item's directory.
-
-        Args:
-            batches: Where every piece of its arrays is.
             committed_ns: Now, in nanoseconds since the epoch.
             digests: Of leaves, by stored name.
             beside: Documents that were written already, for the record.
+            about: What is said of the whole checkpoint, if the tree is one; it ends with the mark then, which
+                has the digest of the record. None if it is an item, named from the item's directory.
 
         Raises:
             PenstockError: If the pieces of a chunk do not tile it: when the first document is asked for.
-        """
-        return self._documents_with(batches, committed_ns, digests, beside)
-
-    def _documents_with(
-        self,
-        batches: Sequence[WrittenLeaves],
-        committed_ns: int,
-        digests: Mapping[str, bytes],
-        beside: Sequence[Document],
-        about: Document | None = None,
-    ) -> Iterator[Document]:
-        """Make the documents of the tree, what is said of a whole checkpoint, and the record of all of them.
-
-        A checkpoint ends with its mark, which has the digest of the record.
         """
         found: dict[str, integrity.Digest] = {}
         for document in self._own_documents(batches, committed_ns):
@@ -375,9 +304,9 @@ class OrbaxLayout:
         plain = SaveFormat(ocdbt=form.ocdbt, zarr=form.zarr, replica_parallel=form.replica_parallel)
         self._as_described = form == plain and not form.replica_parallel and plain_chunk is None
         self._remembered = RememberedDocuments()
-        self._trees = EncodedTrees(form=form)
+        self._trees: BoundedCache[ByIdentity, EncodedTree] = BoundedCache(2)  # of 10,000 leaves: 5 MB each
         self.caches: Sequence[BoundedCache[Any, Any]]  #: see `Caching`
-        self.caches = (*self._remembered.caches, self._trees.known)
+        self.caches = (*self._remembered.caches, self._trees)
 
     def with_foreign(self, typestrs: frozenset[str]) -> OrbaxLayout:
         """Return this layout for trees in which a handler may keep leaves of these types in its own files."""
@@ -441,37 +370,36 @@ class OrbaxLayout:
         digests: Mapping[str, bytes] | None = None,
         beside: Sequence[Document] = (),
     ) -> Iterable[Document]:
-        """Make every document; see `EncodedTree` for what it raises."""
+        """Make every document; see `EncodedTree` for what it raises.
+
+        Raises:
+            SpecError: If `custom_metadata` is not JSON.
+        """
+        committed_ns, digests = time.time_ns(), digests or {}
         if self.directory is not None:
             custom = None if custom_metadata is None else custom_metadata[TreeDirectory.CUSTOM]
-            return self._tree(leaves, custom).item_documents(batches, time.time_ns(), digests or {}, beside)
+            return self.tree(leaves, custom).documents(batches, committed_ns, digests, beside)
 
-        return self._tree(leaves, self._custom).documents(
-            batches,
-            started_ns=started_ns,
-            custom_metadata=custom_metadata,
-            digests=digests or {},
-            beside=beside,
+        encoded = encode_checkpoint_metadata(
+            started_ns=started_ns, committed_ns=committed_ns, custom_metadata=custom_metadata
         )
+        about = Document(CHECKPOINT_METADATA, encoded)
+        return self.tree(leaves, self._custom).documents(batches, committed_ns, digests, beside, about)
 
-    def item_documents(
-        self,
-        leaves: Sequence[Leaf],
-        batches: Sequence[WrittenLeaves],
-        *,
-        committed_ns: int,
-        custom_metadata: Mapping[str, Any] | None,
-        digests: Mapping[str, bytes],
-    ) -> Iterable[Document]:
-        """Make the documents of the tree as an item of a checkpoint; see `EncodedTree` for what it raises."""
-        return self._tree(leaves, custom_metadata).item_documents(batches, committed_ns, digests)
-
-    def _tree(self, leaves: Sequence[Leaf], custom_metadata: Any) -> EncodedTree:
+    def tree(self, leaves: Sequence[Leaf], custom_metadata: Any) -> EncodedTree:
+        """Return the tree encoded; from the cache, unless it has metadata of its own."""
         columns = TreeColumns.of(leaves)
-        if custom_metadata is None:
-            return self._trees.of(columns)
+        if custom_metadata is not None:
+            return EncodedTree(columns, self.save_format, custom_metadata)
 
-        return EncodedTree(columns, self.save_format, custom_metadata)
+        # By identity: a tree that is saved again has the very columns that it had.
+        key, nbytes = ByIdentity(columns.infos, columns.specs), _BYTES_OF_A_LEAF * len(columns.specs)
+        found = self._trees.get(key)
+        if found is None:
+            found = EncodedTree(columns, self.save_format, is_kept=self._trees.takes(nbytes))
+            self._trees.put(key, found, nbytes)
+
+        return found
 
     def recognises(self, store: Store, path: str) -> bool:
         """Return whether `path` is empty or holds a file that a checkpoint of some version has.

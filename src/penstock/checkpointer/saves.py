@@ -226,7 +226,7 @@ class SaveTask:
             single_writer=published.single_writer,
             staged_s=self._staged_s,
             durable_s=time.perf_counter() - self._started,
-            peak_leased_bytes=run.memory.statistics().peak,
+            peak_leased_bytes=run.memory.peak,
             stages=result.stages,
             requests=run.store.request_figures().since(since),
         )

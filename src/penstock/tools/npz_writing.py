@@ -224,7 +224,7 @@ class NpzWriting:
             sum([member.leaf.spec.nbytes for member in members if member.leaf is not None]),
             staged_s=elapsed_s,
             durable_s=elapsed_s,
-            peak_leased_bytes=self.memory.statistics().peak,
+            peak_leased_bytes=self.memory.peak,
         )
 
     async def _write(self, path: str, members: Iterable[MemberToWrite], comment: bytes) -> None:

@@ -15,9 +15,9 @@ from tests.stages.stage_rig import Rig, save_stages
 
 from penstock.errors import DeletedLeafError
 from penstock.handlers import NumpyHandler
-from penstock.handlers.formats.orbax.orbax_layout import EncodedTrees
-from penstock.handlers.formats.orbax.tree_columns import TreeColumns
+from penstock.handlers.formats.orbax.orbax_layout import EncodedTree, OrbaxLayout
 from penstock.kernel import KeyKind, Leaf, LeafHandler, LeafSpec, ParamInfo
+from penstock.kernel.messages import Leaves
 from penstock.kernel.pipeline import RunCaches
 from penstock.stages import Commit, DeviceToHost, Finalize, Flatten, Write
 
@@ -156,11 +156,14 @@ async def test_documents_of_the_same_tree_differ_only_in_what_changed(rig: Rig) 
 
 def test_encoded_trees_are_told_by_identity_and_bounded() -> None:
     spec = LeafSpec("np.ndarray", (2,), "int8", 1, (2,))
-    tree = TreeColumns([0], [ParamInfo(("a",), (KeyKind.MAPPING,), "a")], [spec])
-    trees = EncodedTrees(most=2)
-    first = trees.of(tree)
+    tree = Leaves(range(1), [spec], None, [ParamInfo(("a",), (KeyKind.MAPPING,), "a")], {})
+    layout = OrbaxLayout()
 
-    assert trees.of(replace(tree)) is first
-    assert trees.of(replace(tree, specs=[spec])) is not first
-    assert trees.of(replace(tree, specs=[spec])) is not first
-    assert trees.of(tree) is not first
+    def encoded(leaves: Leaves) -> EncodedTree:
+        return layout.tree(leaves, None)
+
+    first = encoded(tree)
+    assert encoded(replace(tree)) is first
+    assert encoded(replace(tree, specs=[spec])) is not first
+    assert encoded(replace(tree, specs=[spec])) is not first
+    assert encoded(tree) is not first

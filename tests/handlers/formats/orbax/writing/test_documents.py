@@ -193,9 +193,9 @@ def test_of_a_large_tree_one_document_is_in_memory_at_a_time(leaves: list[Leaf])
         tree = EncodedTree(watched, SaveFormat(), is_kept=is_kept)
         return tree.documents(
             [WrittenBatch((), WrittenTable.of(written, {leaf.index: leaf.spec for leaf in arrays}))],
-            started_ns=1,
-            custom_metadata={"a": 1},
-            digests={},
+            1,
+            {},
+            about=Document("_CHECKPOINT_METADATA", b'{"custom_metadata": {"a": 1}}'),
         )
 
     def in_memory() -> int:
