@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, final
+from typing import Any, final
 
 import numpy as np
 
@@ -54,8 +54,6 @@ class CompositeLayout:
         parts: The items.
     """
 
-    places: Final = None  #: files just grow
-
     __slots__ = ("_base", "_form", "_parts", "arrays", "only_folder")
 
     def __init__(self, base: Layout, parts: Parts) -> None:
@@ -86,6 +84,10 @@ class CompositeLayout:
             return None
 
         return cls(base, replace(parts, tree_parts=[replace(part, keys=())]))
+
+    @property
+    def places(self) -> None:
+        """None: files just grow."""
 
     @property
     def folders(self) -> CompositeLayout:

@@ -273,9 +273,6 @@ class OrbaxLayout:
         directory: Says that it writes no whole checkpoints, but trees in place.
     """
 
-    places: Final = None  #: files just grow
-    folders: Final = None  #: all leaves are in the directory of the tree
-
     __slots__ = (
         "_as_described",
         "_coded_chunk",
@@ -318,6 +315,14 @@ class OrbaxLayout:
     def arrays(self) -> OrbaxLayout:
         """The layout itself."""
         return self
+
+    @property
+    def places(self) -> None:
+        """None: files just grow."""
+
+    @property
+    def folders(self) -> None:
+        """None: all leaves are in the directory of the tree."""
 
     def temporary_name(self, path: str) -> str:
         """The name of the same folder while it is being written; the path itself, if that is in place.

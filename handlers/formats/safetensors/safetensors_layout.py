@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Any, ClassVar, Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -254,9 +254,6 @@ class SafetensorsLayout:
             default 5 GB. A single file is never split.
     """
 
-    arrays: ClassVar[None] = None  #: tensors are stored as they are
-    folders: ClassVar[None] = None  #: there are no items
-
     max_shard_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -267,6 +264,14 @@ class SafetensorsLayout:
     def places(self) -> SafetensorsLayout:
         """The layout itself."""
         return self
+
+    @property
+    def arrays(self) -> None:
+        """None: tensors are stored as they are."""
+
+    @property
+    def folders(self) -> None:
+        """None: there are no items."""
 
     def temporary_name(self, path: str) -> str:
         """The name of the folder in which the file or folder `path` is made.

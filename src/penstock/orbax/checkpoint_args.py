@@ -88,9 +88,10 @@ def is_durable(handler: object) -> bool:
     return bool(vars(type(handler)).get("_DURABLE", False))
 
 
-def saves_together(handler: Any) -> bool:
+def saves_together(handler: object) -> bool:
     """Return whether a handler takes a `JointDirectory`, to save a whole checkpoint together with others."""
-    return bool(vars(type(handler)).get("_SAVES_TOGETHER", False)) and not handler.has_own_records
+    declared = bool(vars(type(handler)).get("_SAVES_TOGETHER", False))
+    return declared and not cast("Any", handler).has_own_records
 
 
 def wait_for_all(handler: Any, directory: Any, *args: Any, **kwargs: Any) -> None:

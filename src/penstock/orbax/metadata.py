@@ -243,7 +243,7 @@ def _outermost(tree: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         return [_tree.DictKey(key) for key in mapping], list(mapping.values())
     names: Any = getattr(cast("Any", tree), "_fields", None) if isinstance(tree, tuple) else None
     if names is not None:
-        return [_tree.DictKey(name) for name in names], [getattr(tree, name) for name in names]
+        return [_tree.DictKey(name) for name in names], [getattr(cast("Any", tree), name) for name in names]
     if isinstance(tree, list | tuple):
         items = cast("Sequence[Any]", tree)
         return [_tree.SequenceKey(at) for at in range(len(items))], items

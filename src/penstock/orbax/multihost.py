@@ -160,13 +160,17 @@ def get_barrier_sync_fn(*, processes: set[int] | None = None) -> BarrierSyncFn:
         ValueError: If this process is not one of them, or `jax.distributed.initialize` was not called.
     """
     if should_skip_process_sync(processes):
-        return lambda *, key, timeout_ms: None
+        return _skip
     if processes is not None and process_index() not in processes:
         raise ConfigError("processes", f"is {sorted(processes)}, without this one, {process_index()}")
 
     return partial(
         _wait_at_barrier, get_jax_distributed_client(), None if processes is None else list(processes)
     )
+
+
+def _skip(*, key: str, timeout_ms: int) -> None:
+    """Return at once: there is no other process to wait for."""
 
 
 def _wait_at_barrier(client: Any, processes: list[int] | None, *, key: str, timeout_ms: int) -> None:

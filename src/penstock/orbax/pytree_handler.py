@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-import jax
+from jax import tree_util
 
 from penstock.embedding import file_names
 from penstock.errors import NotACheckpointError, SpecError, UnsupportedFormatError
@@ -34,6 +34,8 @@ from penstock.orbax.serialization import get_ts_context
 from penstock.orbax.transform_utils import RestoreTransform, Transform, apply_transformations
 from penstock.orbax.tree import from_flat_dict, is_empty_node, str_keypath, to_flat_dict
 from penstock.orbax.value_metadata import Metadata
+
+_tree: Any = tree_util  # jax declares no types for it
 
 _UNSET: Final[Any] = object()
 
@@ -420,7 +422,7 @@ def _replaced(about: Any, values: Mapping[str, Any]) -> Any:
     def value(leaf: Any) -> Any:
         return values.get(next(keys), leaf)
 
-    return jax.tree.map(value, about, is_leaf=_is_metadata)
+    return _tree.tree_map(value, about, is_leaf=_is_metadata)
 
 
 def _bound(rule: Transform, restore_args: Mapping[str, RestoreArgs]) -> Transform:
@@ -456,7 +458,11 @@ def _by_function(args: PyTreeRestoreArgs, handler: BasePyTreeCheckpointHandler, 
         return values[info.parent_dir][info.name]
 
     made = {path: value(path, leaf) for path, leaf in to_flat_dict(structure, is_leaf=_is_entry).items()}
-    return from_flat_dict(made, target=jax.tree.map(lambda _: 0, structure, is_leaf=_is_entry))
+    return from_flat_dict(made, target=_tree.tree_map(_zero, structure, is_leaf=_is_entry))
+
+
+def _zero(_: Any) -> int:
+    return 0
 
 
 def _shown(handler: BasePyTreeCheckpointHandler, directory: Any) -> tuple[Any, Any]:
@@ -481,12 +487,10 @@ def _shown(handler: BasePyTreeCheckpointHandler, directory: Any) -> tuple[Any, A
             ts_context=context,
         )
 
-    entries, infos = (
-        jax.tree_util.tree_map_with_path(
-            make, about.tree, is_leaf=lambda node: _is_metadata(node) or is_empty_node(node)
-        )
-        for make in (entry, info)
-    )
+    def is_stored(node: Any) -> bool:
+        return _is_metadata(node) or is_empty_node(node)
+
+    entries, infos = (_tree.tree_map_with_path(make, about.tree, is_leaf=is_stored) for make in (entry, info))
     return entries, infos
 
 

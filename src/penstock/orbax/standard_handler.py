@@ -120,10 +120,7 @@ class StandardCheckpointHandler(TreeHandler):
 
         restore_args = _restore_args(args, _Stored(self, directory))
         if not args.strict:
-            restore_args = jax.tree.map(
-                lambda one: replace(one, strict=False) if isinstance(one, ArrayRestoreArgs) else one,
-                restore_args,
-            )
+            restore_args = _tree.tree_map(_not_strict, restore_args)
 
         return self._impl.restore(directory, args=PyTreeRestoreArgs(args.item, restore_args))
 
@@ -247,6 +244,10 @@ class _Stored:
     @cached_property
     def leaves(self) -> dict[Any, Any]:
         return to_flat_dict(self.tree, is_leaf=lambda node: isinstance(node, ArrayMetadata))
+
+
+def _not_strict(args: Any) -> Any:
+    return replace(args, strict=False) if isinstance(args, ArrayRestoreArgs) else args
 
 
 def _restore_args(args: StandardRestoreArgs, stored: _Stored) -> Any:

@@ -275,6 +275,10 @@ def _nest(pairs: Sequence[tuple[tuple[Any, ...], Any]], depth: int) -> Any:
 IsLeaf: TypeAlias = Callable[[Any], bool]
 
 
+def _is_leaf_or_none(value: Any) -> bool:
+    return value is None or _is_leaf(value)
+
+
 def merge_trees(*trees: PyTree, overwrite: bool = False, is_leaf: IsLeaf | None = None) -> PyTree:
     """Return one tree with the leaves of all: mappings by key, sequences of one length by position.
 
@@ -287,7 +291,7 @@ def merge_trees(*trees: PyTree, overwrite: bool = False, is_leaf: IsLeaf | None 
         ValueError: If two sequences differ in length; or if `overwrite` is off, and two trees have the same
             leaf, or nodes of different types at one place.
     """
-    check = is_leaf or (lambda value: value is None or _is_leaf(value))
+    check = is_leaf or _is_leaf_or_none
     if not trees:
         return {}
     if not overwrite:
