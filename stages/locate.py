@@ -155,7 +155,7 @@ class LocateOnce:
         """Yield the actor of one restore."""
 
         async def locate(request: RestoreRequest, /) -> Located:
-            if run.coordinator.is_primary:
+            if run.coordinator.is_primary:  # one asks the store; the others get its answers
                 recorder = self.record(run.store)
                 located = await _locate(replace(run, store=recorder), request)
                 await self.share(await run.threads.run(recorder.encoded))

@@ -158,6 +158,7 @@ async def broadcast_together(
         async with operation.running():
             most_bytes = await _agree(operation, digest, describe, memory)
             collectives = _Collectives(operation, limits, memory, threads, most_bytes)
+            # The others enter no collective before the primary has met them.
             async with turn if operation.is_primary else nullcontext():
                 operation.at("read")
                 value, sources = await read(collectives.share)

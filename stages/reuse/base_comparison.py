@@ -96,11 +96,12 @@ def _stored(
         if alike[both]:
             there.append((at, row))
 
-    indices, alone = [leaves.indices[at] for at, _ in there], run.operation.is_alone
+    alone = run.operation.is_alone  # then every part is its own, and not looked at one by one
+    indices = [leaves.indices[at] for at, _ in there]
     chosen: list[int] = []
     parts: list[Sequence[Written]] = []
     for (at, _), stored in zip(there, checkpoint.parts([row for _, row in there], indices), strict=True):
-        # Each process links what it would write itself: the parts of others it need not look at.
+        # Each process links what it would write itself.
         here = stored if alone else _written_here(leaves[at], stored)
         if here and lies_right.all_of(at, here):
             chosen.append(at)

@@ -159,7 +159,7 @@ class Engine:
             InactiveProcessError: If this process takes no part.
         """
         name = self.agreed_name(path)
-        return self.coordinator.operation(name, is_local=name != path and self.is_joint)
+        return self.coordinator.operation(name, is_local=name != path)
 
     def is_local(self, path: str) -> bool:
         """True if several processes save to `path`, each on its own disk."""

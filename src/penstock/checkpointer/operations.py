@@ -99,8 +99,9 @@ class Lifetime:
         """Open it. Leaving waits for the saves under way; leaving on an error cancels them."""
         memory, events = self._engine.memory, self._engine.events
         coordinator, stores = self._engine.coordinator, self._engine.stores
-        is_alone = isinstance(coordinator, SingleProcessCoordinator)
-        sharing = LimitSharing(memory, None if is_alone else coordinator.count_neighbours, events)
+        # One process would start a thread to learn that it is the only one.
+        count = None if isinstance(coordinator, SingleProcessCoordinator) else coordinator.count_neighbours
+        sharing = LimitSharing(memory, count, events)
         await sharing.look()
         try:
             async with own_tasks(self.background.raise_on_leaving) as tasks:
@@ -258,6 +259,7 @@ class Operations:
             pipeline = engine.saving  # which was checked when the Checkpointer was made
             if request.pipeline is not None:
                 chosen = pipelines.given_pipeline(request.pipeline)
+                # With the stage that several processes agree in.
                 pipeline = pipelines.fitting_pipeline(chosen, engine.written, joint=engine.is_joint)
             if request.prioritise is not None:
                 pipeline = pipelines.prioritised(pipeline, request.prioritise)

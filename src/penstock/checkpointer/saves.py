@@ -247,7 +247,7 @@ class SaveTask:
     async def _keep_report(self) -> None:
         """Keep the report of a save that succeeded. The caller has it already."""
         run, report, most = self._run, self._report, self._engine.config.telemetry.keep_reports
-        if report is None or not run.operation.is_primary:
+        if report is None or not run.operation.is_primary:  # one for the whole job
             return
         try:
             await self._engine.report_keeper.keep(run.store, run.threads, report, most)

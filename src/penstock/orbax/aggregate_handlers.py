@@ -76,5 +76,5 @@ class MsgpackHandler(AggregateHandler):
         """Do nothing: nothing is held."""
 
     async def _write(self, path: str, data: bytes) -> None:
-        if is_primary_host(self._primary_host):
+        if is_primary_host(self._primary_host):  # all have the same values
             await write_bytes(path, data)

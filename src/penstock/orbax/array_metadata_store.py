@@ -239,7 +239,7 @@ class _Record:
         """Yield the actor of one save."""
 
         async def record(committed: kernel.Committed, /) -> kernel.Committed:
-            if self.arrays and not _is_worker(run):
+            if self.arrays and run.operation.is_primary:  # the others did at their parts
                 directory = run.workspace.path(run.folder)
                 await self.write(run, directory)
 
@@ -283,17 +283,12 @@ class _Collect:
         async def collect(batch: kernel.WrittenBatch, /) -> kernel.WrittenBatch:
             if batch.plan is not None and not self.record.arrays:
                 self.record.note(batch.plan)
-                if self.record.arrays and _is_worker(run):
+                if self.record.arrays and not run.operation.is_primary:  # whose commit writes its own
                     await self.record.write(run, run.workspace.path(run.folder))
 
             return batch
 
         yield collect
-
-
-def _is_worker(run: kernel.SaveRun) -> bool:
-    """Return whether another process commits."""
-    return not run.operation.is_primary
 
 
 def _remove(file: str) -> None:

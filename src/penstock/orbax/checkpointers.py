@@ -68,12 +68,11 @@ from penstock.orbax.options import (
     AtomicityOptions,
     FileOptions,
     MultiprocessingOptions,
-    active_processes,
     check_processes,
     is_in_place,
-    is_joint,
     job_options,
     saves_jointly,
+    saving_processes,
 )
 from penstock.orbax.plain_handlers import JsonSaveArgs, ProtoSaveArgs, get_legacy_handler_wrapper
 from penstock.orbax.pytree_handler import PyTreeCheckpointHandler
@@ -291,7 +290,7 @@ class Checkpointer(AbstractCheckpointer):
         if url is not None:
             check_handler(self._handler, url)
             check_options(self._processes, self._file_options, url)
-            jointly = is_joint(self._processes)
+            jointly = len(saving_processes(self._processes)) > 1
         else:
             mode = self._file_options.path_permission_mode
             jointly = saves_jointly(self._processes, self._atomicity_options, mode)
@@ -712,9 +711,9 @@ def check_options(processes: MultiprocessingOptions, files: FileOptions, url: st
             together. It is a ValueError.
     """
     check_processes(processes)
-    active = active_processes(processes)
-    if is_joint(processes) and len(active) < int(_jax.process_count()):
-        some = f"are {list(active)}, and {url} is in a bucket"
+    saving = saving_processes(processes)
+    if 1 < len(saving) < int(_jax.process_count()):
+        some = f"are {list(saving)}, and {url} is in a bucket"
         raise ConfigError("active_processes", f"{some}, where all processes of a job save together, or one")
     if files.path_permission_mode is not None:
         raise ConfigError("file_options", "a bucket has no directories, and so no permissions of them")
@@ -862,7 +861,7 @@ class _WholeSave(HandlerSave):
             raise
 
     def _written(self) -> None:
-        if self._then is not None and is_primary_host(0):
+        if self._then is not None and is_primary_host(0):  # once for all processes
             self._then()
 
 

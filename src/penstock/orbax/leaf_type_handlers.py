@@ -295,6 +295,7 @@ class ArrayHandler(_ArraysBySpecs):
         self, infos: Sequence[ParamInfo], saved: Sequence[tuple[kernel.LeafSpec, SaveArgs]]
     ) -> None:
         """Write what documents say of arrays that are durable."""
+        # The shardings of arrays are those of all processes.
         if self._enable_write_sharding_file and is_primary_host(self._primary_host):
             texts = [
                 (info, sharding_pointer(info.name), spec.sharding)

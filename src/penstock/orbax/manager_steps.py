@@ -34,8 +34,8 @@ from penstock.orbax.options import (
     AtomicityOptions,
     FileOptions,
     MultiprocessingOptions,
-    is_joint,
     job_options,
+    saving_processes,
 )
 from penstock.orbax.policies import (
     AnyPreservationPolicy,
@@ -417,7 +417,7 @@ class ManagerSteps:
         if self.is_alone:
             return decide()  # without a hop to the loop
 
-        # Called in this thread; the others never call theirs.
+        # In this thread, as a caller's policy expects; the others never call theirs.
         own = _called(decide) if self._job.coordinator.is_primary else decide
 
         async def decided() -> T:
@@ -570,14 +570,14 @@ class ManagerSteps:
     def saving(self, step: int, base: int | None) -> Generator[Any]:
         """Let the step that is saved inside share files with another step, which is held meanwhile.
 
-        Of several processes the primary holds it, which deletes steps: it might do so once all have written,
-        while another one still comes back from here.
+        Of several processes the one holds it that deletes steps: it might do so once all have written, while
+        another one still comes back from here.
         """
         self.hold(step)
         path = self.new_path(step)
         before = None if base is None else path_text(self.new_path(base))
         links = StepLinks(path_text(path), before)
-        with self.reading((self._job.coordinator.is_primary and before) or path), links.in_force():
+        with self.reading((self._steps.root.holds and before) or path), links.in_force():
             yield path
 
     def latest_in(self, directory: Any) -> int | None:
@@ -703,7 +703,7 @@ async def _open(
     processes: MultiprocessingOptions,
 ) -> AsyncGenerator[OpenSteps]:
     """Open the steps, for this process alone or for all that save together."""
-    alone = not (is_joint(processes) and options.writes)
+    alone = len(saving_processes(processes)) == 1 or not options.writes
     by = Checkpointer(
         coordinator=kernel.SingleProcessCoordinator() if alone else None,
         job=None if alone else job_options(processes),

@@ -81,18 +81,19 @@ def check_primary_host(primary_host: int | None) -> None:
         raise ConfigError("primary_host", problem)
 
 
-def is_joint(options: Processes) -> bool:
-    """Return whether several processes save together. With the primary host None each saves by itself."""
-    return options.primary_host is not None and len(active_processes(options)) > 1
-
-
 def is_publisher(options: Processes) -> bool:
     """Return whether this process publishes: what it saves by itself, or what several save together."""
-    return not is_joint(options) or active_processes(options)[0] == int(_jax.process_index())
+    return saving_processes(options)[0] == int(_jax.process_index())
 
 
-def active_processes(options: Processes) -> Sequence[int]:
-    """Return which processes of the job take part, ascending. The first publishes."""
+def saving_processes(options: Processes) -> Sequence[int]:
+    """Return the processes that save together, ascending. The first publishes.
+
+    With the primary host None each saves by itself: this one alone.
+    """
+    if options.primary_host is None:
+        return (int(_jax.process_index()),)
+
     everyone = range(int(_jax.process_count()))
     return sorted(options.active_processes) if options.active_processes and len(everyone) > 1 else everyone
 
@@ -112,11 +113,11 @@ def check_processes(options: Processes) -> None:
         InactiveProcessError: If this process is to take no part. It is a ValueError, too.
     """
     check_primary_host(options.primary_host)
-    active, index = active_processes(options), int(_jax.process_index())
-    if options.primary_host is not None and index not in active:
-        raise InactiveProcessError(index, active)
-    if is_joint(options) and options.primary_host != active[0]:
-        who = f"process {active[0]} publishes what several processes save together"
+    saving, index = saving_processes(options), int(_jax.process_index())
+    if index not in saving:
+        raise InactiveProcessError(index, saving)
+    if len(saving) > 1 and options.primary_host != saving[0]:
+        who = f"process {saving[0]} publishes what several processes save together"
         raise ConfigError("primary_host", f"is {options.primary_host}, and {who}")
 
 
@@ -174,7 +175,7 @@ def saves_jointly(options: Processes, atomicity: AtomicityOptions | None, mode: 
         InactiveProcessError: If this process is to take no part. It is a ValueError, too.
     """
     check_processes(options)
-    jointly = is_joint(options)
+    jointly = len(saving_processes(options)) > 1
     if jointly:
         check_publishing(atomicity, mode)
 

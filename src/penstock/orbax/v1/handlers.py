@@ -57,7 +57,7 @@ class JsonHandler:
         self._names = [filename or "data.json", "data.json", "metadata"]
 
     async def save(self, directory: PathAwaitingCreation, checkpointable: Any) -> Awaitable[None]:
-        return _write(directory, self._names[0], json.dumps(checkpointable), _is_primary())
+        return _write(directory, self._names[0], json.dumps(checkpointable), _primary_host())
 
     async def load(self, directory: Path, abstract_checkpointable: None = None) -> Awaitable[Any]:
         return self._read(str(directory))
@@ -113,7 +113,7 @@ class ProtoHandler:
         from google.protobuf import text_format
 
         text: str = text_format.MessageToString(checkpointable)
-        return _write(directory, self._filename, text, _is_primary())
+        return _write(directory, self._filename, text, _primary_host())
 
     async def load(self, directory: Path, abstract_checkpointable: type[Any] | None = None) -> Awaitable[Any]:
         """Begin to load a message of a given class.
@@ -186,13 +186,13 @@ async def _loaded(target: StatefulCheckpointable, loading: Awaitable[None]) -> S
     return target
 
 
-def _is_primary() -> bool:
-    return is_primary_host(get_context().multiprocessing.primary_host)
+def _primary_host() -> int | None:
+    return get_context().multiprocessing.primary_host
 
 
-async def _write(directory: PathAwaitingCreation, name: str, text: str, is_primary: bool) -> None:
+async def _write(directory: PathAwaitingCreation, name: str, text: str, primary_host: int | None) -> None:
     path = await directory.await_creation()
-    if is_primary:
+    if is_primary_host(primary_host):  # all processes have the same text
         await write_text(path, name, text)
 
 
