@@ -10,6 +10,7 @@ The engine and its options:
         documents of a checkpoint.
     ByteAccount: Bytes that are leased and given back, first come, first served.
     KnownValues: The values of the checkpoints that an engine has saved, for saves that link to them.
+    RestoreOptions: The options of a restore, as one value; see `Checkpointer.restore_with`.
     BaseIfWhole: A checkpoint to link unchanged leaves to, if it is still whole.
     DirectoryBuild: A checkpoint of one process whose files its caller writes.
     JointBuild: A checkpoint whose files the callers in all processes of a job write, if none refuses to.
@@ -77,6 +78,7 @@ __all__ = (
     "KnownValues",
     "OpenSteps",
     "ReplicaAxis",
+    "RestoreOptions",
     "RootOptions",
     "SharedDirectory",
     "StepFiles",
@@ -134,6 +136,7 @@ if TYPE_CHECKING:
     from penstock.handlers.stores.publishing.workspace import make_name_durable
     from penstock.kernel.lazy_names import lazy_names
     from penstock.kernel.memory.byte_account import ByteAccount
+    from penstock.kernel.messages.restore import RestoreOptions
     from penstock.kernel.pipeline import failures
     from penstock.kernel.pipeline.run_context import BaseIfWhole
     from penstock.kernel.protocols.leaf import EMPTY_MARKERS
@@ -188,6 +191,7 @@ else:
             "penstock.kernel.memory.byte_account": ("ByteAccount",),
             "penstock.handlers.leaves.adapted_handler": ("AdaptedHandler",),
             "penstock.kernel.protocols.leaf": ("EMPTY_MARKERS",),
+            "penstock.kernel.messages.restore": ("RestoreOptions",),
             "penstock.kernel.pipeline.run_context": ("BaseIfWhole",),
             "penstock.handlers.stores.publishing.workspace": ("make_name_durable",),
             "penstock.stages.planning.leaf_sources": ("describe_target",),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.checkpointer.restores import LeafStream
     from penstock.checkpointer.save_future import SaveFuture
     from penstock.handlers.layouts.auto_layout import AutoLayout
-    from penstock.kernel.messages.restore import Only, Order, Rename, Transform
+    from penstock.kernel.messages.restore import Only, Order, Rename, RestoreOptions, Transform
     from penstock.kernel.pipeline.pipeline import Pipeline
     from penstock.kernel.pipeline.run_context import Compare, RestoreRun, SaveRun, ShowProgress, Staging
     from penstock.kernel.protocols.coordinator import Coordinator
@@ -334,6 +334,15 @@ class Checkpointer:
         )
         call = RestoreCall(options, pipeline, on_report, progress)
         begin = self.operations.restore(path, like, call, as_type)
+        del like
+        with forget_on_error():
+            return await begin
+
+    async def restore_with(self, path: Path, like: Any, options: RestoreOptions) -> Any:
+        """Return the tree saved at `path` as `restore` does, by options that are one value."""
+        from penstock.checkpointer.operations import RestoreCall  # it is loaded by now
+
+        begin = self.operations.restore(path, like, RestoreCall(options))
         del like
         with forget_on_error():
             return await begin

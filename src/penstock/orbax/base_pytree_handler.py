@@ -36,6 +36,7 @@ from penstock.embedding import (
     BaseIfWhole,
     JointBuild,
     KnownValues,
+    RestoreOptions,
     TreeDirectory,
     blocking,
     chunk_shapes,
@@ -59,7 +60,7 @@ from penstock.orbax.leaf_args import (
     TransferPriority,
     leaves_first,
 )
-from penstock.orbax.leaf_type_handlers import single_replica_keywords
+from penstock.orbax.leaf_type_handlers import by_one_replica
 from penstock.orbax.logging import WRITE, timed
 from penstock.orbax.multihost import process_count
 from penstock.orbax.options import (
@@ -285,9 +286,11 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         )
         return found
 
-    def _restore(self, workers: StageWorkers, path: str, **keywords: Any) -> Any:
-        asked = {**keywords, **single_replica_keywords(self._registry, keywords)}
-        return self._loop.call(Trees.restore, self._registry, workers, path, asked)
+    def _restore(
+        self, workers: StageWorkers, path: str, like: Any = ..., options: RestoreOptions | None = None
+    ) -> Any:
+        options = by_one_replica(self._registry, like, options or RestoreOptions())
+        return self._loop.call(Trees.restore, self._registry, workers, path, like, options)
 
     @property
     def _registry(self) -> Any:
@@ -681,12 +684,14 @@ class Trees:
         # What may be replaced is deleted first, as Orbax does: a bucket cannot replace in one step.
         return await tree.begin(chosen, place.path, overwrite="delete-first" if place.overwrite else False)
 
-    async def restore(self, registry: Any, workers: StageWorkers, path: str, keywords: dict[str, Any]) -> Any:
+    async def restore(
+        self, registry: Any, workers: StageWorkers, path: str, like: Any, options: RestoreOptions
+    ) -> Any:
         """Return the tree at `path`; with `replica_axis`, together with the other processes of the job."""
-        together = self.receiving if "replica_axis" in keywords else None
+        together = None if options.replica_axis is None else self.receiving
         chosen = together or self.restoring
         handlers = _lookup(registry, workers, chosen, "restore")
-        return await self._with_handlers(chosen, handlers).restore(path, **keywords)
+        return await self._with_handlers(chosen, handlers).restore_with(path, like, options)
 
     async def metadata(self, registry: Any, workers: StageWorkers, path: str) -> CheckpointMetadata:
         """Say what the tree at `path` is."""

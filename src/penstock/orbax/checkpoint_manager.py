@@ -24,7 +24,7 @@ __all__ = (
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -572,16 +572,17 @@ def _composite(
 def _checkpointer(
     handler: CompositeCheckpointHandler, options: CheckpointManagerOptions, asynchronous: bool
 ) -> Checkpointer:
-    common: dict[str, Any] = {
-        "multiprocessing_options": options.multiprocessing_options,
-        "file_options": options.file_options,
-        "atomicity_options": options.atomicity_options,
-        "temporary_path_class": options.temporary_path_class,
-    }
     async_options = options.async_options or AsyncOptions()
+    make: Callable[..., Checkpointer] = Checkpointer
     if asynchronous:
-        return AsyncCheckpointer(handler, async_options=async_options, **common)
-    if async_options.post_finalization_callback is not None:
+        make = partial(AsyncCheckpointer, async_options=async_options)
+    elif async_options.post_finalization_callback is not None:
         raise ConfigError("post_finalization_callback", "is for saves in the background")
 
-    return Checkpointer(handler, **common)
+    return make(
+        handler,
+        multiprocessing_options=options.multiprocessing_options,
+        file_options=options.file_options,
+        atomicity_options=options.atomicity_options,
+        temporary_path_class=options.temporary_path_class,
+    )

@@ -15,13 +15,13 @@ __all__ = (
     "SingleReplicaArrayHandler",
     "SpecOptions",
     "StringHandler",
+    "by_one_replica",
     "replicas_share_by_default",
-    "single_replica_keywords",
 )
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, Final, cast, final
@@ -33,7 +33,7 @@ import tensorstore as ts
 
 from penstock import handlers as built_in
 from penstock import kernel
-from penstock.embedding import ReplicaAxis, blocking, dtypes, encode_strings, file_names
+from penstock.embedding import ReplicaAxis, RestoreOptions, blocking, dtypes, encode_strings, file_names
 from penstock.errors import InvalidLeafError
 from penstock.orbax.array_io import (
     ArrayToRead,
@@ -750,8 +750,8 @@ class SingleReplicaArrayHandler(ArrayHandler):
 
         return await super().deserialize(infos, args)
 
-    def keywords(self, like: Any) -> Mapping[str, Any]:
-        """Return the keywords of `Checkpointer.restore` that restore a target so; none without replicas."""
+    def replicas_of(self, like: Any) -> tuple[str | None, int]:
+        """Return the axis of the replicas of a target and which one reads; None if there are no others."""
         index, primary = self.replica_axis_index or 0, self.primary_replica_id or 0
         for leaf in jax.tree.leaves(like):
             sharding = getattr(leaf, "sharding", None)
@@ -760,9 +760,9 @@ class SingleReplicaArrayHandler(ArrayHandler):
 
             names = cast("Sequence[str]", sharding.mesh.axis_names)
             if index < len(names) and ReplicaAxis(names[index], primary).one_replica(sharding) is not None:
-                return {"replica_axis": names[index], "primary_replica": primary}
+                return names[index], primary
 
-        return {}
+        return None, 0
 
     def _check(self, sharding: Any) -> None:
         if not isinstance(sharding, jax.sharding.NamedSharding):
@@ -776,15 +776,20 @@ class SingleReplicaArrayHandler(ArrayHandler):
             raise InvalidShardingError("all devices are in one replica: there is no other to read it for")
 
 
-def single_replica_keywords(registry: Any, keywords: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the keywords that a restore gets, too, if the type handler of jax.Arrays reads one replica.
+def by_one_replica(registry: Any, like: Any, options: RestoreOptions) -> RestoreOptions:
+    """Return the options of a restore that reads one replica, if the type handler of jax.Arrays does so.
 
     Args:
         registry: Of type handlers.
-        keywords: Of the restore. One that casts or resizes arrays is of each process alone.
+        like: The target of the restore; `...` for none.
+        options: Those of the restore. One that casts or resizes arrays is of each process alone.
     """
-    if process_count() == 1 or "like" not in keywords or {"dtype", "strict"} & keywords.keys():
-        return {}
+    if process_count() == 1 or like is ... or options.dtype is not None or not options.strict:
+        return options
 
     handler = registry.get(jax.Array) if registry.has(jax.Array) else None
-    return handler.keywords(keywords["like"]) if isinstance(handler, SingleReplicaArrayHandler) else {}
+    if not isinstance(handler, SingleReplicaArrayHandler):
+        return options
+
+    axis, primary = handler.replicas_of(like)
+    return replace(options, replica_axis=axis, primary_replica=primary)

@@ -36,6 +36,7 @@ from penstock import CheckpointMetadata, LeafMetadata, kernel
 from penstock.embedding import (
     EMPTY_MARKERS,
     EmptyNamedTuple,
+    RestoreOptions,
     blocking,
     describe_target,
     dtypes,
@@ -95,7 +96,7 @@ class Reader:
 
     Attributes:
         metadata: Returns what is stored.
-        restore: Restores onto a target, with keywords of `penstock.Checkpointer.restore`.
+        restore: Restores onto a target, if there is one, by options, if there are any.
         own_files: Returns the stored types whose type handlers read files of their own, as
             the `RestoreArgs`.
     """
@@ -165,7 +166,7 @@ def _restore_shortly(asked: TreeRequest, calls: Reader) -> tuple[Any] | None:
     if target is None:
         return None
     try:
-        restored = calls.restore(like=target[0])
+        restored = calls.restore(target[0])
     except (SpecError, HandlerError):  # the leaf-by-leaf restore has the better message
         return None
 
@@ -270,13 +271,12 @@ def _read(
     """Restore all leaves or some of them, and finish each."""
     like = _nested({keys: one.like for keys, one in wanted.items()})
     casts = {keys: one.dtype for keys, one in wanted.items() if one.dtype is not None and not one.as_stored}
-    keywords: dict[str, Any] = {} if whole else {"on_unexpected": "skip"}
-    if casts:
-        keywords["dtype"] = casts.get
-    if any(one.resized for one in wanted.values()):
-        keywords["strict"] = False
-
-    restored = calls.restore(like=like, **keywords)
+    options = RestoreOptions(
+        dtype=casts.get if casts else None,
+        strict=not any(one.resized for one in wanted.values()),
+        on_unexpected="raise" if whole else "skip",
+    )
+    restored = calls.restore(like, options)
     values = {keys: _at(restored, keys) for keys in wanted}
     for keys, one in wanted.items():
         if one.finish is not None:

@@ -17,7 +17,7 @@ from jax.sharding import Sharding
 
 from penstock import SaveFormat, kernel
 from penstock import handlers as built_in
-from penstock.embedding import dtypes, file_names, flattening, pair_keys
+from penstock.embedding import RestoreOptions, dtypes, file_names, flattening, pair_keys
 from penstock.errors import NotACheckpointError
 from penstock.orbax.arrays import is_narrowed, jax_dtype, number_type
 from penstock.orbax.item_files import store_at
@@ -94,8 +94,8 @@ def save_format_of(saving: ArrayOptions.Saving, *, jointly: bool = False) -> Sav
 class LoadPlan:
     """The target and the options of a restore that loads a tree as requested."""
 
-    like: Any
-    options: dict[str, Any] = field(default_factory=dict[str, Any])  #: of penstock's `restore`
+    like: Any = ...
+    options: RestoreOptions = field(default_factory=RestoreOptions)
     finishes: dict[int, Finish] = field(default_factory=dict[int, Finish])  #: by place in flatten order
     asked: dict[kernel.KeyPath, Any] = field(
         default_factory=dict[kernel.KeyPath, Any]
@@ -138,8 +138,9 @@ def plan_load(
     specs = dict(zip(stored.keys, stored.specs, strict=True))
     _check_keys(wanted, specs, partial=partial)
 
-    plan, likes, left_out, kept = LoadPlan(None), list[Any](), dict[kernel.KeyPath, None](), False
+    plan, likes, left_out, kept = LoadPlan(), list[Any](), dict[kernel.KeyPath, None](), False
     casts: dict[kernel.KeyPath, Any] = {}
+    resized = False
     for at, leaf in enumerate(wanted):
         spec = specs.get(leaf.info.keys)
         if leaf.value is PLACEHOLDER and spec is not None:
@@ -159,16 +160,17 @@ def plan_load(
             plan.finishes[at] = one.finish
         if one.dtype is not None:
             casts[leaf.info.keys] = one.dtype
-            plan.options["dtype"] = casts.get
-        if one.resized:
-            plan.options["strict"] = False
+
+        resized = resized or one.resized
 
     plan.like = _tree.tree_unflatten(treedef, likes)
-    if kept:  # placeholders, and values that the checkpoint lacks
-        plan.options |= {"rename": left_out, "on_missing": "keep"}
-    if partial:
-        plan.options["on_unexpected"] = "skip"
-
+    plan.options = RestoreOptions(
+        rename=left_out if kept else None,  # placeholders, and values that the checkpoint lacks
+        on_missing="keep" if kept else "raise",
+        on_unexpected="skip" if partial else "raise",
+        dtype=casts.get if casts else None,
+        strict=not resized,
+    )
     return plan
 
 

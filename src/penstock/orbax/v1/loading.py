@@ -26,7 +26,7 @@ from jax import sharding
 from jax.sharding import AbstractMesh, NamedSharding
 
 from penstock import Checkpointer, Config, kernel
-from penstock.embedding import dtypes, paths
+from penstock.embedding import RestoreOptions, dtypes, paths
 from penstock.errors import ChecksumError, MissingFileError, StructureMismatchError
 from penstock.orbax.v1.abstract_tree import mismatch
 from penstock.orbax.v1.errors import InvalidLayoutError
@@ -339,16 +339,16 @@ def _check_abstract(abstract: Any) -> None:
 async def load_safetensors(found: Survey, abstract: Any) -> Any:
     """Load a flat tree, as NumPy arrays unless asked otherwise; structs without a sharding on all devices."""
     context = get_context()
-    options: dict[str, Any] = {}
+    like, options = ..., RestoreOptions()
     if abstract is not None:
-        options = {"like": _jax.tree.map(_with_placement, abstract), "dtype": "like"}
-        if context.pytree.loading.partial_load:
-            options["on_unexpected"] = "skip"
+        like = _jax.tree.map(_with_placement, abstract)
+        skips = context.pytree.loading.partial_load
+        options = RestoreOptions(dtype="like", on_unexpected="skip" if skips else "raise")
 
     config, limit = _config(context.safetensors), context.memory.read_concurrent_bytes
     async with Checkpointer(config=config, memory_limit=limit) as checkpointer:
         try:
-            return await checkpointer.restore(found.path, **options)
+            return await checkpointer.restore_with(found.path, like, options)
         except StructureMismatchError as error:
             raise mismatch([str(difference) for difference in error.differences]) from error
 

@@ -237,7 +237,7 @@ class PyTreeHandler:
         operation.mark_begun()
         stored = await to_thread.run_sync(read_tree, directory)
         custom = self._custom(stored)
-        plan = LoadPlan(None)
+        plan = LoadPlan()
         if abstract is not None:
             plan = plan_load(
                 abstract,
@@ -246,14 +246,13 @@ class PyTreeHandler:
                 resize=self._context.array.loading.enable_padding_and_truncation,
                 custom=custom.types(),
             )
-            plan.options["like"] = plan.like
             custom.asked = plan.asked
 
         limit = budget(self._context.memory.read_concurrent_bytes)
         async with Checkpointer(memory_limit=limit, registry=custom.registry()) as checkpointer:
             custom.limiters = Limiters.of(checkpointer.engine.memory, "restore")
             try:
-                tree = await checkpointer.restore(directory, **plan.options)
+                tree = await checkpointer.restore_with(directory, plan.like, plan.options)
             except StructureMismatchError as error:
                 raise mismatch([str(difference) for difference in error.differences]) from error
             except NoHandlerError as error:
