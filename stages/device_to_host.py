@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, cast, final
 
 import numpy as np
 
+from penstock.kernel.concurrency.brief_steps import cuts
 from penstock.kernel.concurrency.threads import OneThread, Threads, one_thread
 from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.memory.buffers import give_back_freed_memory, in_separate_memory
@@ -34,7 +35,7 @@ from penstock.kernel.protocols.leaf_handlers import (
 )
 from penstock.kernel.protocols.written import PiecePlan
 from penstock.stages.files import by_folder, save_by_handler
-from penstock.stages.messages.batching import cuts, described, encoding_room
+from penstock.stages.messages.batching import described, encoding_room
 
 PACKED_BELOW = 64 * 1024  # for a larger chunk the cost of its own piece is negligible
 PACKED_TOGETHER_BELOW = 16 * PACKED_BELOW  # for a leaf in several chunks: they are copied
@@ -114,9 +115,9 @@ class _Stager:
         room = OutputRoom(plan)
         # A message, a buffer and a checksum for each of 10,000 small leaves cost more than their bytes.
         small, rest = self._divide(columns, room)
-        sizes = columns.sizes
-        for start, stop in cuts([sizes[at] for at in small], self._most):
-            pack = columns.part(small[start:stop])
+        packed = columns.part(small)
+        for start, stop in cuts(packed.sizes, self._most):
+            pack = packed[start:stop]
             yield replace(await self._stage_pack(pack, room, prioritised=prioritised), plan=plan)
 
         if rest:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, final
 
+from penstock.kernel.concurrency.brief_steps import cuts
 from penstock.kernel.memory.byte_account import ByteAccount, ByteLease, acquire_from_both
 from penstock.kernel.messages.restore import PlannedBatch, ReadBatch
 from penstock.kernel.messages.save import StagedBatch
@@ -18,7 +19,7 @@ from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
 from penstock.kernel.protocols.leaf_handlers import FilesHandler, ReadLeaves
 from penstock.kernel.protocols.reads import Read
-from penstock.stages.messages.batching import cuts, grouped
+from penstock.stages.messages.batching import grouped
 from penstock.stages.planning.leaf_reads import scratch_bytes
 
 

@@ -309,7 +309,7 @@ IS_ALSO_ABOUT = {
     "handlers/formats/safetensors/test_many_tensors.py": ("stages.planning",),
     "handlers/layouts/test_discovery.py": ("inspection",),
     "interop": ("handlers.formats",),
-    "kernel/messages/test_read_leaves.py": ("stages.messages",),
+    "kernel/messages/test_read_leaves.py": ("kernel.concurrency",),
     "kernel/protocols/test_shared_checks.py": ("handlers.formats",),
     "orbax_face/test_joint_builds.py": ("checkpointer",),
     "orbax_face/test_running_loop.py": ("blocking",),

@@ -12,6 +12,7 @@ __all__ = (
     "all_neighbours",
     "append",
     "as_slice",
+    "cuts",
     "drop",
     "integers",
     "joined",
@@ -50,6 +51,19 @@ def all_neighbours(holds: Callable[[Any, Any], bool], items: Sequence[object]) -
             return False
 
     return True
+
+
+def cuts(sizes: Sequence[int], most: int, most_items: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield where groups begin and end that weigh at most `most`; what weighs more is alone."""
+    start = nbytes = 0
+    for stop, size in enumerate(sizes):
+        nbytes += size
+        if stop > start and (nbytes > most or stop - start == most_items):
+            yield start, stop
+            start, nbytes = stop, size
+
+    if len(sizes) > start:
+        yield start, len(sizes)
 
 
 def as_slice(numbers: Sequence[int]) -> slice | None:

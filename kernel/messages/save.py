@@ -26,7 +26,7 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, final, overload
 from weakref import ReferenceType
 
-from penstock.kernel.concurrency.brief_steps import as_slice
+from penstock.kernel.concurrency.brief_steps import as_slice, cuts
 from penstock.kernel.errors import ChangedLeafError
 from penstock.kernel.messages.changed_specs import LeafChange, SpecChange, place_of, resolved_spec
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
@@ -306,15 +306,7 @@ class Extents:
             for piece in self:
                 yield from Extents.of(piece).cut(most)
         else:
-            ends: list[int] = []
-            nbytes = 0
-            for number, size in enumerate(self.sizes):
-                nbytes += size
-                if number and nbytes > most:
-                    ends.append(number)
-                    nbytes = size
-
-            for part in self.divided([*ends, len(self.leaves)]):
+            for part in self.divided([stop for _, stop in cuts(self.sizes, most)]):
                 yield from part.cut(most)
 
 

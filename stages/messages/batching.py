@@ -14,7 +14,6 @@ __all__ = (
     "check_all_there",
     "check_planned",
     "check_planned_together",
-    "cuts",
     "described",
     "encoding_room",
     "grouped",
@@ -33,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.kernel.codecs import AUTO
-from penstock.kernel.concurrency.brief_steps import as_slice
+from penstock.kernel.concurrency.brief_steps import as_slice, cuts
 from penstock.kernel.errors import ChangedLeafError, IncompletePipelineError, PipelineError
 from penstock.kernel.messages.restore import PlannedBatch, RestorePlan
 from penstock.kernel.messages.save import Leaf, LeafBatch, Leaves, SavePlan, WrittenBatch, in_columns
@@ -105,19 +104,6 @@ def batched_columns(
         batch = LeafBatch(leaves.take(start, stop), False, plan)
         yield batch
         del batch
-
-
-def cuts(sizes: Sequence[int], most: int, most_items: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield where groups begin and end that weigh at most `most`; what weighs more is alone."""
-    start = nbytes = 0
-    for stop, size in enumerate(sizes):
-        nbytes += size
-        if stop > start and (nbytes > most or stop - start == most_items):
-            yield start, stop
-            start, nbytes = stop, size
-
-    if len(sizes) > start:
-        yield start, len(sizes)
 
 
 def infos_of(leaves: Sequence[Leaf] | Sequence[ReadLeaf]) -> Iterator[ParamInfo]:

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar, cast, final
 import jax
 from jax import tree_util
 
+from penstock.kernel.concurrency.brief_steps import cuts
 from penstock.kernel.errors import (
     ExpansionError,
     InsufficientMemoryError,
@@ -32,7 +33,6 @@ from penstock.kernel.protocols.leaf import LeafInfos, LeafSpec, ParamInfo, Store
 from penstock.kernel.protocols.leaf_handlers import FilesHandler, LeafHandler, ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import SharedRead, Target
 from penstock.kernel.protocols.stores import Store
-from penstock.stages.messages.batching import cuts
 from penstock.stages.planning.casting import DtypeRule, Refit, maker, refit_spec
 from penstock.stages.planning.leaf_reads import in_parts, join_memory, plan_reads
 from penstock.stages.planning.leaf_sources import (

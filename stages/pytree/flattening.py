@@ -357,12 +357,7 @@ class StructureCache:
             still cached), the leaves, and this tree's own treedef.
         """
         walk = _Walk()
-        try:
-            leaves, treedef = _jax.tree_flatten(tree, is_leaf=walk.visit)
-        except ValueError as error:  # the keys of a dict cannot be sorted
-            raise SpecError(f"jax cannot take the tree apart: {error}") from error
-
-        walk.check_levels()
+        leaves, treedef = walk.flatten(tree)
         if not walk.plain:
             return _by_path(tree, process)
 
@@ -390,13 +385,7 @@ def check_levels(tree: object) -> None:
     Raises:
         SpecError: If it has too many levels, or the keys of a dict cannot be sorted.
     """
-    walk = _Walk()
-    try:
-        _jax.tree_flatten(tree, is_leaf=walk.visit)
-    except ValueError as error:
-        raise SpecError(f"jax cannot take the tree apart: {error}") from error
-
-    walk.check_levels()
+    _Walk().flatten(tree)
 
 
 def _by_path(tree: object, process: tuple[int, int]) -> tuple[Sequence[ParamInfo], list[Any], Any]:
@@ -438,6 +427,25 @@ class _Walk:
             type(None): _LEAF,
         }
 
+    def flatten(self, tree: object) -> tuple[list[Any], Any]:
+        """Return the leaves of a tree, and its treedef.
+
+        Raises:
+            SpecError: If it has too many levels, or the keys of a dict cannot be sorted.
+        """
+        try:
+            leaves, treedef = _jax.tree_flatten(tree, is_leaf=self.visit)
+        except ValueError as error:  # the keys of a dict cannot be sorted
+            raise SpecError(f"jax cannot take the tree apart: {error}") from error
+
+        if self._too_deep:
+            raise SpecError(
+                f"the tree has more than {self._most} levels, or contains itself; put what lies so deep into "
+                "lists or stacked arrays, or raise sys.setrecursionlimit"
+            )
+
+        return leaves, treedef
+
     def visit(self, node: Any) -> bool:
         """Record a node. Returns whether penstock treats it as a leaf, as it does empty containers."""
         cls: type = type(cast("object", node))
@@ -460,21 +468,15 @@ class _Walk:
             self.marks.append((self._n_leaves, cls, children, None))
         else:
             n_children = len(node)
-            self._note_keys(node, cls)
+            types: set[type] = set(map(type, node))
+            if types <= _ONLY_TEXT:
+                self.marks.append((self._n_leaves, cls, tuple(node), None))
+            elif types <= _PLAIN_KEYS:
+                self.marks.append((self._n_leaves, cls, tuple(node), tuple(map(type, node))))
+            else:
+                self.plain = False
 
         return self._ends_at(n_children)
-
-    def check_levels(self) -> None:
-        """Refuse a tree that was not entered wholly.
-
-        Raises:
-            SpecError: If it has too many levels.
-        """
-        if self._too_deep:
-            raise SpecError(
-                f"the tree has more than {self._most} levels, or contains itself; put what lies so deep into "
-                "lists or stacked arrays, or raise sys.setrecursionlimit"
-            )
 
     def _ends_at(self, n_children: int) -> bool:
         """Note a container; return whether it is too deep for its content to be visited."""
@@ -495,15 +497,6 @@ class _Walk:
             self._too_deep = True
 
         return self._too_deep
-
-    def _note_keys(self, node: dict[Any, Any], cls: type) -> None:
-        types: set[type] = set(map(type, node))
-        if types <= _ONLY_TEXT:
-            self.marks.append((self._n_leaves, cls, tuple(node), None))
-        elif types <= _PLAIN_KEYS:
-            self.marks.append((self._n_leaves, cls, tuple(node), tuple(map(type, node))))
-        else:
-            self.plain = False
 
 
 def _is_leaf(node: object) -> bool:

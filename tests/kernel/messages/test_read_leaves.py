@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel import KeyKind, LeafSpec, ParamInfo, ReadLeaf, ReadLeaves, StoredLeaf
+from penstock.kernel.concurrency.brief_steps import cuts
 from penstock.kernel.protocols import SharedRead
-from penstock.stages.messages.batching import cuts
 
 HANDLER: Any = object()
 
