@@ -10,7 +10,15 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("DEFAULT_MAX_NODE_BYTES", "EncodedIndex", "IndexPlan", "Places", "encode_index", "in_data_files")
+__all__ = (
+    "DEFAULT_MAX_NODE_BYTES",
+    "EncodedIndex",
+    "IndexPlan",
+    "Places",
+    "encode_index",
+    "in_data_files",
+    "int64s",
+)
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -110,18 +118,18 @@ class IndexPlan:
             twice = next(a for a, b in pairwise(sorted_keys) if a == b)
             raise SpecError(f"key {twice!r} is given twice")
 
-        longest = key_lengths(sorted_keys).max(initial=0)
+        longest = int64s(map(len, sorted_keys)).max(initial=0)
         if longest > MAX_KEY_BYTES:
             raise SpecError(f"a key has {longest} bytes; {MAX_KEY_BYTES} are allowed")
         if not rows:
             return
 
         # Among the keys as given, the n-th whose value is in a data file has the n-th place.
-        is_placed, order = in_data_files(inline), np.frombuffer(integers(rows), np.int64)
+        is_placed, order = in_data_files(inline), int64s(rows)
         slots = (np.cumsum(is_placed) - 1)[order]
         is_placed = is_placed[order]
         slots = slots[is_placed]
-        sizes = lengths if isinstance(lengths, np.ndarray) else np.frombuffer(integers(lengths), np.int64)
+        sizes = lengths if isinstance(lengths, np.ndarray) else int64s(lengths)
         sizes = sizes[order]
         if sizes[is_placed].sum(dtype=np.float64) >= MAX_OFFSET:  # nodes add them up
             raise SpecError(f"the values in data files have more than {MAX_OFFSET} bytes together")
@@ -129,7 +137,7 @@ class IndexPlan:
         self._lengths = np.zeros(len(slots), np.int64)
         self._lengths[slots] = sizes[is_placed]
         shared = shared_prefixes(sorted_keys)
-        costs = _LEAF_ENTRY_BYTES + key_lengths(sorted_keys) + np.where(is_placed, 0, sizes)
+        costs = _LEAF_ENTRY_BYTES + int64s(map(len, sorted_keys)) + np.where(is_placed, 0, sizes)
         costs[1:] -= shared
         cuts = _cuts(costs, max_node_bytes, at_least=1)
         values = [inline[row] for row in rows]
@@ -292,6 +300,11 @@ class _LeafPlan:
     indirect_bytes: int
 
 
+def int64s(numbers: Iterable[int]) -> npt.NDArray[np.int64]:
+    """Return a column of numbers, which `integers` makes in steps."""
+    return np.frombuffer(integers(numbers), np.int64)
+
+
 def in_data_files(inline: Sequence[bytes | None]) -> npt.NDArray[np.bool_]:
     """Return for each value whether it is in a data file."""
     found = np.empty(len(inline), np.bool_)
@@ -312,7 +325,7 @@ def _plan_leaf(
 ) -> _LeafPlan:
     """Encode the known columns of one leaf, leaving out the first `inherited` bytes of every key."""
     values = [value for value in inline if value is not None]
-    longest = key_lengths(values).max(initial=0)
+    longest = int64s(map(len, values)).max(initial=0)
     if longest > MAX_INLINE_BYTES:
         raise SpecError(f"an inline value has {longest} bytes; {MAX_INLINE_BYTES} are allowed")
 
@@ -357,7 +370,7 @@ class _Encoder:
         self.height += 1
         keys = [child.first_key for child in children]
         shared = shared_prefixes(keys)
-        costs = _INTERIOR_ENTRY_BYTES + key_lengths(keys)
+        costs = _INTERIOR_ENTRY_BYTES + int64s(map(len, keys))
         costs[1:] -= shared
         # With at least two children per node, each level has fewer nodes than the one below, however small
         # the nodes should be.
@@ -441,11 +454,6 @@ def common_prefix(a: bytes, b: bytes) -> int:
     return min(((difference & -difference).bit_length() - 1) >> 3, shorter)
 
 
-def key_lengths(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
-    """Return the length of every key."""
-    return np.frombuffer(integers(map(len, keys)), np.int64)
-
-
 def shared_prefixes(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
     """Return, for every key but the first, how many leading bytes it shares with the previous one.
 
@@ -454,7 +462,7 @@ def shared_prefixes(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
     found = np.zeros(max(len(keys) - 1, 0), np.int64)
     for at in range(0, len(found), STEP):
         part = keys[at : at + STEP + 1]
-        sizes = key_lengths(part)
+        sizes = int64s(map(len, part))
         width = int(sizes.max())
         if width > _USUAL_BYTES:
             found[at : at + STEP] = [common_prefix(a, b) for a, b in pairwise(part)]
@@ -485,7 +493,11 @@ def encode_keys(
         rows = zip(keys[at : at + STEP], firsts, strict=True)
         suffixes.append(b"".join([key[start:] for key, start in rows]))
 
-    return varint_column(shared - inherited), varint_column(key_lengths(keys) - starts), b"".join(suffixes)
+    return (
+        varint_column(shared - inherited),
+        varint_column(int64s(map(len, keys)) - starts),
+        b"".join(suffixes),
+    )
 
 
 def encode_files(paths: Sequence[str]) -> bytes:

@@ -86,7 +86,6 @@ class MemoryRegulator:
     """
 
     __slots__ = (
-        "_auto",
         "_caches",
         "_entered",
         "_first",
@@ -96,6 +95,7 @@ class MemoryRegulator:
         "_thread",
         "_whole",
         "sharers",
+        "source",
         "watcher",
     )
 
@@ -108,13 +108,13 @@ class MemoryRegulator:
         restore_concurrent_bytes: int | str = IN_FLIGHT_BYTES,
         source: MemorySource | None = None,
     ) -> None:
-        self._auto: MemorySource | None = None
+        read = SystemMemory() if source is None else source
+        self.source: Final[MemorySource | None] = read if limit == "auto" else None  #: what the limit follows
         self._first: MemoryReading | None = None
         self.sharers = 1  #: how many processes have the memory that an `"auto"` limit is a part of
         whole = limit
-        if limit == "auto":
-            self._auto = SystemMemory() if source is None else source
-            self._first = reading = self._auto.read()
+        if self.source is not None:
+            self._first = reading = self.source.read()
             whole = auto_limit(reading)
             limit = adjusted_limit(whole, whole, 0, reading)
 
@@ -152,11 +152,6 @@ class MemoryRegulator:
     def whole(self) -> int:
         """The limit at the beginning, or this process's part of it; it never becomes more."""
         return self._whole
-
-    @property
-    def source(self) -> MemorySource | None:
-        """The source that the limit follows, if it is `"auto"`."""
-        return self._auto
 
     def resize(self, limit: int) -> None:
         """Change the limit. Leases that exist stay; if they exceed it, new ones wait until they do not."""

@@ -454,7 +454,7 @@ class _Walk:
             self._n_leaves += 1
             return True
         if kind is None:
-            kind = self._kinds[cls] = _LEAF if _is_leaf(node) else _ASK
+            kind = self._kinds[cls] = _LEAF if _jax.all_leaves([node]) else _ASK
         if kind is _LEAF or is_empty(node):
             self._n_leaves += 1
             return True
@@ -497,11 +497,6 @@ class _Walk:
             self._too_deep = True
 
         return self._too_deep
-
-
-def _is_leaf(node: object) -> bool:
-    found: bool = _jax.all_leaves([node])
-    return found
 
 
 def _named(node: object) -> tuple[_Step, ...]:

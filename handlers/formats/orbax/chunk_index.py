@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from penstock.handlers.formats.orbax.tree_columns import TreeColumns
 from penstock.handlers.formats.zarr import METADATA_KEYS, array_metadata, chunk_keys, prefix_of
-from penstock.handlers.ocdbt.database_writer import EncodedIndex, IndexPlan, Places, in_data_files
+from penstock.handlers.ocdbt.database_writer import EncodedIndex, IndexPlan, Places, in_data_files, int64s
 from penstock.handlers.ocdbt.wire_format import MAX_INLINE_BYTES
-from penstock.kernel.concurrency.brief_steps import STEP, drop, integers, parts_of, rows_in_order
+from penstock.kernel.concurrency.brief_steps import STEP, drop, parts_of, rows_in_order
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, names_of
 from penstock.kernel.protocols.written import Written, WrittenLeaves, WrittenTable
@@ -60,13 +60,13 @@ class ChunkIndex:
         grids = {number: spec.grid_shape for number, spec in known.items()}
         self._arrays = arrays
         self._order: range | npt.NDArray[np.int64]  #: the numbers of the arrays, by name
-        self._order = order if isinstance(order, range) else _column(order)
+        self._order = order if isinstance(order, range) else int64s(order)
         self._places = np.full(max(arrays.indices) + 1, -1, np.int64)  #: in that order, by index
-        self._places[_column(arrays.indices)[self._order]] = np.arange(len(order))
+        self._places[int64s(arrays.indices)[self._order]] = np.arange(len(order))
         self._grids = [grids[id(spec)] for spec in specs]
-        self._counts = _column(list(map(math.prod, self._grids)))  #: chunks of each array
+        self._counts = int64s(map(math.prod, self._grids))  #: chunks of each array
         self._starts = np.cumsum(self._counts) - self._counts  #: first slot of each array
-        self._chunk_nbytes = _column([spec.chunk_nbytes for spec in specs])
+        self._chunk_nbytes = int64s([spec.chunk_nbytes for spec in specs])
         self._coded = np.array([spec.codec is not None for spec in specs], np.bool_)
         self._elsewhere = np.array([spec.replicas.writer is None for spec in specs], np.bool_)
 
@@ -118,7 +118,7 @@ class ChunkIndex:
         """
         arrays, n_chunks = self._arrays, int(self._counts.sum())
         chunk_lengths = np.repeat(self._chunk_nbytes, self._counts)
-        located = _Located(np.concatenate([chunk_lengths, _column(list(map(len, self._spilled)))]))
+        located = _Located(np.concatenate([chunk_lengths, int64s(map(len, self._spilled))]))
         self._locate(batches, located)
         elsewhere = np.repeat(self._elsewhere, self._counts)
         missing = np.flatnonzero((located.file_ids[:n_chunks] < 0) & ~elsewhere)
@@ -131,7 +131,7 @@ class ChunkIndex:
             raise _broken(arrays.infos[at], index, f"0 of {arrays.specs[at].chunk_nbytes} bytes were written")
 
         spill = b"".join(self._spilled)
-        starts = _column(list(itertools.accumulate(map(len, self._spilled), initial=0))[:-1])
+        starts = int64s(list(itertools.accumulate(map(len, self._spilled), initial=0))[:-1])
         one_file = np.zeros(len(starts), np.int64)
         located.put(np.arange(n_chunks, n_chunks + len(starts)), starts, one_file, [node_file])
         plan = self._planned(located) if self._plan is None else self._plan
@@ -198,7 +198,7 @@ class ChunkIndex:
         """Plan the index for the values that were found in data files, in order; others get no entry."""
         assert self._unplanned is not None
         keys, inline, numbers = self._unplanned
-        lengths, in_files = _column(numbers), in_data_files(inline)
+        lengths, in_files = int64s(numbers), in_data_files(inline)
         lengths[in_files] = located.lengths
         if (located.file_ids >= 0).all():
             return IndexPlan(keys, inline, lengths)
@@ -263,10 +263,6 @@ class _Located:
         ids[used] = [self.files.setdefault(files[number], len(self.files)) for number in used]
         self.file_ids[slots] = ids[numbers]
         self.offsets[slots] = offsets
-
-
-def _column(numbers: Sequence[int]) -> npt.NDArray[np.int64]:
-    return np.frombuffer(integers(numbers), np.int64)
 
 
 def _joined(
