@@ -238,8 +238,8 @@ async def _chosen(
     run: SaveRun, leaves: Leaves, plan: SavePlan, choice: CodecChoice | None
 ) -> tuple[Leaves, SavePlan]:
     """Return the leaves that this process must write, and the plan with what becomes of the others."""
-    if not run.operation.is_alone:
-        from penstock.stages.joint.division import divided  # needed by several processes only
+    if not run.operation.is_alone:  # one process needs nothing of the module
+        from penstock.stages.joint.division import divided
 
         return await divided(run, leaves, plan, choice)
 
@@ -327,8 +327,8 @@ def _check_processes(run: SaveRun, leaves: Leaves) -> None:
     Raises:
         InvalidLeafError: For the first of them.
     """
-    if not run.operation.is_alone:
-        from penstock.stages.joint.division import check_active  # one process needs nothing of it
+    if not run.operation.is_alone:  # one process needs nothing of the module
+        from penstock.stages.joint.division import check_active
 
         check_active(leaves, run.operation.processes)
         return

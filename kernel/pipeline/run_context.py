@@ -336,7 +336,7 @@ class SaveRun(Run):
     def own_folder(self) -> str:
         """The folder of this process's data files, in the directory of a tree; one process alone has none."""
         arrays = self.layout.arrays
-        if arrays is None or self.operation.is_alone:
+        if arrays is None or self.operation.is_alone:  # nothing to tell apart on disk
             return ""
 
         return arrays.process_folder(self.operation.process_index)

@@ -55,8 +55,9 @@ def compare(
     if not run.request.by_digest and is_there and not _any_known(leaves, plan, known):
         return base, nothing, {}
 
+    # On a local disk there may be one process's part of what several saved.
     if run.operation.is_alone and run.store.kind(os.path.join(base, DISK_MARK)) is not None:
-        return base, nothing, {}  # it has one process's part of what several saved
+        return base, nothing, {}
 
     checkpoint, key = _open(run, base)
     if run.request.by_digest:
@@ -244,7 +245,7 @@ def digest_name(run: SaveRun, name: str) -> str:
     Several processes that save together record one each of what they write of a leaf. It means nothing to
     another number of processes.
     """
-    if run.operation.is_alone:  # as it is on disk
+    if run.operation.is_alone:  # the name on disk is the leaf's
         return name
 
     index, count = run.process

@@ -268,7 +268,7 @@ class StepSaves:
         try:
             return await self._save(step, items, request)
         except NoSpaceError:
-            if self._engine.is_joint or not self.retention.deleter.waiting:  # see above
+            if self._engine.is_joint or not self.retention.deleter.waiting:  # as above
                 raise
 
         await self.retention.deleter.attempt()
