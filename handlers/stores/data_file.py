@@ -249,6 +249,9 @@ _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, e
 
 def takes_direct_io(descriptor: int) -> bool:
     """Return whether an open file is on a local disk whose file system is faster with direct transfers."""
+    if sys.platform != "linux":  # other systems answer in other structures
+        return False
+
     call = c_function("fstatfs", ctypes.c_int, ctypes.c_char_p)
     if call is None:
         return False
@@ -289,6 +292,9 @@ def cached_bytes(descriptor: int, offset: int, nbytes: int) -> int | None:
     Takes some 10 us for 16 MiB. The alternatives are worse: since Linux 5.10 a read with RWF_NOWAIT fills
     the page cache, and mincore takes forty times as long.
     """
+    if sys.platform != "linux":  # the number is Linux's
+        return None
+
     call = c_function(
         "syscall", ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long
     )

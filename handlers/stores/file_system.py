@@ -48,9 +48,10 @@ Renameat2: TypeAlias = Callable[[str, str, int], object]
 
 @cache
 def c_function(name: str, *argument_types: type) -> Callable[..., int] | None:
-    """Find a function of the C library that Python lacks; None if it is not Linux's, or too old for it."""
-    if sys.platform != "linux":
-        return None
+    """Find a function of the C library that Python lacks; None if this library has none of the name.
+
+    The caller sees to it that the function is Linux's, if other systems have another one of its name.
+    """
     try:
         call = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (AttributeError, OSError):
