@@ -255,13 +255,14 @@ class ArrayHandler:
 
 def _target_kind(like: Any) -> object:
     """Return what `array_target` depends on. Objects that are named by their ids live as long as `like`."""
+    # Shardings by value: each array may have its own object, and arrays of one target are made in one step.
     if isinstance(like, jax.Array):
         # One that is uncommitted goes to jax's default device, wherever it is. Each has its own sharding, and
         # a decision for each would take as long as all else of a restore.
-        place = id(like.sharding) if like.committed else None
+        place = like.sharding if like.committed else None
         return like.shape, id(like.dtype), place, id(type(like))
     if type(like) is jax.ShapeDtypeStruct:
-        return like.shape, id(like.dtype), id(like.sharding)
+        return like.shape, id(like.dtype), like.sharding
 
     return id(like)
 

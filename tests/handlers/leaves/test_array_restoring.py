@@ -25,7 +25,7 @@ from tests.handlers.leaves.round_trips import (
 
 from penstock.handlers import ArrayHandler, NumpyHandler, ScalarHandler
 from penstock.handlers.leaves.sharding import encode
-from penstock.kernel import LeafSpec, ReadLeaf, ReadLeaves, Target
+from penstock.kernel import LeafSpec, ReadLeaf, ReadLeaves, StoredRows, Target
 
 HANDLER = ArrayHandler()
 
@@ -218,3 +218,18 @@ def test_a_saved_sharding_that_does_not_divide_the_array_is_ignored() -> None:
     text = encode(NamedSharding(mesh(2, 4), P(("x", "y"))))
     spec = LeafSpec("jax.Array", (3,), "float32", 4, (3,), sharding=text)
     assert same_bits(restore(HANDLER, Saved(spec, {(0,): bytes(12)})), np.zeros(3, np.float32))
+
+
+@pytest.mark.parametrize("like", ["arrays", "structs"])
+def test_targets_with_equal_shardings_of_their_own_are_one(like: str) -> None:
+    """Small arrays of one target are made in one step, whoever made the shardings of the `like`s."""
+    saved = save(ArrayHandler(), jnp.zeros(8))
+    shardings = [NamedSharding(mesh(8), P("x")), NamedSharding(mesh(8), P("x")), NamedSharding(mesh(8), P())]
+    likes: list[Any] = [struct((8,), np.float32, sharding=sharding) for sharding in shardings]
+    if like == "arrays":
+        likes = [jax.device_put(np.zeros(8, np.float32), sharding) for sharding in shardings]
+
+    rows = StoredRows([saved.stored], [0, 0, 0], [saved.spec] * 3)
+    first, second, other = ArrayHandler().targets(rows, likes)
+    assert first is second
+    assert other is not first
