@@ -76,11 +76,6 @@ class StoredItems:
     custom_metadata: Mapping[str, Any] | None
     tree_custom_metadata: object = None  #: what is stored with the tree, if there are no items
 
-    @property
-    def n_items(self) -> int:
-        """The number of items; a checkpoint that is one tree counts as one."""
-        return 1 if self.parts is None else len(self.parts.handlers)
-
 
 @final
 @dataclass(frozen=True, slots=True)
