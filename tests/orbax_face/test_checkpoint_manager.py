@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -899,3 +899,58 @@ def test_a_subclass_says_which_steps_go(ocp: Any, tmp_path: Path) -> None:
         assert list(manager.all_steps()) == [2, 4]
 
     assert shown(tmp_path) == ["2", "4"]
+
+
+@both
+@pytest.mark.parametrize("keeps_others", [False, True])
+def test_the_best_steps_stay_by_metrics_that_a_subclass_notes_later(
+    ocp: Any, tmp_path: Path, keeps_others: bool
+) -> None:
+    """T5X reads metrics from what its evaluations wrote, once a step is to be chosen."""
+    measured = {1: 0.9, 2: 0.1, 3: 0.8, 4: 0.2, 5: 0.3}
+
+    class OfT5X(ocp.CheckpointManager):  # type: ignore[misc]  # of either library
+        def _get_old_steps_to_remove(self) -> list[int]:
+            assert self._track_best
+            for info in self._checkpoints:
+                if info.step in measured and info.step < 5:
+                    info.metrics = {"accuracy": measured[info.step]}
+
+            return cast("list[int]", super()._get_old_steps_to_remove())
+
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=2,
+        best_fn=lambda metrics: metrics["accuracy"],
+        keep_checkpoints_without_metrics=keeps_others,
+    )
+    with OfT5X(tmp_path, options=options) as manager:
+        for step in measured:
+            manager.save(step, args=ocp.args.StandardSave(tree(step)))
+            manager.wait_until_finished()
+
+        assert manager.best_step() == 1
+        assert [info.metrics for info in manager._checkpoints if info.step == 1] == [{"accuracy": 0.9}]
+
+        manager.reload()  # it reads what is stored
+        assert [info.metrics for info in manager._checkpoints if info.step == 1] == [None]
+
+    assert shown(tmp_path) == (["1", "3", "5"] if keeps_others else ["1", "3"])
+
+
+def test_metrics_that_are_noted_later_count_for_policies_of_penstock(tmp_path: Path) -> None:
+    ocp = penstock.orbax
+
+    class Noting(ocp.CheckpointManager):
+        def _get_old_steps_to_remove(self) -> list[int]:
+            for info in self._checkpoints:
+                info.metrics = {"loss": {1: 0.1, 2: 0.5}.get(info.step, 0.3)}
+
+            return super()._get_old_steps_to_remove()
+
+    options = ocp.CheckpointManagerOptions(preservation_policy=steps.KeepBest(1, "loss"))
+    with Noting(tmp_path, options=options) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, args=ocp.args.StandardSave(tree(step)))
+            manager.wait_until_finished()
+
+    assert shown(tmp_path) == ["1", "3"]

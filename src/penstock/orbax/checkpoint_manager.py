@@ -385,6 +385,10 @@ class CheckpointManager:
     def _checkpoints(self) -> list[CheckpointInfo]:
         return self._steps.infos
 
+    @property
+    def _track_best(self) -> bool:
+        return self._options.best_fn is not None
+
     def _get_old_steps_to_remove(self) -> list[int]:
         """Return which of `_checkpoints` go once the newest is saved. Subclasses replace it."""
         return self._steps.to_delete()

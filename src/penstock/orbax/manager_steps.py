@@ -16,7 +16,7 @@ import operator
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, TypeVar, cast, final
 
@@ -310,6 +310,7 @@ class ManagerSteps:
         self._files = _Files(self.directory, self._store, self._reader, options)
         self._events = kernel.get_logger()
         self._said: set[str] = set()  # events of which one is enough
+        self._shown: dict[int, tuple[StepInfo, CheckpointInfo]] = {}  # with what each was made from
         trash = None if bucket_url(self._path) is not None else options.todelete_subdir
         if trash != options.todelete_subdir:
             self.warn_once("step.trash_ignored", root=self._path, trash=options.todelete_subdir)
@@ -344,8 +345,13 @@ class ManagerSteps:
 
     @property
     def infos(self) -> list[CheckpointInfo]:
-        """Every step that is known: those found by number, then those saved, with the one being saved."""
-        return list(map(self._describe, self._known()))
+        """Every step that is known: those found by number, then those saved, with the one being saved.
+
+        A step has one description until the directory is listed again: metrics that a program notes there
+        count, as in Orbax.
+        """
+        self._shown = {info.step: (info, self._describe(info)) for info in self._known()}
+        return [shown for _, shown in self._shown.values()]
 
     @property
     def steps(self) -> Sequence[int]:
@@ -473,7 +479,9 @@ class ManagerSteps:
 
     def to_delete(self) -> list[int]:
         """Return the steps that the policy does not keep."""
-        return to_delete(self.preserving, self._known(), self._describe)
+        shown = {one.step: one for one in self.infos}
+        known = [replace(info, metrics=shown[info.step].metrics) for info in self._known()]
+        return to_delete(self.preserving, known, lambda info: shown[info.step])
 
     def _known(self) -> list[StepInfo]:
         return self._catalogue.infos(self._catalogue.snapshot(), _EVERYTHING)
@@ -600,6 +608,10 @@ class ManagerSteps:
             self._events.warning(event, **about)
 
     def _describe(self, info: StepInfo) -> CheckpointInfo:
+        described, shown = self._shown.get(info.step, (None, None))
+        if described is info and shown is not None:
+            return shown
+
         is_known = info.is_readable and not math.isnan(info.time_s)
         moment = _EPOCH + datetime.timedelta(seconds=info.time_s) if is_known else _LONG_AGO
         path = self._files.known_path(info.step, self._catalogue.name(info.step))
