@@ -90,8 +90,9 @@ HANDLERS: Final[Section] = {
     ),
     "BasePyTreeCheckpointHandler": "As `PyTreeCheckpointHandler`.",
     "args.PyTreeRestore": (
-        "With `partial_restore` a leaf that is not stored is a ValueError, unless it is `PLACEHOLDER`; Orbax "
-        "returns the item's own value."
+        "`on_missing='raise'`, which Orbax has not, makes a leaf that is not stored an error of a "
+        "`partial_restore`. `PLACEHOLDER` is kept there, too, and a list may be shorter than the stored one. "
+        "Where another container is stored it is a ValueError, in Orbax mostly a TypeError."
     ),
     "args.PyTreeSave": (
         "Arrays without elements are saved. Two leaves of one stored name are an error; Orbax keeps one."

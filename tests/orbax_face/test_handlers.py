@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -271,15 +271,94 @@ def test_errors_are_of_the_same_kind(name: str, tmp_path: Path) -> None:
     assert isinstance(ours, type(theirs)), (ours, theirs)
 
 
-def test_partial_restore_of_what_is_not_stored_is_an_error(tmp_path: Path) -> None:
-    # Orbax returns the item's own value, in silence.
+class Adapted(NamedTuple):
+    w: Any
+    lora: Any
+
+
+def struct(*shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, np.float32)  # type: ignore[no-untyped-call]
+
+
+NOT_STORED = {
+    "a value": ({"a": np.zeros(6), "lora": np.ones(2)}, "lora"),
+    "a struct": ({"a": struct(6), "rngs": struct(3)}, "rngs"),
+    "all": ({"x": {"y": struct(3)}}, "x"),
+    "a tree": ({"a": struct(6), "lora": {"list": [1, np.ones(2)], "nothing": None, "empty": {}}}, "lora"),
+    "a type": ({"a": struct(6), "step": int}, "step"),
+}
+"""Items with what is not stored, and the name that it has."""
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+@pytest.mark.parametrize("name", NOT_STORED)
+def test_a_partial_restore_keeps_the_leaves_that_are_not_stored(ocp: Any, name: str, tmp_path: Path) -> None:
+    item, extra = NOT_STORED[name]
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "one", {"a": np.arange(6, dtype=np.float32), "b": 5})
+        found = checkpointer.restore(
+            tmp_path / "one", args=ocp.args.PyTreeRestore(item, partial_restore=True)
+        )
+
+    assert found.keys() == item.keys()
+    if "a" in found:
+        np.testing.assert_array_equal(found["a"], np.arange(6))
+    kept = jax.tree.map(lambda one, given: one is given, found[extra], item[extra])
+    assert all(jax.tree.leaves(kept))
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+def test_fields_that_are_not_stored_are_kept_in_a_named_tuple(ocp: Any, tmp_path: Path) -> None:
+    args = ocp.args.PyTreeRestore({"layer": Adapted(struct(2), struct(3))}, partial_restore=True)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "one", {"layer": {"w": np.ones(2, np.float32)}})
+        found = checkpointer.restore(tmp_path / "one", args=args)["layer"]
+
+    assert type(found) is Adapted
+    np.testing.assert_array_equal(found.w, np.ones(2))
+    assert found.lora is args.item["layer"].lora
+
+
+CLASHING: dict[str, Any] = {
+    "a leaf for a dict": {"s": 7},
+    "a dict for a leaf": {"a": {"b": 1}},
+    "a list for a leaf": {"a": [1]},
+    "a dict for a list": {"l": {"0": 1.0, "x": 2}},
+    "a longer list": {"l": [0.0, 0.0, 9]},
+    "a filled dict for an empty one": {"e": {"k": 1}},
+}
+
+
+@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
+@pytest.mark.parametrize("name", CLASHING)
+def test_a_partial_restore_refuses_what_is_stored_as_something_else(
+    ocp: Any, name: str, tmp_path: Path
+) -> None:
+    args = ocp.args.PyTreeRestore(CLASHING[name], partial_restore=True)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "one", {"a": np.ones(2), "s": {"x": 1}, "l": [1.5, 2.0], "e": {}})
+        error = error_of(partial(checkpointer.restore, tmp_path / "one", args=args))
+
+    assert isinstance(error, ValueError | TypeError)
+    if ocp is penstock.orbax:
+        assert isinstance(error, ValueError)
+        assert "pass partial_restore" not in str(error)
+
+
+def test_what_is_not_stored_can_be_an_error_of_a_partial_restore(tmp_path: Path) -> None:
     ocp = penstock.orbax
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        checkpointer.save(tmp_path / "one", arrays())
-        with pytest.raises(ValueError, match="missing"):
-            checkpointer.restore(
-                tmp_path / "one", args=ocp.args.PyTreeRestore({"zz": 0}, partial_restore=True)
-            )
+        checkpointer.save(tmp_path / "one", {"a": 1, "b": 2})
+
+        def restore(item: Any, on_missing: Any) -> Any:
+            args = ocp.args.PyTreeRestore(item, partial_restore=True, on_missing=on_missing)
+            return checkpointer.restore(tmp_path / "one", args=args)
+
+        with pytest.raises(ValueError, match=r"missing .*'zz'[\s\S]*on_missing"):
+            restore({"a": 0, "zz": 0}, "raise")
+        with pytest.raises(ValueError, match="on_missing"):
+            restore({"a": 0}, "skip")
+        assert restore({"a": 0}, "raise") == {"a": 1}
 
 
 @pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)

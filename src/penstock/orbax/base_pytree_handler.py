@@ -241,7 +241,16 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         if bucket_url(path) is None and not os.path.isdir(path):
             raise NotACheckpointError(path, "Requested directory for restore does not exist")
 
-        asked = TreeRequest(args.item, args.restore_args, args.partial_restore, rich=self._form.rich_types)
+        if args.on_missing not in ("keep", "raise"):
+            raise ValueError(f'on_missing must be "keep" or "raise", not {args.on_missing!r}')
+
+        asked = TreeRequest(
+            args.item,
+            args.restore_args,
+            args.partial_restore,
+            keeps_missing=args.on_missing == "keep",
+            rich=self._form.rich_types,
+        )
         workers = self._workers(reads=True, restore_args=args.restore_args)
         calls = Reader(
             metadata=partial(self._loop.call, Trees.metadata, self._registry, workers, path),
@@ -402,12 +411,15 @@ class BasePyTreeRestoreArgs(CheckpointArgs):
     Attributes:
         item: A tree of the structure of the result; its leaves may be anything.
         restore_args: A tree of `RestoreArgs`, like the item or else like the stored tree.
-        partial_restore: Whether the item may lack leaves that are stored.
+        partial_restore: Whether the item may lack leaves that are stored, and have leaves that are not.
+        on_missing: What a leaf that is not stored is in a partial restore: the item's own in the result,
+            or an error. penstock's.
     """
 
     item: Any = None
     restore_args: Any = None
     partial_restore: bool = False
+    on_missing: Literal["keep", "raise"] = "keep"
 
 
 def _by_name(args: Any, kind: type[T]) -> Callable[[str], T | None]:

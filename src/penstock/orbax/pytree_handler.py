@@ -193,7 +193,7 @@ class PyTreeCheckpointHandler(TreeHandler):
             )
 
         if args.transforms is None and args.legacy_transform_fn is None:
-            plain = BasePyTreeRestoreArgs(args.item, args.restore_args, args.partial_restore)
+            plain = BasePyTreeRestoreArgs(args.item, args.restore_args, args.partial_restore, args.on_missing)
             return self._handler_impl.restore(directory, args=plain)
 
         return restore_transformed(args, self._handler_impl, place_of(directory))
@@ -264,7 +264,9 @@ class PyTreeRestoreArgs(CheckpointArgs):
             are those of the item.
         legacy_transform_fn: Called with the item, the stored structure and a tree of `ParamInfo`s;
             returns the structure to restore, and the `ParamInfo`s of its leaves.
-        partial_restore: Whether the item may lack leaves that are stored.
+        partial_restore: Whether the item may lack leaves that are stored, and have leaves that are not.
+        on_missing: What a leaf that is not stored is in a partial restore: the item's own in the result,
+            or an error. penstock's.
     """
 
     item: Any = None
@@ -273,6 +275,7 @@ class PyTreeRestoreArgs(CheckpointArgs):
     transforms_default_to_original: bool = True
     legacy_transform_fn: Callable[[Any, Any, Any], tuple[Any, Any]] | None = None
     partial_restore: bool = False
+    on_missing: Literal["keep", "raise"] = "keep"
 
     def __post_init__(self) -> None:
         self.item = _tree_of(self.item)

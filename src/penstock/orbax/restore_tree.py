@@ -11,6 +11,7 @@ __all__ = (
     "Reader",
     "TreeRequest",
     "as_lists",
+    "clashing_keys",
     "describe_tree",
     "empty_value",
     "fits",
@@ -81,12 +82,14 @@ class TreeRequest:
         item: The structure of the result; None for the stored one, in dicts and lists.
         restore_args: A tree of `RestoreArgs`, of the structure of the item or of the stored tree.
         partial: Whether the item may lack stored leaves.
+        keeps_missing: Whether leaves of the item that are not stored are those of a partial result.
         rich: Whether recorded tuples stay tuples without an item.
     """
 
     item: Any = None
     restore_args: Any = None
     partial: bool = False
+    keeps_missing: bool = True
     rich: bool = False
 
 
@@ -136,7 +139,7 @@ def restore_tree(asked: TreeRequest, calls: Reader) -> Any:
         item, treedef = flatten(asked.item)
 
     here = {found.keys: found.value for found in item}
-    read = list(stored) if asked.item is None else _to_be_read(item, stored, asked, about.path)
+    read = list(stored) if asked.item is None else _to_be_read(item, there, asked, about.path)
     read = [keys for keys in read if stored[keys].kind not in EMPTY_MARKERS]
     _check_args(asked, here)
     args = _by_keys(asked.restore_args)
@@ -193,20 +196,24 @@ _AS_SAVED: Final = RestoreArgs()
 
 
 def _to_be_read(
-    item: Sequence[TreeNode], stored: Mapping[kernel.KeyPath, LeafMetadata], asked: TreeRequest, path: str
+    item: Sequence[TreeNode], stored: Sequence[TreeNode], asked: TreeRequest, path: str
 ) -> list[kernel.KeyPath]:
     """Compare the structures; return the leaves to read."""
-    leaves = list(stored.values())
-    pairing = pair_keys([found.keys for found in item], list(stored))
-    missing = frozenset(pairing.missing)
+    leaves: list[LeafMetadata] = [found.value for found in stored]
+    pairing = pair_keys([found.keys for found in item], [found.keys for found in stored])
+    missing = {item[at].keys for at in pairing.missing}
+    refused: Collection[kernel.KeyPath] = missing
+    if asked.partial and asked.keeps_missing and missing:
+        refused = clashing_keys(missing, {found.keys: found.indices for found in stored})
+
     differences: list[TreeDifference] = []
     read: list[kernel.KeyPath] = []
-    for at, found in enumerate(item):
+    for found in item:
         if is_empty_node(found.value) or found.value is PLACEHOLDER:  # None leaves out a leaf deliberately
             continue
-        if at in missing:
+        if found.keys in refused:
             differences.append(TreeDifference("missing", found.key_path, describe_target(found.value)))
-        else:
+        elif found.keys not in missing:
             read.append(found.keys)
 
     if not asked.partial:
@@ -216,10 +223,41 @@ def _to_be_read(
         mismatch = StructureMismatchError(path, differences)
         raise ValueError(
             "User-provided restore item and on-disk value metadata tree structures do not match: "
-            f"{mismatch}\nTo restore only what the item has, pass partial_restore=True."
+            f"{mismatch}\n{_advice(asked)}"
         ) from mismatch
 
     return read
+
+
+def _advice(asked: TreeRequest) -> str:
+    if not asked.partial:
+        return "To restore only what the item has, pass partial_restore=True."
+    if not asked.keeps_missing:
+        return 'To keep the leaves of the item that are not stored, pass on_missing="keep".'
+
+    return "They are where other containers, or leaves, are stored, so that partial_restore cannot keep them."
+
+
+def clashing_keys(
+    missing: Collection[kernel.KeyPath], stored: Mapping[kernel.KeyPath, Sequence[bool]]
+) -> frozenset[kernel.KeyPath]:
+    """Return the leaves that have no place in a stored tree: only its dicts may get further keys.
+
+    Args:
+        missing: Keys of leaves that are not stored.
+        stored: For the keys of each stored leaf, which of them are indices of sequences.
+    """
+    is_sequence = {keys[:at]: index for keys, indices in stored.items() for at, index in enumerate(indices)}
+
+    def clashes(keys: kernel.KeyPath) -> bool:
+        if keys in is_sequence:  # a leaf in the place of a container
+            return True
+
+        above = (keys[:at] for at in range(len(keys), -1, -1))
+        nearest = next((one for one in above if one in is_sequence or one in stored), ())
+        return is_sequence.get(nearest, nearest in stored)
+
+    return frozenset(keys for keys in missing if clashes(keys))
 
 
 def _check_args(asked: TreeRequest, here: Mapping[kernel.KeyPath, Any]) -> None:
@@ -295,7 +333,7 @@ def _value(
     """The leaf of the result: the value read, an empty node, or the leaf of the item."""
     if keys in values:
         return values[keys]
-    if asked.item is not None and (in_item is PLACEHOLDER or is_empty_node(in_item)):
+    if asked.item is not None and (keys not in stored or in_item is PLACEHOLDER or is_empty_node(in_item)):
         return in_item
 
     return empty_value(stored[keys].kind)
@@ -561,6 +599,11 @@ class TreeNode:
     keys: kernel.KeyPath
     path: tuple[Any, ...]  #: as jax has it
     value: Any
+
+    @property
+    def indices(self) -> list[bool]:
+        """Which of its keys are indices of lists or tuples."""
+        return [isinstance(entry, _tree.SequenceKey) for entry in self.path]
 
     @property
     def key_path(self) -> str:

@@ -26,8 +26,9 @@ DIFFERENCES: Final[dict[str, str]] = {
         "An abstract leaf that is None is loaded as it was saved, as Orbax's documentation has it. From "
         "safetensors, a NumPy target gives a NumPy array, in Orbax a jax.Array."
     ),
-    "options.PyTreeOptions.Loading.partial_load": (
-        "A struct or type for which nothing is stored is a ValueError; Orbax returns the struct."
+    "options.PyTreeOptions.Loading": (
+        "`on_missing='raise'`, which Orbax has not, makes a leaf that is not stored an error of a "
+        "`partial_load`. Where another container is stored it is a ValueError, in Orbax mostly a TypeError."
     ),
     "save(overwrite=True)": (
         "A checkpoint is replaced in one step when the new one is complete, and nothing else is replaced."

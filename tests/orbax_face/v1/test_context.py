@@ -35,8 +35,8 @@ def defaults(options: Any) -> Any:
     }
 
 
-# What is an object of either library, which stands for the same.
-OWN = {"registry", "array_metadata_store", "pytree_metadata_options", "mode"}
+# What is an object of either library, which stands for the same; and what only ours has.
+OWN = {"registry", "array_metadata_store", "pytree_metadata_options", "mode", "on_missing"}
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -236,6 +236,23 @@ def test_part_of_a_tree_is_loaded(ocp: Any, tree: Any, same: Same, tmp_path: Pat
         ocp.load(tmp_path / "a", {"list": tree["list"]})
 
 
+def test_a_partial_load_keeps_what_is_not_stored(ocp: Any, tmp_path: Path) -> None:
+    ocp.save(tmp_path / "a", {"a": np.arange(4), "list": [1], "dict": {"x": 1}})
+    struct = jax.ShapeDtypeStruct((4,), jnp.float32)  # type: ignore[no-untyped-call]
+    asked = {"a": np.zeros(4, int), "c": struct, "d": 5, "dict": {"y": {"z": struct}}, "e": {}, "n": None}
+    context = ocp.Context()
+    context.pytree.loading.partial_load = True
+    with context:
+        found = ocp.load(tmp_path / "a", asked)
+        for clashing in ({"a": {"b": 1}}, {"list": [1, 2]}, {"dict": 7}):
+            with pytest.raises((ValueError, TypeError)):
+                ocp.load(tmp_path / "a", clashing)
+
+    np.testing.assert_array_equal(found.pop("a"), np.arange(4))
+    assert found == {"c": struct, "d": 5, "dict": {"y": {"z": struct}}, "e": {}, "n": None}
+    assert found["c"] is struct
+
+
 def test_placeholders_are_restored_as_placeholders(ocp: Any, tree: Any, tmp_path: Path) -> None:
     ocp.save(tmp_path / "a", tree)
     asked = {**tree, "array": ocp.PLACEHOLDER, "new": ocp.PLACEHOLDER}

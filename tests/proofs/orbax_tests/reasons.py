@@ -81,7 +81,6 @@ _NAMED: Final[dict[str, dict[str, str | tuple[str, str]]]] = {
     "_src.handlers.pytree_checkpoint_handler_test": {
         r"test_(concurrent_gb_(save|restore)|enable_pinned_host_transfer|partial_restore)\d": PRIVATE,
         r"test_array_handler_replica_separate_folder\d": "there is one database",
-        r"test_partial_restore_with_omission_unexpected_keys\d": "a leaf that is not stored is an error",
         r"test_save_with_missing_array_metadata_.*": "the default validator is not asked",
         r"test_(sharding_variable_devices|array_metadata\d)": PROCESSES,
         r"test_save_mixed\d": (r"Missing elements .'ocdbt\.process_0'", _ONE_DATABASE),

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("LoadPlan", "StoredTree", "leaf_metadata", "plan_load", "read_tree", "save_format_of")
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial as partial_of
 from typing import Any, Final, final
@@ -21,7 +21,7 @@ from penstock.embedding import RestoreOptions, dtypes, file_names, flattening, p
 from penstock.errors import NotACheckpointError
 from penstock.orbax.arrays import is_narrowed, jax_dtype, number_type
 from penstock.orbax.item_files import store_at
-from penstock.orbax.restore_tree import LeafTarget
+from penstock.orbax.restore_tree import LeafTarget, clashing_keys
 from penstock.orbax.v1.options import ArrayOptions
 from penstock.orbax.v1.tree import PLACEHOLDER, has_attributes, is_supported_abstract_leaf, is_supported_leaf
 from penstock.orbax.value_metadata import StorageMetadata, ZarrMetadata, from_serialized_string
@@ -119,6 +119,7 @@ def plan_load(
     stored: StoredTree,
     *,
     partial: bool = False,
+    keeps_missing: bool = True,
     resize: bool = False,
     custom: Mapping[str, type[Any]] | None = None,
 ) -> LoadPlan:
@@ -127,7 +128,8 @@ def plan_load(
     Args:
         abstract: The requested tree: values, structs, types, None for as stored, or placeholders.
         stored: The description of the stored tree.
-        partial: Whether leaves may be left out of `abstract`.
+        partial: Whether leaves may be left out of `abstract`, and others be there.
+        keeps_missing: Whether leaves that are not stored are those of a partial result.
         resize: Whether arrays may be padded and truncated.
         custom: The types of leaves that user-defined handlers saved, by recorded name.
 
@@ -136,7 +138,7 @@ def plan_load(
     """
     wanted, treedef = flattening.flatten_tree(abstract)
     specs = dict(zip(stored.keys, stored.specs, strict=True))
-    _check_keys(wanted, specs, partial=partial)
+    _check_keys(wanted, stored, partial=partial, keeps_missing=keeps_missing)
 
     plan, likes, left_out, kept = LoadPlan(), list[Any](), dict[kernel.KeyPath, None](), False
     casts: dict[kernel.KeyPath, Any] = {}
@@ -146,8 +148,12 @@ def plan_load(
         if leaf.value is PLACEHOLDER and spec is not None:
             left_out[leaf.info.keys] = None
         if spec is None or leaf.value is PLACEHOLDER:
-            likes.append(leaf.value)
-            kept = kept or not flattening.is_empty(leaf.value)
+            # `restore` keeps no leaf that only describes one.
+            stays = is_supported_leaf(leaf.value) or flattening.is_empty(leaf.value)
+            likes.append(leaf.value if stays else PLACEHOLDER)
+            if not stays:
+                plan.finishes[at] = partial_of(_kept, leaf.value)
+            kept = kept or partial or not flattening.is_empty(leaf.value)
             continue
         if spec.typestr in (custom or {}):
             plan.asked[leaf.info.keys] = leaf.value
@@ -174,24 +180,31 @@ def plan_load(
     return plan
 
 
-def _check_keys(
-    wanted: Sequence[Any], specs: Mapping[kernel.KeyPath, kernel.LeafSpec], *, partial: bool
-) -> None:
+def _kept(value: Any, _restored: object) -> Any:
+    return value
+
+
+def _check_keys(wanted: Sequence[Any], stored: StoredTree, *, partial: bool, keeps_missing: bool) -> None:
     """Refuse leaves that only one side has. `restore` compares empty containers."""
-    stored = list(specs)
-    pairing = pair_keys([leaf.info.keys for leaf in wanted], stored)
+    pairing = pair_keys([leaf.info.keys for leaf in wanted], stored.keys)
     missing = [wanted[at] for at in pairing.missing]
+    missing = [leaf for leaf in missing if not (flattening.is_empty(leaf.value) or leaf.value is PLACEHOLDER)]
+    refused: Collection[kernel.KeyPath] = {leaf.info.keys for leaf in missing}
+    if partial and keeps_missing and missing:
+        indices = [[kind is kernel.KeyKind.SEQUENCE for kind in kinds] for kinds in stored.kinds]
+        refused = clashing_keys(refused, dict(zip(stored.keys, indices, strict=True)))
+
     problems = [
         f"{leaf.info.key_path}: requested, but not in the checkpoint"
         for leaf in missing
-        if not _may_be_absent(leaf.value, partial=partial)
+        if leaf.info.keys in refused
     ]
     if not partial:
-        unexpected = [stored[row] for row in pairing.unexpected]
+        unexpected = [(stored.keys[row], stored.specs[row]) for row in pairing.unexpected]
         problems += [
             f"{'.'.join(keys)}: in the checkpoint, but not requested"
-            for keys in unexpected
-            if not specs[keys].is_empty_marker
+            for keys, spec in unexpected
+            if not spec.is_empty_marker
         ]
     if problems:
         raise mismatch(problems)
@@ -310,11 +323,6 @@ def _number(kind: type[Any], spec: kernel.LeafSpec) -> LeafTarget:
         return LeafTarget(kind)
 
     return _host_array(spec, None, lambda array: kind(array.item()))
-
-
-def _may_be_absent(value: Any, *, partial: bool) -> bool:
-    """Return whether a leaf can be kept if the checkpoint lacks it: a value can, a struct cannot."""
-    return flattening.is_empty(value) or value is PLACEHOLDER or (partial and is_supported_leaf(value))
 
 
 @dataclass

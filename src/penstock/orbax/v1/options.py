@@ -25,7 +25,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast, final
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast, final
 
 from penstock import handlers as built_in
 from penstock.errors import ConfigError
@@ -389,10 +389,14 @@ class PyTreeOptions(Guarded):
         """The options of a load.
 
         Attributes:
-            partial_load: Whether an abstract tree may leave out what the checkpoint has.
+            partial_load: Whether an abstract tree may leave out what the checkpoint has, and have leaves
+                that it has not.
+            on_missing: What a leaf that is not stored is in a partial load: that of the abstract tree in
+                the result, or an error. penstock's.
         """
 
         partial_load: bool = False
+        on_missing: Literal["keep", "raise"] = "keep"
 
     saving: Saving = field(default_factory=Saving)
     loading: Loading = field(default_factory=Loading)

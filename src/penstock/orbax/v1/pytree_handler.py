@@ -243,6 +243,7 @@ class PyTreeHandler:
                 abstract,
                 stored,
                 partial=self._context.pytree.loading.partial_load,
+                keeps_missing=self._context.pytree.loading.on_missing == "keep",
                 resize=self._context.array.loading.enable_padding_and_truncation,
                 custom=custom.types(),
             )
