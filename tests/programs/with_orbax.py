@@ -1,0 +1,1 @@
+"""A plugin of pytest: the tests of a program run with Orbax."""
