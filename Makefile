@@ -37,7 +37,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-processes test test-fast test-slow coverage lint style mypy pyright compiled test-all crash crash-long faults overwriters faults-traced processes pauses interleavings simulate file-systems flips memory soak fuzz stalls server cloud bench-cloud bench bench-quick docs docs-serve interop release-check orbax-guides orbax-tests clean
+.PHONY: help demo demo-processes test test-fast test-slow coverage lint style mypy pyright compiled test-all crash crash-long faults overwriters faults-traced processes pauses interleavings simulate file-systems flips memory soak fuzz stalls server cloud bench-cloud bench bench-quick docs docs-serve interop release-check orbax-guides orbax-tests programs clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -182,6 +182,10 @@ orbax-tests: $(VENV)/.installed ## Run Orbax's own tests on penstock.orbax (pip 
 orbax-guides: $(VENV)/.installed ## Run the guides of Orbax's documentation on penstock.orbax (make orbax-guides SOURCE=path/to/a/checkout/of/orbax)
 	@test -n "$(SOURCE)" || { echo "make orbax-guides SOURCE=path/to/a/checkout/of/orbax" >&2; exit 1; }
 	$(BIN)/python -m tests.proofs.orbax_guides $(SOURCE)
+
+programs: $(VENV)/.installed ## Drive public programs that were written for Orbax with both libraries, and write docs/reference/programs.md (make programs SOURCES=a/folder ONLY=keras)
+	$(BIN)/python -m tests.programs $(if $(SOURCES),--sources $(SOURCES)) \
+	  $(if $(ONLY),--only $(ONLY),--page docs/reference/programs.md)
 
 clean: ## Remove the environments, caches and build products
 	rm -rf .venv .venv-* build dist src/*.egg-info .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -21,9 +21,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 from tests.programs import drivers
-from tests.programs.program import Program
+from tests.programs.facts import differences
+from tests.programs.program import Program, Tests
 
-LIBRARIES = ("orbax", "penstock")
 ROOT = Path(__file__).parents[2]
 
 
@@ -37,27 +37,23 @@ def programs(only: str) -> Iterator[tuple[str, Program]]:
 
 def bring(program: Program, sources: Path) -> Sequence[str]:
     """Install its wheels and fetch its repository, unless they are here; return the paths to import from."""
-    site = sources / "site"
-    absent = [one for one in program.wheels if not _is_installed(site, one)]
-    if absent:
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site)]
-        subprocess.run([*install, "--upgrade", *absent], check=True)
+    paths = list[str]()
+    if program.repository:
+        name, _, commit = program.repository.partition("@")
+        folder = sources / program.folder
+        if not folder.exists():
+            subprocess.run(["git", "clone", "--quiet", f"https://github.com/{name}", str(folder)], check=True)
+            subprocess.run(["git", "-C", str(folder), "checkout", "--quiet", commit], check=True)
+        paths.append(str(folder / program.path))
 
-    if not program.repository:
-        return [str(site)]
+    for wheel in program.wheels:  # a folder for each: programs may need others of one name
+        site = sources / "site" / wheel
+        if not site.exists():
+            install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site)]
+            subprocess.run([*install, wheel], check=True)
+        paths.append(str(site))
 
-    name, _, commit = program.repository.partition("@")
-    folder = sources / program.folder
-    if not folder.exists():
-        subprocess.run(["git", "clone", "--quiet", f"https://github.com/{name}", str(folder)], check=True)
-        subprocess.run(["git", "-C", str(folder), "checkout", "--quiet", commit], check=True)
-
-    return [str(folder / program.path), str(site)]
-
-
-def _is_installed(site: Path, wheel: str) -> bool:
-    name, _, version = wheel.partition("==")
-    return (site / f"{name.replace('-', '_')}-{version}.dist-info").exists()
+    return paths
 
 
 class Runs:
@@ -83,25 +79,39 @@ class Runs:
         """Remove what was written."""
         shutil.rmtree(self._scratch, ignore_errors=True)
 
+    @property
+    def output(self) -> str:
+        """What they printed."""
+        return (self._scratch / "output").read_text()
+
     def differences(self) -> dict[str, str]:
         """Run all; return what differs, by the name of the fact or of the test."""
         found = dict[str, str]()
         if self._program.tests is not None:
-            found |= _different(*map(self._tests, LIBRARIES), "")
+            theirs, ours = (self._test(library, self._program.tests) for library in ("orbax", "penstock"))
+            found |= differences(theirs, ours)
         if not hasattr(import_module(self._module), "save"):
             return found
 
-        saved = {library: self._run("save", library, library) for library in LIBRARIES}
-        found |= _different(saved["orbax"], saved["penstock"], "")
+        saved = {library: self._run("save", library, library) for library in ("orbax", "penstock")}
+        found |= differences(_named("saved", saved["orbax"]), _named("saved", saved["penstock"]))
+
         read = {
-            (library, writer): self._run("restore", library, writer)
-            for library in LIBRARIES
-            for writer in LIBRARIES
+            (library, writer): _named("restored", self._run("restore", library, writer))
+            for library in saved
+            for writer in saved
         }
-        found |= _different(read["orbax", "orbax"], read["penstock", "penstock"], "")
-        found |= _different(read["orbax", "orbax"], read["penstock", "orbax"], " (written by Orbax)")
-        found |= _different(read["orbax", "orbax"], read["orbax", "penstock"], " (read by Orbax)")
-        return found
+        theirs = read["orbax", "orbax"]
+        found |= differences(theirs, read["penstock", "penstock"])
+        found |= differences(theirs, read["penstock", "orbax"], " (written by Orbax)")
+        found |= differences(theirs, read["orbax", "penstock"], " (read by Orbax)")
+
+        # A driver that names what it saved and what it restored alike says that they are.
+        both = {name: fact for name, fact in saved["orbax"].items() if f"restored {name}" in theirs}
+        lost = differences(
+            _named("restored", both), {name: theirs[name] for name in _named("restored", both)}
+        )
+        return found | {f"failed with Orbax: {name}": text for name, text in lost.items()}
 
     def _run(self, part: str, library: str, writer: str) -> Mapping[str, Any]:
         directory, results = self._scratch / writer, self._scratch / "results"
@@ -109,43 +119,25 @@ class Runs:
             directory = Path(shutil.copytree(directory, self._scratch / f"{writer}_for_{library}"))
         directory.mkdir(exist_ok=True)
         results.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "tests.programs.one_program", self._module, part]
-        self._call([*command, str(directory), str(results), "--library", library])
+        self._call("tests.programs.one_program", self._module, part, directory, results, "--library", library)
         return json.loads(results.read_text()) if results.exists() else {"failed": "it did not end"}
 
-    def _tests(self, library: str) -> Mapping[str, Any]:
-        assert self._program.tests is not None
+    def _test(self, library: str, tests: Tests) -> Mapping[str, Any]:
         results = self._scratch / f"{library}.xml"
-        folder = self._environment["PYTHONPATH"].partition(os.pathsep)[0]
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            f"tests.programs.with_{library}",
-            "-o",
-            "addopts=",
-        ]
-        command += [
-            "-p",
-            "no:cacheprovider",
-            "--rootdir",
-            folder,
-            f"--junitxml={results}",
-            "--timeout",
-            "120",
-        ]
-        for name in self._program.tests.deselected:
-            command += ["--deselect", name]
-        self._call([*command, *[str(Path(folder, file)) for file in self._program.tests.files]])
+        folder = Path(self._environment["PYTHONPATH"].partition(os.pathsep)[0])
+        plain = ["-q", "-o", "addopts=", "-p", "no:cacheprovider", "--timeout=120", f"--rootdir={folder}"]
+        plugin = ["-p", f"tests.programs.with_{library}"]
+        left_out = [f"--deselect={name}" for name in tests.deselected]
+        files = [folder / file for file in tests.files]
+        self._call("pytest", *plain, *plugin, *left_out, f"--junitxml={results}", *files)
         if not results.exists():
             return {"failed": "it did not end"}
 
         cases = ElementTree.parse(results).iter("testcase")
         return {f"{case.get('classname')}.{case.get('name')}": _outcome(case) for case in cases}
 
-    def _call(self, command: Sequence[str]) -> None:
+    def _call(self, module: str, *arguments: str | Path) -> None:
+        command = [sys.executable, "-m", module, *map(str, arguments)]
         with (self._scratch / "output").open("a") as output:
             try:
                 subprocess.run(
@@ -160,10 +152,9 @@ class Runs:
             except subprocess.TimeoutExpired:
                 output.write(f"more than {self._limit_s} s\n")
 
-    @property
-    def output(self) -> str:
-        """What they printed."""
-        return (self._scratch / "output").read_text()
+
+def _named(when: str, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    return facts if "failed" in facts else {f"{when} {name}": fact for name, fact in facts.items()}
 
 
 def _outcome(case: ElementTree.Element) -> str:
@@ -171,39 +162,19 @@ def _outcome(case: ElementTree.Element) -> str:
     return kinds[0] if kinds else "passed"
 
 
-def _different(theirs: Mapping[str, Any], ours: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Return the facts of Orbax that are others with penstock."""
-    if "failed" in theirs:
-        return {f"failed with Orbax{where}": str(theirs["failed"])}
-    if "failed" in ours:
-        return {f"failed{where}": str(ours["failed"])}
-
-    names = sorted(theirs.keys() | ours.keys())
-    return {
-        f"{name}{where}": f"{_short(theirs.get(name, '-'))} != {_short(ours.get(name, '-'))}"
-        for name in names
-        if theirs.get(name, "-") != ours.get(name, "-")
-    }
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 1_500 else f"{text[:1_500]}..."
-
-
 def main() -> int:
     """Run all, and print the table; return 1 if one differs, and its driver does not say why."""
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--sources", type=Path, default=ROOT / "build" / "programs", help="wheels and repositories"
-    )
+    sources = ROOT / "build" / "programs"
+    parser.add_argument("--sources", type=Path, default=sources, help="wheels and repositories")
     parser.add_argument("--only", default="", help="drivers whose name contains this")
-    parser.add_argument("--limit-s", type=float, default=600)
+    parser.add_argument("--limit-s", type=float, default=600, help="for one run of a program")
     parser.add_argument("--verbose", action="store_true", help="print what the programs print")
     parser.add_argument("--page", type=Path, help="where the table goes, too")
     options = parser.parse_args()
-    lines = ["| program | from | works | different, and why |", "| --- | --- | --- | --- |"]
-    unknown = 0
+    lines = ["| program | from | the same | different, and why |", "| --- | --- | --- | --- |"]
+    wrong = 0
+    _say("\n".join(lines))
     for module, program in programs(options.only):
         runs = Runs(module, program, bring(program, options.sources.resolve()), options.limit_s)
         try:
@@ -213,20 +184,25 @@ def main() -> int:
         finally:
             runs.remove()
 
-        for name in found.keys() - program.meant.keys():
-            unknown += "*" not in program.meant
-            sys.stderr.write(f"{module}: {name}: {found[name]}\n")
-        reasons = "; ".join(
-            dict.fromkeys(program.meant.get(name, program.meant.get("*", "?")) for name in found)
-        )
-        source = program.repository or ", ".join(program.wheels)
-        lines.append(f"| {program.name} | {source} | {'no' if found else 'yes'} | {reasons} |")
+        # A reason for what is the same has to go from the page.
+        unknown = found.keys() ^ program.meant.keys()
+        wrong += len(unknown)
+        for name in sorted(unknown):
+            sys.stderr.write(f"{module}: {name}: {found.get(name, 'is the same')}\n")
+        lines.append(_row(program, found))
         _say(lines[-1])
 
     if options.page is not None:
         options.page.write_text(_PAGE + "\n".join(lines) + "\n")
 
-    return int(unknown > 0)
+    return int(wrong > 0)
+
+
+def _row(program: Program, found: Mapping[str, str]) -> str:
+    source = program.repository or ", ".join(program.wheels[:1])
+    same = "no" if found.keys() - program.meant.keys() else "but for" if found else "yes"
+    reasons = [f"{name}: {program.meant.get(name, 'not known')}" for name in found]
+    return f"| {program.name} | {source} | {same} | {'; '.join(reasons)} |"
 
 
 _PAGE = """# Programs that were written for Orbax

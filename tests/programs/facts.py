@@ -2,64 +2,66 @@
 
 from __future__ import annotations
 
-__all__ = ("describe", "files_of")
+__all__ = ("describe", "differences", "files_of")
 
 import builtins
 import dataclasses
 import hashlib
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
+from itertools import zip_longest
 from pathlib import Path, PurePath
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
 
-_LEFT_OUT = re.compile(
-    r"(^|/)(ocdbt\.process_\d+|d|\.?penstock[^/]*|\.zarray|\.zattrs|zarr\.json|c|\d+(\.\d+)*)(/|$)"
-)
-"""Names that differ by design: parts of a database, names of data files, chunks, what only penstock adds."""
+_LEFT_OUT = re.compile(r"(^|/)(ocdbt\.process_\d+|[cd]|[._]?penstock[^/]*)(/|$)", re.IGNORECASE)
+"""Names that differ by design: parts of a database, files of chunks, what only penstock adds."""
+
+_CHUNK = re.compile(r"\d+(\.\d+)*")
 
 
 def describe(value: Any) -> Any:
     """Return a value as JSON: containers by their types, arrays by dtype, shape, sharding and bytes."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, BaseException):
-        return {"error": _kind(type(value))}
-    if isinstance(value, Enum):
-        return f"{type(value).__name__}.{value.name}"
-    if isinstance(value, PurePath):
-        return {"path": value.name}
-    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return {
-            "key": str(jax.random.key_impl(value)),
-            "data": describe(np.asarray(jax.random.key_data(value))),
-        }
+    if isinstance(value, jax.Array) and str(value.dtype).startswith("key<"):
+        return {"key": str(value.dtype), "data": describe(jax.random.key_data(value))}
     if isinstance(value, jax.Array | np.ndarray | np.generic):
         return _array(value)
     if isinstance(value, jax.ShapeDtypeStruct):
-        return {"shape": list(value.shape), "dtype": str(value.dtype), "sharding": _sharding(value.sharding)}
+        return {"shape": list(value.shape), "dtype": str(value.dtype), "sharding": _text(value.sharding)}
+    if isinstance(value, BaseException):
+        return {"error": _kind(type(value))}
+    if isinstance(value, Enum):
+        return {"type": type(value).__name__, "text": value.name}
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return repr(value)  # 1, 1.0 and True are equal
+    if isinstance(value, PurePath):
+        return {"path": value.name}
     if isinstance(value, Mapping):
-        items = cast("Mapping[Any, Any]", value).items()
-        return {"type": type(value).__name__, "items": [[str(key), describe(one)] for key, one in items]}
-    if isinstance(value, tuple | list):
-        return {"type": type(value).__name__, "items": [describe(one) for one in cast("Any", value)]}
+        items: Mapping[Any, Any] = value
+        pairs = [[repr(key), describe(one)] for key, one in items.items()]
+        return {"type": type(value).__name__, "items": pairs}
     if isinstance(value, set | frozenset):
-        return {"type": type(value).__name__, "items": sorted(map(str, cast("Any", value)))}
+        members: set[Any] | frozenset[Any] = value
+        return {"type": type(value).__name__, "items": sorted(map(repr, members))}
     if dataclasses.is_dataclass(value):
         fields = [[one.name, describe(getattr(value, one.name, None))] for one in dataclasses.fields(value)]
         return {"type": type(value).__name__, "items": fields}
+    if isinstance(value, tuple | list):
+        each: tuple[Any, ...] | list[Any] = value
+        return {"type": type(value).__name__, "items": [describe(one) for one in each]}
 
     return _node(value)
 
 
 def _node(value: Any) -> Any:
     """Return a node of a tree, or what is none, as JSON."""
-    children, structure = jax.tree_util.tree_flatten_with_path(value)
+    children, structure = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda one: one is not value)
     if jax.tree_util.treedef_is_leaf(structure):
-        return {"type": type(value).__name__, "text": re.sub(r"0x[0-9a-f]+", "", repr(value))}
+        return {"type": type(value).__name__, "text": _text(value)}
 
     named = [[jax.tree_util.keystr(path), describe(one)] for path, one in children]
     return {"type": type(value).__name__, "items": named}
@@ -69,26 +71,72 @@ def _array(value: Any) -> Any:
     held = np.ascontiguousarray(np.asarray(value))
     found = {
         "type": "jax.Array" if isinstance(value, jax.Array) else type(value).__name__,
-        "shape": list(held.shape),
+        "shape": list(np.shape(value)),
         "dtype": str(held.dtype),
         "bytes": hashlib.sha256(held.tobytes()).hexdigest()[:16],
     }
     if isinstance(value, jax.Array):
-        found["sharding"] = _sharding(value.sharding)
+        found["sharding"] = _text(value.sharding)
 
     return found
 
 
-def _sharding(sharding: Any) -> str:
-    return re.sub(r"0x[0-9a-f]+", "", repr(sharding))
+def _text(value: object) -> str:
+    return re.sub(r"0x[0-9a-f]+", "", repr(value))
 
 
 def _kind(error: type[BaseException]) -> str:
     """Name the built-in class that an error is first, which is what a program can catch in either library."""
-    return next(one.__name__ for one in error.__mro__ if getattr(builtins, one.__name__, None) is one)
+    kinds: list[str] = [one.__name__ for one in error.__mro__ if getattr(builtins, one.__name__, None) is one]
+    return kinds[0]
 
 
 def files_of(directory: Path) -> list[str]:
     """List what is below a directory, but for what differs by design."""
-    found = (str(path.relative_to(directory)) for path in directory.rglob("*"))
-    return sorted(name for name in found if not _LEFT_OUT.search(name))
+    found = {str(path.relative_to(directory)): path for path in directory.rglob("*")}
+    return sorted(
+        name
+        for name, path in found.items()
+        if not _LEFT_OUT.search(name) and not (path.is_file() and _CHUNK.fullmatch(path.name))
+    )
+
+
+def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], where: str = "") -> dict[str, str]:
+    """Return what differs between the facts of two runs, by the name of the fact.
+
+    Args:
+        theirs: The facts with Orbax. A run that failed has one only, `failed`.
+        ours: Those to compare.
+        where: Follows each name.
+    """
+    if "failed" in theirs:
+        return {f"failed with Orbax{where}": str(theirs["failed"])}
+    if "failed" in ours:
+        return {f"failed{where}": str(ours["failed"])}
+
+    return {
+        f"{name}{where}": "; ".join(_places(theirs.get(name), ours.get(name)))[:1_500]
+        for name in sorted(theirs.keys() | ours.keys())
+        if theirs.get(name) != ours.get(name)
+    }
+
+
+def _places(theirs: Any, ours: Any, place: str = "") -> Iterator[str]:
+    """Yield in words where two facts differ."""
+    if theirs == ours:
+        return
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        first: dict[str, Any] = theirs
+        second: dict[str, Any] = ours
+        for name in first | second:
+            yield from _places(first.get(name), second.get(name), f"{place}.{name}")
+    elif isinstance(theirs, list) and isinstance(ours, list):
+        one: list[Any] = theirs
+        other: list[Any] = ours
+        if all(isinstance(each, str) for each in (*one, *other)):  # names, of files for one
+            yield f"{place} without {sorted({*one} - {*other})}, with {sorted({*other} - {*one})}"
+        else:
+            for index, both in enumerate(zip_longest(one, other)):
+                yield from _places(*both, f"{place}[{index}]")
+    else:
+        yield f"{place}: {json.dumps(theirs)} != {json.dumps(ours)}"

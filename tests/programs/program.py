@@ -32,15 +32,17 @@ class Program:
 
     Each returns facts: names, and values that may be trees of arrays, texts, numbers and exceptions. They are
     compared between the two libraries; those of `restore` also across, with the files that the other wrote.
+    What both name alike must be the same with Orbax, too.
 
     Attributes:
         name: As its authors write it, with the part that is driven.
-        wheels: Released packages, with their versions. They are installed without what they depend on.
+        wheels: Released packages, with their versions, the program itself first. They are installed without
+            what they depend on.
         repository: `owner/name@commit` of a public repository. Its folder is put in front of `sys.path`.
         path: Where its packages are below the folder of the repository.
         tests: Tests of its own that are run.
         devices: How many devices jax shows.
-        meant: What stays different, by the name of a fact, a test, `files`, or `*`; and why.
+        meant: What stays different, and why, by the name that the difference is reported with.
     """
 
     name: str
