@@ -140,7 +140,9 @@ MANAGERS: Final[Section] = {
         "described takes no place among the steps to "
         "keep. Metrics may be arrays of one number. "
         "A step that is no whole number from 0 is a ValueError. A `handler_registry` is copied. A folder "
-        "`.penstock-writer` shows who saves; a second one is logged, and so is a root that is a checkpoint."
+        "`.penstock-writer` shows who saves; a second one is logged, and so is a root that is a checkpoint. "
+        "An override of a private method that Orbax calls and penstock does not is a UserWarning, of "
+        "checkpointers and handlers, too."
     ),
     "checkpoint_managers.CheckpointManagerOptions": (
         "`todelete_full_path` (steps in a bucket are deleted, not moved) and `temporary_path_class` are "

@@ -28,9 +28,10 @@ from penstock.embedding import blocking
 from penstock.errors import HandlerError
 from penstock.orbax.future import Future
 from penstock.orbax.installation import Counterpart, loaded_orbax
+from penstock.orbax.overrides import WarnsOfOverrides
 
 
-class CheckpointHandler(Counterpart):
+class CheckpointHandler(WarnsOfOverrides, Counterpart):
     """Saves and restores one kind of object. Use it through a `Checkpointer`, which makes saves atomic.
 
     Handlers that derive from Orbax's class of this name are such handlers, too.

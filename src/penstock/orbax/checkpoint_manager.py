@@ -46,6 +46,7 @@ from penstock.orbax.manager_steps import CheckpointInfo, CheckpointManagerOption
 from penstock.orbax.metadata import CompositeItemMetadata, RootMetadata, StepMetadata
 from penstock.orbax.multihost import reached_preemption
 from penstock.orbax.options import AsyncOptions, FileOptions, MultiprocessingOptions
+from penstock.orbax.overrides import WarnsOfOverrides
 from penstock.orbax.plain_handlers import JsonCheckpointHandler, JsonRestoreArgs, JsonSaveArgs, WrapperArgs
 from penstock.orbax.policies import ShouldSaveFnPolicy, best_of, needs_metrics
 
@@ -68,7 +69,7 @@ DEFAULT_ITEM: Final = step_directory.TREE
 """The name of the item of a step that is one object."""
 
 
-class CheckpointManager:
+class CheckpointManager(WarnsOfOverrides):
     """Saves steps into one directory, keeps the ones worth keeping, and restores them.
 
     A context manager that also works inside a running event loop. It serves one thread. In a job of several
@@ -76,6 +77,10 @@ class CheckpointManager:
 
     A step is one object, or several named ones. The names and handlers given here decide which; without
     them the arguments of the first save or restore do.
+
+    What subclasses of Orbax's class read is here, too, although private: `_directory`, `_options`,
+    `_checkpoints` and what is next to them. Of the hooks that they override, `_load_checkpoint_infos`,
+    `_get_old_steps_to_remove` and `_finalize_checkpoint` are called; for others there is a warning.
 
     Args:
         directory: The directory of the steps.
@@ -106,17 +111,18 @@ class CheckpointManager:
         self._checkpointer, self._single = make_checkpointer(
             self._options, checkpointers, item_names, item_handlers, handler_registry
         )
+        self._multiprocessing_options = self._options.multiprocessing_options
         self._steps = ManagerSteps(directory, self._options, metadata)
-        wants_metrics = self._options.best_fn is not None or needs_metrics(self._steps.preserving)
-        self._writes_metrics = wants_metrics and not self._options.prevent_write_metrics
+        self._directory = self._steps.directory
         self._logger = logger
         self._finishing: Future[None] | None = None
         self._saving: StepChange | None = None
+        self._leave_listed()
 
     @property
     def directory(self) -> Any:
         """The directory of the steps."""
-        return self._steps.directory
+        return self._directory
 
     def all_steps(self, read: bool = False) -> Sequence[int]:
         """Return every step that this manager knows, including the one being saved.
@@ -147,6 +153,7 @@ class CheckpointManager:
     def reload(self) -> None:
         """List the directory again, since others may have changed it."""
         self._steps.reload()
+        self._leave_listed()
 
     def reached_preemption(self, step: int) -> bool:
         """Return whether the job is to end after this step."""
@@ -378,10 +385,6 @@ class CheckpointManager:
         self.close()
 
     @property
-    def _directory(self) -> Any:
-        return self._steps.directory
-
-    @property
     def _checkpoints(self) -> list[CheckpointInfo]:
         return self._steps.infos
 
@@ -392,6 +395,29 @@ class CheckpointManager:
     def _get_old_steps_to_remove(self) -> list[int]:
         """Return which of `_checkpoints` go once the newest is saved. Subclasses replace it."""
         return self._steps.to_delete()
+
+    def _load_checkpoint_infos(self, skip_metadata_read: bool = False) -> list[CheckpointInfo]:
+        """Return the steps to know, once the directory is listed. Subclasses replace it."""
+        return self._checkpoints
+
+    def _finalize_checkpoint(self, step: int) -> None:
+        """Do what a subclass does once a step is complete, before old ones are deleted; in the background."""
+
+    def _get_write_step_directory(self, step: int, root_dir: Any) -> Any:
+        return self._steps.new_path(step, root_dir)
+
+    def _get_read_step_directory(self, step: int, root_dir: Any) -> Any:
+        return self._steps.path(step, root_dir)
+
+    def _leave_listed(self) -> None:
+        listed = self._load_checkpoint_infos(skip_metadata_read=self._options.lightweight_initialize)
+        self._steps.leave_only([info.step for info in listed])
+
+    @property
+    def _writes_metrics(self) -> bool:
+        # Asked at each save: programs set `best_fn` in the options of a manager that is there.
+        wants = self._track_best or needs_metrics(self._steps.preserving)
+        return wants and not self._options.prevent_write_metrics
 
     def _is_single(self, if_unknown: bool) -> bool:
         """Return whether a step is one object. If that is not known yet, the caller decides it for good."""
@@ -412,6 +438,7 @@ class CheckpointManager:
         if isinstance(self._checkpointer, AsyncCheckpointer):
             self._checkpointer.wait_until_finished()
 
+        self._finalize_checkpoint(change.step)
         self._steps.complete(change)
 
 

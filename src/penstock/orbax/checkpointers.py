@@ -74,6 +74,7 @@ from penstock.orbax.options import (
     saves_jointly,
     saving_processes,
 )
+from penstock.orbax.overrides import WarnsOfOverrides
 from penstock.orbax.plain_handlers import JsonSaveArgs, ProtoSaveArgs, get_legacy_handler_wrapper
 from penstock.orbax.pytree_handler import PyTreeCheckpointHandler
 from penstock.orbax.standard_handler import StandardCheckpointHandler, StandardRestoreArgs, StandardSaveArgs
@@ -112,7 +113,7 @@ class AbstractCheckpointer(abc.ABC):
 Building: TypeAlias = DirectoryBuild | SharedDirectory
 
 
-class Checkpointer(AbstractCheckpointer):
+class Checkpointer(WarnsOfOverrides, AbstractCheckpointer):
     """Saves and restores through a handler. A context manager that also works inside a running event loop.
 
     The handler writes into a temporary directory. When everything is written, the directory gets its own

@@ -14,7 +14,16 @@ import datetime
 import math
 import operator
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Generator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Container,
+    Generator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -365,6 +374,12 @@ class ManagerSteps:
         self._catalogue.replace({step: name for step, name in found.items() if step not in leaving})
         self._leave_out_gone()
 
+    def leave_only(self, steps: Collection[int]) -> None:
+        """Count no other steps than these, until the directory is listed again."""
+        others = [step for step in self.steps if step not in steps]
+        if others:
+            self._catalogue.remove(others)
+
     def exists(self, step: int) -> bool:
         """Return whether a step is there now."""
         return step in self._files.find()
@@ -535,9 +550,9 @@ class ManagerSteps:
         """Try the deletions that are due once more, and let others write to the directory."""
         self._loop.close()
 
-    def new_path(self, step: int) -> Any:
-        """Return the path that a new step is saved to."""
-        return self.directory / self._files.name(step)
+    def new_path(self, step: int, directory: Any = None) -> Any:
+        """Return the path that a new step is saved to, here or in another directory."""
+        return (self.directory if directory is None else place_of(directory)) / self._files.name(step)
 
     def path(self, step: int, directory: Any = None) -> Any:
         """Return the path of a step, here or in another directory.
