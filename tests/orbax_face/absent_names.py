@@ -20,8 +20,8 @@ ABSENT: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     ),
     "logging.step_statistics": (("EmergencyRestoreStepStatistics",), "For Orbax's emergency checkpoints."),
     "path": (
-        ("atomicity", "atomicity_defaults", "atomicity_types", "deleter", "format_utils"),
-        "How Orbax builds, deletes and recognises directories; see `v1.is_orbax_checkpoint` for the last.",
+        ("deleter", "format_utils"),
+        "How Orbax deletes and recognises directories; see `v1.is_orbax_checkpoint` for the latter.",
     ),
     "path.step": (
         (

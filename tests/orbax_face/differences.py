@@ -118,7 +118,7 @@ HANDLERS: Final[Section] = {
     "checkpointers.AbstractCheckpointer": "Is an abstract base class, without the old `structure`.",
     "checkpointers.Checkpointer": (
         "`force` replaces in one step, when the new checkpoint is complete; Orbax removes the old one first. "
-        "`temporary_path_class` is refused: see `atomicity_options`. Orbax's own steps "
+        "A `temporary_path_class` that replaces steps of Orbax's classes is refused. Orbax's own steps "
         "`get_temporary_path`, `create_temporary_path` and "
         "`synchronize_next_awaitable_signal_operation_id` are "
         "not there. Reads what `v1.save` wrote from its own path, in Orbax a FileNotFoundError."
@@ -145,8 +145,9 @@ MANAGERS: Final[Section] = {
         "checkpointers and handlers, too."
     ),
     "checkpoint_managers.CheckpointManagerOptions": (
-        "`todelete_full_path` (steps in a bucket are deleted, not moved) and `temporary_path_class` are "
-        "refused. `cleanup_tmp_directories` leaves what "
+        "`todelete_full_path` (steps in a bucket are deleted, not moved) is refused. A "
+        "`temporary_path_class` that replaces steps of Orbax's classes is refused, too. "
+        "`cleanup_tmp_directories` leaves what "
         "another process is writing. A step moved to `todelete_subdir` replaces an earlier one there. With "
         "`best_fn`, a metric that is not finite is worse than every finite one."
     ),

@@ -166,20 +166,6 @@ def one_process_waits_for_nobody(ocp: Any, root: Path) -> Any:
     return called, values(ocp.utils.broadcast_one_to_all(np.arange(3), is_source=True))
 
 
-def refuses(make: Any) -> bool:
-    return refused(make) == "ValueError"
-
-
-def test_classes_of_temporary_paths_are_refused(tmp_path: Path) -> None:
-    handler = ours.StandardCheckpointHandler()
-    assert refuses(lambda: ours.Checkpointer(handler, temporary_path_class=Path))
-    assert refuses(lambda: ours.AsyncCheckpointer(handler, temporary_path_class=Path))
-    assert refuses(lambda: ours.StandardCheckpointer(temporary_path_class=Path))
-    assert refuses(lambda: ours.CompositeOptions(temporary_path_class=Path))
-    options = ours.CheckpointManagerOptions(temporary_path_class=Path)
-    assert refuses(lambda: ours.CheckpointManager(tmp_path, options=options))
-
-
 @pytest.mark.parametrize("shown", CASES, ids=lambda shown: shown.case.__name__)
 def test_options_do_what_they_do_in_orbax(tmp_path: Path, shown: Shown) -> None:
     for name in ("ours", "theirs"):

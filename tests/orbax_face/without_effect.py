@@ -46,6 +46,7 @@ WITHOUT_EFFECT: Final[dict[str, dict[str, str]]] = {
     "path.step.standard_name_format": {
         "single_host_load_and_broadcast": _LISTED,
         "atomicity_options": _LISTED,
+        "temporary_path_cls": _LISTED,
     },
     "type_handlers.NumpyHandler": {"ocdbt_process_id": _ONE_DATABASE, "deepcopy_host_arrays": _COPIED},
     "type_handlers.ScalarHandler": {"ocdbt_process_id": _ONE_DATABASE},

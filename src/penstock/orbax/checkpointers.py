@@ -33,6 +33,7 @@ from penstock import JobOptions
 from penstock import handlers as built_in
 from penstock.embedding import DirectoryBuild, JointBuild, SharedDirectory, blocking, file_names, paths
 from penstock.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError, PathError, SpecError
+from penstock.orbax.atomicity import chosen_atomicity
 from penstock.orbax.checkpoint_args import (
     AsyncCheckpointHandler,
     CheckpointHandler,
@@ -125,11 +126,11 @@ class Checkpointer(WarnsOfOverrides, AbstractCheckpointer):
         file_options: The permissions of directories.
         atomicity_options: How the checkpoint becomes visible.
         checkpoint_metadata_store: Writes the metadata of the checkpoint; its writes must block.
-        temporary_path_class: Not supported; use `atomicity_options`.
+        temporary_path_class: Says the same as `atomicity_options`, and is stronger; see `path.atomicity`.
 
     Raises:
         ValueError: If writes of the metadata store do not block.
-        ConfigError: If there is a `temporary_path_class`.
+        ConfigError: If the `temporary_path_class` publishes by itself.
     """
 
     def __init__(
@@ -142,14 +143,11 @@ class Checkpointer(WarnsOfOverrides, AbstractCheckpointer):
         checkpoint_metadata_store: Any = None,
         temporary_path_class: type[Any] | None = None,
     ) -> None:
-        if temporary_path_class is not None:
-            raise ConfigError("temporary_path_class", "is not supported; use atomicity_options")
-
         self._handler: Any = handler if has_registered_args(handler) else get_legacy_handler_wrapper(handler)
         self._durable = is_durable(handler)
         self._processes = multiprocessing_options
         self._file_options = file_options
-        self._atomicity_options = atomicity_options
+        self._atomicity_options = chosen_atomicity(temporary_path_class, atomicity_options)
         self._store = built_in.LocalStore()
         self._joint_loop = blocking.LoopThread(
             partial(_open_for_job, multiprocessing_options), name="penstock.orbax.joint"
@@ -420,7 +418,7 @@ class AsyncCheckpointer(Checkpointer):
         file_options: The permissions of directories.
         atomicity_options: How the checkpoint becomes visible.
         checkpoint_metadata_store: Writes the metadata of the checkpoint.
-        temporary_path_class: Not supported; use `atomicity_options`.
+        temporary_path_class: Says the same as `atomicity_options`, and is stronger; see `path.atomicity`.
 
     Raises:
         ValueError: If the timeout is not positive.

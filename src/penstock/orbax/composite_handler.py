@@ -18,9 +18,10 @@ from anyio import CancelScope, to_thread
 
 from penstock import handlers as built_in
 from penstock.embedding import DirectoryBuild, SharedDirectory, file_names
-from penstock.errors import ConfigError, PathError
+from penstock.errors import PathError
 from penstock.items import Composite as Items
 from penstock.items import Json, PyTree
+from penstock.orbax.atomicity import chosen_atomicity
 from penstock.orbax.base_pytree_handler import (
     BasePyTreeCheckpointHandler,
     BasePyTreeSaveArgs,
@@ -73,13 +74,13 @@ class CompositeOptions:
 
     Attributes:
         multiprocessing_options: Which processes save.
-        temporary_path_class: Not supported; use `atomicity_options`.
+        temporary_path_class: Says the same as `atomicity_options`, and is stronger; see `path.atomicity`.
         file_options: The permissions of item directories.
         atomicity_options: How an item becomes visible in its checkpoint.
         async_options: How saves go on in the background.
 
     Raises:
-        ConfigError: If there is a `temporary_path_class`. It is a ValueError.
+        ConfigError: If the `temporary_path_class` publishes by itself. It is a ValueError.
     """
 
     multiprocessing_options: MultiprocessingOptions = field(default_factory=MultiprocessingOptions)
@@ -89,8 +90,7 @@ class CompositeOptions:
     async_options: AsyncOptions | None = None
 
     def __post_init__(self) -> None:
-        if self.temporary_path_class is not None:
-            raise ConfigError("temporary_path_class", "is not supported; use atomicity_options")
+        self.atomicity_options = chosen_atomicity(self.temporary_path_class, self.atomicity_options)
 
 
 class CompositeCheckpointHandler(AsyncCheckpointHandler):

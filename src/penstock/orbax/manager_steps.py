@@ -118,7 +118,7 @@ class CheckpointManagerOptions:
         file_options: The permissions of directories.
         atomicity_options: How a step becomes visible.
         save_root_metadata: Whether the manager's `metadata` is written.
-        temporary_path_class: Not supported; use `atomicity_options`.
+        temporary_path_class: Says the same as `atomicity_options`, and is stronger; see `path.atomicity`.
         save_decision_policy: Decides which steps are saved, in place of the other options; also one of
             penstock's own, as `penstock.steps.EverySteps`.
         preservation_policy: Decides which steps stay, in place of the other options; also one of penstock's

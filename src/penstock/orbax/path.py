@@ -1,7 +1,9 @@
-"""The module `path` of Orbax's API, which has the module `step`."""
+"""The module `path` of Orbax's API: how steps are named, and how they become visible."""
 
 from __future__ import annotations
 
-__all__ = ("step",)
+__all__ = ("atomicity", "atomicity_defaults", "atomicity_types", "step")
 
-from penstock.orbax import step
+from penstock.orbax import atomicity, step
+
+atomicity_defaults = atomicity_types = atomicity

@@ -41,7 +41,8 @@ from typing import Any, Final, Protocol, TypeVar, final
 from penstock import kernel
 from penstock import steps as own
 from penstock.embedding import file_names, step_directory
-from penstock.errors import ConfigError, CorruptCheckpointError, NotACheckpointError, SpecError
+from penstock.errors import CorruptCheckpointError, NotACheckpointError, SpecError
+from penstock.orbax.atomicity import chosen_atomicity
 from penstock.orbax.item_files import bucket_url, handler_path, path_as_given, path_text, place_of, store_at
 from penstock.orbax.metadata import StepMetadata, get_step_metadata
 from penstock.orbax.options import AtomicityOptions
@@ -362,15 +363,13 @@ def standard_name_format(
         step_prefix: What precedes the number, followed by an underscore.
         step_format_fixed_length: The number of digits, filled up with zeros.
         single_host_load_and_broadcast: Has no effect: every process lists the directory.
-        temporary_path_cls: Not supported.
+        temporary_path_cls: Has no effect, for the same reason as the next.
         atomicity_options: Has no effect: unfinished steps are left out anyway.
 
     Raises:
         ValueError: If steps cannot have such names.
     """
-    if temporary_path_cls is not None:
-        raise ConfigError("temporary_path_cls", "is not supported; say how in atomicity_options")
-
+    chosen_atomicity(temporary_path_cls, atomicity_options)
     names = own.StepNames(step_prefix, step_format_fixed_length or None)
     return _Format(names, single_host_load_and_broadcast)
 
