@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import jax
+import numpy as np
 import orbax.checkpoint  # and so it is in use here, and in every test that shares the process
 import pytest
 
-from penstock.orbax import install
+import penstock.orbax
+from penstock.orbax import install, private_modules
 from penstock.orbax.installation import OrbaxInUseError
 
 PROGRAM = """\
@@ -63,7 +68,7 @@ def test_a_program_for_orbax_runs_as_it_is(tmp_path: Path) -> None:
     assert said["found"] == [0, 1, 2]
     assert said["same"]
     assert said["library"] == said["flax"] == "penstock.orbax"
-    assert said["real"] == ["orbax.checkpoint.experimental"]  # the empty package that holds v1
+    assert said["real"] == ["orbax.checkpoint._src", "orbax.checkpoint.experimental"]  # which lead to ours
     with orbax.checkpoint.CheckpointManager(tmp_path / "steps") as manager:
         assert manager.restore(2)["w"].tolist() == [0, 1, 2]
 
@@ -106,7 +111,7 @@ def test_installing_is_logged_and_taken_back(tmp_path: Path) -> None:
         "orbax.replaced",
         "penstock.orbax",
         "penstock.orbax again",
-        "penstock.orbax stands in the place of orbax.checkpoint, and has no '_src'",
+        "penstock.orbax stands in the place of orbax.checkpoint, and has no '_src.composite'",
         "orbax.checkpoint True",
     ]
 
@@ -132,12 +137,120 @@ with penstock.orbax.install():
     print(orbax.checkpoint.__name__, "again")
     del orbax
     try:
-        importlib.import_module("orbax.checkpoint._src.handlers")
+        importlib.import_module("orbax.checkpoint._src.composite")
     except ModuleNotFoundError as error:
         print(error)
 import orbax.checkpoint
 print(orbax.checkpoint.__name__, id(orbax.checkpoint) == hidden)
 """
+
+
+def test_private_modules_that_programs_import_lead_to_public_names(tmp_path: Path) -> None:
+    said = run("-c", PRIVATE, cwd=tmp_path)
+
+    assert said.splitlines() == [
+        "penstock.orbax.type_handlers True",
+        "True",
+        "cannot import name 'ArrayMetadataSerializer'",
+        "penstock.orbax stands in the place of Orbax, and has no orbax.checkpoint._src.path.step.nothing",
+        "orbax.patch_ignored orbax.checkpoint._src.path.step.is_path_finalized",
+        "NotImplementedError CheckpointManager",
+        "NotImplementedError ReplicatorCheckpointManager",
+        "NotImplementedError initialize_multi_tier_checkpointing",
+        "False",
+    ]
+
+
+PRIVATE = """\
+import logging
+import penstock.orbax
+installation = penstock.orbax.install()
+import orbax.checkpoint as ocp
+from orbax.checkpoint._src.arrays import sharding
+from orbax.checkpoint._src.serialization.type_handlers import ArrayHandler
+import orbax.checkpoint._src.checkpoint_managers.save_decision_policy as policies
+print(ocp.type_handlers.__name__, ArrayHandler is ocp.type_handlers.ArrayHandler)
+print(
+    sharding.construct_maximal_shardings is ocp.arrays.construct_maximal_shardings
+    and policies.FixedIntervalPolicy is ocp.checkpoint_managers.FixedIntervalPolicy
+)
+try:
+    from orbax.checkpoint._src.metadata.array_metadata_store import ArrayMetadataSerializer
+except ImportError as error:
+    print(str(error).partition(" from ")[0])
+try:
+    ocp._src.path.step.nothing
+except AttributeError as error:
+    print(error)
+
+class Show(logging.Handler):
+    def emit(self, record):
+        print(record.penstock["event"], record.penstock["name"])
+
+logging.getLogger("penstock").addHandler(Show())
+ocp._src.path.step.is_path_finalized = lambda path: True  # gemma does
+
+import orbax.checkpoint.experimental.emergency.checkpoint_manager as one
+import orbax.checkpoint.experimental.emergency.replicator_checkpoint_manager as other
+from orbax.checkpoint.experimental.emergency.multi_tier_checkpointing import initialization
+for make in (
+    lambda: one.CheckpointManager("/tmp/x", "/tmp/y", global_mesh=None, abstract_state=None),
+    lambda: other.ReplicatorCheckpointManager("/tmp/x"),
+    initialization.initialize_multi_tier_checkpointing,
+):
+    try:
+        make()
+    except NotImplementedError as error:
+        print("NotImplementedError", error.name)
+installation.remove()
+print(hasattr(penstock.orbax, "_src") or hasattr(penstock.orbax, "experimental"))
+"""
+
+
+def test_the_handlers_that_a_checkpoint_names_are_found(tmp_path: Path) -> None:
+    """As Simply finds them, and in what either library has saved."""
+    for library in (orbax.checkpoint, penstock.orbax):
+        names: dict[str, Any] = {
+            "array": library.args.ArraySave(np.arange(3)),
+            "json": library.args.JsonSave({"a": 1}),
+            "key": library.args.JaxRandomKeySave(jax.random.key(1)),
+            "state": library.args.NumpyRandomKeySave(np.random.get_state()),
+            "tree": library.args.PyTreeSave({"a": np.arange(3)}),
+            "standard": library.args.StandardSave({"a": np.arange(3)}),
+        }
+        with library.Checkpointer(library.CompositeCheckpointHandler()) as checkpointer:
+            checkpointer.save(tmp_path / library.__name__, args=library.args.Composite(**names))
+
+    said = run(
+        "-c", LOCATED, str(tmp_path / "orbax.checkpoint"), str(tmp_path / "penstock.orbax"), cwd=tmp_path
+    )
+
+    handlers = [
+        *("array ArrayCheckpointHandler", "json JsonCheckpointHandler", "key JaxRandomKeyCheckpointHandler"),
+        *("standard StandardCheckpointHandler", "state NumpyRandomKeyCheckpointHandler"),
+        "tree PyTreeCheckpointHandler",
+    ]
+    assert said.splitlines() == handlers * 2
+
+
+LOCATED = """\
+import pydoc, sys
+import penstock.orbax
+penstock.orbax.install()
+import orbax.checkpoint as ocp
+for path in sys.argv[1:]:
+    for name, handler in sorted(ocp.metadata.get_step_metadata(path).item_handlers.items()):
+        found = pydoc.locate(handler)
+        assert issubclass(found, ocp.CheckpointHandler) and found.__module__.startswith("penstock.")
+        print(name, found.__name__)
+"""
+
+
+def test_each_private_module_has_names_of_the_one_of_orbax() -> None:
+    for name, places in private_modules.PRIVATE_MODULES.items():
+        theirs = vars(importlib.import_module(f"orbax.checkpoint.{name}"))
+        ours = {one for place in places for one in importlib.import_module(f"penstock.orbax.{place}").__all__}
+        assert not places or ours & theirs.keys(), name
 
 
 def test_installing_works_where_orbax_is_not_installed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as _orbax
 import pytest
+from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import penstock.orbax as _penstock
@@ -84,6 +86,54 @@ def test_a_legacy_function_takes_leaves_from_another_checkpoint(tmp_path: Path, 
 
     np.testing.assert_array_equal(found["x"], np.arange(4))
     np.testing.assert_array_equal(found["y"], np.arange(4) * 10)
+
+
+@pytest.mark.parametrize("ocp", BOTH)
+def test_a_legacy_function_says_of_which_type_a_leaf_is_restored(tmp_path: Path, ocp: Any) -> None:
+    """As T5X does for what it places itself."""
+    path = saved(ours, tmp_path / "one", {"a": jnp.arange(4), "b": jnp.arange(2), "c": jnp.arange(3)})
+
+    def function(item: Any, structure: Any, infos: Any) -> Any:
+        as_numpy = dataclasses.replace(structure["b"], value_type="np.ndarray")
+        return {"x": structure["a"], "y": as_numpy, "z": as_numpy}, {
+            "x": infos["a"],
+            "y": infos["b"],
+            "z": infos["c"],
+        }
+
+    on_device = ocp.ArrayRestoreArgs(sharding=jax.sharding.SingleDeviceSharding(jax.devices()[1]))
+    args = {"x": on_device, "y": ocp.RestoreArgs(dtype=np.float32), "z": on_device}
+    found = restored(
+        ocp, path, item={"x": 0, "y": 0, "z": 0}, restore_args=args, legacy_transform_fn=function
+    )
+
+    assert {name: type(value) is np.ndarray for name, value in found.items()} == {
+        "x": False,
+        "y": True,
+        "z": False,  # what is asked for comes first
+    }
+    assert found["y"].dtype == np.float32
+
+
+@pytest.mark.parametrize("ocp", BOTH)
+def test_the_structure_of_a_stored_tree_is_read_as_a_legacy_function_gets_it(
+    tmp_path: Path, ocp: Any
+) -> None:
+    """T5X chooses by it what a restore reads."""
+    tree = {"a": np.arange(4), "b": [np.arange(2), 5], "e": {}}
+    path = saved(ours, tmp_path / "one", tree, use_ocdbt=True, use_zarr3=True)
+    seen: list[Any] = []
+
+    def look(item: Any, structure: Any, infos: Any) -> Any:
+        seen.append(structure)
+        return structure, infos
+
+    restored(ocp, path, item=tree, legacy_transform_fn=look)
+    structure, use_zarr3 = ocp.PyTreeCheckpointHandler()._get_internal_metadata(epath.Path(path))
+
+    assert structure == seen[0]
+    assert structure["b"][1].value_type == "scalar"
+    assert use_zarr3
 
 
 def test_a_leaf_that_the_other_checkpoint_lacks_is_named(tmp_path: Path) -> None:

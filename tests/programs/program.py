@@ -7,6 +7,7 @@ __all__ = ("Program", "Tests", "stand_in")
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, final
 
@@ -88,6 +89,7 @@ def stand_in(*names: str) -> None:
             continue
 
         module = _StandIn(name)
+        module.__spec__ = ModuleSpec(name, None)  # some ask whether it can be found
         module.__path__ = []
         sys.modules[name] = module
         parent, _, child = name.rpartition(".")

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final, Self, final
 
 from penstock import kernel
 from penstock.errors import PenstockError
+from penstock.orbax.private_modules import private_module
 
 # Libraries that were written for Orbax derive handlers and arguments from Orbax's base classes, and make
 # Orbax's `SaveArgs`. A program that uses them has imported Orbax, so what it made is recognised by asking
@@ -52,6 +53,7 @@ _ALSO_IMPORTED: Final = "jax.experimental.array_serialization.serialization"
 _NAMESPACE, _, _CHILD = ORBAX.partition(".")
 
 _EXPERIMENTAL: Final = f"{ORBAX}.experimental"
+_PRIVATE_PACKAGES: Final = ("_src", "experimental")  # programs reach them as attributes, too
 
 
 @final
@@ -92,8 +94,9 @@ def install() -> Installation:
     """Make each import of `orbax.checkpoint` in this process one of `penstock.orbax`, from now on.
 
     Whether Orbax is installed does not matter. `orbax.checkpoint.v1` and `orbax.checkpoint.experimental.v1`
-    are `penstock.orbax.v1`. Modules that this API does not have cannot be imported meanwhile: the error says
-    so, rather than that two libraries are mixed. The log says so, once; a second call changes nothing.
+    are `penstock.orbax.v1`. Private modules of Orbax that public programs import lead to penstock's names.
+    Modules that this API does not have cannot be imported meanwhile: the error says so, rather than that
+    two libraries are mixed. The log says so, once; a second call changes nothing.
 
     Returns:
         The handle that takes it back.
@@ -127,6 +130,8 @@ class _Finder(MetaPathFinder, Loader):
         self._hidden = _take_out()
         import_module(_ALSO_IMPORTED)
         sys.meta_path.insert(0, self)
+        for name in _PRIVATE_PACKAGES:  # importing sets the attribute of what stands for their parent
+            import_module(f"{ORBAX}.{name}")
 
     def remove(self) -> None:
         """Undo that."""
@@ -135,6 +140,8 @@ class _Finder(MetaPathFinder, Loader):
 
         sys.meta_path.remove(self)
         _take_out()
+        for name in _PRIVATE_PACKAGES:
+            vars(import_module(_OURS)).pop(name, None)
         sys.modules.update(self._hidden)
         namespace = sys.modules.get(_NAMESPACE)
         if ORBAX in self._hidden:
@@ -155,7 +162,7 @@ class _Finder(MetaPathFinder, Loader):
             return next(filter(None, others), None) or ModuleSpec(fullname, self, is_package=True)
         if not _is_orbax(fullname):
             return None
-        if fullname != _EXPERIMENTAL and _ours(fullname) is None:
+        if _ours(fullname) is None:
             raise ModuleNotFoundError(
                 f"{_OURS} stands in the place of {ORBAX}, and has no {fullname.removeprefix(ORBAX + '.')!r}",
                 name=fullname,
@@ -171,7 +178,11 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def _ours(name: str) -> ModuleType | None:
-    """Return penstock's module for one of Orbax; None if there is none, or it is not public."""
+    """Return penstock's module for one of Orbax; None if there is none."""
+    private = private_module(ORBAX, name.removeprefix(f"{ORBAX}."))
+    if private is not None:
+        return private
+
     inner = name.replace(f"{_EXPERIMENTAL}.", f"{ORBAX}.", 1).removeprefix(ORBAX)
     found = import_module(_OURS)
     for part in inner.split(".")[1:]:

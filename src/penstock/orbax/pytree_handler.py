@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ("PyTreeCheckpointHandler", "PyTreeRestoreArgs", "PyTreeSaveArgs")
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -208,6 +209,15 @@ class PyTreeCheckpointHandler(TreeHandler):
         self._refuse_other_name(path_text(directory))
         found: TreeMetadata = self._handler_impl.metadata(directory)
         return found
+
+    def _get_internal_metadata(self, directory: Any) -> tuple[Any, bool | None]:
+        """Return the stored structure as a `legacy_transform_fn` gets it, and whether arrays are zarr 3.
+
+        T5X chooses by it what a restore reads.
+        """
+        place = place_of(directory)
+        structure, _ = _shown(self._handler_impl, place)
+        return structure, self._handler_impl.metadata(place).use_zarr3
 
     @property
     def base(self) -> BasePyTreeCheckpointHandler:
@@ -446,10 +456,12 @@ def _by_function(args: PyTreeRestoreArgs, handler: BasePyTreeCheckpointHandler, 
     structure, chosen = args.legacy_transform_fn(args.item, *_shown(handler, directory))
     flat = to_flat_dict(chosen, is_leaf=lambda node: isinstance(node, ParamInfo))
     asked = {} if args.restore_args is None else to_flat_dict(args.restore_args)
+    shown = to_flat_dict(structure, is_leaf=_is_entry)
     needed: dict[Any, dict[str, RestoreArgs]] = {}
     for path, info in flat.items():
         if isinstance(info, ParamInfo) and not info.skip_deserialize:
-            needed.setdefault(info.parent_dir, {}).setdefault(info.name, asked.get(path, RestoreArgs()))
+            how = _of_type(asked.get(path, RestoreArgs()), shown.get(path))
+            needed.setdefault(info.parent_dir, {}).setdefault(info.name, how)
 
     values = {place: _named(names, handler, place) for place, names in needed.items()}
 
@@ -460,8 +472,19 @@ def _by_function(args: PyTreeRestoreArgs, handler: BasePyTreeCheckpointHandler, 
 
         return values[info.parent_dir][info.name]
 
-    made = {path: value(path, leaf) for path, leaf in to_flat_dict(structure, is_leaf=_is_entry).items()}
+    made = {path: value(path, leaf) for path, leaf in shown.items()}
     return from_flat_dict(made, target=_tree.tree_map(_zero, structure, is_leaf=_is_entry))
+
+
+def _of_type(asked: RestoreArgs, entry: Any) -> RestoreArgs:
+    """Restore a leaf as the type that its entry in the returned structure has, unless one is asked for."""
+    if asked.restore_type is not None or not _is_entry(entry) or entry.value_type not in _VALUE_TYPES:
+        return asked
+
+    return dataclasses.replace(asked, restore_type=entry.value_type)
+
+
+_VALUE_TYPES: Final = ("jax.Array", "np.ndarray", "scalar")
 
 
 def _zero(_: Any) -> int:
