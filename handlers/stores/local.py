@@ -106,6 +106,10 @@ class LocalStore(Directories, SystemFiles):
         self._system = FileSystem(calls)
         self._holds = DirectoryHolds(self._system)
 
+    def __deepcopy__(self, memo: object) -> LocalStore:
+        """Return this store: it stands for the file system, and knows what this process holds there."""
+        return self
+
     def kind(self, path: str) -> Literal["file", "directory"] | None:
         """Return the kind of entry at `path`; None if there is nothing, or only a dangling link."""
         status = _status(path)

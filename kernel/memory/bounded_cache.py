@@ -38,6 +38,10 @@ class BoundedCache(Generic[K, V]):
         self._nbytes = 0
         self._lock = Lock()
 
+    def __deepcopy__(self, memo: object) -> BoundedCache[K, V]:
+        """Return another one of the same bounds, empty."""
+        return BoundedCache(self._most_entries, self._most_bytes)
+
     def __len__(self) -> int:
         return len(self._entries)
 

@@ -7,11 +7,12 @@ with the documents and digests of a checkpoint; or all of it is removed.
 
 from __future__ import annotations
 
-__all__ = ("DirectoryBuild", "JointBuild", "SharedDirectory", "act_on_answer")
+__all__ = ("DirectoryBuild", "JointBuild", "SharedDirectory", "act_on_answer", "limit_permissions")
 
 import errno
 import hashlib
 import os
+import stat
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import asynccontextmanager, suppress
@@ -68,6 +69,12 @@ TELLING_S: Final = 2 * STOPPING_S
 """How long a process in which a save within this one failed has to say what ended it."""
 
 
+def limit_permissions(directory: str, mode: int) -> None:
+    """Take away the permissions of a new directory that are not in a mode. Blocking."""
+    given = stat.S_IMODE(os.stat(directory).st_mode)
+    os.chmod(directory, given & (mode | ~0o777))  # with what the directory inherits from its parent
+
+
 @final
 class DirectoryBuild:
     """One directory on its way to its own name: created, filled by its caller, marked complete, published.
@@ -79,7 +86,7 @@ class DirectoryBuild:
         final: Its own absolute path.
         overwrite: Whether what is there may be replaced. That happens in one step, at the end.
         in_place: Whether it is built under its own name: then it is complete once it has its commit mark.
-        mode: The permissions of the directory; None for those of the process.
+        mode: The permissions of the directory, less those in the umask of the process; None for all others.
         whole: Whether it is a checkpoint; else it is an item of one.
         recognises: Returns whether a path holds a checkpoint that may be replaced; by default any directory.
         before_publishing: Called when everything is written and marked complete.
@@ -149,7 +156,7 @@ class DirectoryBuild:
         else:
             self._workspace.open_now()
         if self._mode is not None:
-            os.chmod(self.path, self._mode)
+            limit_permissions(self.path, self._mode)
 
     def publish(self, *, synced: bool) -> None:
         """Mark it complete and make it visible under its own name, durably.

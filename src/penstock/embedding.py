@@ -16,6 +16,7 @@ The engine and its options:
     JointBuild: A checkpoint whose files the callers in all processes of a job write, if none refuses to.
     SharedDirectory: A directory that the processes of a job fill together.
     act_on_answer: Lets the primary of a job find something out, and all processes act on it.
+    limit_permissions: Takes permissions of a new directory away.
 
 Trees and leaves:
     AdaptedHandler: A handler of batches, which writes its own files, as a handler of a pipeline.
@@ -100,6 +101,7 @@ __all__ = (
     "flattening",
     "follows_from_step",
     "lazy_names",
+    "limit_permissions",
     "make_name_durable",
     "missing_metrics",
     "pair_keys",
@@ -118,6 +120,7 @@ if TYPE_CHECKING:
         JointBuild,
         SharedDirectory,
         act_on_answer,
+        limit_permissions,
     )
     from penstock.handlers import dtypes
     from penstock.handlers.formats.orbax import checkpoint_documents as checkpoint_metadata
@@ -180,6 +183,7 @@ else:
                 "JointBuild",
                 "SharedDirectory",
                 "act_on_answer",
+                "limit_permissions",
             ),
             "penstock.handlers.formats.orbax.tree_metadata": ("encode_strings",),
             "penstock.handlers.formats.orbax.msgpack_files": ("CHUNKED",),

@@ -17,6 +17,7 @@ import numpy as np
 import orbax.checkpoint as _orbax
 import orbax.checkpoint.experimental.v1 as _orbax_v1
 import pytest
+from flax.training import checkpoints as flax_checkpoints
 from flax.training import orbax_utils
 
 import penstock.orbax as penstock_ocp
@@ -281,6 +282,34 @@ def test_a_registry_of_orbax_serves_the_newer_api(tmp_path: Path) -> None:
     with context_of(penstock_v1, registry):
         penstock_v1.save_checkpointables(tmp_path / "one", {"data": Counter()})
         assert penstock_v1.load_checkpointables(tmp_path / "one")["data"].at == 0
+
+
+def test_libraries_take_checkpointers_and_handlers_for_those_of_orbax() -> None:
+    """As flax asks before it waits, and before it restores."""
+    handler = ours.PyTreeCheckpointHandler()
+    assert isinstance(handler, orbax.PyTreeCheckpointHandler)
+    for theirs, checkpointer in (
+        (orbax.AsyncCheckpointer, ours.AsyncCheckpointer(handler)),
+        (orbax.AsyncCheckpointer, ours.StandardCheckpointer()),
+        (orbax.Checkpointer, ours.PyTreeCheckpointer()),
+    ):
+        assert isinstance(checkpointer, theirs)
+    assert not isinstance(ours.Checkpointer(handler), orbax.AsyncCheckpointer)
+    assert not isinstance(ours.StandardCheckpointHandler(), orbax.PyTreeCheckpointHandler)
+
+
+def test_flax_waits_for_a_checkpointer_of_ours(tmp_path: Path) -> None:
+    state = {"w": jnp.arange(4.0), "step": 3}
+    with ours.AsyncCheckpointer(ours.PyTreeCheckpointHandler()) as checkpointer:
+        for step in (1, 2):
+            flax_checkpoints.save_checkpoint(
+                tmp_path, state, step=step, orbax_checkpointer=checkpointer, keep=1
+            )
+        found = flax_checkpoints.restore_checkpoint(tmp_path, target=state, orbax_checkpointer=checkpointer)
+
+    np.testing.assert_array_equal(found["w"], state["w"])
+    assert found["step"] == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_2"]
 
 
 def test_orbax_is_not_imported_for_any_of_it(tmp_path: Path) -> None:

@@ -166,6 +166,29 @@ def one_process_waits_for_nobody(ocp: Any, root: Path) -> Any:
     return called, values(ocp.utils.broadcast_one_to_all(np.arange(3), is_source=True))
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_permissions_are_less_what_the_umask_takes_away(umask: int, tmp_path: Path) -> None:
+    def modes(ocp: Any, mode: int) -> list[str]:
+        files = ocp.options.FileOptions(path_permission_mode=mode)
+        root = tmp_path / f"{ocp.__name__}-{mode}"
+        with ocp.CheckpointManager(root, options=ocp.CheckpointManagerOptions(file_options=files)) as manager:
+            manager.save(0, args=ocp.args.Composite(state=ocp.args.StandardSave({"a": np.ones(2)})))
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(), file_options=files) as checkpointer:
+            checkpointer.save(root / "one", {"a": np.ones(2)})
+
+        with ocp.v1.Context(file_options=ocp.v1.options.FileOptions(path_permission_mode=mode)):
+            ocp.v1.save(root / "v1", {"a": np.ones(2)})
+        places = (root, root / "0", root / "0" / "state", root / "one", root / "v1")
+        return [oct(place.stat().st_mode & 0o777) for place in places]
+
+    before = os.umask(umask)
+    try:
+        for mode in (0o777, 0o750, 0o700):
+            assert modes(ours, mode) == modes(theirs, mode) == [oct(mode & ~umask)] * 5
+    finally:
+        os.umask(before)
+
+
 @pytest.mark.parametrize("shown", CASES, ids=lambda shown: shown.case.__name__)
 def test_options_do_what_they_do_in_orbax(tmp_path: Path, shown: Shown) -> None:
     for name in ("ours", "theirs"):

@@ -321,6 +321,15 @@ def test_a_process_alone_waits_at_no_barrier(home: str) -> None:
     assert multihost.unique_processes_from_devices(devices) == {0}
     assert not multihost.is_native_pathways_backend()
     assert not multihost.is_proxy_pathways_backend()
+    assert not multihost.use_experimental_distributed_process_id()
+
+
+def test_ids_of_processes_are_those_of_jax() -> None:
+    multihost = _penstock.multihost
+    assert multihost.is_distributed_to_device_ids_initialized()
+    assert multihost.distributed_to_device_ids() == [[device.id for device in _jax.devices()]]
+    assert multihost.runtime_to_distributed_ids() == [0]
+    assert multihost.runtime_to_distributed_process_id(0) == 0
 
 
 @pytest.mark.parametrize("ocp", BOTH)

@@ -71,6 +71,10 @@ class LoopThread(Generic[ResourceT]):
         self._thread: BackgroundCall[bool | None] | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
+    def __deepcopy__(self, memo: object) -> LoopThread[ResourceT]:
+        """Return another one, not started, whose resource is made likewise."""
+        return LoopThread(self._make, self._name)
+
     def __enter__(self) -> LoopThread[ResourceT]:
         self._opened()
         return self

@@ -52,6 +52,7 @@ from penstock.orbax.enclosing_save import (
     links_in_force,
 )
 from penstock.orbax.future import ChainedFuture, Future, all_futures, cancel_all, remaining_secs, stopped
+from penstock.orbax.installation import stand_for
 from penstock.orbax.item_files import bucket_url, handler_path, path_as_given, path_text
 from penstock.orbax.logging import READ, WRITE, WRITE_ASYNC, record_async_save, recorded, timed
 from penstock.orbax.metadata import (
@@ -155,6 +156,8 @@ class Checkpointer(WarnsOfOverrides, AbstractCheckpointer):
         self._callback: Callable[[], None] | None = None
         self._metadata_store = checkpoint_metadata_store or MetadataStore(enable_write=True)
         self._check_metadata_store()
+        stand_for("Checkpointer", Checkpointer)
+        stand_for("AsyncCheckpointer", AsyncCheckpointer)
 
     def _check_metadata_store(self) -> None:
         if not self._metadata_store.is_blocking_writer():
@@ -490,6 +493,7 @@ class AsyncCheckpointer(Checkpointer):
             Exception: What the handler raises, or the failure of the earlier save.
         """
         begun = time.perf_counter()
+        stand_for("AsyncCheckpointer", AsyncCheckpointer)  # the program may have imported Orbax meanwhile
         record_async_save()
         with timed(f"{WRITE}blocking_wait_prev_duration_secs"):
             self.wait_until_finished()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("Counterpart", "Installation", "OrbaxInUseError", "install", "loaded_orbax")
+__all__ = ("Counterpart", "Installation", "OrbaxInUseError", "install", "loaded_orbax", "stand_for")
 
 import sys
 from abc import ABCMeta
@@ -44,6 +44,20 @@ def loaded_orbax(module: str = "") -> Any | None:
     """
     found = sys.modules.get(f"{ORBAX}.{module}" if module else ORBAX)
     return found if found is not None and found.__name__.startswith(ORBAX) else None
+
+
+def stand_for(name: str, ours: type) -> None:
+    """Make instances of a class of ours those of a class of Orbax, too, if the program has imported Orbax.
+
+    Libraries ask: flax waits for an `orbax.checkpoint.AsyncCheckpointer`, and for no other.
+
+    Args:
+        name: Of Orbax's class, which is abstract or derives from an abstract one.
+        ours: The class.
+    """
+    theirs: Any = getattr(loaded_orbax(), name, None)
+    if isinstance(theirs, ABCMeta):
+        theirs.register(ours)
 
 
 _OURS: Final = "penstock.orbax"

@@ -30,7 +30,16 @@ from functools import partial
 from typing import Any, Final, TypeVar, cast, final
 
 from penstock import Checkpointer, kernel
-from penstock.embedding import OpenSteps, RootOptions, StepFiles, blocking, failures, file_names, paths
+from penstock.embedding import (
+    OpenSteps,
+    RootOptions,
+    StepFiles,
+    blocking,
+    failures,
+    file_names,
+    limit_permissions,
+    paths,
+)
 from penstock.embedding import step_directory as on_disk
 from penstock.errors import ConfigError, NotACheckpointError, StorageError
 from penstock.orbax.enclosing_save import StepLinks
@@ -347,7 +356,7 @@ class ManagerSteps:
         mode = self._options.file_options.path_permission_mode
         if self._options.create and mode is not None and self._store.kind(self._path) is None:
             self._store.make_directory(self._path)
-            os.chmod(self._path, mode)
+            limit_permissions(self._path, mode)
 
         has_some = self._store.kind(os.path.join(self._path, "metadata")) is not None
         return metadata if self._options.read_only and not has_some else None

@@ -6,12 +6,14 @@ __all__ = (
     "BarrierSyncFn",
     "broadcast_one_to_all",
     "coordination_timeout",
+    "distributed_to_device_ids",
     "fully_replicated_host_local_array_to_global_array",
     "get_barrier_sync_fn",
     "get_jax_distributed_client",
     "global_max",
     "initialize_distributed_to_device_ids",
     "initialize_runtime_to_distributed_ids",
+    "is_distributed_to_device_ids_initialized",
     "is_jax_distributed_client_initialized",
     "is_native_pathways_backend",
     "is_pathways_backend",
@@ -22,10 +24,13 @@ __all__ = (
     "process_index",
     "process_index_from_device",
     "reached_preemption",
+    "runtime_to_distributed_ids",
+    "runtime_to_distributed_process_id",
     "should_skip_process_sync",
     "sync_global_processes",
     "unique_barrier_key",
     "unique_processes_from_devices",
+    "use_experimental_distributed_process_id",
 )
 
 from functools import partial
@@ -116,6 +121,35 @@ def initialize_distributed_to_device_ids() -> None:
 def is_runtime_to_distributed_ids_initialized() -> bool:
     """Return True: there is nothing to initialise."""
     return True
+
+
+def is_distributed_to_device_ids_initialized() -> bool:
+    """Return True: there is nothing to initialise."""
+    return True
+
+
+def use_experimental_distributed_process_id() -> bool:
+    """Return False: the index of a process is jax's own."""
+    return False
+
+
+def runtime_to_distributed_process_id(pid: int) -> int:
+    """Return the same index: there is no other than jax's."""
+    return pid
+
+
+def runtime_to_distributed_ids() -> list[int]:
+    """Return the indices of all processes, each at its own place."""
+    return list(range(process_count()))
+
+
+def distributed_to_device_ids() -> list[list[int]]:
+    """Return for each process the ids of its devices."""
+    ids: list[list[int]] = [[] for _ in range(process_count())]
+    for device in _jax.devices():
+        ids[process_index_from_device(device)].append(int(device.id))
+
+    return ids
 
 
 def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:

@@ -26,6 +26,7 @@ from penstock.orbax.checkpoint_args import (
     register_with_handler,
 )
 from penstock.orbax.future import Future
+from penstock.orbax.installation import stand_for
 from penstock.orbax.item_files import bucket_url, path_text, place_of
 from penstock.orbax.leaf_args import ParamInfo, RestoreArgs
 from penstock.orbax.metadata import TreeMetadata, ValueMetadataEntry
@@ -101,6 +102,7 @@ class PyTreeCheckpointHandler(TreeHandler):
             save_concurrent_gb = save_concurrent_gb or concurrent_gb
             restore_concurrent_gb = restore_concurrent_gb or concurrent_gb
 
+        stand_for("PyTreeCheckpointHandler", PyTreeCheckpointHandler)
         self._aggregate_filename = aggregate_filename
         self._primary_host = multiprocessing_options.primary_host
         self._handler_impl = handler_impl or BasePyTreeCheckpointHandler(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 
 import pytest
@@ -25,6 +26,14 @@ def filled(keys: str, nbytes: int = 10, **bounds: int) -> BoundedCache[str, str]
 
 def kept(found: BoundedCache[str, str]) -> set[str]:
     return {key for key in "abcdef" if found.get(key) is not None}
+
+
+def test_a_copy_has_the_same_bounds_and_is_empty() -> None:
+    other = copy.deepcopy(filled("ab", entries=2))
+    assert len(other) == 0
+    for key in "abc":
+        other.put(key, key.upper(), 10)
+    assert kept(other) == {"b", "c"}
 
 
 def test_what_is_put_is_found_until_it_is_popped() -> None:

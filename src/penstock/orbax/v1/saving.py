@@ -38,6 +38,7 @@ from penstock.embedding import (
     SharedDirectory,
     checkpoint_metadata,
     file_names,
+    limit_permissions,
     paths,
 )
 from penstock.errors import ConfigError, NoHandlerError, PathError
@@ -420,7 +421,7 @@ class ItemsSave:
         mode = self._context.file.path_permission_mode
         if mode is not None:
             for name in ("", *self._handlers):
-                os.chmod(os.path.join(place, name), mode)
+                limit_permissions(os.path.join(place, name), mode)
 
         about = checkpoint_metadata.encode_checkpoint_metadata(
             started_ns=self._started_ns,
