@@ -51,6 +51,10 @@ def run_cold(workload: Workload, options: Options, place: Path, loop: str) -> Re
     if not is_here(loop):
         return Results(notes=[Note(workload.name, "penstock", f"first calls: {loop} is not installed")])
 
+    # An installed package has its bytecode. Without it, each long module holds the interpreter while it is
+    # compiled, and the loop with it.
+    folders = [str(ROOT / name) for name in ("kernel", "stages", "handlers", "src")]
+    subprocess.run([sys.executable, "-m", "compileall", "-q", *folders], check=True)
     results = Results()
     for label in COLD:
         sys.stderr.write(f"{workload.name} on {loop}: {label}\n")
