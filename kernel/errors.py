@@ -80,6 +80,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final, final
 
+_PUBLIC: Final = "penstock.errors"
+"""Callers find the classes there."""
+
 
 class PenstockError(Exception):
     """Base of everything penstock raises on purpose.
@@ -91,6 +94,15 @@ class PenstockError(Exception):
 
     key_path: str | None = None
     stage: str | None = None
+
+    def __init_subclass__(cls, **keywords: object) -> None:
+        super().__init_subclass__(**keywords)
+        if cls.__module__ == __name__:
+            cls.__module__ = _PUBLIC  # what a traceback prints before the name
+
+    def __str__(self) -> str:
+        said = super().__str__()
+        return said if self.stage is None else f"in stage {self.stage!r}: {said}"
 
 
 class SpecError(PenstockError, ValueError):
@@ -957,6 +969,6 @@ class StageFailedError(PenstockError):
     """
 
     def __init__(self, stage: str, error: BaseException) -> None:
-        super().__init__(f"stage {stage!r} failed: {type(error).__name__}: {error}")
+        super().__init__(f"{type(error).__name__}: {error}")
         self.stage = stage
         self.key_path = getattr(error, "key_path", None)

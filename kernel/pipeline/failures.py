@@ -1,24 +1,42 @@
-"""Failures that keep nothing of the caller's alive.
+"""Failures as callers get them: they keep nothing of the caller's alive, and show what is the caller's.
 
 An exception refers to its traceback, that to every frame which it passed, and these to their locals: the
 tree, its leaves, copies of them. Who keeps the exception of a save would keep the state of that save. And
 once it was raised to a caller, it refers to the caller's frames, which may refer to the future that it came
 from: a cycle.
+
+Of the frames of an expected error, those between the function that the caller called and the place where the
+error was found are tasks, threads and stages, some fifty that say nothing to a caller. The error says all in
+its sentence. Where a handler, a stage or another function of the caller's fails, its frames stay.
+`PENSTOCK_TRACEBACK=full` shows everything, and so does an error that penstock did not raise on purpose.
 """
 
 from __future__ import annotations
 
-__all__ = ("Failure", "FailureFuture", "ResultBox", "forget_locals", "forget_on_error", "without_frame")
+__all__ = (
+    "Failure",
+    "FailureFuture",
+    "ResultBox",
+    "forget_locals",
+    "forget_on_error",
+    "short_traceback",
+    "short_tracebacks",
+    "without_frame",
+)
 
 import inspect
 import opcode
+import os
 import sys
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from types import FrameType
+from functools import wraps
+from types import FrameType, FunctionType, TracebackType
 from typing import Any, Final, Generic, TypeVar, cast, final
 from weakref import ref
+
+from penstock.kernel.errors import HandlerFailedError, PenstockError, StageFailedError
 
 _RESUMED: Final = (
     inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
@@ -28,6 +46,8 @@ _YIELD: Final = opcode.opmap["YIELD_VALUE"]
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
 
 
 def forget_locals(error: BaseException, until: BaseException | None = None) -> None:
@@ -229,3 +249,107 @@ def _twin(error: BaseException, traceback: Any) -> BaseException | None:
         return made if str(made) == str(error) else None
     except Exception:  # a class of somebody else's, which is made in its own way
         return None
+
+
+_SPECIAL: Final = frozenset(
+    ("__init__", "__enter__", "__exit__", "__next__", "__aenter__", "__aexit__", "__anext__", "__call__")
+)
+_MACHINERY: Final = sys.stdlib_module_names | {
+    "anyio", "jax", "jaxlib", "msgpack", "numpy", "obstore", "outcome", "penstock", "tensorstore", "trio",
+}  # fmt: skip
+"""Packages whose frames are not the caller's."""
+
+
+def short_traceback(function: F) -> F:
+    """Return a public function, or coroutine function, whose expected errors have short tracebacks."""
+    if inspect.iscoroutinefunction(function):
+
+        async def called(*args: Any, **keywords: Any) -> Any:
+            begun = function(*args, **keywords)
+            del args, keywords  # so that a tree lives no longer than the function needs it
+            try:
+                return await begun
+            except Exception as error:
+                _shorten(error)
+                raise
+
+        return cast("F", wraps(function)(called))
+
+    def call(*args: Any, **keywords: Any) -> Any:
+        try:
+            return function(*args, **keywords)
+        except Exception as error:
+            _shorten(error)
+            raise
+
+    return cast("F", wraps(function)(call))
+
+
+def short_tracebacks(cls: C) -> C:
+    """Do that for the public methods which a class defines."""
+    for name, member in list(vars(cls).items()):
+        is_plain = isinstance(member, FunctionType) and not inspect.isasyncgenfunction(member)
+        if is_plain and (name in _SPECIAL or not name.startswith("_")):
+            setattr(cls, name, short_traceback(member))
+
+    return cls
+
+
+def _shorten(error: Exception) -> None:
+    """Leave of the frames of an error, which was just caught, the public function's and the caller's."""
+    passed = list(_entries(error))[1:]  # the first is that of the function above, which goes on
+    callers = _from_callers_on(passed[1:])
+    is_expected = isinstance(error, PenstockError)
+    if not passed or not (is_expected or callers) or os.environ.get("PENSTOCK_TRACEBACK") == "full":
+        return
+
+    error.__traceback__ = _traceback_of([passed[0], *callers])
+    if is_expected:
+        _shorten_causes(error)
+
+
+def _shorten_causes(error: BaseException) -> None:
+    """Show of what led to an error what has frames of the caller's."""
+    cause, context = error.__cause__, error.__context__
+    if cause is None:
+        if context is not None and not _from_callers_on(list(_entries(context))):
+            error.__suppress_context__ = True
+        return
+
+    callers = _from_callers_on(list(_entries(cause)))
+    if callers:
+        cause.__traceback__ = _traceback_of(callers)
+        _shorten_causes(cause)
+    elif not isinstance(error, HandlerFailedError | StageFailedError):  # else the cause is the caller's own
+        # It stays at hand in `__context__`, which is not printed.
+        error.__cause__ = None
+        error.__context__ = cause
+        error.__suppress_context__ = True
+
+
+def _entries(error: BaseException) -> Iterator[TracebackType]:
+    entry = error.__traceback__
+    while entry is not None:
+        yield entry
+        entry = entry.tb_next
+
+
+def _from_callers_on(entries: list[TracebackType]) -> list[TracebackType]:
+    """Return the entries from the first one on that is the caller's: what it called belongs to it."""
+    for number, entry in enumerate(entries):
+        if _is_callers(entry.tb_frame):
+            return entries[number:]
+
+    return []
+
+
+def _is_callers(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] not in _MACHINERY
+
+
+def _traceback_of(entries: list[TracebackType]) -> TracebackType | None:
+    found: TracebackType | None = None
+    for entry in reversed(entries):
+        found = TracebackType(found, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+
+    return found

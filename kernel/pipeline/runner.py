@@ -274,11 +274,14 @@ class _PipelineRun(Generic[RunT]):
             self.cut_short.append(stage)
             return
 
-        first.add_note(f"in stage {stage!r}")
         if isinstance(first, PenstockError):
             if first.stage is None:
                 first.stage = stage
-        elif self._translate is not None and isinstance(first, Exception):
+            self.failures.append(first)
+            return
+
+        first.add_note(f"in stage {stage!r}")
+        if self._translate is not None and isinstance(first, Exception):
             translated = self._translate(stage, first)
             translated.__cause__ = first
             first = translated

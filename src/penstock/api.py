@@ -22,7 +22,7 @@ from penstock.checkpointer.checkpointer import NEEDED_TO_OPERATE, Checkpointer
 from penstock.config.config import Config
 from penstock.event_loop.imports import import_beside_the_loop
 from penstock.handlers.stores.publishing.paths import path_to_save_to
-from penstock.kernel.pipeline.failures import forget_on_error
+from penstock.kernel.pipeline.failures import forget_on_error, short_traceback
 from penstock.steps.manager import NEEDED_TO_MANAGE
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@short_traceback
 async def save(
     path: Path,
     tree: object,
@@ -106,6 +107,7 @@ async def restore(
 ) -> jax.Array: ...
 @overload
 async def restore(path: Path, *, like: T, **options: Unpack[RestoreOnceKeywords]) -> T: ...
+@short_traceback
 async def restore(
     path: Path,
     *,
@@ -166,6 +168,7 @@ async def restore(
             return await begin
 
 
+@short_traceback
 async def restore_items(
     path: Path,
     *,
@@ -201,6 +204,7 @@ async def restore_items(
         return await checkpointer.restore_items(path, like=like, items=items, mmap=mmap, progress=progress)
 
 
+@short_traceback
 async def metadata(path: Path, *, item: str | None = None) -> CheckpointMetadata:
     """Say what the checkpoint at `path` holds, without reading array data or touching a device.
 
@@ -211,6 +215,7 @@ async def metadata(path: Path, *, item: str | None = None) -> CheckpointMetadata
         return await checkpointer.metadata(path, item=item)
 
 
+@short_traceback
 async def verify(path: Path, *, item: str | None = None) -> VerifyReport:
     """Compare all that is at and below `path`, at rest, with the checksums that were recorded of it.
 
@@ -227,6 +232,7 @@ async def verify(path: Path, *, item: str | None = None) -> VerifyReport:
         return await checkpointer.verify(path, item=item)
 
 
+@short_traceback
 async def warm_up() -> None:
     """Load everything that a first call would load, so that no later call imports anything.
 

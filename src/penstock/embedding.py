@@ -59,7 +59,7 @@ Steps:
 Threads, loops and events:
     blocking: The bridge between blocking callers and event loops: calls and resources in threads that have a
         loop, or none; calls posted to a loop; futures of threads awaited in one.
-    failures: Failures that keep nothing of their callers alive.
+    failures: Failures that keep nothing of their callers alive, and show the frames of callers alone.
     lazy_names: Gives a package names that are imported on first use.
 """
 

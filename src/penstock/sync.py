@@ -45,6 +45,7 @@ from penstock.blocking.twins import blocking, blocking_method, parameters_of, sh
 from penstock.checkpointer.checkpointer import Path
 from penstock.checkpointer.parts import RestoreKeywords, RestoreOnceKeywords
 from penstock.kernel.messages.restore import Only, Order
+from penstock.kernel.pipeline.failures import short_traceback, short_tracebacks
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.leaf import KeyPath
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@short_tracebacks
 @final
 class Checkpointer:
     """`penstock.Checkpointer` for code without an event loop. A context manager, used by any thread.
@@ -155,6 +157,7 @@ def restore(
 @overload
 def restore(path: Path, *, like: T, **options: Unpack[RestoreOnceKeywords]) -> T: ...
 @partial(shown_as, api.restore)
+@short_traceback
 def restore(path: Path, **options: Any) -> Any:
     """Return the tree saved at `path`; takes what `penstock.restore` takes."""
     return run_once(partial(api.restore, path, **options))

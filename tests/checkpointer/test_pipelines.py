@@ -254,7 +254,7 @@ async def test_a_save_whose_kth_operation_fails_leaves_the_old_state_or_the_new(
             else:
                 (not_durable,) = failure
                 assert isinstance(not_durable, NotDurableError)
-                assert not_durable.__cause__ is error
+                assert not_durable.__context__ is error
                 assert (not_durable.older is not None) == overwrite
         else:
             assert failure == [error]

@@ -105,7 +105,7 @@ async def test_a_save_without_memory_is_a_memory_error_that_says_what_to_do(tmp_
         with pytest.raises(InsufficientMemoryError, match="not enough memory") as caught:
             await checkpointer.save(tmp_path / "a", TREE)
 
-        assert isinstance(caught.value.__cause__, MemoryError)
+        assert isinstance(caught.value.__context__, MemoryError)
 
 
 def failing(error: Exception) -> FaultyStore:

@@ -258,7 +258,7 @@ async def test_a_stream_of_a_replaced_checkpoint_raises_replaced_error(tmp_path:
             with pytest.raises(StorageError, match="was replaced while it was being read") as raised:
                 await anext(stream)
 
-            assert "gone" in str(raised.value.__cause__)
+            assert "gone" in str(raised.value.__context__)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(replace)

@@ -98,6 +98,13 @@ def test_what_is_no_duration(text: str) -> None:
         parse_seconds(text)
 
 
+@pytest.mark.parametrize("name", ["PENSTOCK_TRACEBACK", "PENSTOCK_PUBLIC_DEVICE_PUT"])
+def test_a_variable_that_is_read_elsewhere_is_no_unknown_option(name: str) -> None:
+    assert Config.load(environ={name: "1", "PENSTOCK_CONFIG": ""}) == Config.load(
+        environ={"PENSTOCK_CONFIG": ""}
+    )
+
+
 def test_without_anything_given_the_defaults_stand() -> None:
     assert load_options(Options) == Options()
 

@@ -17,7 +17,7 @@ from anyio.lowlevel import EventLoopToken, current_token
 
 from penstock.blocking.loop_thread import LoopThread
 from penstock.checkpointer.process_exit import Stopping
-from penstock.kernel.errors import ClosedError, PenstockError, RunningLoopError
+from penstock.kernel.errors import ClosedError, RunningLoopError
 from penstock.kernel.pipeline.failures import forget_on_error
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class Portal:
             return await calls.pop()()
 
         with forget_on_error():
-            return _raising_shortly(lambda: self._open_thread().call(call))
+            return self._open_thread().call(call)
 
     def call_plain(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function that is not async in the loop."""
@@ -156,23 +156,7 @@ def run_once(function: Callable[[], Awaitable[T]]) -> T:
         return await calls.pop()()
 
     with LoopThread(nullcontext[None]) as loop, forget_on_error():
-        return _raising_shortly(lambda: loop.call(call))
-
-
-def _raising_shortly(call: Callable[[], T]) -> T:
-    """Return what `call` returns. In IPython, an error shows where it was called, and none of our frames.
-
-    Raises:
-        BaseException: What `call` raises.
-    """
-    if not in_shell():
-        return call()
-
-    __tracebackhide__ = True  # IPython leaves such frames out
-    try:
-        return call()
-    except PenstockError as error:
-        raise error.with_traceback(None)  # noqa: B904  # it is the same error
+        return loop.call(call)
 
 
 def refuse_running_loop() -> None:

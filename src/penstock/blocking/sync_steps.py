@@ -17,6 +17,7 @@ from penstock.blocking.portal import Portal, refuse_running_loop
 from penstock.blocking.twins import blocking_method, parameters_of, shown_as
 from penstock.checkpointer.checkpointer import Path
 from penstock.checkpointer.parts import RestoreKeywords
+from penstock.kernel.pipeline.failures import short_tracebacks
 from penstock.steps import manager
 from penstock.steps.step_names import NameFormat
 from penstock.steps.step_watch import watch as watch_async
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@short_tracebacks
 @final
 class CheckpointManager:
     """`penstock.CheckpointManager` for code without an event loop. A context manager, used by any thread.

@@ -14,7 +14,7 @@ from inspect import getdoc
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from penstock.blocking.portal import run_once
-from penstock.kernel.pipeline.failures import forget_on_error
+from penstock.kernel.pipeline.failures import forget_on_error, short_traceback
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,7 +32,7 @@ def blocking(function: Callable[P, Awaitable[R]]) -> Callable[P, R]:
         with forget_on_error():
             return run_once(calls.pop())
 
-    return shown_as(function, call)
+    return short_traceback(shown_as(function, call))
 
 
 def blocking_method(method: Callable[Concatenate[Any, P], Awaitable[R]]) -> Callable[Concatenate[Any, P], R]:

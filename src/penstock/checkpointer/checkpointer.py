@@ -19,7 +19,7 @@ from penstock.handlers.coordinators.job_options import JobOptions
 from penstock.handlers.stores.publishing.paths import path_to_save_to
 from penstock.kernel.errors import SpecError
 from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
-from penstock.kernel.pipeline.failures import forget_on_error
+from penstock.kernel.pipeline.failures import forget_on_error, short_tracebacks
 from penstock.kernel.protocols.build_place import Overwrite
 from penstock.kernel.protocols.save_format import SaveArgs, SaveFormat
 from penstock.telemetry.observers import Observer
@@ -53,6 +53,7 @@ T = TypeVar("T")
 NEEDED_TO_OPERATE: Final[NeededModules] = {"penstock.checkpointer.operations": "Operations"}
 
 
+@short_tracebacks
 @final
 class Checkpointer:
     """Saves and restores PyTrees under one memory budget. An async context manager.

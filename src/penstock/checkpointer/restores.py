@@ -42,6 +42,7 @@ from penstock.kernel.errors import (
     SpecError,
 )
 from penstock.kernel.messages.restore import Order, RestoredTree, RestoreRequest
+from penstock.kernel.pipeline.failures import short_tracebacks
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.runner import PipelineResult, run_pipeline
@@ -158,6 +159,7 @@ async def restore_together(
     return await threads.run(single.together, tree, arrays), report
 
 
+@short_tracebacks
 @final
 class LeafStream(AsyncIterator[tuple[KeyPath, Any]]):
     """The leaves of a checkpoint, as pairs of key path and value. An async iterator, and a context manager.

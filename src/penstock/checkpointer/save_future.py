@@ -18,12 +18,13 @@ from anyio.lowlevel import checkpoint
 from penstock.kernel.concurrency.threads import HomeProcess, LoopHandle
 from penstock.kernel.errors import NotDurableError, RunningLoopError
 from penstock.kernel.events import get_logger
-from penstock.kernel.pipeline.failures import Failure
+from penstock.kernel.pipeline.failures import Failure, short_tracebacks
 from penstock.kernel.pipeline.pipeline import Milestone
 from penstock.kernel.pipeline.run_context import Progress
 from penstock.reports.report import SaveReport
 
 
+@short_tracebacks
 @final
 class SaveFuture:
     """A save in progress: await it, poll it, wait for it in a thread, or cancel it.

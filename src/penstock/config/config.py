@@ -85,6 +85,8 @@ from penstock.kernel.registry import SCHEMES, SHORTEST_LEASE_S, Scheme
 FILE_NAME: Final = "penstock.toml"
 FILE_VARIABLE: Final = f"{ENVIRONMENT_PREFIX}CONFIG"
 PROFILE_VARIABLE: Final = f"{ENVIRONMENT_PREFIX}PROFILE"
+_NO_OPTIONS: Final = (FILE_VARIABLE, PROFILE_VARIABLE, "PENSTOCK_TRACEBACK", "PENSTOCK_PUBLIC_DEVICE_PUT")
+"""Variables that are read where they count; one of this prefix that nothing knows is a mistake."""
 _PROFILES: Final = "profiles"
 _ANYBODY_WRITES: Final = 0o002
 
@@ -404,7 +406,7 @@ def given_layers(
     if file is None and chosen is not None:
         raise ConfigError("profiles", f"there is no profile {chosen!r}, and no file for it", told_by)
 
-    for name in (FILE_VARIABLE, PROFILE_VARIABLE):
+    for name in _NO_OPTIONS:
         variables.pop(name, None)
 
     table = {} if file is None else options_in(file, chosen, told_by)

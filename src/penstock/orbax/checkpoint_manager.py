@@ -30,7 +30,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Self, TypeAlias, cast, overload
 
-from penstock.embedding import as_json_metrics, blocking, step_directory, step_number
+from penstock.embedding import as_json_metrics, blocking, failures, step_directory, step_number
 from penstock.errors import ConfigError, NotACheckpointError, SpecError, StepExistsError
 from penstock.orbax.abstract_checkpoint_manager import AbstractCheckpointManager
 from penstock.orbax.checkpoint_args import (
@@ -69,6 +69,7 @@ DEFAULT_ITEM: Final = step_directory.TREE
 """The name of the item of a step that is one object."""
 
 
+@failures.short_tracebacks
 class CheckpointManager(WarnsOfOverrides):
     """Saves steps into one directory, keeps the ones worth keeping, and restores them.
 

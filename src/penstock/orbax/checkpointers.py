@@ -31,7 +31,15 @@ import jax
 from penstock import Checkpointer as NativeCheckpointer
 from penstock import JobOptions
 from penstock import handlers as built_in
-from penstock.embedding import DirectoryBuild, JointBuild, SharedDirectory, blocking, file_names, paths
+from penstock.embedding import (
+    DirectoryBuild,
+    JointBuild,
+    SharedDirectory,
+    blocking,
+    failures,
+    file_names,
+    paths,
+)
 from penstock.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError, PathError, SpecError
 from penstock.orbax.atomicity import chosen_atomicity
 from penstock.orbax.checkpoint_args import (
@@ -115,6 +123,7 @@ class AbstractCheckpointer(abc.ABC):
 Building: TypeAlias = DirectoryBuild | SharedDirectory
 
 
+@failures.short_tracebacks
 class Checkpointer(WarnsOfOverrides, AbstractCheckpointer):
     """Saves and restores through a handler. A context manager that also works inside a running event loop.
 
@@ -405,6 +414,7 @@ class Checkpointer(WarnsOfOverrides, AbstractCheckpointer):
         return bool((path / file_names.COMMIT_MARK).exists()) or options.allow_legacy_atomic_rename
 
 
+@failures.short_tracebacks
 class AsyncCheckpointer(Checkpointer):
     """A `Checkpointer` whose `save` returns when the object has been copied, and writes in the background.
 
@@ -589,6 +599,7 @@ class AsyncCheckpointer(Checkpointer):
         record_async_save(begun_s)
 
 
+@failures.short_tracebacks
 class PyTreeCheckpointer(Checkpointer):
     """A `Checkpointer` of trees: `PyTreeCheckpointer().save(path, tree)`.
 
@@ -616,6 +627,7 @@ class PyTreeCheckpointer(Checkpointer):
         super().__init__(handler, multiprocessing_options=options)
 
 
+@failures.short_tracebacks
 class StandardCheckpointer(AsyncCheckpointer):
     """An `AsyncCheckpointer` of trees of arrays and numbers.
 

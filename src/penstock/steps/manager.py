@@ -26,7 +26,7 @@ from penstock.event_loop.entered_once import EnteredOnce
 from penstock.event_loop.imports import NeededModules, load
 from penstock.handlers.stores.publishing.paths import path_or_url
 from penstock.kernel.errors import NotACheckpointError, SpecError
-from penstock.kernel.pipeline.failures import forget_on_error
+from penstock.kernel.pipeline.failures import forget_on_error, short_tracebacks
 from penstock.kernel.protocols.build_place import Overwrite
 from penstock.steps.keep_policies import KeepAll, KeepPolicy, Metric, Mode, ranking_of
 from penstock.steps.save_policies import Always, SavePolicy, awaits_preemption
@@ -70,6 +70,7 @@ NEEDED_TO_MANAGE: Final[NeededModules] = {
 }
 
 
+@short_tracebacks
 @final
 class CheckpointManager:
     """Saves steps into one directory by policy, keeps the ones worth keeping, and restores them.

@@ -24,6 +24,7 @@ from penstock.event_loop.interpreter_settings import LoopOptions
 from penstock.handlers.stores.publishing.paths import path_or_url, scheme_of
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import SpecError
+from penstock.kernel.pipeline.failures import short_tracebacks
 from penstock.kernel.protocols.stores import Hold, NoHold, Store, take_hold
 from penstock.steps.step_names import NameFormat, StepNames
 
@@ -133,6 +134,7 @@ def watch(
     )
 
 
+@short_tracebacks
 @final
 class Watch(AsyncIterator[int]):
     """Steps as they become durable; an async iterator. Each is held until the next one is requested.

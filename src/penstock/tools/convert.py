@@ -27,6 +27,7 @@ from penstock.kernel.errors import DestinationExistsError, PathError, SpecError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.messages.restore import Rename
+from penstock.kernel.pipeline.failures import short_traceback
 from penstock.kernel.pipeline.statistics import combined
 from penstock.kernel.protocols.coordinator import Coordinator
 from penstock.kernel.protocols.layouts import StoredCheckpoint
@@ -45,6 +46,7 @@ Format: TypeAlias = Literal["orbax", "safetensors", "npz"]
 _SUFFIXES: Final[dict[Format, str]] = {"safetensors": SUFFIX, "npz": NPZ_SUFFIX}
 
 
+@short_traceback
 async def convert(
     source: Path,
     destination: Path,

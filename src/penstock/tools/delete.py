@@ -14,11 +14,13 @@ from penstock.handlers.stores.publishing.deletion import delete_file
 from penstock.handlers.stores.publishing.paths import path_or_url, temporary_path
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import StorageError
+from penstock.kernel.pipeline.failures import short_traceback
 from penstock.kernel.protocols.stores import Store
 from penstock.steps.step_directory import delete_step
 from penstock.stores.store_finder import StoreFinder
 
 
+@short_traceback
 async def delete(path: Path, *, config: Config | Path | None = None, store: Store | None = None) -> None:
     """Delete the checkpoint at `path`; return when it is gone.
 

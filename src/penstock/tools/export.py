@@ -12,6 +12,7 @@ from penstock.config.config import Config
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.leaves.handler_registry import HandlerRegistry
 from penstock.kernel.memory.regulator import MemoryRegulator
+from penstock.kernel.pipeline.failures import short_traceback
 from penstock.kernel.pipeline.pipeline import Pipeline
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.protocols.coordinator import Coordinator
@@ -20,6 +21,7 @@ from penstock.reports.report import SaveReport
 from penstock.tools.rewriting import budget
 
 
+@short_traceback
 async def export_safetensors(
     tree: object,
     destination: Path,

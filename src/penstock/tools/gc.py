@@ -19,6 +19,7 @@ from penstock.handlers.stores.publishing.deletion import remove_abandoned
 from penstock.handlers.stores.publishing.paths import path_or_url
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import InUseError, NotACheckpointError, StorageError
+from penstock.kernel.pipeline.failures import short_traceback
 from penstock.kernel.protocols.stores import ObjectStore, Store
 from penstock.steps.step_directory import DELETED
 from penstock.stores.store_finder import StoreFinder
@@ -41,6 +42,7 @@ class GcReport:
     that no save claims: an interrupted copy, or a save whose claim was removed. It is there still."""
 
 
+@short_traceback
 async def gc(
     path: Path,
     *,

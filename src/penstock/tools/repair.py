@@ -29,6 +29,7 @@ from penstock.kernel.errors import CorruptCheckpointError, PathError, PenstockEr
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.memory.regulator import MemoryRegulator
 from penstock.kernel.messages.save import Leaf
+from penstock.kernel.pipeline.failures import short_traceback
 from penstock.kernel.protocols.layouts import StoredCheckpoint
 from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.save_format import SaveFormat
@@ -41,6 +42,7 @@ from penstock.tools.tensor_salvage import TensorSalvage
 from penstock.verification.verify import compare_ranges
 
 
+@short_traceback
 async def repair(
     source: Path,
     target: Path,

@@ -35,6 +35,7 @@ from penstock.handlers.stores.publishing.paths import path_or_url
 from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ChecksumError, StorageError, UnsupportedFormatError
+from penstock.kernel.pipeline.failures import short_traceback
 from penstock.kernel.protocols.stores import Store
 from penstock.steps.step_directory import seal_root_metadata
 from penstock.stores.store_finder import StoreFinder
@@ -59,6 +60,7 @@ class SealReport:
     nbytes: int  #: bytes read
 
 
+@short_traceback
 async def seal(path: Path, *, store: Store | None = None, config: Config | Path | None = None) -> SealReport:
     """Record the digests of everything in the checkpoint at `path`, as it is now, for later comparison.
 

@@ -397,7 +397,7 @@ async def test_the_first_failure_arrives_alone_as_itself_with_the_name_of_its_st
     error = await raised_by(line(numbers, fail_with_cause, Gather()))
     assert isinstance(error, StorageError)
     assert error.stage == "b"
-    assert error.__notes__ == ["in stage 'b'"]
+    assert str(error) == "in stage 'b': write '/x': no"
     assert error.__cause__ is cause
 
     error = await raised_by(line(numbers, fail_with_context, Gather()))

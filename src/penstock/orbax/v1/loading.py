@@ -26,7 +26,7 @@ from jax import sharding
 from jax.sharding import AbstractMesh, NamedSharding
 
 from penstock import Checkpointer, Config, kernel
-from penstock.embedding import RestoreOptions, dtypes, paths
+from penstock.embedding import RestoreOptions, dtypes, failures, paths
 from penstock.errors import ChecksumError, MissingFileError, StructureMismatchError
 from penstock.orbax.v1.abstract_tree import mismatch
 from penstock.orbax.v1.errors import InvalidLayoutError
@@ -70,6 +70,7 @@ _jax: Any = jax
 _OURS: Final = "penstock."
 
 
+@failures.short_traceback
 def load(
     path: PathLike,
     abstract_state: Abstract | CheckpointMetadata[Any] | None = None,
@@ -95,6 +96,7 @@ def load(
     return wait_for(_begin_load(path, abstract_state, checkpointable_name))
 
 
+@failures.short_traceback
 def load_async(
     path: PathLike,
     abstract_state: Abstract | CheckpointMetadata[Any] | None = None,
@@ -105,6 +107,7 @@ def load_async(
     return _begin_load(path, abstract_state, checkpointable_name)
 
 
+@failures.short_traceback
 def load_checkpointables(
     path: PathLike,
     abstract_checkpointables: (
@@ -126,6 +129,7 @@ def load_checkpointables(
     return wait_for(_begin_load_items(path, abstract_checkpointables))
 
 
+@failures.short_traceback
 def load_checkpointables_async(
     path: PathLike,
     abstract_checkpointables: (
@@ -136,6 +140,7 @@ def load_checkpointables_async(
     return _begin_load_items(path, abstract_checkpointables)
 
 
+@failures.short_traceback
 def metadata(path: PathLike, checkpointable_name: str | None = AUTO) -> CheckpointMetadata[PyTreeMetadata]:
     """Describe the tree in a checkpoint, without reading an array.
 
@@ -160,6 +165,7 @@ def metadata(path: PathLike, checkpointable_name: str | None = AUTO) -> Checkpoi
     return wait_for(begin("metadata", describe))
 
 
+@failures.short_traceback
 def checkpointables_metadata(path: PathLike) -> CheckpointMetadata[dict[str, AbstractCheckpointable]]:
     """Describe the items of a checkpoint. An item whose handler cannot describe it is None.
 

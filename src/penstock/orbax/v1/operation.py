@@ -45,6 +45,7 @@ class AsyncResponse(Protocol[T_co]):
     def __await__(self) -> Generator[Any, Any, T_co]: ...
 
 
+@failures.short_tracebacks
 @final
 class BackgroundOperation(Generic[T]):
     """The implementation of `AsyncResponse`. Awaited from asyncio and trio, any number of times."""

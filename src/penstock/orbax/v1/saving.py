@@ -37,6 +37,7 @@ from penstock.embedding import (
     JointBuild,
     SharedDirectory,
     checkpoint_metadata,
+    failures,
     file_names,
     limit_permissions,
     paths,
@@ -77,6 +78,7 @@ CLEANING_S = 60.0
 _PLAIN: Final = (JsonHandler, MetricsHandler)
 
 
+@failures.short_traceback
 def save(
     path: PathLike,
     state: PyTreeOf,
@@ -103,6 +105,7 @@ def save(
     wait_for(begin_save(path, items, overwrite=overwrite, custom_metadata=custom_metadata))
 
 
+@failures.short_traceback
 def save_checkpointables(
     path: PathLike,
     checkpointables: dict[str, Checkpointable],
@@ -126,6 +129,7 @@ def save_checkpointables(
     wait_for(begin_save(path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata))
 
 
+@failures.short_traceback
 def save_async(
     path: PathLike,
     state: PyTreeOf,
@@ -143,6 +147,7 @@ def save_async(
     return wait_until_staged(begin_save(path, items, overwrite=overwrite, custom_metadata=custom_metadata))
 
 
+@failures.short_traceback
 def save_checkpointables_async(
     path: PathLike,
     checkpointables: dict[str, Checkpointable],

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Self, TypeAlias, cast, final
 
 from penstock import kernel
-from penstock.embedding import step_number
+from penstock.embedding import failures, step_number
 from penstock.orbax import policies as preservation_policies
 from penstock.orbax import policies as save_decision_policies
 from penstock.orbax.logging import SaveTimes, StandardLogger, log_restore, log_save
@@ -52,6 +52,7 @@ from penstock.orbax.v1.tree import JsonType, PyTreeOf
 Step: TypeAlias = int | CheckpointMetadata[Any]
 
 
+@failures.short_tracebacks
 @final
 class Checkpointer:
     """Saves steps into one directory, keeps the ones worth keeping, and loads them.
@@ -533,6 +534,7 @@ def _number(step: Step) -> int:
     return step_number(step.step if isinstance(step, CheckpointMetadata) else step)
 
 
+@failures.short_tracebacks
 @final
 class StepSave(AsyncResponse[bool]):
     """The save of a step in the background, and the deletion of those that it replaces.
