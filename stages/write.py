@@ -307,7 +307,7 @@ class _DataFiles(_Writer):
         if target is None or target.end >= self._file_bytes:
             name = os.path.join(folder, self._own_folder, run.layout.data_file())
             await run.workspace.open(os.path.dirname(name))
-            target = self._filling[folder] = await run.threads.run(self._create, name)
+            target = await run.threads.run(self._create, name, folder)
             self._unsynced.append(target)  # only once it is filled: until then it would look full
 
         step = self._placement.step(nbytes)
@@ -317,17 +317,20 @@ class _DataFiles(_Writer):
         target.due += nbytes
         return target, base
 
-    def _create(self, name: str) -> _DataFile:
-        # Noted by the opening thread: a task cancelled meanwhile would lose the open file.
+    def _create(self, name: str, folder: str) -> _DataFile:
+        # Noted by the opening thread: a task cancelled meanwhile would lose the open file. And before what
+        # else may fail: another worker, which is not cancelled yet, would create the file again, and its
+        # error, that the file exists, could be taken for the first.
         run = self._run
         file = run.store.create_data_file(run.workspace.path(name))
         self.files.append(file)
+        target = self._filling[folder] = _DataFile(name, file)
         # Gaps before page-aligned chunks are not counted: the file merely grows by them.
         left = run.progress.bytes_total - self._placed
         if left >= self._placement.page_from_bytes and self._preallocate:
             file.allocate(min(left, self._file_bytes))
 
-        return _DataFile(name, file)
+        return target
 
     async def _finish_full(self) -> None:
         """Sync and close files that are complete, if there are many of them."""
@@ -563,8 +566,11 @@ class _ArrangedFiles(_Writer):
         return await self._run.threads.run(self._write, begun, batch)
 
     @abstractmethod
-    def _opened(self, path: str, nbytes: int) -> DataFile:
-        """Open a file of this length, and note it in `files` at once."""
+    def _open_file(self, path: str, file: _ArrangedFile) -> DataFile:
+        """Open a file, and note it in `files` and as `file.opened` before anything else can fail.
+
+        Or else another thread would create it again, and its error could be taken for the first.
+        """
 
     @abstractmethod
     def _complete(self, begun: _Begun, name: str) -> None:
@@ -590,7 +596,7 @@ class _ArrangedFiles(_Writer):
         file = begun.files[name]
         with self._lock:
             if file.opened is None:
-                file.opened = self._opened(self._run.workspace.path(name), file.end)
+                return self._open_file(self._run.workspace.path(name), file)
 
             return file.opened
 
@@ -642,11 +648,11 @@ class _OwnArrangedFiles(_ArrangedFiles):
     So only files are open that are partly written.
     """
 
-    def _opened(self, path: str, nbytes: int) -> DataFile:
-        file = self._run.store.create_long_file(path, nbytes)
-        self.files.append(file)
-        file.allocate(nbytes)
-        return file
+    def _open_file(self, path: str, file: _ArrangedFile) -> DataFile:
+        file.opened = opened = self._run.store.create_long_file(path, file.end)
+        self.files.append(opened)
+        opened.allocate(file.end)
+        return opened
 
     def _complete(self, begun: _Begun, name: str) -> None:
         """Write the head of a file, of which all else was written, make the file durable, and close it."""
@@ -680,12 +686,12 @@ class _SharedArrangedFiles(_ArrangedFiles):
     The primary completes them at the commit, once all have written.
     """
 
-    def _opened(self, path: str, nbytes: int) -> DataFile:
+    def _open_file(self, path: str, file: _ArrangedFile) -> DataFile:
         files = self._run.store.system_files
         assert files is not None, "the plan says so"
-        file = files.open_for_writing(path)
-        self.files.append(file)
-        return file
+        file.opened = opened = files.open_for_writing(path)
+        self.files.append(opened)
+        return opened
 
     def _complete(self, begun: _Begun, name: str) -> None:
         """Do nothing: the checksums of the others go into its head."""

@@ -653,7 +653,7 @@ class TestSeveral:
             save = await first.save(tmp_path / "a", tree(1))
             await hang.wait_reached()
             other = await second.save(tmp_path / "a", tree(2))
-            with pytest.raises(StorageError, match=r"^in stage 'flatten': hold [^:]*: somebody") as caught:
+            with pytest.raises(StorageError, match=r"^in stage '[a-z]+': hold [^:]*: somebody") as caught:
                 await other
             assert caught.value.errno == errno.EBUSY
             assert names(tmp_path) == ["a.orbax-checkpoint-tmp"]

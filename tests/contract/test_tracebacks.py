@@ -17,7 +17,6 @@ import penstock.orbax.v1 as ocp1
 from penstock.errors import HandlerFailedError, NotACheckpointError, PenstockError, StorageError
 from penstock.handlers import LocalStore
 from penstock.kernel.pipeline import FunctionStage
-from penstock.kernel.pipeline.failures import short_traceback
 from penstock.pipelines import save_pipeline
 from penstock.testing import FaultyStore
 
@@ -243,12 +242,3 @@ async def test_a_variable_of_the_environment_shows_all(
         await penstock.restore(tmp_path / "x")
 
     assert roots(caught.value).count("penstock") > 5
-
-
-def test_an_unexpected_error_is_shown_whole() -> None:
-    names: dict[str, Any] = {"__name__": "penstock.example"}
-    exec("def inner():\n    raise RuntimeError('a bug')\n\ndef outer():\n    inner()\n", names)
-    with pytest.raises(RuntimeError) as caught:
-        short_traceback(names["outer"])()
-
-    assert roots(caught.value)[-2:] == ["penstock", "penstock"]

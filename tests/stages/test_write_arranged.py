@@ -4,6 +4,7 @@ import errno
 import itertools
 from typing import Any
 
+import anyio
 import jax
 import numpy as np
 import pytest
@@ -138,6 +139,29 @@ async def test_a_failing_medium(rig: Rig, operation: str, nth: int) -> None:
     with pytest.raises(StorageError, match="no space"):
         await write(rig, [noise(2000), noise(2000)], shard_bytes=2000)
 
+    rig.check_idle()
+
+
+async def test_a_file_that_gets_no_room_is_not_created_again_by_another_worker(rig: Rig) -> None:
+    error = StorageError("x", "y", "no space", errno.ENOSPC)
+    hang = rig.store.hang_on("data.allocate", then=error)
+    raised: list[StorageError] = []
+
+    async def save() -> None:
+        try:
+            tree = [noise(3 << 20), noise(3 << 20)]  # a message each
+            await save_stages(run_for(rig), tree, Flatten(), DeviceToHost(), Write(2))
+        except StorageError as failure:
+            raised.append(failure)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(save)
+        await hang.wait_reached()
+        await anyio.wait_all_tasks_blocked()  # the other worker is in its thread, and waits for the file
+        hang.release()
+
+    assert raised == [error]
+    assert rig.operations.count("create_long_file") == 1
     rig.check_idle()
 
 

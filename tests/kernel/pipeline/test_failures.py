@@ -19,6 +19,7 @@ from penstock.kernel.pipeline.failures import (
     FailureFuture,
     forget_locals,
     forget_on_error,
+    short_traceback,
     without_frame,
 )
 
@@ -219,3 +220,13 @@ async def test_a_coroutine_that_caught_the_error_and_goes_on_is_left_alone() -> 
 async def failing_later() -> None:
     await checkpoint()
     raise StorageError("write", "/c", "boom")
+
+
+def test_an_unexpected_error_is_shown_whole() -> None:
+    names: dict[str, Any] = {"__name__": "penstock.example"}
+    exec("def inner():\n    raise RuntimeError('a bug')\n\ndef outer():\n    inner()\n", names)
+    with pytest.raises(RuntimeError) as caught:
+        short_traceback(names["outer"])()
+
+    frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert frames[-2:] == ["outer", "inner"]

@@ -380,6 +380,6 @@ def test_a_value_without_a_handler_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NoEntryError, match="Failed to load checkpointable: point") as caught:
         penstock_v1.load_checkpointables(tmp_path / "a")
 
-    assert isinstance(caught.value.__cause__, FileNotFoundError)
+    assert isinstance(caught.value.__context__, FileNotFoundError)
     with pytest.raises(InvalidLayoutError):
         penstock_v1.load(tmp_path / "a")
