@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = (
     "FREE_BYTES",
+    "MOST_CODED_EXPANSION",
     "MOST_EXPANSION",
     "MemoryReading",
     "MemorySource",
@@ -31,6 +32,9 @@ FREE_BYTES: Final = 64 * 2**20
 
 MOST_EXPANSION: Final = 1000
 """How many times the bytes stored may be asked for, if nobody says that they are wanted."""
+
+MOST_CODED_EXPANSION: Final = 2**15
+"""Likewise of chunks with a codec: of 128 KiB that are all the same, as in a new optimiser, zstd makes 4."""
 
 LEAST: Final = 64 * 2**20
 """The floor: a lower limit would make saves crawl without relieving the machine."""

@@ -25,10 +25,16 @@ from penstock.kernel.errors import (
     StructureMismatchError,
     TreeDifference,
 )
-from penstock.kernel.memory.memory_limit import FREE_BYTES, MOST_EXPANSION, check_available, free_memory
+from penstock.kernel.memory.memory_limit import (
+    FREE_BYTES,
+    MOST_CODED_EXPANSION,
+    MOST_EXPANSION,
+    check_available,
+    free_memory,
+)
 from penstock.kernel.messages.restore import Change, ComputedLeaf, Located, RestorePlan
 from penstock.kernel.pipeline.run_context import RestoreRun, RunLimits
-from penstock.kernel.protocols.layouts import PackedCheckpoint, StoredCheckpoint, StoredSize
+from penstock.kernel.protocols.layouts import PackedCheckpoint, StorageDetails, StoredCheckpoint, StoredSize
 from penstock.kernel.protocols.leaf import LeafInfos, LeafSpec, ParamInfo, StoredLeaf, StoredRows
 from penstock.kernel.protocols.leaf_handlers import FilesHandler, LeafHandler, ReadLeaf, ReadLeaves
 from penstock.kernel.protocols.reads import SharedRead, Target
@@ -311,7 +317,7 @@ class _Planner:
         for at, row in enumerate(rows):
             kind: type | str = specs[at].typestr
             if likes is not None:  # a leaf of the target may be a type itself
-                kind = likes[at] if isinstance(likes[at], type) else type(likes[at])
+                kind = likes[at] if isinstance(likes[at], type) else type(likes[at])  # pyright: ignore[reportUnknownVariableType]  # anybody's
 
             handler = known.get(kind)
             if handler is None:
@@ -465,11 +471,14 @@ def _chosen(column: Sequence[T], numbers: Sequence[int]) -> Sequence[T]:
 def check_expansion(store: Store, checkpoint: StoredCheckpoint, rows: Sequence[int], most: int) -> None:
     """Refuse leaves that claim far more bytes than the whole checkpoint has. Blocking.
 
+    Chunks that were never written and holes in files cost who made them nothing. What a codec made small is
+    there, and may be as much as the codec can have made of it.
+
     Args:
         store: Where it is.
         checkpoint: Which checkpoint.
         rows: Places of the leaves to read.
-        most: How many times the bytes stored they may take.
+        most: How many times the bytes stored they may take; if it is less than by default, with a codec, too.
 
     Raises:
         ExpansionError: Names the largest leaf.
@@ -483,6 +492,15 @@ def check_expansion(store: Store, checkpoint: StoredCheckpoint, rows: Sequence[i
 
     stored = checkpoint.stored_bytes(store)
     if claimed > most * stored:
+        if most >= MOST_EXPANSION and isinstance(checkpoint, StorageDetails):
+            coded = sum(
+                min(specs[row].claimed_nbytes, MOST_CODED_EXPANSION * checkpoint.stored_nbytes(row))
+                for row in rows
+                if checkpoint.codec(row) is not None
+            )
+            if claimed - min(coded, MOST_CODED_EXPANSION * stored) <= most * stored:
+                return
+
         largest = max(rows, key=lambda row: specs[row].claimed_nbytes)
         key_path = checkpoint.leaves[largest].info.key_path
         raise ExpansionError(checkpoint.path, stored, claimed, most, key_path)

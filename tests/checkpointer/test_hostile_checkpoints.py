@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tests.checkpointer.strange_checkpoints import STRANGE, gzip_of_zeros
+from tests.checkpointer.strange_checkpoints import STRANGE, gzip_of_zeros, zstd_of_zeros
 
 import penstock
 from penstock import SaveFormat
@@ -146,17 +146,42 @@ async def test_an_array_of_holes_is_restored_only_if_that_is_allowed(tmp_path: P
     assert not (await restore(path, config=config))["a"].any()
 
 
-async def test_a_sound_array_that_a_codec_made_very_small_is_refused_unless_allowed(tmp_path: Path) -> None:
-    tree = {"a": np.zeros(2**24 + 1, np.float32), "b": np.arange(5)}
-    async with penstock.Checkpointer(save_format=SaveFormat(codec="zstd")) as checkpointer:
+@pytest.mark.parametrize("ocdbt", [True, False])
+@pytest.mark.parametrize("zarr", [2, 3])
+async def test_a_sound_array_that_a_codec_made_very_small_is_restored(
+    ocdbt: bool, zarr: Any, tmp_path: Path
+) -> None:
+    tree: dict[str, Any] = {"a": np.ones(2**24 + 1, np.float32), "b": np.arange(5)}
+    form = SaveFormat(codec="zstd", ocdbt=ocdbt, zarr=zarr)
+    async with penstock.Checkpointer(save_format=form) as checkpointer:
         await (await checkpointer.save(tmp_path / "c", tree))
 
-    with pytest.raises(ExpansionError):
-        await restore(tmp_path / "c")
+    assert 1000 * sum(file.stat().st_size for file in (tmp_path / "c").rglob("*")) < tree["a"].nbytes
+    np.testing.assert_array_equal((await restore(tmp_path / "c"))["a"], tree["a"])
+    with pytest.raises(ExpansionError, match="more than 900 times"):
+        await restore(tmp_path / "c", max_expansion=900)
 
     found = await restore(tmp_path / "c", only="b")
     np.testing.assert_array_equal(found["b"], np.arange(5))
-    assert not (await restore(tmp_path / "c", like=tree))["a"].any()
+    assert (await restore(tmp_path / "c", like=tree))["a"].all()
+
+
+async def test_a_codec_accounts_for_no_chunk_that_was_never_written(tmp_path: Path) -> None:
+    n = 2**20
+    path = write_array(tmp_path / "c", {"shape": [2**10 * n], "chunks": [n], "compressor": {"id": "zstd"}})
+    (path / "a" / "0").write_bytes(zstd_of_zeros(4 * n))
+
+    with pytest.raises(ExpansionError, match=r"leaf \['a'\]"):
+        await restore(path)
+
+
+async def test_a_codec_accounts_for_no_hole(tmp_path: Path) -> None:
+    n = 2**28
+    path = write_array(tmp_path / "c", {"shape": [n], "chunks": [n], "compressor": {"id": "zstd"}})
+    write_hole(path / "a" / "0", 2**20)
+
+    with pytest.raises(ExpansionError, match=r"leaf \['a'\]"):
+        await restore(path)
 
 
 async def test_links_that_lead_out_are_refused(tmp_path: Path) -> None:

@@ -110,3 +110,19 @@ def test_what_was_masked_is_none_where_a_struct_is_asked_for(tmp_path: Path, ocp
 
     assert restored["a"] is None
     np.testing.assert_array_equal(restored["b"]["c"], np.arange(2))
+
+
+@both
+@pytest.mark.parametrize("value", [0, 1])
+def test_large_arrays_that_are_all_the_same_are_restored_without_a_target(
+    ocp: Any, value: int, tmp_path: Path
+) -> None:
+    """As Adam's moments are before the first step, and the weights in Orbax's guides."""
+    tree = {"mu": np.full((4100, 4100), value, np.float32), "step": 0}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "one", tree)
+    with penstock.orbax.Checkpointer(penstock.orbax.PyTreeCheckpointHandler()) as checkpointer:
+        found = checkpointer.restore(tmp_path / "one")
+
+    assert found["mu"].nbytes > 64 * 2**20
+    assert (found["mu"] == value).all()

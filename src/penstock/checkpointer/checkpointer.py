@@ -295,7 +295,8 @@ class Checkpointer:
             strict: If False, arrays are padded or cut off to the shapes of `like`.
             on_missing: `"keep"` keeps leaves of `like` that the checkpoint does not have.
             on_unexpected: `"skip"` leaves out what the checkpoint has and `like` has not.
-            max_expansion: How many times the bytes stored a result without `like` may take; by default 1,000.
+            max_expansion: How many times the bytes stored a result without `like` may take; by default 1,000,
+                and 32,768 for chunks with a codec.
             replica_axis: Of meshes, along which replicas are: one reads, and the others receive.
             primary_replica: Which one reads.
             progress: As for `save`.

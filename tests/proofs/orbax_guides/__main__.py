@@ -19,7 +19,6 @@ LIBRARIES = ("orbax", "penstock")
 NAMED = {
     ("optimized_checkpointing", 6): "it lists `ocdbt.process_0/d`, which one process has no need of",
     ("optimized_checkpointing", 7): "as the cell before",
-    ("v1/maximizing_performance", 11): "without a target, 5,700 times the bytes that are stored are refused",
 }
 """Cells that do not run, and why; each by its place among the cells with code."""
 
