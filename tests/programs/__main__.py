@@ -36,15 +36,15 @@ def programs(only: str) -> Iterator[tuple[str, Program]]:
 
 
 def bring(program: Program, sources: Path) -> Sequence[str]:
-    """Install its wheels and fetch its repository, unless they are here; return the paths to import from."""
+    """Install its wheels and fetch its repositories, unless they are here; return where to import from."""
     paths = list[str]()
-    if program.repository:
-        name, _, commit = program.repository.partition("@")
-        folder = sources / program.folder
+    for repository in filter(None, (program.repository, *program.others)):
+        name, _, commit = repository.partition("@")
+        folder = sources / name.replace("/", "+")
         if not folder.exists():
             subprocess.run(["git", "clone", "--quiet", f"https://github.com/{name}", str(folder)], check=True)
             subprocess.run(["git", "-C", str(folder), "checkout", "--quiet", commit], check=True)
-        paths.append(str(folder / program.path))
+        paths.append(str(folder / program.path if repository == program.repository else folder))
 
     for wheel in program.wheels:  # a folder for each: programs may need others of one name
         site = sources / "site" / wheel

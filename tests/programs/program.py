@@ -41,6 +41,7 @@ class Program:
             what they depend on.
         repository: `owner/name@commit` of a public repository. Its folder is put in front of `sys.path`.
         path: Where its packages are below the folder of the repository.
+        others: Repositories that it needs, likewise.
         tests: Tests of its own that are run.
         devices: How many devices jax shows.
         meant: What stays different, and why, by the name that the difference is reported with.
@@ -50,14 +51,10 @@ class Program:
     wheels: Sequence[str] = ()
     repository: str = ""
     path: str = ""
+    others: Sequence[str] = ()
     tests: Tests | None = None
     devices: int = 8
     meant: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    @property
-    def folder(self) -> str:
-        """The name of the folder of its repository: `owner+name`."""
-        return self.repository.partition("@")[0].replace("/", "+")
 
 
 class _StandIn(ModuleType):

@@ -21,6 +21,9 @@ def bare_package(*names: str) -> None:
         names: Of the packages, parents first. They are found on `sys.path`.
     """
     for name in names:
+        if name in sys.modules:
+            continue
+
         parent, _, child = name.rpartition(".")
         places = sys.modules[parent].__path__ if parent else sys.path
         package = ModuleType(name)
@@ -33,6 +36,10 @@ def bare_package(*names: str) -> None:
 def local_gfile() -> None:
     """Put TensorFlow's file operations where there is no TensorFlow, on local files."""
     stand_in("tensorflow", "tensorflow.io", "tensorflow.data", "tensorflow.train")
+    errors = ModuleType("tensorflow.errors")
+    errors.OpError = errors.NotFoundError = OSError  # type: ignore[attr-defined]  # there are no others
+    sys.modules["tensorflow.errors"] = errors
+    sys.modules["tensorflow"].errors = errors  # type: ignore[attr-defined]
     gfile = ModuleType("tensorflow.io.gfile")
     for name, function in {
         "exists": os.path.exists,
