@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+from tests.proofs.orbax_tests.entered import Entered
 from tests.proofs.orbax_tests.private_patches import allow_private_patches
 from tests.proofs.orbax_tests.substitution import Substitution, View
 
@@ -45,6 +46,8 @@ class Results(unittest.TestResult):
         self._began = 0.0
         self._status = "passed"
         self._why = ""
+        self._entered = Entered()
+        self._entered.start()
 
     def say(self, **line: Any) -> None:
         """Add a line."""
@@ -54,6 +57,7 @@ class Results(unittest.TestResult):
     def startTest(self, test: unittest.TestCase) -> None:
         """Begin a test."""
         super().startTest(test)
+        self._entered.clear()
         self._began, self._status, self._why = time.monotonic(), "passed", ""
         self.say(test=_name(test), status="begun")
         signal.alarm(self._limit_s)
@@ -62,7 +66,8 @@ class Results(unittest.TestResult):
         """End a test, and write what came of it."""
         signal.alarm(0)
         seconds = round(time.monotonic() - self._began, 2)
-        self.say(test=_name(test), status=self._status, seconds=seconds, why=self._why)
+        entered = len(self._entered.names)
+        self.say(test=_name(test), status=self._status, seconds=seconds, why=self._why, entered=entered)
         super().stopTest(test)
 
     def addError(self, test: Any, err: Any) -> None:

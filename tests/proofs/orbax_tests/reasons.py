@@ -39,6 +39,10 @@ _RULES: Final = (
     # `assert jax.process_count() == 2`, in setUp
     (r"^AssertionError \[\w+_test\.py:\d+ < (async_)?case\.py", PROCESSES),
     (r"[Pp]athways|gs://|GCS", PATHWAYS),
+    (
+        r"type object '(AtomicRename|CommitFile)TemporaryPath' has no attribute",
+        "a class of temporary paths stands for a way to publish, and has no steps",
+    ),
 )
 
 _THERE: Final = "the directory is there when `save` returns, and its documents are written in the background"
