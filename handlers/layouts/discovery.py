@@ -24,13 +24,14 @@ __all__ = (
 )
 
 import os
-from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, final
 
 from penstock.handlers.formats.orbax.checkpoint_documents import read_checkpoint_metadata
 from penstock.handlers.formats.orbax.discovery import (
     ROOT_FOLDER,
+    USUAL_ITEMS,
     ItemKind,
     check_there,
     contents_of,
@@ -131,7 +132,7 @@ def look_inside(store: Store, path: str, names: frozenset[str]) -> Place:
         return Place(path, "checkpoint", is_finished=_is_finished(store, path, names))
 
     contents = contents_of(store, path, names)
-    if contents.items and _are_checkpoints(store, path, contents.items):
+    if contents.items and _are_checkpoints(store, path, contents.items.keys()):
         return Place(path, "folder")
     if contents.items or contents.whole is not None or not _RECORDS.isdisjoint(names):
         is_document = contents.whole in {ItemKind.JSON, ItemKind.PROTO}
@@ -159,17 +160,20 @@ def _is_finished(store: Store, path: str, names: frozenset[str]) -> bool:
         return True  # it is damaged, as those say who read it
 
 
-def _are_checkpoints(store: Store, path: str, items: Collection[str]) -> bool:
+def _are_checkpoints(store: Store, path: str, items: AbstractSet[str]) -> bool:
     """Return whether what look like items of a checkpoint are checkpoints in one folder.
 
-    Items of a step have documents of their own where an early Orbax wrote them.
+    Items of a step have documents of their own where an early Orbax wrote them. A tree that is called as Orbax
+    calls that of a step is one.
     """
     if names_a_step(os.path.basename(path)):
         return False
 
     inside = [os.path.join(path, name) for name in items]
-    whole = any(store.kind(os.path.join(item, CHECKPOINT_METADATA)) is not None for item in inside)
-    return whole or all(is_checkpoint(store, item) for item in inside)
+    if any(store.kind(os.path.join(item, CHECKPOINT_METADATA)) is not None for item in inside):
+        return True
+
+    return items.isdisjoint(USUAL_ITEMS) and all(is_checkpoint(store, item) for item in inside)
 
 
 def _order(name: str) -> tuple[int, str]:

@@ -89,6 +89,13 @@ def tree(path: Path, saved: Path) -> None:
     shutil.copytree(saved / "tree", path)
 
 
+def tree_of_a_step(path: Path, saved: Path) -> None:
+    """What an Orbax wrote that recorded nothing of the step around the tree."""
+    own = shutil.ignore_patterns("_CHECKPOINT_METADATA", "_PENSTOCK*", MARK)
+    shutil.copytree(saved / "tree", path / "state", ignore=own)
+    (path / MARK).write_text("")
+
+
 def trees(path: Path, saved: Path) -> None:
     for name in ("best", "last"):
         shutil.copytree(saved / "tree", path / name)
@@ -155,6 +162,7 @@ CASES: Sequence[tuple[str, Build, str, str]] = (
     ("runs", steps("run_1/1", "run_2/3"), "folder", "run_1/1 finished, run_2/3 finished"),
     ("named_runs", steps("a/1", "b/1"), "folder", "a/1 finished, b/1 finished"),
     ("trees", trees, "folder", "best finished, last finished"),
+    ("step_without_documents", tree_of_a_step, "checkpoint", "step_without_documents finished"),
 )
 
 
