@@ -27,7 +27,9 @@ _CHUNK = re.compile(r"\d+(\.\d+)*")
 def describe(value: Any) -> Any:
     """Return a value as JSON: containers by their types, arrays by dtype, shape, sharding and bytes."""
     if isinstance(value, jax.Array) and str(value.dtype).startswith("key<"):
-        return {"key": str(value.dtype), "data": describe(jax.random.key_data(value))}
+        # The sharding of its data depends on how it was made, and splits them alike.
+        data = np.asarray(jax.random.key_data(value))
+        return {"key": str(value.dtype), "data": describe(data), "sharding": _text(value.sharding)}
     if isinstance(value, jax.Array | np.ndarray | np.generic):
         return _array(value)
     if isinstance(value, jax.ShapeDtypeStruct):
