@@ -11,7 +11,9 @@ import numpy as np
 import optax
 import orbax.checkpoint
 import pytest
+from flax.training.train_state import TrainState
 from jax.sharding import SingleDeviceSharding
+from orbax.checkpoint import v1
 
 import penstock.orbax
 
@@ -126,3 +128,23 @@ def test_large_arrays_that_are_all_the_same_are_restored_without_a_target(
 
     assert found["mu"].nbytes > 64 * 2**20
     assert (found["mu"] == value).all()
+
+
+@both
+def test_dicts_have_the_order_of_their_names_whatever_was_saved(tmp_path: Path, ocp: Any) -> None:
+    state: Any = TrainState
+    saved = state.create(apply_fn=None, params={"b": 1, "a": {"d": 2, "c": 3}}, tx=optax.sgd(1.0))
+    with ocp.PyTreeCheckpointer() as checkpointer, ocp.StandardCheckpointer() as standard:
+        checkpointer.save(tmp_path / "tree", saved)
+        standard.save(tmp_path / "standard", saved)
+        standard.wait_until_finished()
+        trees = [checkpointer.restore(tmp_path / "tree"), standard.restore(tmp_path / "standard")]
+
+    newer: Any = v1 if ocp is orbax.checkpoint else penstock.orbax.v1
+    newer.save(tmp_path / "newer", saved)
+    trees.append(newer.load(tmp_path / "newer"))
+
+    for tree in trees:
+        assert [*tree] == ["opt_state", "params", "step"]
+        assert [*tree["params"]] == ["a", "b"]
+        assert [*tree["params"]["a"]] == ["c", "d"]

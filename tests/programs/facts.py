@@ -18,8 +18,12 @@ from typing import Any
 import jax
 import numpy as np
 
-_LEFT_OUT = re.compile(r"(^|/)(ocdbt\.process_\d+|[cd]|[._]?penstock[^/]*)(/|$)", re.IGNORECASE)
-"""Names that differ by design: parts of a database, files of chunks, what only penstock adds."""
+_LEFT_OUT = re.compile(
+    r"(^|/)(ocdbt\.process_\d+|[cd]|[._]?penstock[^/]*|commit_success\.txt|orbax\.checkpoint)(/|$)",
+    re.IGNORECASE,
+)
+"""Names that differ by design: parts of a database, files of chunks, what only penstock adds, and the
+marks of what is whole, which penstock puts into a step, and not into each item."""
 
 _CHUNK = re.compile(r"\d+(\.\d+)*")
 

@@ -7,6 +7,7 @@ __all__ = ("Program", "Tests", "stand_in")
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, final
@@ -57,38 +58,58 @@ class Program:
     meant: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-class _StandIn(ModuleType):
-    """A module that is not here. Whatever is asked of it is a class that does nothing."""
+class _Anything(type):
+    """The class of whatever a module that is not here would have: a class that does nothing."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
+    def __getattr__(cls, name: str) -> Any:
+        return _anything(name)
 
-        found = type(
-            name, (), {"__init__": _take_anything, "__class_getitem__": classmethod(lambda cls, _: cls)}
-        )
-        setattr(self, name, found)
-        return found
+    def __getitem__(cls, item: object) -> Any:
+        return cls
+
+
+def _anything(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    return _Anything(name, (), {"__init__": _take_anything, "__call__": _decorate})
 
 
 def _take_anything(self: object, *arguments: object, **named: object) -> None:
     """Do nothing."""
 
 
+def _decorate(self: object, decorated: Any = None, *arguments: object, **named: object) -> Any:
+    return decorated
+
+
+class _StandIn(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        return _anything(name)
+
+
+@final
+class _StandIns(MetaPathFinder, Loader):
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /
+    ) -> ModuleSpec | None:
+        found = f"{fullname}.".startswith(tuple(f"{name}." for name in self._names))
+        return ModuleSpec(fullname, self, is_package=True) if found else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave it empty."""
+
+
 def stand_in(*names: str) -> None:
-    """Put modules that the driven part imports, and never uses, where there are none.
+    """Put modules that do nothing in the place of those that the driven part imports, and does not use.
 
     Args:
-        names: Of the modules, parents included.
+        names: Of the modules, whose submodules can be imported, too.
     """
-    for name in names:
-        if name in sys.modules:
-            continue
-
-        module = _StandIn(name)
-        module.__spec__ = ModuleSpec(name, None)  # some ask whether it can be found
-        module.__path__ = []
-        sys.modules[name] = module
-        parent, _, child = name.rpartition(".")
-        if parent in sys.modules:
-            setattr(sys.modules[parent], child, module)
+    sys.meta_path.insert(0, _StandIns(names))

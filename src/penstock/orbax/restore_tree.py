@@ -189,7 +189,10 @@ def _put_together(
 
 
 def _plain(tree: Any, asked: TreeRequest) -> Any:
-    return tree if asked.rich else as_lists(tree)
+    # A node of a class of its own is stored in the order of its fields, which a dict has not.
+    leaves, treedef = _tree.tree_flatten(tree)
+    named: Any = _tree.tree_unflatten(treedef, leaves)
+    return named if asked.rich else as_lists(named)
 
 
 _AS_SAVED: Final = RestoreArgs()

@@ -15,7 +15,6 @@ PROGRAM = Program(
     "Keras 3, `OrbaxCheckpoint`",
     wheels=("keras==3.15.1", "namex==0.1.0", "optree==0.17.0"),
     devices=1,
-    meant={"saved files": "the mark of a whole checkpoint is in the step, not in each item"},
 )
 
 

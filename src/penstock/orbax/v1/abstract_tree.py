@@ -102,10 +102,7 @@ class LoadPlan:
     )  #: of leaves with their own handlers
 
     def finish(self, tree: Any) -> Any:
-        """Convert what was restored to what was requested."""
-        if not self.finishes:
-            return tree
-
+        """Convert what was restored to what was requested, with dicts in the order of their names."""
         leaves, treedef = flattening.flatten_tree(tree)
         values = [leaf.value for leaf in leaves]
         for at, finish in self.finishes.items():
