@@ -20,7 +20,9 @@ __all__ = (
     "Mode",
     "Needs",
     "StepInfo",
+    "as_keep_policy",
     "best_of",
+    "check_ranking",
     "has_metric",
     "ranked_names",
     "ranking_of",
@@ -33,6 +35,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, TypeAlias, cast, final, runtime_checkable
 
 from penstock.kernel.errors import SpecError
+from penstock.steps.step_names import check_count, check_seconds, check_steps
 
 Mode: TypeAlias = Literal["min", "max"]
 Metric: TypeAlias = str | Callable[[Mapping[str, Any]], Any]
@@ -98,6 +101,10 @@ class KeepAnyOf(_Combinable):
 
     policies: Sequence[KeepPolicy]
 
+    def __post_init__(self) -> None:
+        for policy in self.policies:
+            as_keep_policy(policy)
+
     @property
     def needs(self) -> Needs:
         return NOTHING.union(*[policy.needs for policy in self.policies])
@@ -112,6 +119,10 @@ class KeepAllOf(_Combinable):
     """Keeps what all of the policies keep; with no policies, everything."""
 
     policies: Sequence[KeepPolicy]
+
+    def __post_init__(self) -> None:
+        for policy in self.policies:
+            as_keep_policy(policy)
 
     @property
     def needs(self) -> Needs:
@@ -139,8 +150,7 @@ class KeepLast(_Combinable):
     n: int
 
     def __post_init__(self) -> None:
-        if self.n < 0:
-            raise SpecError(f"KeepLast cannot keep {self.n} steps")
+        check_count("n of KeepLast", self.n, least=0)
 
     def keep(self, steps: Sequence[StepInfo], now_s: float, /) -> Collection[int]:
         return [info.step for info in steps[max(0, len(steps) - self.n) :]]
@@ -154,8 +164,7 @@ class KeepEvery(_Combinable):
     n: int
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise SpecError(f"KeepEvery needs a positive number of steps, not {self.n}")
+        check_count("n of KeepEvery", self.n, least=1)
 
     def keep(self, steps: Sequence[StepInfo], now_s: float, /) -> Collection[int]:
         return [info.step for info in steps if info.step % self.n == 0]
@@ -169,8 +178,7 @@ class KeepEverySeconds(_Combinable):
     seconds: float
 
     def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise SpecError(f"KeepEverySeconds needs a positive number of seconds, not {self.seconds}")
+        check_seconds("seconds of KeepEverySeconds", self.seconds)
 
     @property
     def needs(self) -> Needs:
@@ -194,6 +202,9 @@ class KeepRecent(_Combinable):
 
     seconds: float
 
+    def __post_init__(self) -> None:
+        check_seconds("seconds of KeepRecent", self.seconds, positive=False)
+
     @property
     def needs(self) -> Needs:
         return frozenset({"time"})
@@ -208,6 +219,9 @@ class KeepSteps(_Combinable):
     """Keeps the steps given."""
 
     steps: Collection[int]
+
+    def __post_init__(self) -> None:
+        check_steps("KeepSteps", self.steps)
 
     def keep(self, steps: Sequence[StepInfo], now_s: float, /) -> Collection[int]:
         return [info.step for info in steps if info.step in self.steps]
@@ -234,10 +248,8 @@ class KeepBest(_Combinable):
     without_metric: bool = True
 
     def __post_init__(self) -> None:
-        if self.n < 0:
-            raise SpecError(f"KeepBest cannot keep {self.n} steps")
-        if self.mode not in ("min", "max"):
-            raise SpecError(f"mode must be 'min' or 'max', not {self.mode!r}")
+        check_count("n of KeepBest", self.n, least=0)
+        check_ranking(self.metric, self.mode)
 
     @property
     def needs(self) -> Needs:
@@ -251,6 +263,30 @@ class KeepBest(_Combinable):
             kept += [step for value, step in values if value is None]
 
         return kept
+
+
+def check_ranking(metric: object, mode: object) -> None:
+    """Raise `SpecError` if steps cannot be ranked by a metric in this way."""
+    if not isinstance(metric, str) and not callable(metric):
+        raise SpecError(f"metric is a name such as 'loss', or a function of all metrics, not {metric!r}")
+    if mode not in ("min", "max"):
+        raise SpecError(f"mode must be 'min' or 'max', not {mode!r}")
+
+
+def as_keep_policy(given: KeepPolicy | int | None) -> KeepPolicy:
+    """Return a policy: a number means that so many of the last steps are kept, None that all are.
+
+    Raises:
+        SpecError: If it is neither.
+    """
+    if given is None:
+        return KeepAll()
+    if isinstance(given, int) and not isinstance(given, bool):
+        return KeepLast(given)
+    if not isinstance(cast("object", given), KeepPolicy):
+        raise SpecError(f"keep is a policy such as KeepLast(3), or a number of steps, not {given!r}")
+
+    return cast("KeepPolicy", given)
 
 
 def best_of(steps: Iterable[StepInfo], metric: Metric, mode: Mode) -> int | None:

@@ -94,8 +94,8 @@ class CheckpointManager:
 
     Args:
         root: The directory of steps; made if it does not exist.
-        save_when: Which of the steps offered to `save` are saved.
-        keep: Which steps stay once a new one is durable; the last one always does.
+        save_when: Which of the steps offered to `save` are saved; `100` means `EverySteps(100)`.
+        keep: Which steps stay once a new one is durable; the last one always does. `3` means `KeepLast(3)`.
         names: Names of step directories.
         trash: A folder in `root` that steps are moved to instead of being removed.
         metric: What `best_step` ranks by; by default what the first `KeepBest` in `keep` ranks by.
@@ -119,8 +119,8 @@ class CheckpointManager:
         self,
         root: Path,
         *,
-        save_when: SavePolicy | None = None,
-        keep: KeepPolicy | None = None,
+        save_when: SavePolicy | int | None = None,
+        keep: KeepPolicy | int | None = None,
         names: NameFormat | None = None,
         trash: str | None = None,
         metric: Metric | None = None,
@@ -166,14 +166,14 @@ class CheckpointManager:
             restore_concurrent_bytes=restore_concurrent_bytes,
             memory=memory,
         )
-        save_when, keep = Always() if save_when is None else save_when, KeepAll() if keep is None else keep
+        when, kept = as_save_policy(save_when), as_keep_policy(keep)
         self._root, self._read_only = path_or_url(root), read_only
         self._names: NameFormat = StepNames() if names is None else names
-        self._ranking = ranking_of(keep) if metric is None else (metric, mode)
-        self.awaits_preemption = awaits_preemption(save_when)  #: whether `save_when` has `OnPreemption`
+        self._ranking = ranking_of(kept) if metric is None else (metric, mode)
+        self.awaits_preemption = awaits_preemption(when)  #: whether `save_when` has `OnPreemption`
         self._checkpointer, owned = _own_or_given(checkpointer, options)
         _check_trash(trash, self._names)
-        self._policies, self._trash, self._link = (save_when, keep), trash, link
+        self._policies, self._trash, self._link = (when, kept), trash, link
         self._made: StepSaves | None = None
         sigterm = self.awaits_preemption if sigterm is None else sigterm
         self._owned, self._sigterm = owned, sigterm

@@ -18,15 +18,17 @@ __all__ = (
     "SaveMoment",
     "SavePolicy",
     "WhenIdle",
+    "as_save_policy",
     "awaits_preemption",
     "follows_from_step",
 )
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol, final, runtime_checkable
+from typing import Protocol, cast, final, runtime_checkable
 
 from penstock.kernel.errors import SpecError
+from penstock.steps.step_names import check_count, check_seconds, check_steps
 
 
 @final
@@ -68,6 +70,10 @@ class SaveAnyOf(_Combinable):
 
     policies: Sequence[SavePolicy]
 
+    def __post_init__(self) -> None:
+        for policy in self.policies:
+            as_save_policy(policy)
+
     def should_save(self, moment: SaveMoment, /) -> bool:
         return any(policy.should_save(moment) for policy in self.policies)
 
@@ -78,6 +84,10 @@ class SaveAllOf(_Combinable):
     """Saves if all of the policies want to; with no policies, always."""
 
     policies: Sequence[SavePolicy]
+
+    def __post_init__(self) -> None:
+        for policy in self.policies:
+            as_save_policy(policy)
 
     def should_save(self, moment: SaveMoment, /) -> bool:
         return all(policy.should_save(moment) for policy in self.policies)
@@ -109,8 +119,7 @@ class EverySteps(_Combinable):
     n: int
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise SpecError(f"EverySteps needs a positive number of steps, not {self.n}")
+        check_count("n of EverySteps", self.n, least=1)
 
     def should_save(self, moment: SaveMoment, /) -> bool:
         return moment.step % self.n == 0
@@ -124,8 +133,7 @@ class EverySeconds(_Combinable):
     seconds: float
 
     def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise SpecError(f"EverySeconds needs a positive number of seconds, not {self.seconds}")
+        check_seconds("seconds of EverySeconds", self.seconds)
 
     def should_save(self, moment: SaveMoment, /) -> bool:
         return moment.now_s - moment.saved_s >= self.seconds
@@ -137,6 +145,9 @@ class OnSteps(_Combinable):
     """Saves the steps given."""
 
     steps: Collection[int]
+
+    def __post_init__(self) -> None:
+        check_steps("OnSteps", self.steps)
 
     def should_save(self, moment: SaveMoment, /) -> bool:
         return moment.step in self.steps
@@ -162,6 +173,9 @@ class WhenIdle(_Combinable):
 
     least_seconds: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_seconds("least_seconds of WhenIdle", self.least_seconds, positive=False)
+
     def should_save(self, moment: SaveMoment, /) -> bool:
         if moment.saving:
             return False
@@ -176,6 +190,22 @@ class OnPreemption(_Combinable):
 
     def should_save(self, moment: SaveMoment, /) -> bool:
         return moment.preempted
+
+
+def as_save_policy(given: SavePolicy | int | None) -> SavePolicy:
+    """Return a policy: a number means that each step that is a multiple of it is saved, None that all are.
+
+    Raises:
+        SpecError: If it is neither.
+    """
+    if given is None:
+        return Always()
+    if isinstance(given, int) and not isinstance(given, bool):
+        return EverySteps(given)
+    if not isinstance(cast("object", given), SavePolicy):
+        raise SpecError(f"save_when is a policy such as EverySteps(100), or a number of steps, not {given!r}")
+
+    return cast("SavePolicy", given)
 
 
 def awaits_preemption(policy: SavePolicy) -> bool:

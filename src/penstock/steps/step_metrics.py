@@ -110,8 +110,9 @@ def missing_metrics(
     infos = (StepInfo(0, metrics=metrics), *steps)
     missing = [name for name in ranked_names(policy) if not any(has_metric(info, name) for info in infos)]
     known = [name for name, _ in _each(metrics)]
+    folded = [name.casefold() for name in known]
     for name in missing:
-        if get_close_matches(name, known, n=1, cutoff=_MISSPELT):
+        if get_close_matches(name.casefold(), folded, n=1, cutoff=_MISSPELT):
             raise UnknownMetricError(name, known)
 
     return missing

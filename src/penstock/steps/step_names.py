@@ -6,12 +6,12 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("AnyNames", "NameFormat", "StepNames", "step_number")
+__all__ = ("AnyNames", "NameFormat", "StepNames", "check_count", "check_seconds", "check_steps", "step_number")
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, SupportsIndex, final, runtime_checkable
+from typing import Final, Protocol, SupportsIndex, cast, final, runtime_checkable
 
 from penstock.handlers.stores.publishing.paths import TEMPORARY_SUFFIX
 from penstock.kernel.errors import SpecError
@@ -48,6 +48,10 @@ class StepNames:
     digits: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(cast("object", self.prefix), str | None):
+            raise SpecError(f"prefix is a text, not {self.prefix!r}")
+        if self.digits is not None:
+            check_count("digits", self.digits, least=1)
         if any(part in (self.prefix or "") for part in ("/", "\0", TEMPORARY_SUFFIX)):
             raise SpecError(f"a step cannot be called {self.prefix!r}_<number>")
         if self.digits is not None and not 0 < self.digits <= MOST_DIGITS:
@@ -79,9 +83,20 @@ class AnyNames:
 
     Attributes:
         formats: At least one. A step that exists under several names is found under the first.
+
+    Raises:
+        SpecError: If there is none, or one that is no format.
     """
 
-    formats: Sequence[NameFormat]
+    formats: Sequence[NameFormat] = ()
+
+    def __post_init__(self) -> None:
+        formats = cast("object", self.formats)
+        if not isinstance(formats, Sequence) or not formats:
+            raise SpecError("AnyNames needs formats, the first one for new steps: AnyNames([StepNames(), StepNames('step')])")
+        for each in cast("Sequence[object]", formats):
+            if not isinstance(each, NameFormat):
+                raise SpecError(f"a format of names is such as StepNames(), not {each!r}")
 
     def name(self, step: int, /) -> str:
         """Return the name of the directory of a new step."""
@@ -90,6 +105,32 @@ class AnyNames:
     def step(self, name: str, /) -> int | None:
         """Return the step that a name means; None if it is not the name of a step."""
         return next((step for step in (form.step(name) for form in self.formats) if step is not None), None)
+
+
+def check_count(what: str, number: object, *, least: int) -> None:
+    """Raise `SpecError` if a number of things is no whole number, or too small."""
+    try:
+        value = operator.index(cast("SupportsIndex", number))
+    except TypeError as error:
+        raise SpecError(f"{what} is a whole number, not {number!r}") from error
+
+    if value < least:
+        raise SpecError(f"{what} is at least {least}, not {number!r}")
+
+
+def check_seconds(what: str, seconds: object, *, positive: bool = True) -> None:
+    """Raise `SpecError` if a time is no number, or too short."""
+    if not isinstance(seconds, int | float) or not (seconds > 0 if positive else seconds >= 0):
+        least = "a positive number" if positive else "a number from 0 on"
+        raise SpecError(f"{what} is {least} of seconds, not {seconds!r}")
+
+
+def check_steps(what: str, steps: object) -> None:
+    """Raise `SpecError` if steps are no collection of steps."""
+    if not isinstance(steps, Collection) or isinstance(steps, str | bytes):
+        raise SpecError(f"{what} takes steps such as [10, 100], not {steps!r}")
+    for step in cast("Collection[SupportsIndex]", steps):
+        step_number(step)
 
 
 def step_number(step: SupportsIndex) -> int:
