@@ -163,8 +163,8 @@ def _is_finished(store: Store, path: str, names: frozenset[str]) -> bool:
 def _are_checkpoints(store: Store, path: str, items: AbstractSet[str]) -> bool:
     """Return whether what look like items of a checkpoint are checkpoints in one folder.
 
-    Items of a step have documents of their own where an early Orbax wrote them. A tree that is called as Orbax
-    calls that of a step is one.
+    Items of a step have documents of their own where an early Orbax wrote them. A tree with the name that
+    Orbax gives that of a step is one.
     """
     if names_a_step(os.path.basename(path)):
         return False

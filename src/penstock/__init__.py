@@ -3,10 +3,10 @@
 A save or a restore is a pipeline of small actors under one memory budget::
 
     async with penstock.Checkpointer() as ckpt:
-        save = await ckpt.save("run/step_100", state)
+        save = await ckpt.save("run/100", state)
         ...  # training goes on
         report = await save
-        state = await ckpt.restore("run/step_100", like=state)
+        state = await ckpt.restore("run/100", like=state)
 
 Scripts without an event loop find the same in `penstock.sync`. Importing this module loads neither
 jax nor tensorstore: what saves and restores is loaded in a worker thread when a `Checkpointer` is first

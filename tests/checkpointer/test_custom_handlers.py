@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from anyio import Event
 
-from penstock import Checkpointer, HandlerRegistry
+from penstock import Checkpointer, HandlerRegistry, MemoryRegulator
 from penstock.checkpointer import pipelines
 from penstock.config import Config
 from penstock.errors import (
@@ -347,7 +347,7 @@ async def test_a_streaming_handler(tmp_path: Path) -> None:
     registry = default_handlers(entry_points=False)
     registry.register(Quantised, QuantisedHandler())
     codes = np.arange(100, dtype=np.int8)
-    async with Checkpointer(registry=registry, memory_limit=64) as checkpointer:
+    async with Checkpointer(registry=registry, memory=MemoryRegulator(64)) as checkpointer:
         await (await checkpointer.save(tmp_path / "a", {"q": Quantised(codes, 0.5), "w": jnp.ones(2)}))
         targets: list[dict[str, Any]] = [{}, {"like": {"q": Quantised, "w": jnp.ones(2)}}]
         for options in targets:

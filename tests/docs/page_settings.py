@@ -91,6 +91,11 @@ def usual() -> dict[str, Any]:
     }
 
 
+async def resumed(names: dict[str, Any]) -> None:
+    """README.md: the manager goes on with the run of which the first example saved a step."""
+    names |= {"state": {"params": {"w": jnp.ones((1024, 1024))}, "step": 100}, "step": 200}
+
+
 async def mapped(names: dict[str, Any]) -> None:
     """docs/howto/restore-without-reading.md."""
     await penstock.save("ckpt/100", names["state"])
@@ -154,6 +159,7 @@ async def own_types(names: dict[str, Any]) -> None:
 
 
 PREPARED: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "README.md": resumed,
     "docs/howto/configure.md": logging_imported,
     "docs/howto/convert-and-verify.md": converted,
     "docs/howto/keep-steps.md": trained,

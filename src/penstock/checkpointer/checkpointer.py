@@ -118,6 +118,17 @@ class Checkpointer:
             restore_concurrent_bytes=restore_concurrent_bytes,
             memory=memory,
         )
+        _check_parts(
+            registry=registry,
+            save_pipeline=save_pipeline,
+            restore_pipeline=restore_pipeline,
+            store=store,
+            save_format=save_format,
+            layout=layout,
+            coordinator=coordinator,
+            job=job,
+            memory=memory,
+        )
         options, regulator = config_and_regulator(config, budget, profile)
         self._parts = CheckpointerParts(
             options if job is None else replace(options, job=job),
@@ -449,6 +460,32 @@ class Checkpointer:
             self._made = Operations(self._parts)
 
         return self._made
+
+
+# What a part is, and a member of each: the modules of most are loaded on entering, in a worker thread.
+_PARTS: Final = {
+    "registry": ("a HandlerRegistry", "lookup"),
+    "save_pipeline": ("a pipeline such as penstock.pipelines.save_pipeline()", "slots"),
+    "restore_pipeline": ("a pipeline such as penstock.pipelines.restore_pipeline()", "slots"),
+    "store": ("a store, which derives from penstock.kernel.Store", "free_bytes"),
+    "save_format": ("a SaveFormat", "codec"),
+    "layout": ("a layout such as penstock.handlers.OrbaxLayout()", "find"),
+    "coordinator": ("a coordinator, see penstock.kernel.Coordinator", "operation"),
+    "job": ("a JobOptions", "local_name"),
+    "memory": ("a MemoryRegulator", "limit_of"),
+}
+
+
+def _check_parts(**parts: object) -> None:
+    """Refuse a part of another kind now, and not at the first save.
+
+    Raises:
+        SpecError: If it is one.
+    """
+    for name, value in parts.items():
+        what, member = _PARTS[name]
+        if value is not None and not hasattr(value, member):
+            raise SpecError(f"{name} is {what}, not {value!r}")
 
 
 def _checked(observers: Iterable[Observer]) -> tuple[Observer, ...]:

@@ -14,7 +14,7 @@ __all__ = (
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast, final
 
 from penstock.config.config import Config
 from penstock.kernel.errors import ConfigError
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from penstock.kernel.protocols.stores import Store
     from penstock.reports.report import RestoreReport
     from penstock.telemetry.observers import Observer
+
+
+FEWEST_BYTES: Final = 500
+"""A budget of fewer is a slip: the number of gigabytes, most likely."""
 
 
 @final
@@ -175,7 +179,14 @@ def config_and_regulator(
     Raises:
         ConfigError: If an option is unknown or does not fit, or one is given together with `memory`.
     """
+    if not isinstance(cast("object", config), Config | str | os.PathLike | None):
+        raise ConfigError("config", f"is a Config or the path of a TOML file, not {config!r}")
+
     given = {name: value for name, value in keywords.items() if value is not None}
+    for name, value in given.items():
+        if isinstance(value, int) and 0 < value < FEWEST_BYTES:
+            raise ConfigError(name, f"{value} means {value} bytes; write '{value}GiB' for gigabytes")
+
     memory = cast("MemoryRegulator | None", given.pop("memory", None))
     if memory is not None and given:
         raise ConfigError(f"memory.{next(iter(given))}", "cannot be combined with `memory`")

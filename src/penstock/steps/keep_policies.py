@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, TypeAlias, cast, final, runtime_checkable
 
 from penstock.kernel.errors import SpecError
-from penstock.steps.step_names import check_count, check_seconds, check_steps
+from penstock.steps.step_names import check_all, check_count, check_seconds, check_steps
 
 Mode: TypeAlias = Literal["min", "max"]
 Metric: TypeAlias = str | Callable[[Mapping[str, Any]], Any]
@@ -102,8 +102,7 @@ class KeepAnyOf(_Combinable):
     policies: Sequence[KeepPolicy]
 
     def __post_init__(self) -> None:
-        for policy in self.policies:
-            as_keep_policy(policy)
+        check_all(type(self).__name__, self.policies, as_keep_policy)
 
     @property
     def needs(self) -> Needs:
@@ -121,8 +120,7 @@ class KeepAllOf(_Combinable):
     policies: Sequence[KeepPolicy]
 
     def __post_init__(self) -> None:
-        for policy in self.policies:
-            as_keep_policy(policy)
+        check_all(type(self).__name__, self.policies, as_keep_policy)
 
     @property
     def needs(self) -> Needs:
@@ -250,6 +248,8 @@ class KeepBest(_Combinable):
     def __post_init__(self) -> None:
         check_count("n of KeepBest", self.n, least=0)
         check_ranking(self.metric, self.mode)
+        if not isinstance(cast("object", self.without_metric), bool):
+            raise SpecError(f"without_metric is True or False, not {self.without_metric!r}")
 
     @property
     def needs(self) -> Needs:

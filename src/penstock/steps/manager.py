@@ -16,6 +16,7 @@ from typing import (
     TypeAlias,
     TypeVar,
     Unpack,
+    cast,
     final,
     overload,
 )
@@ -28,8 +29,8 @@ from penstock.handlers.stores.publishing.paths import path_or_url
 from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.pipeline.failures import forget_on_error, short_tracebacks
 from penstock.kernel.protocols.build_place import Overwrite
-from penstock.steps.keep_policies import KeepAll, KeepPolicy, Metric, Mode, ranking_of
-from penstock.steps.save_policies import Always, SavePolicy, awaits_preemption
+from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, as_keep_policy, check_ranking, ranking_of
+from penstock.steps.save_policies import SavePolicy, as_save_policy, awaits_preemption
 from penstock.steps.step_names import NameFormat, StepNames, step_number
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class CheckpointManager:
             save_format=save_format,
             layout=layout,
             coordinator=coordinator,
-            observers=tuple(observers),
+            observers=observers,
             job=job,
             memory_limit=memory_limit,
             save_device_host_concurrent_bytes=save_device_host_concurrent_bytes,
@@ -169,6 +170,16 @@ class CheckpointManager:
         when, kept = as_save_policy(save_when), as_keep_policy(keep)
         self._root, self._read_only = path_or_url(root), read_only
         self._names: NameFormat = StepNames() if names is None else names
+        if not isinstance(cast("object", names), NameFormat | None):
+            raise SpecError(f"names is a format such as StepNames('step'), not {names!r}")
+        flags = {"read_only": read_only, "clean": clean, "link": link, "sigterm": sigterm or False}
+        for name, value in flags.items():
+            if not isinstance(cast("object", value), bool):
+                raise SpecError(f"{name} is True or False, not {value!r}")
+        if metadata is not None and not isinstance(cast("object", metadata), Mapping):
+            raise SpecError(f"metadata is a mapping of JSON values, not {metadata!r}")
+
+        check_ranking("loss" if metric is None else metric, mode)
         self._ranking = ranking_of(kept) if metric is None else (metric, mode)
         self.awaits_preemption = awaits_preemption(when)  #: whether `save_when` has `OnPreemption`
         self._checkpointer, owned = _own_or_given(checkpointer, options)
@@ -564,6 +575,8 @@ def _own_or_given(
     if given is None:
         made = Checkpointer(**options)
         return made, made
+    if not isinstance(cast("object", given), Checkpointer):
+        raise SpecError(f"checkpointer is a penstock.Checkpointer, not {given!r}")
 
     unused = [name for name, value in options.items() if value is not None and value != ()]
     if unused:
@@ -578,5 +591,7 @@ def _check_trash(trash: str | None, names: NameFormat) -> None:
     Raises:
         SpecError: If it is one.
     """
+    if not isinstance(cast("object", trash), str | None):
+        raise SpecError(f"trash is the name of a folder, not {trash!r}")
     if trash is not None and (not trash or "/" in trash or names.step(trash) is not None):
         raise SpecError(f"a folder for deleted steps cannot be called {trash!r}")

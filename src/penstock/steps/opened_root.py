@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias, cast, final
 from anyio import move_on_after
 
 from penstock.checkpointer.engine import Engine
+from penstock.handlers.formats.orbax.discovery import names_a_step
 from penstock.handlers.stores.publishing.deletion import remove_abandoned
 from penstock.handlers.stores.publishing.pinned_steps import PinnedSteps
 from penstock.handlers.stores.publishing.writer_hold import WriterHold
@@ -198,7 +199,18 @@ class OpenedRoot:
             return {}
 
         found = await self._reading.run(self._files.find, listed)
+        if opens and not found:
+            await self._reading.run(self._warn_of_other_names, listed)
+
         return {step: name for step, name in found.items() if step not in leaving}
+
+    def _warn_of_other_names(self, listed: Sequence[str] | None) -> None:
+        """Log that there are steps, and none has a name of this manager's: a run would start over."""
+        names = on_disk.list_root(self._store, self._root) if listed is None else listed
+        steps = sorted(filter(names_a_step, names))
+        if steps:
+            example = self._files.name(1)
+            self._events.warning("step.other_names", root=self._root, names=steps[:3], named_like=example)
 
     def _prepare(self) -> Sequence[str] | None:
         """Make it ready: write its metadata, and remove what crashed saves left there.

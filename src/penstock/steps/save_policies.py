@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast, final, runtime_checkable
 
 from penstock.kernel.errors import SpecError
-from penstock.steps.step_names import check_count, check_seconds, check_steps
+from penstock.steps.step_names import check_all, check_count, check_seconds, check_steps
 
 
 @final
@@ -71,8 +71,7 @@ class SaveAnyOf(_Combinable):
     policies: Sequence[SavePolicy]
 
     def __post_init__(self) -> None:
-        for policy in self.policies:
-            as_save_policy(policy)
+        check_all(type(self).__name__, self.policies, as_save_policy)
 
     def should_save(self, moment: SaveMoment, /) -> bool:
         return any(policy.should_save(moment) for policy in self.policies)
@@ -86,8 +85,7 @@ class SaveAllOf(_Combinable):
     policies: Sequence[SavePolicy]
 
     def __post_init__(self) -> None:
-        for policy in self.policies:
-            as_save_policy(policy)
+        check_all(type(self).__name__, self.policies, as_save_policy)
 
     def should_save(self, moment: SaveMoment, /) -> bool:
         return all(policy.should_save(moment) for policy in self.policies)

@@ -1,4 +1,4 @@
-"""Maps steps to directory names and back. Pure.
+"""Maps steps to directory names and back, and checks the arguments of names and policies. Pure.
 
 Source:
     ORBAX_FORMAT.md §3.4.
@@ -6,12 +6,21 @@ Source:
 
 from __future__ import annotations
 
-__all__ = ("AnyNames", "NameFormat", "StepNames", "check_count", "check_seconds", "check_steps", "step_number")
+__all__ = (
+    "AnyNames",
+    "NameFormat",
+    "StepNames",
+    "check_all",
+    "check_count",
+    "check_seconds",
+    "check_steps",
+    "step_number",
+)
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, SupportsIndex, cast, final, runtime_checkable
+from typing import Any, Final, Protocol, SupportsIndex, cast, final, runtime_checkable
 
 from penstock.handlers.stores.publishing.paths import TEMPORARY_SUFFIX
 from penstock.kernel.errors import SpecError
@@ -93,7 +102,8 @@ class AnyNames:
     def __post_init__(self) -> None:
         formats = cast("object", self.formats)
         if not isinstance(formats, Sequence) or not formats:
-            raise SpecError("AnyNames needs formats, the first one for new steps: AnyNames([StepNames(), StepNames('step')])")
+            example = "AnyNames([StepNames(), StepNames('step')])"
+            raise SpecError(f"AnyNames needs formats, such as {example}, and not {formats!r}")
         for each in cast("Sequence[object]", formats):
             if not isinstance(each, NameFormat):
                 raise SpecError(f"a format of names is such as StepNames(), not {each!r}")
@@ -119,10 +129,17 @@ def check_count(what: str, number: object, *, least: int) -> None:
 
 
 def check_seconds(what: str, seconds: object, *, positive: bool = True) -> None:
-    """Raise `SpecError` if a time is no number, or too short."""
-    if not isinstance(seconds, int | float) or not (seconds > 0 if positive else seconds >= 0):
-        least = "a positive number" if positive else "a number from 0 on"
-        raise SpecError(f"{what} is {least} of seconds, not {seconds!r}")
+    """Raise `SpecError` if a time is no number, or has to be positive and is not."""
+    if not isinstance(seconds, int | float) or (positive and not seconds > 0):
+        raise SpecError(f"{what} is a {'positive ' if positive else ''}number, not {seconds!r}")
+
+
+def check_all(what: str, policies: object, check: Callable[[Any], object]) -> None:
+    """Raise `SpecError` if policies are no sequence of such."""
+    if not isinstance(policies, Sequence):
+        raise SpecError(f"{what} takes a sequence of policies, not {policies!r}")
+    for policy in cast("Sequence[object]", policies):
+        check(policy)
 
 
 def check_steps(what: str, steps: object) -> None:

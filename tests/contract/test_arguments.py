@@ -1,0 +1,102 @@
+"""Each argument of a public constructor is checked when it is given, and not at the first use."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.errors import ConfigError, SpecError, UnknownMetricError
+from penstock.steps import KeepBest, KeepLast, StepNames
+
+
+class Wrong:
+    """Nothing that any argument takes."""
+
+    def __repr__(self) -> str:
+        return "Wrong()"
+
+
+NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "CheckpointManager": {"root": "/tmp/never-made"},
+    "KeepBest": {"n": 1, "metric": "loss"},
+}
+NOT_MADE = {"SaveMoment", "StepInfo", "StepMetadata", "Watch"}
+"""What no caller makes: what policies are shown, and what `watch` returns."""
+
+
+def constructors() -> Iterator[tuple[Any, str]]:
+    """Every public class that a caller configures, with each of its parameters."""
+    steps = [getattr(penstock.steps, name) for name in penstock.steps.__all__]
+    classes = [one for one in steps if inspect.isclass(one) and one.__name__ not in NOT_MADE]
+    for each in (penstock.Checkpointer, penstock.CheckpointManager, *classes):
+        if getattr(each, "_is_protocol", False) or issubclass(each, Exception):
+            continue
+        for name, parameter in inspect.signature(each).parameters.items():
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                yield each, name
+
+
+@pytest.mark.parametrize(
+    ("made", "name"), [pytest.param(*one, id=f"{one[0].__name__}-{one[1]}") for one in constructors()]
+)
+def test_an_argument_of_another_kind_is_refused_at_once(made: Any, name: str) -> None:
+    arguments = {**NEEDED.get(made.__name__, {}), name: Wrong()}
+    # What takes a path says what Python says.
+    with pytest.raises(TypeError if name == "root" else SpecError, match=r"Wrong(\(\))?"):
+        made(**arguments)
+
+
+@pytest.mark.anyio
+async def test_numbers_stand_for_the_policies_that_people_mean(tmp_path: Path) -> None:
+    async with penstock.CheckpointManager(tmp_path / "run", save_when=2, keep=3) as manager:
+        for step in range(12):
+            save = await manager.save(step, {"a": np.arange(3)})
+            if save is not None:
+                await save
+
+        await manager.wait()
+        assert manager.all_steps() == (6, 8, 10)
+
+
+def test_a_number_that_cannot_be_meant_is_refused() -> None:
+    with pytest.raises(SpecError, match="at least 1"):
+        penstock.CheckpointManager("/tmp/never-made", save_when=0)
+    with pytest.raises(SpecError, match="at least 0"):
+        penstock.CheckpointManager("/tmp/never-made", keep=-1)
+
+
+def test_a_budget_of_a_few_bytes_asks_for_gigabytes() -> None:
+    with pytest.raises(ConfigError, match="write '8GiB'"):
+        penstock.Checkpointer(memory_limit=8)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("given", ["Loss", "LOSS", "los"])
+async def test_a_metric_that_is_misspelt_is_refused_at_the_first_save(tmp_path: Path, given: str) -> None:
+    keep = KeepBest(1, "loss") | KeepLast(1)
+    async with penstock.CheckpointManager(tmp_path / "run", keep=keep) as manager:
+        with pytest.raises(UnknownMetricError, match=given):
+            await manager.save(0, {"a": np.arange(3)}, metrics={given: 1.0})
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("read_only", [False, True])
+async def test_steps_of_other_names_are_told_where_a_manager_is_opened(
+    tmp_path: Path, read_only: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    await penstock.save(tmp_path / "step_100", {"a": np.arange(3)})
+    async with penstock.CheckpointManager(tmp_path, read_only=read_only) as manager:
+        assert manager.latest_step() is None
+    assert "step.other_names" in caplog.text
+    assert "names=['step_100'] named_like='1'" in caplog.text
+
+    caplog.clear()
+    async with penstock.CheckpointManager(tmp_path, names=StepNames("step"), read_only=True) as manager:
+        assert manager.latest_step() == 100
+    assert "step.other_names" not in caplog.text
