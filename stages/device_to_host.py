@@ -57,7 +57,14 @@ class DeviceToHost:
     most `piece_bytes`, so a leaf larger than the budget streams through it; with a codec, each chunk must
     fit. A leaf's value is released once it is staged. A handler that keeps its own files copies its
     leaves itself, in one call.
+
+    Attributes:
+        copies_first: Whether copies of host memory are passed on only when all are made, or memory is short:
+            the save is staged sooner, since the stages after this one take no processors from the copies,
+            and written later.
     """
+
+    copies_first: bool = False
 
     messages: ClassVar[Messages] = {LeafBatch: StagedBatch}
     advice: ClassVar[Advice] = Advice(
@@ -77,17 +84,18 @@ class DeviceToHost:
         # Under a tight budget one thread makes all copies: what jax allocates for a moment stays in the
         # pool of each thread that copies, 120 MiB in all; with one thread 72.
         if run.memory.limit >= TIGHT:
-            yield _Stager(run, run.threads).stage
+            yield _Stager(run, run.threads, copies_first=self.copies_first).stage
             return
 
         async with one_thread(at_end=give_back_freed_memory) as thread:
-            yield _Stager(run, thread).stage
+            yield _Stager(run, thread, copies_first=self.copies_first).stage
 
 
 @final
 class _Stager:
-    def __init__(self, run: SaveRun, thread: Threads | OneThread) -> None:
+    def __init__(self, run: SaveRun, thread: Threads | OneThread, *, copies_first: bool = False) -> None:
         self._run = run
+        self._copies_first = copies_first
         self._thread = thread  #: makes the copies
         self._most = run.limits.piece_bytes
 
@@ -194,26 +202,43 @@ class _Stager:
         tight = isinstance(self._thread, OneThread)
         lease: ByteLease | None = None
         begun = False
+        held: list[StagedBatch] = []  # see `copies_first`
         group = next(groups, None)
-        while group is not None:
-            if group.cost and not begun:
-                # Without a turn of the loop where there is room: a turn takes 0.1 ms while threads move
-                # memory.
-                lease = self._run.memory.acquire_nowait(group.cost, flow=self._run.flow)
-                lease = lease or await self._run.lease(group.cost, group.key_path, prioritised=prioritised)
+        try:
+            while group is not None:
+                if group.cost and not begun:
+                    # Without a turn of the loop where there is room: a turn takes 0.1 ms while threads move
+                    # memory.
+                    lease = self._run.memory.acquire_nowait(group.cost, flow=self._run.flow)
+                    if lease is None:
+                        while held:
+                            yield held.pop(0)  # it is released when it is written
 
-            following = next(groups, None)
-            with releasing(self._lease_ahead(following)) as ahead:
-                with releasing(lease):
-                    if group.is_there:
-                        extents = group.take()
-                    else:
-                        after = None if ahead is None else following
-                        extents = await self._thread.run(take_extents, group, begun, after, tight)
+                        lease = await self._run.lease(group.cost, group.key_path, prioritised=prioritised)
 
-                yield StagedBatch(group.leaves, extents, staged=lease)
+                following = next(groups, None)
+                with releasing(self._lease_ahead(following)) as ahead:
+                    with releasing(lease):
+                        if group.is_there:
+                            extents = group.take()
+                        else:
+                            after = None if ahead is None else following
+                            extents = await self._thread.run(take_extents, group, begun, after, tight)
 
-            group, lease, begun = following, ahead, ahead is not None
+                    held.append(StagedBatch(group.leaves, extents, staged=lease))
+                    if not self._copies_first or group.is_there or group.can_begin:
+                        while held:
+                            yield held.pop(0)
+
+                group, lease, begun = following, ahead, ahead is not None
+
+            while held:
+                yield held.pop(0)
+        except BaseException:
+            for staged in held:
+                staged.release()
+
+            raise
 
     def _lease_ahead(self, group: PieceGroup | None) -> ByteLease | None:
         """Lease the bytes of a group that can begin early. Never waits: the group before it holds bytes."""

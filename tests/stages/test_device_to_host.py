@@ -45,8 +45,11 @@ def copy_from_devices(rig: Rig) -> None:
     rig.registry.register(jax.Array, ArrayHandler(alias_host=False), override=True)
 
 
-async def staged(rig: Rig, tree: object, *after: Any) -> list[StagedBatch]:
-    return await save_stages(rig.save_run(), tree, Flatten(), DeviceToHost(), *after)
+BOTH_ORDERS = pytest.mark.parametrize("first", [False, True], ids=["as copied", "copies first"])
+
+
+async def staged(rig: Rig, tree: object, *after: Any, first: bool = False) -> list[StagedBatch]:
+    return await save_stages(rig.save_run(), tree, Flatten(), DeviceToHost(copies_first=first), *after)
 
 
 def content(batches: list[StagedBatch]) -> dict[str, bytes]:
@@ -122,14 +125,18 @@ async def test_an_aliased_leaf_is_staged_though_the_budget_is_taken(rig: Rig) ->
     lease.release()
 
 
+@BOTH_ORDERS
 @pytest.mark.parametrize("on_device", [False, True], ids=["numpy", "device"])
-async def test_a_leaf_larger_than_the_budget_streams_through_it(rig: Rig, on_device: bool) -> None:
+async def test_a_leaf_larger_than_the_budget_streams_through_it(
+    rig: Rig, on_device: bool, first: bool
+) -> None:
     copy_from_devices(rig)
     rig.limit(1000)
     values = np.arange(5000, dtype=np.uint16)
     seen: list[int] = []
 
-    batches = await staged(rig, {"a": jnp.asarray(values) if on_device else values}, Leases(rig, seen))
+    tree = {"a": jnp.asarray(values) if on_device else values}
+    batches = await staged(rig, tree, Leases(rig, seen), first=first)
 
     assert content(batches) == {"a": values.tobytes()}
     assert len(batches) >= 10
@@ -140,14 +147,36 @@ async def test_a_leaf_larger_than_the_budget_streams_through_it(rig: Rig, on_dev
     assert rig.events == []
 
 
-async def test_a_tree_of_ten_budgets_passes_through_the_whole_pipeline(rig: Rig) -> None:
+async def test_copies_of_host_memory_are_all_made_before_the_first_is_passed_on_if_asked(rig: Rig) -> None:
+    size = 2 * PACKED_BELOW
+    rig.limit(10 * size, piece=size)
+    values = np.arange(4 * size, dtype=np.uint8)
+    leased: dict[bool, list[int]] = {False: [], True: []}
+
+    for first, seen in leased.items():
+
+        async def note(batch: StagedBatch, seen: list[int] = seen) -> StagedBatch:
+            seen.append(rig.memory.statistics().leased // size)
+            batch.release()
+            return batch
+
+        batches = await staged(rig, {"a": values}, FunctionStage(note), first=first)
+        assert content(batches) == {"a": values.tobytes()}
+
+    assert leased[True] == [4, 3, 2, 1]
+    assert max(leased[False]) < 4
+
+
+@BOTH_ORDERS
+async def test_a_tree_of_ten_budgets_passes_through_the_whole_pipeline(rig: Rig, first: bool) -> None:
     copy_from_devices(rig)
     rig.limit(4096, piece=1024)
     tree = {f"{at}": np.full(40 * at, at, np.uint8) for at in range(45)}
     tree["large"] = np.arange(5000, dtype=np.uint8)
     assert sum(value.nbytes for value in tree.values()) > 10 * 4096
 
-    result = await run_pipeline(save_pipeline(), rig.save_run(), TreeToSave(tree))
+    pipeline = save_pipeline().configure("device_to_host", copies_first=first)
+    result = await run_pipeline(pipeline, rig.save_run(), TreeToSave(tree))
 
     assert result.value.nbytes == sum(value.nbytes for value in tree.values())
     assert 1024 < rig.memory.statistics().peak <= 4096
@@ -206,7 +235,8 @@ async def _forget_aliases(batch: StagedBatch) -> object:
     return [extents for extents in batch.extents if extents.cost and extents.chunk is not None]
 
 
-async def test_staging_waits_while_the_budget_is_taken(rig: Rig) -> None:
+@BOTH_ORDERS
+async def test_staging_waits_while_the_budget_is_taken(rig: Rig, first: bool) -> None:
     rig.limit(100, piece=60)
     values = np.arange(200, dtype=np.uint8)
     batches: list[StagedBatch] = []
@@ -226,7 +256,7 @@ async def test_staging_waits_while_the_budget_is_taken(rig: Rig) -> None:
 
     async with create_task_group() as tasks:
         tasks.start_soon(give_back_one_by_one)
-        await staged(rig, {"a": values}, FunctionStage(keep))
+        await staged(rig, {"a": values}, FunctionStage(keep), first=first)
 
     assert content(batches) == {"a": values.tobytes()}
     assert rig.memory.statistics().peak <= 100
@@ -308,14 +338,17 @@ async def test_an_array_that_is_deleted_while_its_pieces_are_taken_is_named(rig:
     assert raised.value.key_path == "['a']"
 
 
+@BOTH_ORDERS
 @BOTH_WAYS
 @pytest.mark.parametrize("method", ["pieces", "take"])
-async def test_cancelled_midway_it_gives_back_its_leases(rig: Rig, method: str, native: bool) -> None:
+async def test_cancelled_midway_it_gives_back_its_leases(
+    rig: Rig, method: str, native: bool, first: bool
+) -> None:
     rig.limit(100, piece=40)
     hang = rig.scripted(np.ndarray).hang(method, "b")
 
     tree = {name: np.ones(30, np.uint8) for name in "abc"}
-    await cancel_in(hang, lambda: staged(rig, tree), native=native)
+    await cancel_in(hang, lambda: staged(rig, tree, first=first), native=native)
 
 
 async def test_cancelled_while_it_waits_for_the_budget_it_leaves_the_queue(rig: Rig) -> None:
@@ -330,14 +363,15 @@ async def test_cancelled_while_it_waits_for_the_budget_it_leaves_the_queue(rig: 
         assert rig.memory.statistics().tasks_waiting == 0
 
 
-async def test_a_batch_whose_consumer_fails_is_released(rig: Rig) -> None:
+@BOTH_ORDERS
+async def test_a_batch_whose_consumer_fails_is_released(rig: Rig, first: bool) -> None:
     async def fail(batch: StagedBatch) -> object:
         await checkpoint()
         raise ArithmeticError
 
     rig.limit(100, piece=10)
     with pytest.raises(ArithmeticError):
-        await staged(rig, {"a": np.ones(80, np.uint8)}, FunctionStage(fail))
+        await staged(rig, {"a": np.ones(80, np.uint8)}, FunctionStage(fail), first=first)
 
 
 # Third parties

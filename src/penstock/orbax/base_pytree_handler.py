@@ -341,7 +341,8 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             if bucket_url(place.path) is not None or not is_special:
                 return None
 
-        pipeline = pipelines.save_pipeline()
+        # A caller waits for the copies, as for Orbax's, and not for what is done with them.
+        pipeline = pipelines.save_pipeline().configure("device_to_host", copies_first=True)
         if self._own_store is not None:
             pipeline = recorded_by(self._own_store, self._form, pipeline)
         if is_bounded:

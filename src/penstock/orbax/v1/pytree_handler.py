@@ -186,7 +186,8 @@ class PyTreeHandler:
         build = joint_build_around(path)
         form = save_format_of(options, jointly=build is not None)
         layout = built_in.OrbaxLayout(form, directory=TreeDirectory())
-        pipeline = pipelines.save_pipeline()
+        # A caller waits for the copies, as for Orbax's, and not for what is done with them.
+        pipeline = pipelines.save_pipeline().configure("device_to_host", copies_first=True)
         if options.use_ocdbt and build is None:  # for leaf handlers that write databases of their own
             pipeline = pipeline.insert_after("commit", MergeProcessFiles(), called="merge")
         store = options.array_metadata_store
