@@ -29,7 +29,7 @@ import jax
 import numpy as np
 from jax import tree_util
 
-from penstock import Checkpointer, CheckpointMetadata, Pipeline, SaveFormat, SaveFuture, kernel, pipelines
+from penstock import Checkpointer, CheckpointMetadata, Pipeline, SaveFormat, SaveFuture, kernel
 from penstock import SaveArgs as LeafFormat
 from penstock import handlers as built_in
 from penstock.embedding import (
@@ -71,7 +71,14 @@ from penstock.orbax.options import (
 )
 from penstock.orbax.restore_tree import Reader, TreeRequest, describe_tree, restore_tree, with_markers
 from penstock.orbax.serialization import MergeProcessFiles
-from penstock.orbax.stage_workers import Flow, Limiters, StageWorkers, TypeHandlerLookup, UnknownTypeError
+from penstock.orbax.stage_workers import (
+    Flow,
+    Limiters,
+    StageWorkers,
+    TypeHandlerLookup,
+    UnknownTypeError,
+    save_stages,
+)
 from penstock.orbax.tree import get_param_names, is_empty_or_leaf, to_flat_dict
 from penstock.orbax.type_handlers import default_registry
 
@@ -341,8 +348,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             if bucket_url(place.path) is not None or not is_special:
                 return None
 
-        # A caller waits for the copies, as for Orbax's, and not for what is done with them.
-        pipeline = pipelines.save_pipeline().configure("device_to_host", copies_first=True)
+        pipeline = save_stages()
         if self._own_store is not None:
             pipeline = recorded_by(self._own_store, self._form, pipeline)
         if is_bounded:

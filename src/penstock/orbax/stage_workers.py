@@ -17,6 +17,7 @@ __all__ = (
     "as_stored",
     "key_entries",
     "leaf_size",
+    "save_stages",
 )
 
 import ast
@@ -24,7 +25,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast, final
 
@@ -32,7 +33,7 @@ import jax
 from jax import tree_util
 from jax.core import Tracer
 
-from penstock import MemoryRegulator, kernel
+from penstock import MemoryRegulator, Pipeline, kernel, pipelines
 from penstock import handlers as built_in
 from penstock.embedding import EMPTY_MARKERS, AdaptedHandler, ByteAccount
 from penstock.errors import HandlerError
@@ -54,6 +55,12 @@ _READS_AND_WRITES: Final = (
     *("_get_json_tspec_write", "_get_json_tspec_read"),  # programs override these alone
 )
 """The methods of a type handler by which it does its work."""
+
+
+@cache  # a value; to check its options takes a caller of `save` longer than to copy a small tree
+def save_stages() -> Pipeline[kernel.SaveRun]:
+    """Return the stages of a save. Its caller waits for the copies, and not for what is done with them."""
+    return pipelines.save_pipeline().configure("device_to_host", copies_first=True)
 
 
 def _no_args(name: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from anyio import to_thread
 from jax import tree_util
 
-from penstock import Checkpointer, HandlerRegistry, SaveArgs, kernel, pipelines
+from penstock import Checkpointer, HandlerRegistry, SaveArgs, kernel
 from penstock import handlers as built_in
 from penstock.embedding import TreeDirectory, flattening
 from penstock.errors import InvalidLeafError, NoHandlerError, StructureMismatchError
@@ -22,7 +22,7 @@ from penstock.orbax.array_metadata_store import Store, recorded_by, validate
 from penstock.orbax.enclosing_save import joint_build_around
 from penstock.orbax.leaf_args import leaves_first
 from penstock.orbax.serialization import MergeProcessFiles, get_ts_context
-from penstock.orbax.stage_workers import Limiters, key_entries, leaf_size
+from penstock.orbax.stage_workers import Limiters, key_entries, leaf_size, save_stages
 from penstock.orbax.v1.abstract_tree import (
     LoadPlan,
     StoredTree,
@@ -186,8 +186,7 @@ class PyTreeHandler:
         build = joint_build_around(path)
         form = save_format_of(options, jointly=build is not None)
         layout = built_in.OrbaxLayout(form, directory=TreeDirectory())
-        # A caller waits for the copies, as for Orbax's, and not for what is done with them.
-        pipeline = pipelines.save_pipeline().configure("device_to_host", copies_first=True)
+        pipeline = save_stages()
         if options.use_ocdbt and build is None:  # for leaf handlers that write databases of their own
             pipeline = pipeline.insert_after("commit", MergeProcessFiles(), called="merge")
         store = options.array_metadata_store
