@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any, final
 
@@ -112,4 +113,11 @@ def stand_in(*names: str) -> None:
     Args:
         names: Of the modules, whose submodules can be imported, too.
     """
-    sys.meta_path.insert(0, _StandIns(names))
+    finder = _StandIns(names)
+    sys.meta_path.insert(0, finder)
+    for name in names:
+        if name not in sys.modules:
+            sys.modules[name] = module_from_spec(ModuleSpec(name, finder, is_package=True))
+        parent, _, child = name.rpartition(".")
+        if parent in sys.modules:
+            setattr(sys.modules[parent], child, sys.modules[name])

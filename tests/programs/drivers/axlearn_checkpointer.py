@@ -46,7 +46,7 @@ def _state(step: int) -> dict[str, Any]:
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
-    split: Any = PartitionSpec("data", "model")  # type: ignore[no-untyped-call]
+    split: Any = PartitionSpec("data", "model")
     kernel = jnp.arange(64, dtype=jnp.bfloat16).reshape(8, 8) * step
     records = _Records()
     records.at = step * 10

@@ -32,10 +32,10 @@ def _state(factor: float) -> Any:
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
-    spec: Any = PartitionSpec("data")  # type: ignore[no-untyped-call]
+    spec: Any = PartitionSpec("data")
     params = {"block": {"kernel": np.arange(64, dtype=np.float32).reshape(8, 8) * factor}}
     placed = jax.device_put(params, NamedSharding(mesh, spec))
-    state: Any = TrainState.create(apply_fn=None, params=placed, tx=optax.sgd(1e-2, momentum=0.9))  # type: ignore[no-untyped-call]
+    state: Any = TrainState.create(apply_fn=None, params=placed, tx=optax.sgd(1e-2, momentum=0.9))
     return state.replace(step=np.int32(factor))
 
 

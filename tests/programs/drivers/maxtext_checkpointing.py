@@ -57,7 +57,7 @@ def _state(step: int, *, adapters: bool = False) -> tuple[Any, Any]:
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
 
     def place(leaf: Any) -> Any:
-        spec: Any = PartitionSpec("data", "model") if leaf.shape == (8, 8) else PartitionSpec()  # type: ignore[no-untyped-call]
+        spec: Any = PartitionSpec("data", "model") if leaf.shape == (8, 8) else PartitionSpec()
         return jax.device_put(leaf, NamedSharding(mesh, spec))
 
     return jax.tree.map(place, state), mesh

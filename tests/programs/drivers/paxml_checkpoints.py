@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ def _program() -> tuple[Any, Any]:
         "tensorflow.compat",
     )
     stand_in("tensorflow.compat.v2")
-    sys.modules["lingvo.core.cluster_factory"].Current = lambda: None  # type: ignore[attr-defined]
+    clusters: Any = import_module("lingvo.core.cluster_factory")
+    clusters.Current = lambda: None
 
     from paxml import checkpoints, train_states
 
@@ -52,8 +53,8 @@ def _state(step: int) -> tuple[Any, Any, Any]:
 
     _, train_states = _program()
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
-    split: Any = PartitionSpec("data", "model")  # type: ignore[no-untyped-call]
-    whole: Any = PartitionSpec()  # type: ignore[no-untyped-call]
+    split: Any = PartitionSpec("data", "model")
+    whole: Any = PartitionSpec()
     kernel = np.arange(64, dtype=np.float32).reshape(8, 8) + step
     variables = py_utils.NestedMap(dense=py_utils.NestedMap(w=kernel, b=np.full(8, step, np.float32)))
     specs = py_utils.NestedMap(dense=py_utils.NestedMap(w=split, b=whole))

@@ -22,7 +22,7 @@ def _state(factor: float) -> Any:
     from simply.utils import sharding
 
     mesh = sharding.create_mesh()
-    whole: Any = PartitionSpec()  # type: ignore[no-untyped-call]
+    whole: Any = PartitionSpec()
     place = jax.sharding.NamedSharding(mesh, whole)
     params = {
         "embed": {"w": np.arange(64, dtype=np.float32).reshape(8, 8) * factor},

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tests.programs.program import Program, stand_in
 
 stand_in("datasets", "huggingface_hub", "kagglehub", "metrax", "pandas", "perfetto", "qwix", "sentencepiece")
-stand_in("transformers", "numba", "google.protobuf", "jinja2", "yaml")
+stand_in("transformers", "numba", "jinja2", "yaml")
 PROGRAM = Program("Tunix, `sft.checkpoint_manager`", wheels=("google-tunix==0.1.7",))
 
 
