@@ -309,7 +309,10 @@ class InactiveProcessError(SpecError):
 
 @final
 class RunningLoopError(SpecError, RuntimeError):
-    """`penstock.sync` was called inside a running event loop, which it would block."""
+    """`penstock.sync` was called inside a running event loop, which it would block.
+
+    Or a `Checkpointer` was used from the event loop of another thread than its own.
+    """
 
 
 @final
@@ -366,7 +369,9 @@ class ChangedLeafError(SpecError):
 class TreeDifference:
     """One way in which a restore target and a checkpoint disagree."""
 
-    kind: str  #: "missing" (target only), "unexpected" (checkpoint only), "shape", "dtype", "type", "rule"
+    kind: str
+    """"missing" (target only), "unexpected" (checkpoint only), "shape", "dtype", "type"; "sharding" and
+    "rule" if what the target asks for cannot be done."""
     key_path: str
     in_like: str = ""  #: what the target has there
     on_disk: str = ""  #: what the checkpoint has there
@@ -378,8 +383,8 @@ class TreeDifference:
             text = f"missing     {self.key_path}: in the target ({self.in_like}), not on disk"
         elif self.kind == "unexpected":
             text = f"unexpected  {self.key_path}: on disk ({self.on_disk}), not in the target"
-        elif self.kind == "rule":  # a rename or a transform that cannot be carried out
-            text = f"rule        {self.key_path}: {self.in_like}"
+        elif self.kind in ("rule", "sharding"):  # of the target alone: it cannot be carried out
+            text = f"{self.kind:<11} {self.key_path}: {self.in_like}"
 
         return text + (f"; did you mean {self.suggestion}?" if self.suggestion else "")
 
@@ -389,6 +394,10 @@ def _accepting(path: str, differences: Sequence[TreeDifference]) -> list[str]:
     kinds = {difference.kind for difference in differences}
     if not kinds or "rule" in kinds:
         return []
+    if "sharding" in kinds:
+        return [
+            "each axis of a mesh must divide the axes of the array that it cuts; others get None in the spec"
+        ]
 
     options: list[str] = []
     advice: list[str] = []
@@ -457,7 +466,13 @@ class NoHandlerError(HandlerError, TypeError):
     """
 
     def __init__(
-        self, key_path: str, type_name: str, known: Sequence[str] = (), *, is_function: bool = False
+        self,
+        key_path: str,
+        type_name: str,
+        known: Sequence[str] = (),
+        *,
+        is_function: bool = False,
+        is_dataclass: bool = False,
     ) -> None:
         advice = (
             "Register one with registry.register(Type, handler) and pass the registry to the Checkpointer"
@@ -468,6 +483,12 @@ class NoHandlerError(HandlerError, TypeError):
                 "It is a function, and belongs to the code: save the rest, in equinox "
                 "`eqx.filter(model, eqx.is_array)`, and put both together after a restore, in equinox "
                 "`eqx.combine(restored, model)`"
+            )
+
+        if is_dataclass:
+            advice = (
+                "It is a dataclass that jax does not know as a node of a tree: decorate it with "
+                "`jax.tree_util.register_dataclass`, `flax.struct.dataclass` or the like"
             )
 
         super().__init__(f"{key_path}: no handler for {type_name}. {advice}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ("HANDLERS", "HandlerRegistry")
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from functools import partial
 from threading import RLock
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -207,7 +207,11 @@ class HandlerRegistry:
             entries = self._fitting(type_)
             if not entries:
                 raise NoHandlerError(
-                    key_path, type_name(type_), self.known(), is_function=_is_of_functions(type_)
+                    key_path,
+                    type_name(type_),
+                    self.known(),
+                    is_function=_is_of_functions(type_),
+                    is_dataclass=is_dataclass(type_),
                 )
 
             handler = _the_only_one(type_name(type_), entries, key_path)

@@ -76,7 +76,8 @@ def _target(
     try:
         parts = split(placement.sharding, shape)
     except (ValueError, IndexError) as error:
-        return different("shape", stored, f"{placement.sharding}, which does not fit ({error})")
+        shown = getattr(placement.sharding, "spec", placement.sharding)
+        return different("sharding", stored, f"{shown} cannot divide an array of shape {shape}: {error}")
 
     regions = tuple([HostRegion(bounds, dtype) for bounds in parts])
     is_packed = stored.spec.dtype in PACKED

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
+import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import penstock
-from penstock.errors import ConfigError, SpecError, UnknownMetricError
+from penstock.errors import (
+    ConfigError,
+    NoHandlerError,
+    RunningLoopError,
+    SpecError,
+    StructureMismatchError,
+    UnknownMetricError,
+)
 from penstock.steps import KeepBest, KeepLast, StepNames
 
 
@@ -100,3 +112,50 @@ async def test_steps_of_other_names_are_told_where_a_manager_is_opened(
     async with penstock.CheckpointManager(tmp_path, names=StepNames("step"), read_only=True) as manager:
         assert manager.latest_step() == 100
     assert "step.other_names" not in caplog.text
+
+
+def test_a_plain_with_names_the_blocking_twin() -> None:
+    for made in (penstock.Checkpointer(), penstock.CheckpointManager("/tmp/never-made")):
+        entered: Any = made
+        with pytest.raises(TypeError, match=rf"async with.*penstock\.sync\.{type(made).__name__}"), entered:
+            pass
+
+
+@pytest.mark.anyio
+async def test_a_checkpointer_is_refused_in_the_loop_of_another_thread(tmp_path: Path) -> None:
+    async with penstock.Checkpointer() as checkpointer:
+
+        def elsewhere() -> None:
+            anyio.run(checkpointer.save, tmp_path / "x", {"a": np.arange(3)})
+
+        with pytest.raises(RunningLoopError, match="of another thread"):
+            await anyio.to_thread.run_sync(elsewhere)
+
+    assert not (tmp_path / "x").exists()
+
+
+@dataclass
+class Plain:
+    """A dataclass that jax does not know."""
+
+    weights: Any
+
+
+@pytest.mark.anyio
+async def test_a_dataclass_that_is_no_node_is_told_how_it_becomes_one(tmp_path: Path) -> None:
+    with pytest.raises(NoHandlerError, match=r"jax\.tree_util\.register_dataclass"):
+        await penstock.save(tmp_path / "x", {"model": Plain(np.arange(3))})
+
+
+@pytest.mark.anyio
+async def test_a_mesh_that_does_not_fit_is_answered_by_what_would(tmp_path: Path) -> None:
+    await penstock.save(tmp_path / "x", {"w": np.ones((8, 3), np.float32)})
+    mesh = Mesh(np.array(jax.devices()[:8]), ("x",))
+    sharding = NamedSharding(mesh, PartitionSpec(None, "x"))
+    like = {"w": jax.ShapeDtypeStruct((8, 3), np.float32, sharding=sharding)}
+    with pytest.raises(StructureMismatchError) as caught:
+        await penstock.restore(tmp_path / "x", like=like)
+
+    assert [difference.kind for difference in caught.value.differences] == ["sharding"]
+    assert "must divide" in str(caught.value)
+    assert "rename" not in str(caught.value)

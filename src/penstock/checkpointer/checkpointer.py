@@ -9,7 +9,19 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, Unpack, cast, final, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    NoReturn,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    cast,
+    final,
+    overload,
+)
 
 from penstock.checkpointer.parts import CheckpointerParts, MemoryKeywords, config_and_regulator
 from penstock.config.config import Config
@@ -144,6 +156,19 @@ class Checkpointer:
         )
         self._made: Operations | None = None
         self._entered = EnteredOnce("Checkpointer")
+
+    def __enter__(self) -> NoReturn:
+        """Say how it is entered.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            "enter it by `async with`; without an event loop use `with penstock.sync.Checkpointer(...)`"
+        )
+
+    def __exit__(self, *_: object) -> None:
+        """Never called: nothing enters it."""
 
     async def __aenter__(self) -> Checkpointer:
         await load(NEEDED_TO_OPERATE, self.config.loop)

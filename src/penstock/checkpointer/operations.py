@@ -12,6 +12,7 @@ __all__ = (
 )
 
 import os
+import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -50,6 +51,7 @@ from penstock.kernel.errors import (
     ClosedError,
     NotACheckpointError,
     PenstockError,
+    RunningLoopError,
     SpecError,
     UnsupportedFormatError,
 )
@@ -84,12 +86,13 @@ class Lifetime:
         engine: Of the Checkpointer.
     """
 
-    __slots__ = ("_engine", "_tasks", "_threads", "background", "stopping", "streams")
+    __slots__ = ("_engine", "_loop_thread", "_tasks", "_threads", "background", "stopping", "streams")
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._tasks: TaskGroup | None = None
         self._threads: Threads | None = None
+        self._loop_thread = 0
         self.background = BackgroundSaves()
         self.streams = Streams()
         self.stopping = Stopping(engine.config.stopping, self.background)
@@ -105,7 +108,7 @@ class Lifetime:
         await sharing.look()
         try:
             async with own_tasks(self.background.raise_on_leaving) as tasks:
-                self._tasks, self._threads = tasks, Threads()
+                self._tasks, self._threads, self._loop_thread = tasks, Threads(), threading.get_ident()
                 with (
                     self.stopping.watching(tasks),
                     watching_memory(tasks, memory, events),
@@ -125,11 +128,17 @@ class Lifetime:
 
         Raises:
             ClosedError: If the Checkpointer is not open.
+            RunningLoopError: In another thread than that of its event loop.
             ForkedError: In a fork of the process that it was opened in.
         """
         self.stopping.home.check("this Checkpointer")
         if self._tasks is None or self._threads is None:
             raise ClosedError("the Checkpointer is not open; use it inside its `async with`")
+        if threading.get_ident() != self._loop_thread:
+            raise RunningLoopError(
+                "this Checkpointer was opened in the event loop of another thread; open one in each loop, "
+                "with one `memory=` for all, or use penstock.sync.Checkpointer, which any thread may call"
+            )
 
         return self._tasks, self._threads
 

@@ -12,6 +12,7 @@ from typing import (
     Any,
     Final,
     Literal,
+    NoReturn,
     SupportsIndex,
     TypeAlias,
     TypeVar,
@@ -190,6 +191,19 @@ class CheckpointManager:
         self._owned, self._sigterm = owned, sigterm
         self._metadata, self._clean = metadata, clean
         self._entered = EnteredOnce("CheckpointManager")
+
+    def __enter__(self) -> NoReturn:
+        """Say how it is entered.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            "enter it by `async with`; without an event loop use `with penstock.sync.CheckpointManager(...)`"
+        )
+
+    def __exit__(self, *_: object) -> None:
+        """Never called: nothing enters it."""
 
     async def __aenter__(self) -> CheckpointManager:
         await load({**NEEDED_TO_OPERATE, **NEEDED_TO_MANAGE}, self._checkpointer.config.loop)
