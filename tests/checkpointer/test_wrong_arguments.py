@@ -18,7 +18,7 @@ STATE = {"a": np.ones(3)}
 
 async def test_what_is_no_store_is_refused() -> None:
     wrong: Any = 5
-    with pytest.raises(SpecError, match=r"store=5 is no penstock\.kernel\.Store: derive its class from that"):
+    with pytest.raises(SpecError, match=r"class derives from penstock\.kernel\.Store, not 5"):
         async with Checkpointer(store=wrong):
             pass
 

@@ -487,17 +487,17 @@ class Checkpointer:
         return self._made
 
 
-# What a part is, and a member of each: the modules of most are loaded on entering, in a worker thread.
+# What a part must be, and a member that says so: the modules of most are loaded on entering.
 _PARTS: Final = {
-    "registry": ("a HandlerRegistry", "lookup"),
-    "save_pipeline": ("a pipeline such as penstock.pipelines.save_pipeline()", "slots"),
-    "restore_pipeline": ("a pipeline such as penstock.pipelines.restore_pipeline()", "slots"),
-    "store": ("a store, which derives from penstock.kernel.Store", "free_bytes"),
-    "save_format": ("a SaveFormat", "codec"),
+    "registry": ("a penstock.HandlerRegistry", "lookup"),
+    "save_pipeline": ("a penstock.Pipeline", "slots"),
+    "restore_pipeline": ("a penstock.Pipeline", "slots"),
+    "store": ("a store, whose class derives from penstock.kernel.Store", "free_bytes"),
+    "save_format": ("a penstock.SaveFormat", "codec"),
     "layout": ("a layout such as penstock.handlers.OrbaxLayout()", "find"),
     "coordinator": ("a coordinator, see penstock.kernel.Coordinator", "operation"),
-    "job": ("a JobOptions", "local_name"),
-    "memory": ("a MemoryRegulator", "limit_of"),
+    "job": ("a penstock.JobOptions", "local_name"),
+    "memory": ("a penstock.MemoryRegulator", "limit_of"),
 }
 
 
@@ -510,7 +510,7 @@ def _check_parts(**parts: object) -> None:
     for name, value in parts.items():
         what, member = _PARTS[name]
         if value is not None and not hasattr(value, member):
-            raise SpecError(f"{name} is {what}, not {value!r}")
+            raise SpecError(f"{name} must be {what}, not {value!r}")
 
 
 def _checked(observers: Iterable[Observer]) -> tuple[Observer, ...]:

@@ -184,7 +184,7 @@ def config_and_regulator(
 
     given = {name: value for name, value in keywords.items() if value is not None}
     for name, value in given.items():
-        if isinstance(value, int) and 0 < value < FEWEST_BYTES:
+        if type(value) is int and 0 < value < FEWEST_BYTES:
             raise ConfigError(name, f"{value} means {value} bytes; write '{value}GiB' for gigabytes")
 
     memory = cast("MemoryRegulator | None", given.pop("memory", None))

@@ -29,8 +29,8 @@ HANDLER = ArrayHandler()
         (jax.random.key(0), "dtype", "key<fry>[] in the target"),
         (
             struct((8, 16), np.float32, sharding=NamedSharding(mesh(3), P("x"))),
-            "shape",
-            "which does not fit",
+            "sharding",
+            "cannot divide",
         ),
         (3.0, "type", "float in the target"),
     ],
