@@ -8,7 +8,7 @@ ABSENT: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "checkpoint_manager": (
         (
             *("AbstractCheckpointer", "CheckpointHandlerRegistry"),
-            *("ProtoCheckpointHandler", "deserialize_root_metadata", "is_async_checkpointer"),
+            *("ProtoCheckpointHandler", "deserialize_root_metadata"),
             *("determine_default_item_mode_from_args", "serialize_root_metadata"),
         ),
         "Orbax imports them there for itself; what is public of them has its place in another module.",
@@ -55,7 +55,7 @@ ABSENT: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "transform_utils": (("RestoreArgs",), "It is in `type_handlers`."),
     "(the package)": (
         ("experimental",),
-        "`experimental.v1` is `penstock.orbax.v1`; emergency checkpoints and the tiering service are others.",
+        "`install()` has it: `experimental.v1` is `penstock.orbax.v1`, and emergency managers refuse to be.",
     ),
 }
 """Module -> its names, and why."""

@@ -954,3 +954,11 @@ def test_metrics_that_are_noted_later_count_for_policies_of_penstock(tmp_path: P
             manager.wait_until_finished()
 
     assert shown(tmp_path) == ["1", "3"]
+
+
+@both
+def test_a_checkpointer_that_saves_in_the_background_is_told_apart(ocp: Any) -> None:
+    """As paxml does, of the one that a manager made."""
+    with ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler()) as one, ocp.PyTreeCheckpointer() as other:
+        assert ocp.checkpoint_manager.is_async_checkpointer(one)
+        assert not ocp.checkpoint_manager.is_async_checkpointer(other)

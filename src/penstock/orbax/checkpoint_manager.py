@@ -20,6 +20,7 @@ __all__ = (
     "RootMetadata",
     "StepAlreadyExistsError",
     "StepMetadata",
+    "is_async_checkpointer",
 )
 
 import os
@@ -441,6 +442,11 @@ class CheckpointManager(WarnsOfOverrides):
 
         self._finalize_checkpoint(change.step)
         self._steps.complete(change)
+
+
+def is_async_checkpointer(checkpointer: Any) -> bool:
+    """Return whether a checkpointer saves in the background."""
+    return isinstance(checkpointer, AsyncCheckpointer)
 
 
 def make_checkpointer(
