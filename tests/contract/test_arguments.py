@@ -151,8 +151,9 @@ async def test_a_dataclass_that_is_no_node_is_told_how_it_becomes_one(tmp_path: 
 async def test_a_mesh_that_does_not_fit_is_answered_by_what_would(tmp_path: Path) -> None:
     await penstock.save(tmp_path / "x", {"w": np.ones((8, 3), np.float32)})
     mesh = Mesh(np.array(jax.devices()[:8]), ("x",))
-    sharding = NamedSharding(mesh, PartitionSpec(None, "x"))
-    like = {"w": jax.ShapeDtypeStruct((8, 3), np.float32, sharding=sharding)}
+    spec = PartitionSpec(None, "x")  # type: ignore[no-untyped-call]  # jax's
+    struct = jax.ShapeDtypeStruct((8, 3), np.float32, sharding=NamedSharding(mesh, spec))  # type: ignore[no-untyped-call]
+    like = {"w": struct}
     with pytest.raises(StructureMismatchError) as caught:
         await penstock.restore(tmp_path / "x", like=like)
 

@@ -128,13 +128,14 @@ def test_a_blocking_call_fails_in_a_few_lines(call: Callable[[Path], None], tmp_
 
 
 def test_calls_of_the_orbax_face_fail_in_a_few_lines(tmp_path: Path) -> None:
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: ocp.StandardCheckpointer().restore(tmp_path / "x"),
         lambda: ocp.PyTreeCheckpointer().restore(tmp_path / "x"),
         lambda: ocp.CheckpointManager(tmp_path / "run").restore(3),
         lambda: ocp1.load(tmp_path / "x"),
         lambda: ocp1.load_async(tmp_path / "x").result(),
-    ):
+    )
+    for call in calls:
         with pytest.raises(PenstockError) as caught:
             call()
 
