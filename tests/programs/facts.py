@@ -8,6 +8,7 @@ import builtins
 import dataclasses
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
@@ -99,7 +100,9 @@ def _kind(error: type[BaseException]) -> str:
 
 def files_of(directory: Path) -> list[str]:
     """List what is below a directory, but for what differs by design."""
-    found = {str(path.relative_to(directory)): path for path in directory.rglob("*")}
+    # A program may leave a manager open, whose files go when it is collected: `walk` passes over them.
+    each = (Path(at, name) for at, folders, files in os.walk(directory) for name in (*folders, *files))
+    found = {str(path.relative_to(directory)): path for path in each}
     return sorted(
         name
         for name, path in found.items()
