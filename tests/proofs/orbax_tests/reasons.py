@@ -39,6 +39,8 @@ _RULES: Final = (
     # `assert jax.process_count() == 2`, in setUp
     (r"^AssertionError \[\w+_test\.py:\d+ < (async_)?case\.py", PROCESSES),
     (r"[Pp]athways|gs://|GCS", PATHWAYS),
+    # Orbax's private functions make one, and build with it; ours says where a checkpoint is built.
+    (r"TemporaryPath\(\) takes no arguments", MIXED),
     (
         r"type object '(AtomicRename|CommitFile)TemporaryPath' has no attribute",
         "a class of temporary paths stands for a way to publish, and has no steps",
