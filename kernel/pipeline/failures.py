@@ -264,16 +264,15 @@ def short_traceback(function: F) -> F:
     """Return a public function, or coroutine function, whose expected errors have short tracebacks."""
     if inspect.iscoroutinefunction(function):
 
-        async def called(*args: Any, **keywords: Any) -> Any:
-            begun = function(*args, **keywords)
-            del args, keywords  # so that a tree lives no longer than the function needs it
-            try:
-                return await begun
-            except Exception as error:
-                _shorten(error)
-                raise
+        # No coroutine function: what does not fit the parameters is an error of the call, before any `await`.
+        def begin(*args: Any, **keywords: Any) -> Any:
+            return _awaited(function(*args, **keywords))
 
-        return cast("F", wraps(function)(called))
+        made = wraps(function)(begin)
+        if sys.version_info >= (3, 12):
+            made = inspect.markcoroutinefunction(made)
+
+        return cast("F", made)
 
     def call(*args: Any, **keywords: Any) -> Any:
         try:
@@ -283,6 +282,14 @@ def short_traceback(function: F) -> F:
             raise
 
     return cast("F", wraps(function)(call))
+
+
+async def _awaited(begun: Awaitable[T]) -> T:
+    try:
+        return await begun
+    except Exception as error:
+        _shorten(error)
+        raise
 
 
 def short_tracebacks(cls: C) -> C:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from tests.programs.program import Program
 
 PROGRAM = Program(
-    "flax, `examples/gemma/params.py`",
+    "flax, the parameters of `examples/gemma`",
     repository="google/flax@18f8f311c275d57f46d95e41b15aa97b454754c0",
     path="examples/gemma",
 )
