@@ -263,7 +263,6 @@ _MACHINERY: Final = sys.stdlib_module_names | {
 def short_traceback(function: F) -> F:
     """Return a public function, or coroutine function, whose expected errors have short tracebacks."""
     if inspect.iscoroutinefunction(function):
-
         # No coroutine function: what does not fit the parameters is an error of the call, before any `await`.
         def begin(*args: Any, **keywords: Any) -> Any:
             return _awaited(function(*args, **keywords))
