@@ -14,7 +14,6 @@ from typing import (
     Any,
     Final,
     Literal,
-    NoReturn,
     TypeAlias,
     TypeVar,
     Unpack,
@@ -25,7 +24,7 @@ from typing import (
 
 from penstock.checkpointer.parts import CheckpointerParts, MemoryKeywords, config_and_regulator
 from penstock.config.config import Config
-from penstock.event_loop.entered_once import EnteredOnce
+from penstock.event_loop.entered_once import AsyncOnly, EnteredOnce
 from penstock.event_loop.imports import NeededModules, load
 from penstock.handlers.coordinators.job_options import JobOptions
 from penstock.handlers.stores.publishing.paths import path_to_save_to
@@ -67,7 +66,7 @@ NEEDED_TO_OPERATE: Final[NeededModules] = {"penstock.checkpointer.operations": "
 
 @short_tracebacks
 @final
-class Checkpointer:
+class Checkpointer(AsyncOnly):
     """Saves and restores PyTrees under one memory budget. An async context manager.
 
     ```python
@@ -156,19 +155,6 @@ class Checkpointer:
         )
         self._made: Operations | None = None
         self._entered = EnteredOnce("Checkpointer")
-
-    def __enter__(self) -> NoReturn:
-        """Say how it is entered.
-
-        Raises:
-            TypeError: Always.
-        """
-        raise TypeError(
-            "enter it by `async with`; without an event loop use `with penstock.sync.Checkpointer(...)`"
-        )
-
-    def __exit__(self, *_: object) -> None:
-        """Never called: nothing enters it."""
 
     async def __aenter__(self) -> Checkpointer:
         await load(NEEDED_TO_OPERATE, self.config.loop)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ("EnteredOnce", "own_tasks")
+__all__ = ("AsyncOnly", "EnteredOnce", "own_tasks")
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import final
+from typing import NoReturn, final
 
 from anyio import create_task_group, get_cancelled_exc_class
 from anyio.abc import TaskGroup
@@ -89,3 +89,21 @@ async def own_tasks(
         on_leaving(failure)
     finally:
         del failure  # its traceback refers to this frame
+
+
+class AsyncOnly:
+    """Base of a public async context manager that has a blocking twin of its name in `penstock.sync`."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> NoReturn:
+        """Say how it is entered.
+
+        Raises:
+            TypeError: Always.
+        """
+        blocking = f"penstock.sync.{type(self).__name__}"
+        raise TypeError(f"enter it by `async with`; without an event loop use `with {blocking}(...)`")
+
+    def __exit__(self, *_: object) -> None:
+        """Never called: nothing enters it."""

@@ -12,7 +12,6 @@ from typing import (
     Any,
     Final,
     Literal,
-    NoReturn,
     SupportsIndex,
     TypeAlias,
     TypeVar,
@@ -24,7 +23,7 @@ from typing import (
 
 from penstock.checkpointer.checkpointer import NEEDED_TO_OPERATE, Checkpointer
 from penstock.checkpointer.parts import CheckpointerKeywords
-from penstock.event_loop.entered_once import EnteredOnce
+from penstock.event_loop.entered_once import AsyncOnly, EnteredOnce
 from penstock.event_loop.imports import NeededModules, load
 from penstock.handlers.stores.publishing.paths import path_or_url
 from penstock.kernel.errors import NotACheckpointError, SpecError
@@ -74,7 +73,7 @@ NEEDED_TO_MANAGE: Final[NeededModules] = {
 
 @short_tracebacks
 @final
-class CheckpointManager:
+class CheckpointManager(AsyncOnly):
     """Saves steps into one directory by policy, keeps the ones worth keeping, and restores them.
 
     ```python
@@ -191,19 +190,6 @@ class CheckpointManager:
         self._owned, self._sigterm = owned, sigterm
         self._metadata, self._clean = metadata, clean
         self._entered = EnteredOnce("CheckpointManager")
-
-    def __enter__(self) -> NoReturn:
-        """Say how it is entered.
-
-        Raises:
-            TypeError: Always.
-        """
-        raise TypeError(
-            "enter it by `async with`; without an event loop use `with penstock.sync.CheckpointManager(...)`"
-        )
-
-    def __exit__(self, *_: object) -> None:
-        """Never called: nothing enters it."""
 
     async def __aenter__(self) -> CheckpointManager:
         await load({**NEEDED_TO_OPERATE, **NEEDED_TO_MANAGE}, self._checkpointer.config.loop)
