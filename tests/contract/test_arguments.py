@@ -24,7 +24,7 @@ from penstock.errors import (
     StructureMismatchError,
     UnknownMetricError,
 )
-from penstock.steps import KeepBest, KeepLast, StepNames
+from penstock.steps import EverySteps, KeepBest, KeepLast, StepNames
 
 
 class Wrong:
@@ -81,6 +81,16 @@ def test_a_number_that_cannot_be_meant_is_refused() -> None:
         penstock.CheckpointManager("/tmp/never-made", save_when=0)
     with pytest.raises(SpecError, match="at least 0"):
         penstock.CheckpointManager("/tmp/never-made", keep=-1)
+
+
+@pytest.mark.parametrize("given", [3, None, "loss"])
+def test_what_is_combined_with_a_policy_is_a_policy(given: Any) -> None:
+    for policy in (KeepLast(3), EverySteps(100)):
+        made: Any = policy
+        with pytest.raises(SpecError, match="takes policies, not"):
+            _ = made | given
+        with pytest.raises(SpecError, match="takes policies, not"):
+            _ = made & given
 
 
 def test_a_budget_of_a_few_bytes_asks_for_gigabytes() -> None:

@@ -102,7 +102,7 @@ class KeepAnyOf(_Combinable):
     policies: Sequence[KeepPolicy]
 
     def __post_init__(self) -> None:
-        check_all(type(self).__name__, self.policies, as_keep_policy)
+        check_all(type(self).__name__, self.policies, KeepPolicy)
 
     @property
     def needs(self) -> Needs:
@@ -120,7 +120,7 @@ class KeepAllOf(_Combinable):
     policies: Sequence[KeepPolicy]
 
     def __post_init__(self) -> None:
-        check_all(type(self).__name__, self.policies, as_keep_policy)
+        check_all(type(self).__name__, self.policies, KeepPolicy)
 
     @property
     def needs(self) -> Needs:

@@ -71,7 +71,7 @@ class SaveAnyOf(_Combinable):
     policies: Sequence[SavePolicy]
 
     def __post_init__(self) -> None:
-        check_all(type(self).__name__, self.policies, as_save_policy)
+        check_all(type(self).__name__, self.policies, SavePolicy)
 
     def should_save(self, moment: SaveMoment, /) -> bool:
         return any(policy.should_save(moment) for policy in self.policies)
@@ -85,7 +85,7 @@ class SaveAllOf(_Combinable):
     policies: Sequence[SavePolicy]
 
     def __post_init__(self) -> None:
-        check_all(type(self).__name__, self.policies, as_save_policy)
+        check_all(type(self).__name__, self.policies, SavePolicy)
 
     def should_save(self, moment: SaveMoment, /) -> bool:
         return all(policy.should_save(moment) for policy in self.policies)

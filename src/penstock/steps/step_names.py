@@ -18,9 +18,9 @@ __all__ = (
 )
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, SupportsIndex, cast, final, runtime_checkable
+from typing import Final, Protocol, SupportsIndex, cast, final, runtime_checkable
 
 from penstock.handlers.stores.publishing.paths import TEMPORARY_SUFFIX
 from penstock.kernel.errors import SpecError
@@ -134,12 +134,13 @@ def check_seconds(what: str, seconds: object, *, positive: bool = True) -> None:
         raise SpecError(f"{what} is a {'positive ' if positive else ''}number, not {seconds!r}")
 
 
-def check_all(what: str, policies: object, check: Callable[[Any], object]) -> None:
-    """Raise `SpecError` if policies are no sequence of such."""
+def check_all(what: str, policies: object, kind: type[object]) -> None:
+    """Raise `SpecError` if policies are no sequence of such; a number stands for one in a manager alone."""
     if not isinstance(policies, Sequence):
         raise SpecError(f"{what} takes a sequence of policies, not {policies!r}")
     for policy in cast("Sequence[object]", policies):
-        check(policy)
+        if not isinstance(policy, kind):
+            raise SpecError(f"{what} takes policies, not {policy!r}")
 
 
 def check_steps(what: str, steps: object) -> None:
