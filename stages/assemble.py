@@ -32,7 +32,7 @@ class Assemble:
 
     messages: ClassVar[Messages] = {RestoredBatch: RestoredTree}
     advice: ClassVar[Advice] = Advice(
-        work="Its time grows with the number of leaves: restore fewer, with `only=`.",
+        busy="Its time grows with the number of leaves: restore fewer, with `only=`.",
         few_leaves=(
             "For so few leaves that is what a first restore loads (`penstock.warm_up()` does it before), or "
             "a type handler that takes its time."

@@ -34,7 +34,7 @@ class Commit:
 
     messages: ClassVar[Messages] = {WrittenBatch: Committed}
     advice: ClassVar[Advice] = Advice(
-        work=(
+        busy=(
             "It makes the documents durable, and several processes wait there for the slowest one: "
             "save fewer and larger leaves."
         ),

@@ -68,11 +68,11 @@ class DeviceToHost:
 
     messages: ClassVar[Messages] = {LeafBatch: StagedBatch}
     advice: ClassVar[Advice] = Advice(
-        work=(
+        busy=(
             'Copies to the host take that long: `staging="overlap"` lets the program go on '
             "meanwhile, until it awaits `save.staged()`."
         ),
-        memory=(
+        memory_wait=(
             "Raise `[memory] limit_bytes` (the argument `memory_limit`), or "
             "`save_device_host_concurrent_bytes` if that is lower."
         ),

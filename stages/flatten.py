@@ -188,7 +188,7 @@ class Flatten:
 
     messages: ClassVar[Messages] = {TreeToSave: LeafBatch}
     advice: ClassVar[Advice] = Advice(
-        work=(
+        busy=(
             "Its time grows with the number of leaves: save fewer and larger ones, as by stacking "
             "the layers of a model."
         ),

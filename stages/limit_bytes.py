@@ -38,8 +38,8 @@ class LimitBytes:
 
     messages: ClassVar[Messages] = {StagedBatch: StagedBatch, PlannedBatch: ReadBatch}
     advice: ClassVar[Advice] = Advice(
-        work=("It cuts what is too large into pieces: raise `piece_bytes` of `[save]` or `[restore]`."),
-        memory=(
+        busy=("It cuts what is too large into pieces: raise `piece_bytes` of `[save]` or `[restore]`."),
+        memory_wait=(
             "Raise `[memory] limit_bytes`, or the bytes on their way at once: "
             "`save_concurrent_bytes`, `restore_concurrent_bytes`."
         ),

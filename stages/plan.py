@@ -149,7 +149,7 @@ class Plan:
 
     messages: ClassVar[Messages] = {Located: PlannedBatch}
     advice: ClassVar[Advice] = Advice(
-        work="Its time grows with the number of leaves: restore fewer, with `only=`.",
+        busy="Its time grows with the number of leaves: restore fewer, with `only=`.",
         few_leaves=(
             "For so few leaves that is what a first restore loads (`penstock.warm_up()` does it before), or "
             "a type handler that takes its time."

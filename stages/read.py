@@ -64,11 +64,13 @@ class Read:
 
     messages: ClassVar[Messages] = {ReadBatch: HostBatch, PlannedBatch: HostBatch}
     advice: ClassVar[Advice] = Advice(
-        work=(
+        busy=(
             "If the store can do more at once, raise `[restore.read] concurrency`; if not, read "
             "less: `only=`, or `mmap=True`."
         ),
-        memory=("Raise `[memory] limit_bytes` (the argument `memory_limit`), or `restore_concurrent_bytes`."),
+        memory_wait=(
+            "Raise `[memory] limit_bytes` (the argument `memory_limit`), or `restore_concurrent_bytes`."
+        ),
     )
 
     concurrency: int = field(

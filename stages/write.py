@@ -76,7 +76,7 @@ class Write:
 
     messages: ClassVar[Messages] = {StagedBatch: WrittenBatch}
     advice: ClassVar[Advice] = Advice(
-        work=(
+        busy=(
             "If the store can do more at once, raise `[save.write] concurrency`; if not, write less: "
             '`[format] codec = "auto"`, or `base=` for what did not change.'
         ),

@@ -30,12 +30,12 @@ from penstock.kernel.protocols.capability import Capability
 class Advice:
     """Advice for when a stage is the bottleneck: a sentence or two, which name an option."""
 
-    work: str = (
-        "Give it more workers, if it has an option `concurrency`, or less to do."  #: it works all the time
+    busy: str = (
+        "Give it more workers, if it has an option `concurrency`, or less to do."  #: it is busy all the time
     )
-    memory: str = "Raise `[memory] limit_bytes` (the argument `memory_limit`)."  #: it waits for memory
-    few_leaves: str = ""  #: instead of `work`, if their number cannot be why
-    few_bytes: str = ""  #: instead of `work`, if their number cannot be why
+    memory_wait: str = "Raise `[memory] limit_bytes` (the argument `memory_limit`)."  #: it waits for memory
+    few_leaves: str = ""  #: instead of `busy`, if their number cannot be why
+    few_bytes: str = ""  #: instead of `busy`, if their number cannot be why
 
 
 NO_ADVICE: Final = Advice()
@@ -56,13 +56,13 @@ def advice_of(stage: object) -> Advice:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One stretch of work of one worker; times by `time.perf_counter`."""
+    """One stretch of time in which one worker was busy; times by `time.perf_counter`."""
 
     worker: int
     start: float
     end: float
     nbytes: int
-    memory_wait_s: float = 0.0  #: of this time, waiting for the memory budget
+    memory_wait_s: float = 0.0  #: of this time; the rest was busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class StageStatistics:
     advice: Advice = field(default=NO_ADVICE, repr=False)  #: if it is the bottleneck
 
     @property
-    def longest_s(self) -> float:
-        """Busy seconds of the busiest worker: idle siblings do not make a stage faster."""
+    def busiest_s(self) -> float:
+        """Busy seconds of its busiest worker: idle siblings do not make a stage faster."""
         by_worker = [0.0] * self.workers
         for span in self.spans:
             by_worker[span.worker] += span.end - span.start - span.memory_wait_s
@@ -95,19 +95,19 @@ class StageStatistics:
     @property
     def throughput(self) -> float | None:
         """Bytes per second of work, with all its workers; None without bytes or work."""
-        return self.nbytes / self.longest_s if self.nbytes and self.longest_s > 0 else None
+        return self.nbytes / self.busiest_s if self.nbytes and self.busiest_s > 0 else None
 
     def __str__(self) -> str:
         return (
-            f"{self.name}: worked {self.busy_s:.3f} s; waited {self.starved_s:.3f} s for input, "
-            f"{self.blocked_s:.3f} s for output, {self.memory_wait_s:.3f} s for memory"
+            f"{self.name}: busy {self.busy_s:.3f} s, starved {self.starved_s:.3f} s, "
+            f"blocked {self.blocked_s:.3f} s, memory_wait {self.memory_wait_s:.3f} s"
         )
 
 
 def bottleneck(stages: Iterable[StageStatistics]) -> str | None:
-    """Name the stage whose busiest worker worked longest; None if nothing ran."""
+    """Name the stage whose busiest worker was busy longest; None if nothing ran."""
     ran = (stage for stage in stages if stage.n_in)
-    busiest = max(ran, key=lambda stage: stage.longest_s, default=None)
+    busiest = max(ran, key=lambda stage: stage.busiest_s, default=None)
     return busiest.name if busiest is not None else None
 
 

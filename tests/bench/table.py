@@ -183,7 +183,7 @@ def _profiles(results: Results, verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 
 def _profile(profile: Profile) -> str:
-    rows = [("stage", "busy", "starved", "blocked", "memory")]
+    rows = [("stage", "busy", "starved", "blocked", "memory_wait")]
     rows.extend(
         (
             stage.name,

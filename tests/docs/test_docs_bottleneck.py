@@ -52,7 +52,7 @@ async def test_the_examples_run_and_print_what_the_page_shows(
     assert " ".join(saved[10:]) == explained[0]
     assert (tmp_path / "timeline.png").stat().st_size > 1000
     assert (tmp_path / "trace.json").read_text().startswith('{"traceEvents"')
-    assert advice_of(names["Quantise"]()).work.startswith("Quantise fewer")
+    assert advice_of(names["Quantise"]()).busy.startswith("Quantise fewer")
 
 
 def test_every_column_is_described() -> None:

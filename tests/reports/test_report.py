@@ -43,8 +43,8 @@ def test_the_stage_that_is_busy_most_of_the_time_is_the_bottleneck_although_othe
     found = find_bottleneck(STAGES)
 
     assert found is not None
-    assert (found.stage.name, found.why, found.seconds, found.of_s) == ("write", "work", 3.0, 4.0)
-    words = "The stage 'write' is the bottleneck: it worked 3.00 of 4.00 s, with 2 workers. Work less."
+    assert (found.stage.name, found.why, found.seconds, found.of_s) == ("write", "busy", 3.0, 4.0)
+    words = "The stage 'write' is the bottleneck: it was busy 3.00 of 4.00 s, with 2 workers. Work less."
     assert explained(STAGES, "save", 9, MIB) == words
 
 
@@ -56,7 +56,7 @@ def test_memory_is_the_bottleneck_where_nobody_is_busy_and_somebody_waits_for_it
 
 
 def test_short_runs_are_told_in_milliseconds_and_empty_ones_in_words() -> None:
-    assert "it worked 2.0 of 2.0 ms" in explained([stage("write", Span(0, 1.0, 1.002, 1))], "save", 1, 1)
+    assert "it was busy 2.0 of 2.0 ms" in explained([stage("write", Span(0, 1.0, 1.002, 1))], "save", 1, 1)
     idle = [replace(FLATTEN, n_in=0)]
     assert explained(idle, "restore", 0, 0) == "No stage of this restore had anything to do."
     assert explained([], "save", 0, 0) == "No stage of this save had anything to do."
@@ -105,7 +105,7 @@ def test_a_report_fits_a_terminal() -> None:
     assert lines[0].startswith("save of /a/long/path")
     assert "1,000,000 leaves" in lines[1]
     assert "staged after 1.500 s" in lines[1]
-    assert lines[2].split() == ["stage", "work", "input", "output", "memory", "MiB", "MiB/s", "queue"]
+    assert lines[2].split() == ["stage", "busy", "starved", "blocked", "memory_wait", "MiB", "MiB/s", "queue"]
     assert lines[4].split() == ["device_to_host", "1.000", "1.000", "0.500", "2.000", "1.0", "1.0", "0.5"]
     assert lines[5].split()[:3] == ["write", "x2", "2.000"]
     assert " ".join(lines[8:]) == report.explain()
@@ -141,7 +141,7 @@ def test_the_timeline_has_a_row_for_each_worker_and_a_bounded_number_of_bars() -
 
     rows = timeline_rows([*STAGES, replace(FLATTEN, spans=())])
     assert [row.label for row in rows] == ["flatten", "device_to_host", "write 0", "write 1"]
-    assert rows[1].bars[0].memory_s == 2.0
+    assert rows[1].bars[0].memory_wait_s == 2.0
     (row,) = timeline_rows([many])
     assert len(row.bars) <= 2 * MOST_BARS
     assert timeline_svg([]) == ""

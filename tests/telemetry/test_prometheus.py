@@ -44,11 +44,11 @@ async def test_saves_and_restores_are_counted(tmp_path: Path) -> None:
     assert value("penstock_operation_bytes_bucket", operation="save", le="10000.0") == 2
     assert value("penstock_operation_seconds_count", operation="save") == 2
     assert value("penstock_save_stall_seconds_count") == 2
-    assert value("penstock_stage_work_seconds_count", operation="restore", stage="read") == 2
-    for doing in ("work", "input", "output", "memory"):
+    assert value("penstock_stage_busy_seconds_count", operation="restore", stage="read") == 2
+    for doing in ("busy", "starved", "blocked", "memory_wait"):
         seconds = value("penstock_stage_seconds_total", operation="save", stage="write", doing=doing)
         assert seconds is not None
-    work = value("penstock_stage_seconds_total", operation="save", stage="write", doing="work")
+    work = value("penstock_stage_seconds_total", operation="save", stage="write", doing="busy")
     assert work is not None
     assert work > 0
     assert value("penstock_failures_total", operation="save", error="cancelled") is None

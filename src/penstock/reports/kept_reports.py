@@ -41,20 +41,20 @@ class KeptStage:
     name: str
     workers: int
     nbytes: int
-    work_s: float
-    input_s: float
-    output_s: float
-    memory_s: float
+    busy_s: float
+    starved_s: float
+    blocked_s: float
+    memory_wait_s: float
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class KeptBar:
-    """A stretch of work of one worker, in seconds from the first work of any."""
+    """A stretch of time of one worker, in seconds from the first of any."""
 
     start_s: float
     seconds: float
-    memory_s: float  #: of these, waiting for memory
+    memory_wait_s: float  #: of these
 
 
 @final
@@ -159,7 +159,9 @@ def _stage(stage: StageStatistics) -> KeptStage:
 
 
 def _row(row: Row) -> KeptRow:
-    return KeptRow(row.label, tuple([KeptBar(bar.start_s, bar.seconds, bar.memory_s) for bar in row.bars]))
+    return KeptRow(
+        row.label, tuple([KeptBar(bar.start_s, bar.seconds, bar.memory_wait_s) for bar in row.bars])
+    )
 
 
 def _finite(seconds: float) -> float:

@@ -79,7 +79,7 @@ class StageReport:
         return trace
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """Draw when each worker of each stage worked, and when it waited for memory.
+        """Draw when each worker of each stage was busy, and when it waited for memory.
 
         Args:
             path: A picture to write as well; its suffix is the format. Blocking.
@@ -203,7 +203,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 _BUSY: Final = 0.5
-"""A stage that works for this part of the time is the bottleneck, even if others wait for memory."""
+"""A stage that is busy for this part of the time is the bottleneck, even if others wait for memory."""
 
 _SHORT: Final = 0.25
 """If no stage is that busy, one that waits for memory for this part of the time says what is."""
@@ -220,7 +220,7 @@ class _Finding:
     """The bottleneck of a run: the stage, why, and for how many of how many seconds."""
 
     stage: StageStatistics
-    why: Literal["work", "memory"]
+    why: Literal["busy", "memory_wait"]
     seconds: float
     of_s: float
 
@@ -229,7 +229,7 @@ def wall_s(stages: Sequence[StageStatistics]) -> float:
     """Seconds from the first to the last work of any stage."""
     spans = [span for stage in stages for span in stage.spans]
     if not spans:
-        return max([stage.longest_s for stage in stages], default=0.0)
+        return max([stage.busiest_s for stage in stages], default=0.0)
 
     return max(span.end for span in spans) - min(span.start for span in spans)
 
@@ -245,12 +245,12 @@ def find_bottleneck(stages: Sequence[StageStatistics]) -> _Finding | None:
         return None
 
     whole = max(wall_s(stages), 1e-9)
-    busiest = max(ran, key=lambda stage: stage.longest_s)
+    busiest = max(ran, key=lambda stage: stage.busiest_s)
     waiting = max(ran, key=_waited_s)
-    if busiest.longest_s < _BUSY * whole and _waited_s(waiting) >= _SHORT * whole:
-        return _Finding(waiting, "memory", _waited_s(waiting), whole)
+    if busiest.busiest_s < _BUSY * whole and _waited_s(waiting) >= _SHORT * whole:
+        return _Finding(waiting, "memory_wait", _waited_s(waiting), whole)
 
-    return _Finding(busiest, "work", busiest.longest_s, whole)
+    return _Finding(busiest, "busy", busiest.busiest_s, whole)
 
 
 def explained(stages: Sequence[StageStatistics], kind: str, n_leaves: int, nbytes: int) -> str:
@@ -269,14 +269,13 @@ def explained(stages: Sequence[StageStatistics], kind: str, n_leaves: int, nbyte
     stage, took = found.stage, f"{found.seconds:.2f} of {found.of_s:.2f} s"
     if found.of_s < _TINY_S:
         took = f"{1000 * found.seconds:.1f} of {1000 * found.of_s:.1f} ms"
-    if found.why == "memory":
-        return (
-            f"Memory is the bottleneck: the stage {stage.name!r} waited {took} for it. {stage.advice.memory}"
-        )
+    if found.why == "memory_wait":
+        words = f"Memory is the bottleneck: the stage {stage.name!r} waited {took} for it."
+        return f"{words} {stage.advice.memory_wait}"
 
     workers = f", with {stage.workers} workers" if stage.workers > 1 else ""
     words = _advised(stage.advice, n_leaves, nbytes)
-    return f"The stage {stage.name!r} is the bottleneck: it worked {took}{workers}. {words}"
+    return f"The stage {stage.name!r} is the bottleneck: it was busy {took}{workers}. {words}"
 
 
 def _advised(advice: Advice, n_leaves: int, nbytes: int) -> str:
@@ -285,7 +284,7 @@ def _advised(advice: Advice, n_leaves: int, nbytes: int) -> str:
     if advice.few_bytes and nbytes < _FEW_BYTES:
         return advice.few_bytes
 
-    return advice.work
+    return advice.busy
 
 
 def _waited_s(stage: StageStatistics) -> float:
@@ -294,11 +293,11 @@ def _waited_s(stage: StageStatistics) -> float:
 
 _MIB: Final = 2**20
 _NAME: Final = 17
-_WIDTHS: Final = (4, 8, 8, 8, 8, 9, 9, 7)  #: of the columns behind the name
+_WIDTHS: Final = (4, 8, 8, 8, 12, 8, 8, 7)  #: of the columns behind the name
 
-COLUMNS: Final = ("stage", "", "work", "input", "output", "memory", "MiB", "MiB/s", "queue")
-"""The second one is the number of workers. Times are of one worker on average, in seconds: at work,
-and waiting for input, output and memory. The queue is the messages that waited for the stage, on average."""
+COLUMNS: Final = ("stage", "", "busy", "starved", "blocked", "memory_wait", "MiB", "MiB/s", "queue")
+"""The second one is the number of workers. Times are of one worker on average, in seconds, by the names of
+`StageStatistics`. The queue is the messages that waited for the stage, on average."""
 
 
 def stage_table(stages: Iterable[StageStatistics]) -> str:
@@ -400,17 +399,17 @@ def counted(n: int, one: str, many: str = "") -> str:
 
 MOST_BARS: Final = 1000  #: of one row; nobody sees more, and a picture of them would take megabytes
 _WIDTH, _LEFT, _ROW, _HEIGHT = 720, 130, 18, 12
-_WORK, _MEMORY = "#2563eb", "#f59e0b"
+_BUSY_COLOUR, _MEMORY_WAIT_COLOUR = "#2563eb", "#f59e0b"
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TimelineBar:
-    """Work of one worker, in seconds from the first work of any; `memory_s` of it waited for memory."""
+    """A stretch of time of one worker, in seconds from the first of any; of it `memory_wait_s`, else busy."""
 
     start_s: float
     seconds: float
-    memory_s: float
+    memory_wait_s: float
 
 
 @final
@@ -456,16 +455,16 @@ def timeline_svg(stages: Sequence[StageStatistics]) -> str:
         y = 4 + _ROW * at
         lines.append(f'<text x="4" y="{y + 10}">{escape(row.label)}</text>')
         for bar in row.bars:
-            x, waited = _LEFT + bar.start_s * scale, bar.memory_s * scale
-            worked = max(bar.seconds * scale - waited, 0.5)
+            x, waited = _LEFT + bar.start_s * scale, bar.memory_wait_s * scale
+            busy = max(bar.seconds * scale - waited, 0.5)
             if waited >= 0.5:
-                lines.append(_rect(x, y, waited, _MEMORY))
-            lines.append(_rect(x + waited, y, worked, _WORK))
+                lines.append(_rect(x, y, waited, _MEMORY_WAIT_COLOUR))
+            lines.append(_rect(x + waited, y, busy, _BUSY_COLOUR))
 
     base = f'y="{high - 6}"'
     lines.append(f'<text x="{_LEFT}" {base}>0 s</text>')
     lines.append(f'<text x="{_WIDTH - 10}" {base} text-anchor="end">{whole:.3f} s</text>')
-    legend = "blue: at work, orange: waiting for memory"
+    legend = "blue: busy, orange: memory_wait"
     lines.append(f'<text x="{(_LEFT + _WIDTH) / 2}" {base} text-anchor="middle">{legend}</text></svg>')
     return "".join(lines)
 
@@ -478,7 +477,7 @@ def _joined(bars: Sequence[TimelineBar], whole_s: float, most: int) -> tuple[Tim
         last = joined[-1] if joined else None
         if last is not None and len(bars) > most and bar.start_s - last.start_s - last.seconds <= gap_s:
             end = max(last.start_s + last.seconds, bar.start_s + bar.seconds)
-            joined[-1] = TimelineBar(last.start_s, end - last.start_s, last.memory_s + bar.memory_s)
+            joined[-1] = TimelineBar(last.start_s, end - last.start_s, last.memory_wait_s + bar.memory_wait_s)
         else:
             joined.append(bar)
 
@@ -492,7 +491,7 @@ def _rect(x: float, y: float, width: float, colour: str) -> str:
 def plot_timeline(
     stages: Sequence[StageStatistics], title: str, path: str | os.PathLike[str] | None
 ) -> Figure:
-    """Draw a row for each worker: blue where it worked, orange where it waited for memory.
+    """Draw a row for each worker: blue where it was busy, orange where it waited for memory.
 
     Raises:
         ModuleNotFoundError: If matplotlib is not installed; the extra `cli` has it.
@@ -506,14 +505,16 @@ def plot_timeline(
     figure: Any = Figure(figsize=(9, 0.8 + 0.28 * max(len(rows), 1)), layout="constrained")
     axes = figure.add_subplot()
     for at, row in enumerate(rows):
-        waits = [(bar.start_s, bar.memory_s) for bar in row.bars]
-        works = [(bar.start_s + bar.memory_s, max(bar.seconds - bar.memory_s, 0.0)) for bar in row.bars]
-        axes.broken_barh(waits, (at - 0.35, 0.7), facecolors="#f59e0b")
-        axes.broken_barh(works, (at - 0.35, 0.7), facecolors="#2563eb")
+        waits = [(bar.start_s, bar.memory_wait_s) for bar in row.bars]
+        works = [
+            (bar.start_s + bar.memory_wait_s, max(bar.seconds - bar.memory_wait_s, 0.0)) for bar in row.bars
+        ]
+        axes.broken_barh(waits, (at - 0.35, 0.7), facecolors=_MEMORY_WAIT_COLOUR)
+        axes.broken_barh(works, (at - 0.35, 0.7), facecolors=_BUSY_COLOUR)
 
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
     axes.invert_yaxis()
-    axes.set_xlabel("seconds (orange: waiting for memory)")
+    axes.set_xlabel("seconds (blue: busy, orange: memory_wait)")
     axes.set_title(title, fontsize=10, parse_math=False)
     if path is not None:
         figure.savefig(path, dpi=120)

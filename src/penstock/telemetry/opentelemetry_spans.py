@@ -79,10 +79,10 @@ class OpenTelemetrySpans:
                 "penstock.workers": stage.workers,
                 "penstock.messages": stage.n_in,
                 "penstock.nbytes": stage.nbytes,
-                "penstock.work_s": stage.busy_s,
-                "penstock.input_s": stage.starved_s,
-                "penstock.output_s": stage.blocked_s,
-                "penstock.memory_s": stage.memory_wait_s,
+                "penstock.busy_s": stage.busy_s,
+                "penstock.starved_s": stage.starved_s,
+                "penstock.blocked_s": stage.blocked_s,
+                "penstock.memory_wait_s": stage.memory_wait_s,
             },
         )
         traced.end(offset + int(ended * 1e9))

@@ -104,13 +104,13 @@ class _Metrics:
         )
         self.stage_seconds = Counter(
             "penstock_stage_seconds",
-            "Seconds of all workers of a stage: working, or waiting for input, output or memory.",
+            "Seconds of all workers of a stage: busy, starved, blocked, or waiting for memory.",
             ["operation", "stage", "doing"],
             registry=registry,
         )
-        self.stage_work = Histogram(
-            "penstock_stage_work_seconds",
-            "Seconds of work of a stage's busiest worker in one save or restore.",
+        self.stage_busy = Histogram(
+            "penstock_stage_busy_seconds",
+            "Seconds in which a stage's busiest worker was busy, in one save or restore.",
             ["operation", "stage"],
             buckets=_SECONDS,
             registry=registry,
@@ -136,15 +136,15 @@ class _Metrics:
 
         for stage in report.stages:
             doing = {
-                "work": stage.busy_s,
-                "input": stage.starved_s,
-                "output": stage.blocked_s,
-                "memory": stage.memory_wait_s,
+                "busy": stage.busy_s,
+                "starved": stage.starved_s,
+                "blocked": stage.blocked_s,
+                "memory_wait": stage.memory_wait_s,
             }
             for name, seconds in doing.items():
                 self.stage_seconds.labels(kind, stage.name, name).inc(max(seconds, 0.0))
 
-            self.stage_work.labels(kind, stage.name).observe(stage.longest_s)
+            self.stage_busy.labels(kind, stage.name).observe(stage.busiest_s)
 
     def _sum(self, field: str) -> float:
         return float(sum(getattr(statistics(), field) for statistics in list(self.budgets)))

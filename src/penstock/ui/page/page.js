@@ -126,7 +126,7 @@ function timeline(rows, width) {
     const place = { y: 4 + line * at, height: line - 6 };
     picture.append(drawn("text", { x: 4, y: place.y + 10 }, row.label.slice(0, 20)));
     for (const bar of row.bars) {
-      const [x, waited] = [left + bar.start_s * scale, bar.memory_s * scale];
+      const [x, waited] = [left + bar.start_s * scale, bar.memory_wait_s * scale];
       if (waited >= 0.5) picture.append(drawn("rect", { class: "waited", x, width: waited, ...place }));
       const work = drawn("rect", { class: "bar", x: x + waited, width: Math.max(0.5, bar.seconds * scale - waited), ...place });
       work.append(drawn("title", {}, `${row.label}: ${(1000 * bar.seconds).toFixed(1)} ms`));
@@ -147,13 +147,13 @@ function showReport() {
   byId("explanation").textContent =
     `${leaves}, ${bytes(report.nbytes)}: staged after ${report.staged_s.toFixed(3)} s, durable after ` +
     `${report.durable_s.toFixed(3)} s${rate}. ${report.explanation}`;
-  const legend = element("p", { class: "more" }, "One line for each worker: at work, and in orange waiting for memory.");
+  const legend = element("p", { class: "more" }, "One line for each worker: busy, and in orange memory_wait.");
   byId("timeline").replaceChildren(timeline(report.rows, Math.round(Math.min(900, Math.max(280, byId("timeline").clientWidth)))), legend);
-  const numbers = ["work", "input", "output", "memory", "size"];
+  const numbers = ["busy", "starved", "blocked", "memory_wait", "size"];
   const seconds = (n) => cell(n.toFixed(3), "number");
   const rows = report.stages.map((stage) => row([
     cell(stage.workers === 1 ? stage.name : `${stage.name} ×${stage.workers}`),
-    ...["work_s", "input_s", "output_s", "memory_s"].map((key) => seconds(stage[key])), cell(stage.nbytes ? bytes(stage.nbytes) : "", "number"),
+    ...["busy_s", "starved_s", "blocked_s", "memory_wait_s"].map((key) => seconds(stage[key])), cell(stage.nbytes ? bytes(stage.nbytes) : "", "number"),
   ]));
   byId("stages").replaceChildren(table(["stage", ...numbers], numbers, rows));
 }
