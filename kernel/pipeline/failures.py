@@ -256,22 +256,25 @@ _SPECIAL: Final = frozenset(
 )
 _MACHINERY: Final = sys.stdlib_module_names | {
     "anyio", "jax", "jaxlib", "msgpack", "numpy", "obstore", "outcome", "penstock", "tensorstore", "trio",
+    "uvloop",
 }  # fmt: skip
 """Packages whose frames are not the caller's."""
 
 
 def short_traceback(function: F) -> F:
     """Return a public function, or coroutine function, whose expected errors have short tracebacks."""
-    if inspect.iscoroutinefunction(function):
-        # No coroutine function: what does not fit the parameters is an error of the call, before any `await`.
-        def begin(*args: Any, **keywords: Any) -> Any:
-            return _awaited(function(*args, **keywords))
+    if inspect.iscoroutinefunction(function):  # what is made is one too: libraries that try again ask for it
 
-        made = wraps(function)(begin)
-        if sys.version_info >= (3, 12):
-            made = inspect.markcoroutinefunction(made)
+        async def run(*args: Any, **keywords: Any) -> Any:
+            begun = function(*args, **keywords)
+            del args, keywords  # what is kept of them is the function's matter
+            try:
+                return await begun
+            except Exception as error:
+                _shorten(error)
+                raise
 
-        return cast("F", made)
+        return cast("F", wraps(function)(run))
 
     def call(*args: Any, **keywords: Any) -> Any:
         try:
@@ -281,14 +284,6 @@ def short_traceback(function: F) -> F:
             raise
 
     return cast("F", wraps(function)(call))
-
-
-async def _awaited(begun: Awaitable[T]) -> T:
-    try:
-        return await begun
-    except Exception as error:
-        _shorten(error)
-        raise
 
 
 def short_tracebacks(cls: C) -> C:

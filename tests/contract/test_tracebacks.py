@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
+from tests.event_loops import Backend
 
 import penstock
 import penstock.orbax as ocp
@@ -161,6 +163,16 @@ async def test_an_error_in_a_group_of_tasks_is_short_too(tmp_path: Path) -> None
 
     for error in caught.value.exceptions:
         assert roots(error).count("penstock") == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"])
+async def test_on_uvloop_it_is_as_short(anyio_backend: Backend, tmp_path: Path) -> None:
+    with pytest.raises(NotACheckpointError) as caught:
+        await penstock.restore(tmp_path / "x")
+
+    assert type(asyncio.get_running_loop()).__module__.startswith("uvloop")
+    check_short(caught.value)
 
 
 class Parcel:

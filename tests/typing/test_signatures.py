@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 import penstock
@@ -114,9 +116,17 @@ def test_defaults_are_the_same_in_every_layer() -> None:
         lambda path: BARE.Checkpointer(lik=1),
         lambda path: BARE.CheckpointManager(path, lik=1),
         lambda path: BARE.watch(path, lik=1),
-        lambda path: BARE.restore(path, lik=1),
+        lambda path: anyio.run(partial(BARE.restore, path, lik=1)),
+        lambda path: anyio.run(partial(BARE.save, path, 1, lik=1)),
     ],
 )
 def test_a_misspelt_keyword_is_pythons_own_error(call: Callable[[Any], object], tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'lik'"):
         call(tmp_path / "x")
+
+
+@pytest.mark.parametrize(("name", "function"), [*functions(ASYNC)])
+def test_what_is_awaited_is_a_coroutine_function(name: str, function: Callable[..., Any]) -> None:
+    """Libraries that try a call again, and servers that run one, ask for that."""
+    assert inspect.iscoroutinefunction(function) == inspect.iscoroutinefunction(inspect.unwrap(function))
+    assert name != "save" or inspect.iscoroutinefunction(function)
