@@ -9,6 +9,7 @@ __all__ = (
     "Table",
     "environment_table",
     "fit",
+    "fit_fields",
     "given_leaves",
     "load_options",
     "merged",
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass
 from difflib import get_close_matches
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from types import NoneType, UnionType
 from typing import (
     Any,
@@ -122,6 +123,44 @@ def fit(value: object, hint: Any, name: str, *, textual: bool = False, positive:
             problem = error  # nearly right, so its message says more than a list of types
 
     raise problem or ValueError(f"must be {' or '.join(wanted)}, not {value!r}")
+
+
+def fit_fields(options: Any, section: str) -> None:
+    """Convert each field of a frozen dataclass to its type, as `fit` does. To be called in `__post_init__`.
+
+    So what is given in Python may be written as in a file, `limit_bytes="2GiB"`, and is checked as there.
+
+    Args:
+        options: The new object.
+        section: Where the options stand in a file, for the error.
+
+    Raises:
+        ConfigError: If one does not fit.
+    """
+    class_: Any = type(options)
+    hints: dict[str, Any] = {}
+    for field in dataclasses.fields(options):
+        value: object = getattr(options, field.name)
+        default: object = field.default
+        made_by: object = field.default_factory
+        is_default = value is default or made_by is type(value)
+        if is_default or TABLES in field.metadata:
+            continue
+
+        hints = hints or _hints(class_)
+        try:
+            positive = bool(field.metadata.get("positive", False))
+            found = fit(value, hints[field.name], field.name, positive=positive)
+        except ValueError as error:
+            raise ConfigError(_dotted(section, field.name), str(error)) from None
+
+        if found is not value:
+            object.__setattr__(options, field.name, found)
+
+
+@lru_cache(maxsize=64)
+def _hints(class_: type) -> dict[str, Any]:
+    return get_type_hints(class_)
 
 
 def _checked(value: object, name: str, positive: bool) -> object:
@@ -346,7 +385,7 @@ def given_leaves(table: Table, section: str = "") -> Iterator[tuple[str, Sourced
 
 def _build(spec: Any, section: str, table: Table) -> Any:
     class_ = spec if isinstance(spec, type) else type(spec)
-    hints = get_type_hints(class_)
+    hints = _hints(class_)
     fields = {field.name: field for field in dataclasses.fields(class_) if field.init}
     rest = next((field.name for field in fields.values() if TABLES in field.metadata), None)
     changes: dict[str, Any] = {}
@@ -420,7 +459,7 @@ def _unknown(class_: type, section: str, name: str, given: SourcedValue | Table)
 
 
 def _known(class_: type, section: str = "") -> Iterator[str]:
-    hints = get_type_hints(class_)
+    hints = _hints(class_)
     for field in dataclasses.fields(class_):
         key = _dotted(section, field.name)
         if dataclasses.is_dataclass(hints[field.name]):

@@ -15,6 +15,7 @@ from anyio import Lock
 from penstock.kernel.codecs import AUTO, check_codec
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.messages.save import Extents, Leaf, Piece, SavePlan, StagedBatch
+from penstock.kernel.options import fit_fields
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
@@ -51,6 +52,7 @@ class Encode:
     auto_saves: float = 0.1
 
     def __post_init__(self) -> None:
+        fit_fields(self, "encode")
         if check_codec("encode.auto_codec", self.auto_codec) != self.auto_codec:
             raise ConfigError("encode.auto_codec", f"must name the options, too, not {self.auto_codec!r}")
         if not 0 <= self.auto_saves < 1:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, cast, final
 
 from penstock.kernel.messages.restore import HostBatch, RestoredBatch
+from penstock.kernel.options import fit_fields
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
@@ -35,6 +36,9 @@ class HostToDevice:
     )
 
     concurrency: int = field(default=1, metadata={"positive": True})
+
+    def __post_init__(self) -> None:
+        fit_fields(self, "host_to_device")
 
     @asynccontextmanager
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:

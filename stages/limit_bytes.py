@@ -14,6 +14,7 @@ from penstock.kernel.concurrency.brief_steps import cuts
 from penstock.kernel.memory.byte_account import ByteAccount, ByteLease, acquire_from_both
 from penstock.kernel.messages.restore import PlannedBatch, ReadBatch
 from penstock.kernel.messages.save import StagedBatch
+from penstock.kernel.options import fit_fields
 from penstock.kernel.pipeline.run_context import Run
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
@@ -46,6 +47,9 @@ class LimitBytes:
     )
 
     in_flight_bytes: int | None = field(default=None, metadata={"positive": True})
+
+    def __post_init__(self) -> None:
+        fit_fields(self, "limit_bytes")
 
     @asynccontextmanager
     async def open(self, run: Run, /) -> AsyncGenerator[Actor]:

@@ -20,6 +20,7 @@ from crc32c import crc32c
 from penstock.kernel.errors import ChecksumError, UnsupportedByStoreError
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.messages.restore import Located, PlannedBatch
+from penstock.kernel.options import fit_fields
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
@@ -157,6 +158,9 @@ class Plan:
     )
 
     max_expansion: int = field(default=MOST_EXPANSION, metadata={"positive": True})
+
+    def __post_init__(self) -> None:
+        fit_fields(self, "plan")
 
     @asynccontextmanager
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:

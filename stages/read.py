@@ -25,6 +25,7 @@ from penstock.kernel.errors import ChecksumError, PipelineError, TruncatedDataEr
 from penstock.kernel.memory.buffers import anonymous_memory
 from penstock.kernel.memory.byte_account import ByteLease
 from penstock.kernel.messages.restore import HostBatch, PlannedBatch, ReadBatch
+from penstock.kernel.options import fit_fields
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
@@ -77,6 +78,9 @@ class Read:
         default_factory=lambda: min(8, max(2, os.cpu_count() or 1)), metadata={"positive": True}
     )
     verify: bool = True
+
+    def __post_init__(self) -> None:
+        fit_fields(self, "read")
 
     @asynccontextmanager
     async def open(self, run: RestoreRun, /) -> AsyncGenerator[Actor]:

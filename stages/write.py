@@ -31,6 +31,7 @@ from penstock.kernel.messages.save import (
     WrittenBatch,
     in_columns,
 )
+from penstock.kernel.options import fit_fields
 from penstock.kernel.pipeline.run_context import SaveRun
 from penstock.kernel.pipeline.stage import Actor, Messages
 from penstock.kernel.pipeline.statistics import Advice
@@ -88,6 +89,9 @@ class Write:
 
     concurrency: int = field(default=4, metadata={"positive": True})
     file_bytes: int | None = field(default=None, metadata={"positive": True})
+
+    def __post_init__(self) -> None:
+        fit_fields(self, "write")
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:

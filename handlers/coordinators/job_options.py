@@ -8,11 +8,11 @@ __all__ = (
 )
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast, final
+from dataclasses import dataclass, field
+from typing import final
 
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.options import fit_fields
 
 
 @final
@@ -29,17 +29,14 @@ class JobLimits:
         call_s: For the service to answer when this process gives up.
     """
 
-    join_s: float = 600.0
-    write_s: float = 3600.0
-    silence_s: float = 30.0
-    beat_s: float = 1.0
-    call_s: float = 10.0
+    join_s: float = field(default=600.0, metadata={"positive": True})
+    write_s: float = field(default=3600.0, metadata={"positive": True})
+    silence_s: float = field(default=30.0, metadata={"positive": True})
+    beat_s: float = field(default=1.0, metadata={"positive": True})
+    call_s: float = field(default=10.0, metadata={"positive": True})
 
     def __post_init__(self) -> None:
-        for name in ("join_s", "write_s", "silence_s", "beat_s", "call_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"processes.{name}", f"must be positive, not {getattr(self, name)!r}")
-
+        fit_fields(self, "processes")
         if self.silence_s < 2 * self.beat_s:
             raise ConfigError("processes.silence_s", f"must be two beats ({2 * self.beat_s:g} s) at least")
 
@@ -72,19 +69,19 @@ class JobOptions:
     key_prefix: str = ""
 
     def __post_init__(self) -> None:
+        fit_fields(self, "job")
         if self.local_root is not None:
             root = os.path.abspath(os.path.expanduser(self.local_root))
             object.__setattr__(self, "local_root", root)
         if self.active_processes is None:
             return
 
-        given = cast("Sequence[object]", tuple(self.active_processes))
-        fit = all(isinstance(index, int) and not isinstance(index, bool) and index >= 0 for index in given)
-        if not fit or not given or len(set(given)) < len(given):
-            problem = f"must be indices of processes, each once, as in (0, 1), not {self.active_processes!r}"
+        given = self.active_processes
+        if not given or min(given) < 0 or len(set(given)) < len(given):
+            problem = f"must be indices of processes, each once, as in (0, 1), not {given!r}"
             raise ConfigError("job.active_processes", problem)
 
-        object.__setattr__(self, "active_processes", tuple(sorted(cast("Sequence[int]", given))))
+        object.__setattr__(self, "active_processes", tuple(sorted(given)))
 
     def local_name(self, path: str) -> str | None:
         """Return what all processes call `path` if it is on local disks; None if it is not.

@@ -10,7 +10,9 @@ __all__ = ("Array", "Composite", "Json", "NumpyRandomKey", "Proto", "PyTree", "R
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, cast, final
+
+from penstock.kernel.errors import SpecError
 
 
 @final
@@ -74,6 +76,9 @@ class Composite(Mapping[str, object]):
     __slots__ = ("_items",)
 
     def __init__(self, items: Mapping[str, object] | None = None, /, **more: object) -> None:
+        if not isinstance(cast("object", items), Mapping | None):
+            raise SpecError(f"items are a mapping from names to values, not {items!r}")
+
         self._items: dict[str, object] = {**(items or {}), **more}
 
     def __getitem__(self, name: str) -> object:

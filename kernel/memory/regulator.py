@@ -19,12 +19,12 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, final
 
 from anyio import CancelScope, move_on_after, sleep
 
 from penstock.kernel.concurrency.threads import Threads
-from penstock.kernel.errors import ClosedError, ConfigError, CoordinationError
+from penstock.kernel.errors import ClosedError, ConfigError, CoordinationError, SpecError
 from penstock.kernel.memory.bounded_cache import BoundedCache
 from penstock.kernel.memory.byte_account import AccountStatistics, ByteAccount, ByteLease
 from penstock.kernel.memory.memory_limit import (
@@ -35,7 +35,7 @@ from penstock.kernel.memory.memory_limit import (
     auto_limit,
     memory_domain,
 )
-from penstock.kernel.options import parse_bytes
+from penstock.kernel.options import fit
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -108,6 +108,9 @@ class MemoryRegulator:
         restore_concurrent_bytes: int | str = IN_FLIGHT_BYTES,
         source: MemorySource | None = None,
     ) -> None:
+        if not (source is None or callable(getattr(source, "read", None))):
+            raise SpecError(f"source has a method `read`, and is not {source!r}")
+
         read = SystemMemory() if source is None else source
         self.source: Final[MemorySource | None] = read if limit == "auto" else None  #: what the limit follows
         self._first: MemoryReading | None = None
@@ -285,10 +288,8 @@ def _account(name: str, limit: int | str) -> ByteAccount:
 
 
 def _bytes(name: str, value: int | str) -> int:
-    if not isinstance(value, str):
-        return value
     try:
-        return parse_bytes(value)
+        return cast("int", fit(value, int, "limit_bytes", positive=True))
     except ValueError as error:
         raise ConfigError(f"memory.{name}", str(error)) from None
 

@@ -86,6 +86,17 @@ class Transform:
         if original is not None and not isinstance(original, str):
             raise SpecError(f"original_key is a string such as 'params/kernel', not {original!r}")
 
+        if not isinstance(cast("object", self.use_fallback), bool):
+            raise SpecError(f"use_fallback is true or false, not {self.use_fallback!r}")
+
+        for name in ("value_fn", "multi_value_fn"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise SpecError(f"{name} must be a function, not {getattr(self, name)!r}")
+
+        needed = cast("object", self.multi_value_fn_input_args)
+        if not isinstance(needed, Mapping | None):
+            raise SpecError(f"multi_value_fn_input_args is a mapping of patterns, not {needed!r}")
+
         single = original is not None or self.value_fn is not None
         several = self.multi_value_fn is not None
         if self.use_fallback + single + several > 1:
@@ -96,9 +107,6 @@ class Transform:
             raise SpecError("multi_value_fn needs multi_value_fn_input_args: the leaves to be read for it")
         if not several and self.multi_value_fn_input_args is not None:
             raise SpecError("multi_value_fn_input_args needs multi_value_fn, which is not given")
-        for name in ("value_fn", "multi_value_fn"):
-            if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise SpecError(f"{name} must be a function, not {getattr(self, name)!r}")
 
 
 @final

@@ -139,6 +139,13 @@ class Pipeline(Generic[RunT]):
         changes: dict[str, SpecChange] = {}
         choice: CodecChoice | None = None
         names: list[str] = []
+        given = cast("object", self.slots)
+        are_slots = isinstance(given, Sequence) and all(
+            isinstance(each, Slot) for each in cast("Sequence[object]", given)
+        )
+        if not are_slots:
+            raise PipelineError(f"slots are a tuple of `Slot`, not {given!r}")
+
         for slot in self.slots:
             if slot.name in names:
                 raise PipelineError(f"two stages are called {slot.name!r}")

@@ -69,6 +69,10 @@ class PerProcess(Generic[T]):
     value: T
     divide: Divide | None = None
 
+    def __post_init__(self) -> None:
+        if not (self.divide is None or callable(self.divide)):
+            raise SpecError(f"divide is a function, not {self.divide!r}")
+
 
 @final
 @dataclass(frozen=True, slots=True)

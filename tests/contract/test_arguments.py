@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,17 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import penstock
+from penstock import config
 from penstock.errors import (
     ConfigError,
     NoHandlerError,
+    PipelineError,
     RunningLoopError,
     SpecError,
     StructureMismatchError,
     UnknownMetricError,
 )
+from penstock.stages import Encode, Read, Write
 from penstock.steps import EverySteps, KeepBest, KeepLast, StepNames
 
 
@@ -37,21 +41,35 @@ class Wrong:
 NEEDED: Mapping[str, Mapping[str, Any]] = {
     "CheckpointManager": {"root": "/tmp/never-made"},
     "KeepBest": {"n": 1, "metric": "loss"},
+    "PerProcess": {"value": 1},
 }
-NOT_MADE = {"SaveMoment", "StepInfo", "StepMetadata", "Watch"}
-"""What no caller makes: what policies are shown, and what `watch` returns."""
+RETURNED = {
+    "CheckpointMetadata", "GcReport", "LeafMetadata", "LeafStream", "Progress", "RegulatorStatistics",
+    "RepairReport", "RestoreReport", "SaveFuture", "SaveMoment", "SaveReport", "SealReport", "StepInfo",
+    "StepMetadata", "VerifyReport", "Watch",
+}  # fmt: skip
+"""What no caller makes: what calls return, and what policies are shown."""
+OF_ANY_KIND = {
+    ("PerProcess", "value"),  # a leaf
+    ("SaveArgs", "dtype"),  # only a save knows numpy's
+    ("HandlerRegistry", "entry_points"),  # anything is true or false
+    ("FlowOptions", "stage_options"),  # a stage that is configured checks its own
+    ("SaveFlowOptions", "stage_options"),
+    ("RestoreFlowOptions", "stage_options"),
+}
 
 
 def constructors() -> Iterator[tuple[Any, str]]:
     """Every public class that a caller configures, with each of its parameters."""
-    steps = [getattr(penstock.steps, name) for name in penstock.steps.__all__]
-    classes = [one for one in steps if inspect.isclass(one) and one.__name__ not in NOT_MADE]
-    for each in (penstock.Checkpointer, penstock.CheckpointManager, *classes):
-        if getattr(each, "_is_protocol", False) or issubclass(each, Exception):
-            continue
-        for name, parameter in inspect.signature(each).parameters.items():
-            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                yield each, name
+    for module in (penstock, penstock.steps, config, penstock.pipelines):
+        for each in (getattr(module, name) for name in module.__all__):
+            is_made = inspect.isclass(each) and each.__name__ not in RETURNED
+            if not is_made or getattr(each, "_is_protocol", False) or issubclass(each, Exception | Enum):
+                continue
+            for name, parameter in inspect.signature(each).parameters.items():
+                is_one = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+                if is_one and (each.__name__, name) not in OF_ANY_KIND:
+                    yield each, name
 
 
 @pytest.mark.parametrize(
@@ -60,8 +78,26 @@ def constructors() -> Iterator[tuple[Any, str]]:
 def test_an_argument_of_another_kind_is_refused_at_once(made: Any, name: str) -> None:
     arguments = {**NEEDED.get(made.__name__, {}), name: Wrong()}
     # What takes a path says what Python says.
-    with pytest.raises(TypeError if name == "root" else SpecError, match=r"Wrong(\(\))?"):
-        made(**arguments)
+    errors: Any = TypeError if name == "root" else (SpecError, ConfigError, PipelineError)
+    is_first = inspect.signature(made).parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY
+    with pytest.raises(errors, match=r"Wrong(\(\))?"):
+        made(Wrong()) if is_first else made(**arguments)
+
+
+def test_options_are_written_in_python_as_in_a_file() -> None:
+    given: Any = "2GiB"
+    assert config.MemoryOptions(limit_bytes=given).limit_bytes == 2 * 2**30
+    given = "500ms"
+    assert config.StoppingOptions(read_s=given).read_s == 0.5
+    with pytest.raises(ConfigError, match=r"memory\.save_concurrent_bytes.*must be positive, not 0"):
+        config.MemoryOptions(save_concurrent_bytes=0)
+
+
+def test_a_stage_checks_its_options() -> None:
+    given: Any = "many"
+    for stage in (Write, Read, Encode):
+        with pytest.raises(ConfigError, match="must be a whole number, not 'many'"):
+            stage(concurrency=given)
 
 
 @pytest.mark.anyio

@@ -62,7 +62,7 @@ from penstock.handlers.formats.zarr import METADATA_KEYS, array_metadata, chunk_
 from penstock.handlers.stores.publishing.paths import temporary_path
 from penstock.kernel.codecs import codec_of
 from penstock.kernel.concurrency.brief_steps import append
-from penstock.kernel.errors import DuplicateNameError
+from penstock.kernel.errors import DuplicateNameError, SpecError
 from penstock.kernel.memory.bounded_cache import BoundedCache, ByIdentity
 from penstock.kernel.protocols.layouts import FoundItems, Opening
 from penstock.kernel.protocols.leaf import LeafInfos, LeafSpec, ParamInfo, names_of
@@ -294,6 +294,9 @@ class OrbaxLayout:
         tree_custom_metadata: Any = None,
         directory: TreeDirectory | None = None,
     ) -> None:
+        if not isinstance(cast("object", form), SaveFormat | None):
+            raise SpecError(f"form is a penstock.SaveFormat, not {form!r}")
+
         self.directory = directory
         self._custom = tree_custom_metadata
         self._coded_chunk, self._plain_chunk = coded_chunk, plain_chunk

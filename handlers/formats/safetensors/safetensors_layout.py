@@ -18,7 +18,7 @@ __all__ = (
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 from typing import Any, Final, TypeAlias, final
@@ -49,7 +49,8 @@ from penstock.handlers.formats.safetensors.tensor_paths import (
     holds_tensors,
 )
 from penstock.handlers.stores.publishing.paths import temporary_path
-from penstock.kernel.errors import ConfigError, InvalidLeafError, NotACheckpointError, PathError, SpecError
+from penstock.kernel.errors import InvalidLeafError, NotACheckpointError, PathError, SpecError
+from penstock.kernel.options import fit_fields
 from penstock.kernel.protocols.layouts import Arrangement, FilePosition, Opening, WrittenRange
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo
 from penstock.kernel.protocols.leaf_handlers import Leaf
@@ -252,13 +253,15 @@ class SafetensorsLayout:
     Args:
         max_shard_bytes: A file in a folder that would hold more data is followed by another one; by
             default 5 GB. A single file is never split.
+
+    Raises:
+        ConfigError: If that is not positive, or no number of bytes.
     """
 
-    max_shard_bytes: int | None = None
+    max_shard_bytes: int | None = field(default=None, metadata={"positive": True})
 
     def __post_init__(self) -> None:
-        if self.max_shard_bytes is not None and self.max_shard_bytes <= 0:
-            raise ConfigError("max_shard_bytes", f"must be positive, not {self.max_shard_bytes}")
+        fit_fields(self, "")
 
     @property
     def places(self) -> SafetensorsLayout:

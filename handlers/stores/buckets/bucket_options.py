@@ -5,7 +5,9 @@ from __future__ import annotations
 __all__ = ("AzOptions", "BucketOptions", "GsOptions", "S3Options")
 
 from dataclasses import dataclass, field
-from typing import Final, Literal, final
+from typing import ClassVar, Final, Literal, final
+
+from penstock.kernel.options import fit_fields
 
 _MIB: Final = 2**20
 
@@ -44,6 +46,10 @@ class BucketOptions:
     retry_s: float = field(default=120.0, metadata={"positive": True})
     single_writer: bool = False
     lease_s: float = field(default=90.0, metadata={"positive": True})
+    section: ClassVar[str] = "store"
+
+    def __post_init__(self) -> None:
+        fit_fields(self, self.section)
 
 
 @final
@@ -66,6 +72,7 @@ class S3Options(BucketOptions):
     checksum: Literal["auto", "crc64nvme", "sha256", "none"] = "auto"
     virtual_host: bool | None = None
     requester_pays: bool = False
+    section: ClassVar[str] = "store.s3"
 
 
 @final
@@ -82,6 +89,7 @@ class GsOptions(BucketOptions):
     """
 
     billed_project: str | None = None
+    section: ClassVar[str] = "store.gs"
 
 
 @final
@@ -97,3 +105,4 @@ class AzOptions(BucketOptions):
     """
 
     account: str | None = None
+    section: ClassVar[str] = "store.az"

@@ -64,7 +64,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Final, Literal, cast, final
+from typing import Any, ClassVar, Final, Literal, cast, final
 
 from penstock.event_loop.interpreter_settings import LoopOptions
 from penstock.handlers.coordinators.job_options import JobLimits, JobOptions
@@ -75,6 +75,7 @@ from penstock.kernel.options import (
     TABLES,
     Table,
     environment_table,
+    fit_fields,
     load_options,
     merged,
     sourced,
@@ -203,6 +204,9 @@ class TelemetryOptions:
     observers: tuple[str, ...] = ()
     keep_reports: int = 0
 
+    def __post_init__(self) -> None:
+        fit_fields(self, "telemetry")
+
 
 READ_S: Final = 2.0
 
@@ -234,6 +238,9 @@ class StoppingOptions:
     read_s: float = field(default=READ_S, metadata={"positive": True})
     delete_s: float = field(default=60.0, metadata={"positive": True})
 
+    def __post_init__(self) -> None:
+        fit_fields(self, "stopping")
+
 
 MIB = 2**20
 
@@ -253,6 +260,9 @@ class MemoryOptions:
     restore_concurrent_bytes: int = field(default=256 * MIB, metadata={"positive": True})
     """Bytes that all restores together may have in flight from storage at once."""
 
+    def __post_init__(self) -> None:
+        fit_fields(self, "memory")
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -264,6 +274,9 @@ class StoreOptions:
     s3: S3Options = field(default_factory=S3Options)
     gs: GsOptions = field(default_factory=GsOptions)
     az: AzOptions = field(default_factory=AzOptions)
+
+    def __post_init__(self) -> None:
+        fit_fields(self, "store")
 
     @property
     def shortest_lease_s(self) -> float:
@@ -303,6 +316,10 @@ class FlowOptions:
         default_factory=dict[str, Any], metadata={TABLES: True}
     )
     """Stage name -> option -> `SourcedValue`, checked when the stage itself is configured."""
+    section: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        fit_fields(self, self.section)
 
 
 @final
@@ -318,8 +335,10 @@ class SaveFlowOptions(FlowOptions):
     compare_linked_every: int = 10
     """In so many saves in a row, all bytes that are linked from an earlier checkpoint are read and compared
     once, a share in each save; what differs is written anew. 1: all of them in each save; 0: none."""
+    section: ClassVar[str] = "save"
 
     def __post_init__(self) -> None:
+        fit_fields(self, self.section)
         if self.compare_linked_every < 0:
             raise ConfigError(
                 "save.compare_linked_every", f"must be 0 or more, not {self.compare_linked_every}"
@@ -336,6 +355,7 @@ class RestoreFlowOptions(FlowOptions):
 
     piece_bytes: int = field(default=32 * MIB, metadata={"positive": True})
     batch_bytes: int = field(default=32 * MIB, metadata={"positive": True})
+    section: ClassVar[str] = "restore"
 
 
 @final
@@ -353,6 +373,9 @@ class Config:
     job: JobOptions = field(default_factory=JobOptions)
     processes: JobLimits = field(default_factory=JobLimits)
     telemetry: TelemetryOptions = field(default_factory=TelemetryOptions)
+
+    def __post_init__(self) -> None:
+        fit_fields(self, "")
 
     @classmethod
     def load(

@@ -42,6 +42,7 @@ import anyio
 from anyio import CancelScope
 
 from penstock.event_loop.entered_once import own_tasks
+from penstock.kernel.options import fit_fields
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -57,6 +58,9 @@ class LoopOptions:
 
     pause_collector: bool = True  #: run the cyclic garbage collector rarely
     short_switches: bool = True  #: let threads take turns at the interpreter every millisecond
+
+    def __post_init__(self) -> None:
+        fit_fields(self, "loop")
 
 
 # A young collection of 15,000 objects takes 2 to 5 ms, whatever the size of the tree and of the heap.

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from threading import RLock
-from typing import Final, Literal, final
+from typing import Final, Literal, cast, final
 
 from penstock.handlers.stores.file_system import SystemCalls
 from penstock.handlers.stores.local import LocalStore
-from penstock.kernel.errors import StorageError, TruncatedDataError
+from penstock.kernel.errors import SpecError, StorageError, TruncatedDataError
 from penstock.kernel.protocols.stores import BuildToken, Store, Transfers
 
 _BUILDS: Final = "/.builds"
@@ -39,6 +39,9 @@ class MemoryStore(Store):
     """
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
+        if not isinstance(cast("object", capacity_bytes), int | None):
+            raise SpecError(f"capacity_bytes is a number of bytes, or None, not {capacity_bytes!r}")
+
         self._capacity_bytes = capacity_bytes
         self._lock = RLock()
         self._numbers = count(1)
