@@ -77,8 +77,9 @@ __all__ = (
 import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Final, final
+
+from penstock.kernel.nearest import hint_at
 
 _PUBLIC: Final = "penstock.errors"
 """Callers find the classes there."""
@@ -170,9 +171,7 @@ class PipelineError(SpecError):
     @classmethod
     def unknown_stage(cls, name: str, known: Sequence[str]) -> PipelineError:
         """Say that no stage is called `name`, and which name is near; if none is, all of them."""
-        near = get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-        return cls(f"no stage is called {name!r}; {hint}")
+        return cls(f"no stage is called {name!r}; {hint_at(name, known)}")
 
 
 @final
@@ -256,10 +255,10 @@ class UnknownMetricError(SpecError):
     """A policy ranks steps by `metric`, which no step has and which is not among those given (`known`)."""
 
     def __init__(self, metric: str, known: Sequence[str]) -> None:
-        near = get_close_matches(metric, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
         problem = f"no step has the metric {metric!r} that the policy ranks by, and these metrics lack it"
-        super().__init__(f"{problem}; {hint} Where it is not known yet, give NaN, or no metrics at all")
+        super().__init__(
+            f"{problem}; {hint_at(metric, known)} Where it is not known yet, give NaN, or no metrics at all"
+        )
         self.metric, self.known = metric, tuple(known)
 
 

@@ -23,7 +23,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass
-from difflib import get_close_matches
 from fractions import Fraction
 from functools import lru_cache, partial
 from types import NoneType, UnionType
@@ -42,6 +41,7 @@ from typing import (
 )
 
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.nearest import nearest
 
 _BYTES: dict[str, int | Fraction] = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _BYTES.update({"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "TB": 10**12})
@@ -449,8 +449,8 @@ def _unknown(class_: type, section: str, name: str, given: SourcedValue | Table)
     first = given if isinstance(given, SourcedValue) else SourcedValue(None, "argument")
     key = first.key or _dotted(section, asked)
     known = list(_known(class_))
-    near = get_close_matches(asked, known, n=1)
-    shown = [key.removesuffix(asked) + option for option in near or known]
+    near = nearest(asked, known)
+    shown = [key.removesuffix(asked) + option for option in ([near] if near else known)]
     if first.textual:
         shown = [_variable(option) for option in shown]
 

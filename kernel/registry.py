@@ -26,12 +26,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import lru_cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Generic, TypeVar, cast, final
 
 from penstock.kernel.errors import ConfigError, PenstockError, PipelineError
+from penstock.kernel.nearest import nearest
 
 T = TypeVar("T")
 StageT = TypeVar("StageT")
@@ -224,8 +224,8 @@ def _check_options(stage: str, factory: Callable[..., object], options: Mapping[
     if not unknown or inspect.Parameter.VAR_KEYWORD in kinds:
         return
 
-    near = get_close_matches(unknown[0], known, n=1)
-    hint = f"did you mean {stage}.{near[0]}?" if near else f"known here: {', '.join(known) or 'none'}"
+    near = nearest(unknown[0], known)
+    hint = f"did you mean {stage}.{near}?" if near else f"known here: {', '.join(known) or 'none'}"
     raise ConfigError(f"{stage}.{unknown[0]}", f"no such option; {hint}")
 
 

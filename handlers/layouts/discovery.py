@@ -40,6 +40,7 @@ from penstock.handlers.formats.orbax.discovery import (
     is_unfinished,
     latest_step,
     names_a_step,
+    nothing_at,
     step_at,
 )
 from penstock.handlers.formats.orbax.file_names import (
@@ -67,6 +68,7 @@ from penstock.kernel.errors import (
     PenstockError,
     UnsupportedFormatError,
 )
+from penstock.kernel.nearest import near_steps
 from penstock.kernel.protocols.stores import Store
 
 PlaceKind: TypeAlias = Literal["root", "checkpoint", "tensors", "folder", "unfinished", "file", "nothing"]
@@ -236,7 +238,7 @@ def check_deletable(store: Store, path: str) -> Literal["file", "directory"]:
     """
     kind = store.kind(path)
     if kind is None:
-        raise NotACheckpointError(path, "does not exist")
+        raise nothing_at(store, path)
 
     place = look_at(store, path)
     if place.kind == "tensors" and holds_only_tensors(store, path):
@@ -263,8 +265,11 @@ def checkpoint_path(store: Store, path: str, step: int | None = None) -> str:
     if step is not None:
         found = [name for name in place.steps if _order(name)[0] == step]
         if not found:
-            has = f"its latest is {place.steps[-1]}" if place.steps else "it is no directory of steps"
-            raise NotACheckpointError(path, f"has no step {step} ({has})")
+            if not place.steps:
+                raise NotACheckpointError(path, f"has no step {step} (it is no directory of steps)")
+
+            near = near_steps(step, [_order(name)[0] for name in place.steps])
+            raise NotACheckpointError(path, f"has no step {step} ({near})")
 
         return os.path.join(path, found[0])
     if place.kind != "root":

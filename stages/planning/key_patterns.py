@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("keys_in", "pattern_fits", "select_rows")
+__all__ = ("keys_in", "near_leaves", "pattern_fits", "select_rows")
 
 import re
 from ast import literal_eval
@@ -13,6 +13,7 @@ from typing import Final
 
 from penstock.kernel.errors import SpecError
 from penstock.kernel.messages.restore import Only
+from penstock.kernel.nearest import hint_at, nearest
 from penstock.kernel.protocols.leaf import KeyPath
 
 _STRING: Final = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
@@ -96,6 +97,53 @@ def _fitting(path: str, keys: Sequence[KeyPath], patterns: Sequence[str]) -> lis
             rows.append(row)
 
     if unused:
-        raise SpecError(f"only: no leaf of {path} matches {min(unused)!r}")
+        pattern = min(unused)
+        problem = f"only: no leaf of {path} matches {pattern!r}"
+        raise SpecError(f"{problem}; {near_leaves(pattern, keys)}")
 
     return rows
+
+
+def near_leaves(pattern: str, keys: Sequence[KeyPath]) -> str:
+    """Say what there is where a pattern that matches no leaf leaves the tree, and what is like it.
+
+    Args:
+        pattern: A shell pattern over dotted names, or a printed key path.
+        keys: The keys of all leaves.
+
+    Returns:
+        The end of a sentence, as in `did you mean 'params.head'?`.
+    """
+    parts = keys_in(pattern) or tuple(pattern.split("."))
+    below = list(keys)
+    depth = 0
+    while depth < len(parts):
+        fitting = [one for one in below if len(one) > depth and fnmatchcase(one[depth], parts[depth])]
+        if not fitting:
+            break
+
+        below, depth = fitting, depth + 1
+
+    above = ".".join(parts[:depth])
+    if depth == len(parts):  # it is a node, and was asked for as a leaf
+        return f"did you mean '{above}.*'?"
+
+    there = list(dict.fromkeys(one[depth] for one in below if len(one) > depth))
+    if not there:
+        return f"{'.'.join(below[0])!r} is a leaf" if below else "it has no leaf"
+
+    near = nearest(parts[depth], there)
+    if near is not None:
+        return f"did you mean {'.'.join([*parts[:depth], near])!r}?"
+
+    deeper = _by_last_key(parts, keys) if not depth else None
+    if deeper is not None:
+        return f"did you mean {deeper!r}?"
+
+    return f"{hint_at(parts[depth], there)} below {above}" if above else hint_at(parts[depth], there)
+
+
+def _by_last_key(parts: KeyPath, keys: Sequence[KeyPath]) -> str | None:
+    """Return the pattern for what is called so deeper in the tree; None if nothing is."""
+    wanted = "*." + ".".join(parts)
+    return wanted if any(pattern_fits(wanted, ".".join(one), one) for one in keys) else None

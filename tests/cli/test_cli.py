@@ -212,11 +212,65 @@ def test_seal_records_what_verify_then_compares(
     assert json.loads(capsys.readouterr().out)["unchanged"] == [str(copy)]
 
 
-def test_wrong_usage_ends_with_status_2() -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["show"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("show", ["the following arguments are required: PATH", "try: penstock show --help"]),
+        ("shwo .", ["there is no command 'shwo'; did you mean 'show'?", "try: penstock --help"]),
+        ("show . --onyl x", ["show has no option --onyl; did you mean --only?", "try: penstock show --help"]),
+        ("show . x", ["show takes no argument 'x'", "try: penstock show --help"]),
+        ("", ["the following arguments are required: COMMAND", "try: penstock --help"]),
+    ],
+)
+def test_wrong_usage_ends_with_status_2_and_two_lines(
+    capsys: pytest.CaptureFixture[str], words: str, said: list[str]
+) -> None:
+    try:
+        status: object = main(words.split())
+    except SystemExit as end:
+        status = end.code
 
-    assert end.value.code == 2
+    assert status == 2
+    assert capsys.readouterr().err.splitlines() == [f"penstock: {said[0]}", said[1]]
+
+
+@pytest.mark.parametrize("traceback", ["", "full"])
+def test_an_expected_error_is_one_line_unless_all_of_it_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, traceback: str
+) -> None:
+    monkeypatch.setenv("PENSTOCK_TRACEBACK", traceback)
+
+    assert main(["show", str(tmp_path / "nothing")]) == 1
+
+    *more, last = capsys.readouterr().err.splitlines()
+    assert last == f"penstock: {tmp_path / 'nothing'}: does not exist"
+    assert more[:1] == (["Traceback (most recent call last):"] if traceback else [])
+
+
+def test_a_step_of_a_manager_is_converted_to_its_one_tree_with_its_metrics(tmp_path: Path) -> None:
+    tree = {"w": np.arange(3.0)}
+    with penstock.sync.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, tree, metrics={"loss": 0.5}, custom_metadata={"by": "me"})
+
+    for name in ("m.safetensors", "m.npz"):
+        assert main(["convert", str(tmp_path / "run" / "1"), str(tmp_path / name)]) == 0
+
+    restored = penstock.sync.restore(tmp_path / "m.safetensors")
+    np.testing.assert_array_equal(restored["w"], tree["w"])
+    metadata = penstock.sync.metadata(tmp_path / "m.safetensors").custom_metadata
+    assert metadata == {"by": "me", "metrics": {"loss": 0.5}}
+    assert main(["diff", str(tmp_path / "run"), str(tmp_path / "m.safetensors")]) == 0
+
+
+def test_a_step_of_several_items_is_not_converted_to_one_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = penstock.items.Composite(state={"w": np.ones(2)}, about=penstock.items.Json({"a": 1}))
+    with penstock.sync.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, items, metrics={"loss": 0.5})
+
+    assert main(["convert", str(tmp_path / "run" / "1"), str(tmp_path / "m.safetensors")]) == 1
+    assert "convert one of them, as in --item state" in capsys.readouterr().err
 
 
 @pytest.mark.process

@@ -147,7 +147,7 @@ def test_what_is_no_checkpoint_fails_in_one_line(path: str, tmp_path: Path, call
 def test_ls_of_a_missing_step_fails_in_one_line(kept: Stored, call: Call) -> None:
     said = call("show", kept.run, "--step", "9")
 
-    assert (said.status, "has no step 9 (its latest is 2)" in said.err) == (1, True)
+    assert (said.status, "has no step 9 (the latest is 2)" in said.err) == (1, True)
 
 
 @pytest.mark.process
@@ -220,3 +220,35 @@ def test_ls_marks_pinned_steps(stored: Stored, call: Callable[..., Said]) -> Non
         assert [step["is_pinned"] for step in listed if step["step"] == 1] == [True]
 
     assert "pinned" not in {row[5] for row in call("ls", stored.run).rows}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("ls", "RUN", "--best", "Loss"), "no step has the metric 'Loss'; did you mean 'loss'?"),
+        (("show", "RUN", "--only", "parms.*"), "no leaf matches 'parms.*'; did you mean 'params'?"),
+        (("show", "RUN", "--only", "params.*", "--only", "xyz"), "no leaf matches 'xyz'; there are "),
+        (("diff", "RUN", "1", "--only", "params.v"), "no leaf matches 'params.v'; there are "),
+        (("du", "RUN/7"), "run/7: does not exist: no such step (the latest is 2)"),
+        (("du", "RUN", "--step", "-1"), "run: has no step -1 (the first is 0)"),
+        (("config", "reference", "memroy"), "no key begins with 'memroy'; did you mean 'memory'?"),
+        (
+            ("config", "reference", "concurency"),
+            "did you mean save.encode.concurrency, save.",
+        ),
+    ],
+)
+def test_what_matches_nothing_is_an_error_that_names_the_nearest(
+    kept: Stored, call: Call, arguments: tuple[str, ...], said: str
+) -> None:
+    failed = call(*[word.replace("RUN", str(kept.run)) for word in arguments])
+
+    assert (failed.status, failed.out) == (2 if arguments[0] == "diff" else 1, "")
+    assert said in failed.err
+    assert len(failed.err.splitlines()) == 1
+
+
+def test_ls_marks_no_best_where_nothing_has_metrics_yet(tmp_path: Path, call: Call) -> None:
+    penstock.sync.save(tmp_path / "c", [1])
+
+    assert call("ls", tmp_path, "--best", "loss").status == 0

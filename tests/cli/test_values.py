@@ -70,7 +70,11 @@ def test_cat_reads_random_keys_and_small_floats(tmp_path: Path, call: Call) -> N
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(("absent",), "no leaf is called absent"), (("params", "--values"), "--values goes with one LEAF")],
+    [
+        (("absent",), "no leaf matches 'absent'; there are "),
+        (("parms.w",), "no leaf matches 'parms.w'; did you mean 'params'?"),
+        (("params", "--values"), "--values goes with one LEAF"),
+    ],
 )
 def test_cat_says_what_it_cannot_find(
     kept: Stored, call: Call, arguments: tuple[str, ...], said: str
@@ -129,7 +133,8 @@ def test_diff_ends_with_2_if_something_goes_wrong(kept: Stored, call: Call) -> N
     said = call("diff", kept.run, kept.folder / "nothing")
 
     assert (said.status, "does not exist" in said.err) == (2, True)
-    assert call("diff", kept.run, kept.tensors).status == 2
+    assert call("diff", kept.items, kept.tensors).status == 2  # of two items, which is meant?
+    assert call("diff", kept.run, kept.tensors).status == 1  # metrics are no tree
 
 
 @pytest.mark.parametrize(

@@ -522,13 +522,19 @@ class TestNothingIsDropped:
 
         assert (report.path, report.n_leaves, report.nbytes) == (str(tmp_path / "copy"), 3, 120)
 
-    def test_safetensors_refuse_steps_and_metrics_by_name(self, saved_steps: Path, tmp_path: Path) -> None:
+    def test_safetensors_refuse_several_steps_by_name(self, saved_steps: Path, tmp_path: Path) -> None:
         with pytest.raises(SpecError, match="cannot carry all of the steps 1, 2, 10"):
             penstock.sync.convert(saved_steps, tmp_path / "x.safetensors")
-        with pytest.raises(SpecError, match=r"all of the items 'default', 'metrics'; .* item='default'"):
-            penstock.sync.convert(saved_steps / "2", tmp_path / "x.safetensors")
 
         assert list(tmp_path.iterdir()) == []
+
+    def test_safetensors_carry_the_metrics_of_a_step_as_metadata(
+        self, saved_steps: Path, tmp_path: Path
+    ) -> None:
+        penstock.sync.convert(saved_steps / "2", tmp_path / "x.safetensors")
+
+        metadata = penstock.sync.metadata(tmp_path / "x.safetensors").custom_metadata
+        assert metadata == {"at": 2, "metrics": {"loss": 0.5}}
 
     def test_steps_go_into_a_directory_of_steps_alone(
         self, saved: Path, saved_steps: Path, tmp_path: Path

@@ -36,6 +36,7 @@ __all__ = (
     "list_items",
     "locate",
     "names_a_step",
+    "nothing_at",
     "proto_file",
     "read_root_metadata",
     "step_at",
@@ -82,6 +83,7 @@ from penstock.kernel.errors import (
     StorageError,
     UnsupportedFormatError,
 )
+from penstock.kernel.nearest import near_steps
 from penstock.kernel.protocols.layouts import FoundItems
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import DISK_MARK, STAGE_RECORD, DiskMark
@@ -256,7 +258,24 @@ def check_there(store: Store, path: str) -> None:
     if left:
         raise unfinished_at(store, path, os.path.join(parent, min(left)))
 
-    raise NotACheckpointError(path, "does not exist")
+    raise nothing_at(store, path)
+
+
+def nothing_at(store: Store, path: str) -> NotACheckpointError:
+    """Return the error that nothing is at `path`. If that would be a step of a run, it names those near."""
+    at = path_or_url(path)
+    name = os.path.basename(at)
+    if not names_a_step(name):
+        return NotACheckpointError(path, "does not exist")
+
+    siblings = store.list_directory(os.path.dirname(at)) if store.kind(os.path.dirname(at)) else ()
+    steps = [_step_number(sibling) for sibling in siblings if names_a_step(sibling)]
+    near = f": no such step ({near_steps(_step_number(name), steps)})" if steps else ""
+    return NotACheckpointError(path, f"does not exist{near}")
+
+
+def _step_number(name: str) -> int:
+    return int(name.rpartition("_")[2])
 
 
 def check_marked(store: Store, path: str, names: frozenset[str]) -> None:

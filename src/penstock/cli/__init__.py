@@ -11,14 +11,16 @@ __all__ = ("COMMANDS", "CommandModule", "load_command", "main")
 import argparse
 import gc
 import os
+import re
 import sys
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Final, Protocol, cast
+from typing import Final, NoReturn, Protocol, cast
 
 import penstock
-from penstock.cli.terminal import CommandError, Output, in_options, open_output, say_error
+from penstock.cli.terminal import EXPECTED, Output, open_output, say_error, say_usage
+from penstock.kernel.nearest import hint_at, nearest
 
 
 class CommandModule(Protocol):
@@ -78,9 +80,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _complete()
 
         with _without_collections():  # while modules are loaded
-            parser = _parser(_named(given))
+            named = _named(given)
+            if not {*named} <= {*COMMANDS, "demo"}:
+                return say_usage(f"there is no command {named[0]!r}; {hint_at(named[0], list(COMMANDS))}")
 
-        options = parser.parse_args(given)
+            parser = _parser(named)
+
+        options, unknown = parser.parse_known_args(given)
+        if unknown:
+            return say_usage(*_unknown(parser, options.command, unknown[0]))
+
         if options.command != "doctor":
             # Nothing that a command does needs an accelerator, and a training may hold the only one.
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -92,8 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130  # what a shell expects of a command ended by SIGINT
-    except (CommandError, penstock.PenstockError, OSError) as error:
-        say_error(in_options(str(error)))
+    except EXPECTED as error:
+        say_error(error)
         return 1
 
 
@@ -114,12 +123,19 @@ def _named(given: Sequence[str]) -> Sequence[str]:
     return [word for word in given if not word.startswith("-")][:1]
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says in two lines what is wrong with a command line, instead of all that would be right."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.exit(say_usage(message, self.prog))
+
+
 def _parser(configured: Collection[str]) -> argparse.ArgumentParser:
     """Return the parser; of the commands, only those named in `configured` know their arguments.
 
     So a command does not wait for what the others import.
     """
-    parser = argparse.ArgumentParser(prog="penstock", description="Checkpoints for JAX, made for asyncio.")
+    parser = _Parser(prog="penstock", description="Checkpoints for JAX, made for asyncio.")
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     parser.add_argument("--table", action="store_true", help="print tables in a pipe, too, as for a pager")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -130,6 +146,20 @@ def _parser(configured: Collection[str]) -> argparse.ArgumentParser:
 
     commands.add_parser("demo", help="watch saves at work, one of them killed half-way")
     return parser
+
+
+def _unknown(parser: argparse.ArgumentParser, command: str, given: str) -> tuple[str, str]:
+    """Return what is wrong with an argument that a command does not have, and the command."""
+    if not given.startswith("-"):
+        return f"{command} takes no argument {given!r}", f"{parser.prog} {command}"
+
+    help_of_one = _Parser(add_help=True)
+    load_command(command).configure(help_of_one)
+    near = nearest(
+        given.partition("=")[0], sorted(set(re.findall(r"--[a-z][a-z-]+", help_of_one.format_help())))
+    )
+    hint = f"; did you mean {near}?" if near else ""
+    return f"{command} has no option {given}{hint}", f"{parser.prog} {command}"
 
 
 def _complete() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import anyio
 
-from penstock.cli.chosen_items import Chosen, add_choice, fitting
+from penstock.cli.chosen_items import Chosen, add_choice, select
 from penstock.cli.terminal import CommandError, Output, Table
 from penstock.inspection.leaf_values import Histogram, Statistics, is_array, read_values, statistics_of
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts
@@ -66,13 +66,11 @@ def _chosen(
     items: Sequence[ItemFacts], options: argparse.Namespace
 ) -> Sequence[tuple[ItemFacts, Sequence[LeafFacts]]]:
     """Return the leaves that the command line names, by their items."""
-    chosen = [(item, fitting(item.leaves, options.leaf or None)) for item in items]
-    chosen = [(item, [leaf for leaf in leaves if _holds_value(leaf)]) for item, leaves in chosen]
+    selected = select(items, options.leaf or None)
+    chosen = [(item, [leaf for leaf in item.leaves if _holds_value(leaf)]) for item in selected]
     chosen = [(item, leaves) for item, leaves in chosen if leaves]
     if not chosen:
-        raise CommandError(
-            f"no leaf is called {' or '.join(options.leaf) or 'anything'}; `penstock show` lists them"
-        )
+        raise CommandError(f"{items[0].path}: what was chosen has no value, as an empty list has none")
     if options.values and sum(len(leaves) for _, leaves in chosen) > 1:
         raise CommandError("--values goes with one LEAF")
 

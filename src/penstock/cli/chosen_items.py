@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-__all__ = ("Chosen", "add_choice", "fitting")
+__all__ = ("Chosen", "add_choice", "select", "select_of_both")
 
 import argparse
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar, final
 
+from penstock.cli.terminal import CommandError
 from penstock.handlers.layouts.discovery import checkpoint_path
 from penstock.handlers.stores.publishing.reading import read_unchanged
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts, read_items
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.protocols.stores import Store
-from penstock.stages.planning.key_patterns import pattern_fits
+from penstock.stages.planning.key_patterns import near_leaves, pattern_fits
 from penstock.stores.store_finder import store_of
 
 T = TypeVar("T")
@@ -64,14 +65,43 @@ class Chosen:
         return await read_unchanged(self.store, Threads(), self.path, lambda _: read())
 
 
-def fitting(leaves: Sequence[LeafFacts], only: Sequence[str] | None) -> Sequence[LeafFacts]:
-    """Return the leaves that key paths or patterns over dotted names select; all of them for None."""
+def select(items: Sequence[ItemFacts], only: Sequence[str] | None) -> Sequence[ItemFacts]:
+    """Return the items with the leaves that key paths or patterns over dotted names select; all for None.
+
+    Items of which no leaf is selected are left out.
+
+    Raises:
+        CommandError: If a pattern selects no leaf of any item; it names what is near.
+    """
+    return [item for item in _selected(items, only) if item.leaves or only is None]
+
+
+def select_of_both(
+    firsts: Sequence[ItemFacts], seconds: Sequence[ItemFacts], only: Sequence[str] | None
+) -> tuple[Sequence[ItemFacts], Sequence[ItemFacts]]:
+    """Return the items of two checkpoints with the leaves that `only` selects, which one of them may lack.
+
+    Raises:
+        CommandError: As `select`, if neither has such a leaf.
+    """
+    both = _selected([*firsts, *seconds], only)
+    return both[: len(firsts)], both[len(firsts) :]
+
+
+def _selected(items: Sequence[ItemFacts], only: Sequence[str] | None) -> Sequence[ItemFacts]:
     if only is None:
-        return leaves
+        return items
 
+    chosen = [replace(item, leaves=[leaf for leaf in item.leaves if _fits(leaf, only)]) for item in items]
+    selected = [leaf for item in chosen for leaf in item.leaves]
+    for pattern in only:
+        if not any(_fits(leaf, [pattern]) for leaf in selected):
+            hint = near_leaves(pattern, [leaf.keys for item in items for leaf in item.leaves])
+            raise CommandError(f"{items[0].path}: no leaf matches {pattern!r}; {hint}")
+
+    return chosen
+
+
+def _fits(leaf: LeafFacts, only: Sequence[str]) -> bool:
     # What is the name of a leaf is no pattern, whatever characters it has.
-    return [leaf for leaf in leaves if any(one == leaf.name or _fits(leaf, one) for one in only)]
-
-
-def _fits(leaf: LeafFacts, pattern: str) -> bool:
-    return pattern_fits(pattern, leaf.name, leaf.keys)
+    return any(one == leaf.name or pattern_fits(one, leaf.name, leaf.keys) for one in only)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from penstock.cli.terminal import Output, Table
+from penstock.cli.terminal import CommandError, Output, Table
 from penstock.config.config import Config, FoundFile, find_file, profiles_in
 from penstock.config.option_reference import (
     OptionEntry,
@@ -20,6 +20,7 @@ from penstock.config.option_reference import (
     every_option,
 )
 from penstock.kernel.errors import SpecError
+from penstock.kernel.nearest import hint_at, nearest
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +57,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
     Raises:
         ConfigError: If what is to be shown does not fit.
+        CommandError: If there is no such key.
     """
     if options.what == "show":
         return _show(options, output)
@@ -138,7 +140,10 @@ def _reference(options: argparse.Namespace, output: Output) -> int:
         output.say(json.dumps(config_schema(), indent=2))
         return 0
 
-    entries = [entry for entry in every_option() if entry.key.startswith(options.key)]
+    options_there = every_option()
+    entries = [entry for entry in options_there if entry.key.startswith(options.key)]
+    if not entries:
+        raise CommandError(f"no key begins with {options.key!r}; {_near_keys(options.key, options_there)}")
     if options.json:
         output.say(json.dumps([_document(entry) for entry in entries], indent=2))
         return 0
@@ -146,6 +151,23 @@ def _reference(options: argparse.Namespace, output: Output) -> int:
     columns = ("key", "type", "unit", "default", "effect")
     output.table(Table(columns, [(e.key, e.type, e.unit, e.default, e.effect) for e in entries], n_left=5))
     return 0
+
+
+def _near_keys(asked: str, entries: Sequence[OptionEntry]) -> str:
+    """Name the key that is nearest, also to the last part of one; else the tables."""
+    keys = [entry.key for entry in entries]
+    tables = list(dict.fromkeys(key.partition(".")[0] for key in keys))
+    near = nearest(asked, keys if "." in asked else tables)
+    if near is not None:
+        return f"did you mean {near!r}?"
+
+    end = nearest(asked, list(dict.fromkeys(key.rpartition(".")[2] for key in keys)))
+    if end is None:
+        return hint_at(asked, tables)
+
+    meant = [key for key in keys if key.endswith(f".{end}")]
+    more = f" or {len(meant) - 3} more" if len(meant) > 3 else ""
+    return f"did you mean {', '.join(meant[:3])}{more}?"
 
 
 def _document(entry: OptionEntry) -> dict[str, str]:

@@ -13,9 +13,8 @@ from typing import Any, TypeAlias
 
 import anyio
 
-import penstock
-from penstock.cli.chosen_items import Chosen, fitting
-from penstock.cli.terminal import CommandError, Output, Table, in_options, say_error
+from penstock.cli.chosen_items import Chosen, select_of_both
+from penstock.cli.terminal import EXPECTED, CommandError, Output, Table, say_error
 from penstock.inspection.leaf_values import Difference, compare_values, read_values
 from penstock.inspection.stored_leaves import (
     ItemFacts,
@@ -26,6 +25,7 @@ from penstock.inspection.stored_leaves import (
 )
 from penstock.inspection.texts import shape_text
 from penstock.reports.report import counted
+from penstock.steps.step_directory import METRICS
 
 Compared: TypeAlias = tuple[ItemFacts, ItemFacts, TreeComparison]
 """An item of each, and how their trees differ."""
@@ -52,8 +52,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
     """Print the differences, and return the status of `diff`."""
     try:
         return _run(options, output)
-    except (CommandError, penstock.PenstockError, OSError) as error:
-        say_error(in_options(str(error)))
+    except EXPECTED as error:
+        say_error(error)
         return 2
 
 
@@ -79,12 +79,9 @@ async def compare(
 ) -> tuple[Sequence[Compared], list[tuple[Pair, Difference]]]:
     """Return how the items of two checkpoints differ, in structure and, unless that is all, in values."""
     firsts, seconds = _paired(await first.items(), await second.items())
+    firsts, seconds = select_of_both(firsts, seconds, options.only)
     compared = [
-        (
-            ours,
-            theirs,
-            compare_trees(fitting(ours.leaves, options.only), fitting(theirs.leaves, options.only)),
-        )
+        (ours, theirs, compare_trees(ours.leaves, theirs.leaves))
         for ours, theirs in zip(firsts, seconds, strict=True)
     ]
     return compared, [] if options.structure else await _compare_values(compared, output)
@@ -96,6 +93,10 @@ def _paired(
     """Pair items by their names; where one side is one tree, with the tree of the other."""
     if len(firsts) == len(seconds) == 1:
         return firsts, seconds
+
+    first, second = _one_tree(firsts), _one_tree(seconds)
+    if first is not None and second is not None and not (first.name and second.name):
+        return [first], [second]
 
     theirs = {item.name: item for item in seconds}
     shared = [item for item in firsts if item.name in theirs]
@@ -110,6 +111,12 @@ def _paired(
         )
 
     return shared, [theirs[item.name] for item in shared]
+
+
+def _one_tree(items: Sequence[ItemFacts]) -> ItemFacts | None:
+    """Return the one tree of a checkpoint; metrics are none. So a step can be compared with its export."""
+    trees = [item for item in items if item.name != METRICS]
+    return trees[0] if len(trees) == 1 else None
 
 
 async def _compare_values(compared: Sequence[Compared], output: Output) -> list[tuple[Pair, Difference]]:

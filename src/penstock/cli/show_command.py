@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 
-from penstock.cli.chosen_items import Chosen, add_choice, fitting
+from penstock.cli.chosen_items import Chosen, add_choice, select
 from penstock.cli.terminal import Output, Table, format_bytes
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts
 from penstock.inspection.texts import iso_time, shape_text, sharding_text
@@ -39,9 +39,9 @@ def run(options: argparse.Namespace, output: Output) -> int:
     Raises:
         PenstockError: If it is no checkpoint, or damaged.
     """
-    items = anyio.run(Chosen.by(options).items)
+    items = select(anyio.run(Chosen.by(options).items), options.only)
     if options.json:
-        output.say(json.dumps(_document(items, options.only), indent=2))
+        output.say(json.dumps(_document(items), indent=2))
         return 0
 
     for item in items:
@@ -50,9 +50,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
         else:
             output.note(item.path)
 
-        leaves = fitting(item.leaves, options.only)
-        output.table(_table(item, leaves))
-        _sum_up(item, leaves, output)
+        output.table(_table(item, item.leaves))
+        _sum_up(item, item.leaves, output)
 
     _add_metadata(items[0], output)
     return 0
@@ -111,7 +110,7 @@ def _add_metadata(item: ItemFacts, output: Output) -> None:
         output.note(f"custom metadata {json.dumps(dict(item.custom_metadata))}")
 
 
-def _document(items: Sequence[ItemFacts], only: Sequence[str] | None) -> dict[str, Any]:
+def _document(items: Sequence[ItemFacts]) -> dict[str, Any]:
     first = items[0]
     return {
         "path": first.path,
@@ -125,7 +124,7 @@ def _document(items: Sequence[ItemFacts], only: Sequence[str] | None) -> dict[st
                 "nbytes": item.nbytes,
                 "stored_nbytes": item.stored_nbytes,
                 "tree_custom_metadata": item.tree_custom_metadata,
-                "leaves": [_leaf(leaf) for leaf in fitting(item.leaves, only)],
+                "leaves": [_leaf(leaf) for leaf in item.leaves],
             }
             for item in items
         ],

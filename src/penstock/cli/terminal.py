@@ -6,6 +6,7 @@ Errors of the library name arguments of Python; `in_options` names the options o
 from __future__ import annotations
 
 __all__ = (
+    "EXPECTED",
     "Bar",
     "CommandError",
     "NoBar",
@@ -18,6 +19,7 @@ __all__ = (
     "in_options",
     "open_output",
     "say_error",
+    "say_usage",
 )
 
 import os
@@ -32,6 +34,7 @@ from itertools import zip_longest
 from typing import Any, Final, Protocol, TextIO, final
 
 from penstock.inspection.texts import one_line, printable, width_of
+from penstock.kernel.errors import PenstockError
 
 _BOLD: Final = "1"
 _GREEN: Final = "1;32"
@@ -40,6 +43,10 @@ _CYAN: Final = "1;36"
 
 class CommandError(Exception):
     """The command cannot be carried out, or its result is a failure."""
+
+
+EXPECTED: Final = (CommandError, PenstockError, OSError)
+"""The errors that a command ends with in a sentence. Any other one is a defect, and shown as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +106,20 @@ def format_bytes(nbytes: int) -> str:
     return f"{size:.1f} TB"
 
 
-def say_error(text: str) -> None:
-    """Write why the command failed, on stderr."""
-    sys.stderr.write(f"penstock: {printable(text)}\n")
+def say_error(error: BaseException) -> None:
+    """Write why the command failed, on stderr: the sentence alone, or all of it with `PENSTOCK_TRACEBACK`."""
+    if os.environ.get("PENSTOCK_TRACEBACK") == "full":
+        import traceback
+
+        sys.stderr.write("".join(map(printable, traceback.format_exception(error))))
+
+    sys.stderr.write(f"penstock: {printable(in_options(str(error)))}\n")
+
+
+def say_usage(problem: str, command: str = "penstock") -> int:
+    """Write what is wrong with a command line, on stderr, and return the exit status of that."""
+    sys.stderr.write(f"penstock: {printable(problem)}\ntry: {command} --help\n")
+    return 2
 
 
 @final

@@ -68,7 +68,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     try:
         found = run_with_bar(output, options.path, partial(penstock.verify, options.path))
     except (penstock.PenstockError, OSError) as error:
-        say_error(str(error))  # status 1 would say that there is damage
+        say_error(error)  # status 1 would say that there is damage
         return STATUSES["unreadable"]
 
     if options.json:
@@ -89,6 +89,10 @@ def _document(found: VerifyReport) -> dict[str, Any]:
 
 
 def _show(found: VerifyReport, output: Output) -> None:
+    if found.status == "absent":
+        problems = ", ".join(dict.fromkeys(finding.problem for finding in found.findings))
+        output.say(f"{found.path}: {_SUMMARIES[found.status]} ({problems})")
+        return
     if found.findings:
         rows = [_row(found.path, finding) for finding in found.findings]
         output.table(Table(("", "leaf", "problem", "file", "offset", "bytes"), rows, n_left=4))
@@ -103,8 +107,6 @@ def _show(found: VerifyReport, output: Output) -> None:
     summary = _SUMMARIES[found.status]
     if found.intact:
         output.success(f"{found.path}: {summary} ({what})")
-    elif found.status == "absent":
-        output.say(f"{found.path}: {summary}")
     else:
         n_damaged = f", {len(found.damaged_leaves):,} of its leaves" if found.damaged_leaves else ""
         output.say(f"{found.path}: {summary}{n_damaged} ({what} were checked)")

@@ -63,13 +63,13 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, ClassVar, Final, Literal, cast, final
 
 from penstock.event_loop.interpreter_settings import LoopOptions
 from penstock.handlers.coordinators.job_options import JobLimits, JobOptions
 from penstock.handlers.stores.buckets.bucket_options import AzOptions, BucketOptions, GsOptions, S3Options
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.nearest import nearest
 from penstock.kernel.options import (
     ENVIRONMENT_PREFIX,
     TABLES,
@@ -144,8 +144,8 @@ def options_in(file: FoundFile, profile: str | None, profile_told_by: str) -> Ta
     if profile is None:
         return table
     if profile not in profiles:
-        near = get_close_matches(profile, profiles, n=1) or sorted(profiles)
-        known = f"{file.path!r} has {', '.join(near) or 'none'}"
+        near = nearest(profile, list(profiles))
+        known = f"{file.path!r} has {near or ', '.join(sorted(profiles)) or 'none'}"
         raise ConfigError(_PROFILES, f"there is no profile {profile!r}; {known}", profile_told_by)
 
     return merged(table, sourced(profiles[profile], file.path, f"{_PROFILES}.{profile}"))

@@ -9,6 +9,7 @@ __all__ = (
     "list_checkpoints",
     "metric_of",
     "name_best",
+    "names_of_metrics",
     "paths_by_name",
     "step_number_in",
 )
@@ -26,7 +27,8 @@ from penstock.handlers.layouts.discovery import Place, find_checkpoints, look_at
 from penstock.handlers.stores.publishing.paths import scheme_of
 from penstock.handlers.stores.publishing.pinned_steps import read_pins
 from penstock.inspection.file_sizes import FileSizes, sizes_below
-from penstock.kernel.errors import PenstockError
+from penstock.kernel.errors import PenstockError, SpecError
+from penstock.kernel.nearest import hint_at
 from penstock.kernel.protocols.stores import Store, is_at_work
 from penstock.steps.step_directory import StepReader
 
@@ -94,10 +96,27 @@ def metric_of(metrics: Mapping[str, Any], name: str) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
+def names_of_metrics(metrics: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    """Yield the names by which `metric_of` finds the metrics."""
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from names_of_metrics(cast("Mapping[str, Any]", value), f"{before}{name}/")
+        else:
+            yield f"{before}{name}"
+
+
 def name_best(
     listed: Sequence[StepFacts], metric: str, mode: Literal["min", "max"] = "min"
 ) -> list[StepFacts]:
-    """Mark the best of some steps, the later of two that are equal. One without a finite metric is none."""
+    """Mark the best of some steps, the later of two that are equal. One without a finite metric is none.
+
+    Raises:
+        SpecError: If there are metrics, and none of this name; it names what is near.
+    """
+    known = sorted({name for step in listed for name in names_of_metrics(step.metrics)})
+    if known and not any(metric_of(step.metrics, metric) is not None for step in listed):
+        raise SpecError(f"no step has the metric {metric!r}; {hint_at(metric, known)}")
+
     values = [(metric_of(step.metrics, metric), at) for at, step in enumerate(listed)]
     sign = 1 if mode == "max" else -1
     finite = [(sign * value, at) for value, at in values if value is not None and math.isfinite(value)]

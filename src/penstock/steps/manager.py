@@ -27,6 +27,7 @@ from penstock.event_loop.entered_once import AsyncOnly, EnteredOnce
 from penstock.event_loop.imports import NeededModules, load
 from penstock.handlers.stores.publishing.paths import path_or_url
 from penstock.kernel.errors import NotACheckpointError, SpecError
+from penstock.kernel.nearest import near_steps
 from penstock.kernel.pipeline.failures import forget_on_error, short_tracebacks
 from penstock.kernel.protocols.build_place import Overwrite
 from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, as_keep_policy, check_ranking, ranking_of
@@ -469,8 +470,10 @@ class CheckpointManager(AsyncOnly):
             The step will be deleted nevertheless.
         """
         number = self._writable(step, "deleted")
-        if number not in self._saves.catalogue:
-            raise NotACheckpointError(self._saves.catalogue.path(number), "there is no such step")
+        catalogue = self._saves.catalogue
+        if number not in catalogue:
+            near = near_steps(number, catalogue.snapshot())
+            raise NotACheckpointError(catalogue.path(number), f"there is no such step ({near})")
 
         await self._saves.retention.delete(number)
 

@@ -13,7 +13,7 @@ from penstock.checkpointer.description import CheckpointMetadata, describe_check
 from penstock.checkpointer.operations import Operations, RestoreCall
 from penstock.checkpointer.restores import result_check
 from penstock.handlers.formats.orbax.checkpoint_documents import SealedDocuments
-from penstock.handlers.formats.orbax.discovery import contents_of
+from penstock.handlers.formats.orbax.discovery import contents_of, nothing_at
 from penstock.handlers.layouts.item_types import Composite, Json
 from penstock.handlers.stores.publishing.reading import Reading
 from penstock.kernel.concurrency.threads import Threads
@@ -73,8 +73,11 @@ def item_names(store: Store, path: str) -> list[str]:
     Raises:
         NotACheckpointError: If there is no step.
     """
-    if store.kind(path) != "directory":
-        raise NotACheckpointError(path, "there is no such step")
+    kind = store.kind(path)
+    if kind is None:
+        raise nothing_at(store, path)
+    if kind != "directory":
+        raise NotACheckpointError(path, "is a file, and no step")
 
     return [name for name in contents_of(store, path).items if name != METRICS]
 

@@ -13,7 +13,6 @@ __all__ = (
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from difflib import get_close_matches
 from functools import partial
 from importlib.util import find_spec
 from types import TracebackType
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast, final, 
 from penstock.config.config import TelemetryOptions
 from penstock.event_loop.imports import NeededModules
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.nearest import hint_at
 from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.registry import PluginKind
 
@@ -188,13 +188,8 @@ def _made(name: str) -> Observer:
         raise ConfigError(_KEY, f"the observer {name!r} cannot be made{extra}") from error
 
     if factory is None:
-        raise ConfigError(_KEY, f"there is no observer {name!r}; {_hint(name, OBSERVERS.names())}")
+        raise ConfigError(_KEY, f"there is no observer {name!r}; {hint_at(name, OBSERVERS.names())}")
     if not isinstance(made, Observer):
         raise ConfigError(_KEY, f"{name!r} makes a {type(made).__name__}, which is no Observer")
 
     return made
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"

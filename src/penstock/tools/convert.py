@@ -18,7 +18,9 @@ from penstock.handlers.formats.orbax.discovery import read_root_metadata
 from penstock.handlers.formats.orbax.file_names import MARKS
 from penstock.handlers.formats.safetensors.safetensors_layout import SafetensorsLayout
 from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
+from penstock.handlers.formats.untrusted import parse_object
 from penstock.handlers.layouts.discovery import finished_steps
+from penstock.handlers.layouts.item_parts import Parts
 from penstock.handlers.leaves.stored_value import SourceFiles
 from penstock.handlers.stores.publishing.paths import path_or_url, path_to_save_to
 from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
@@ -35,7 +37,7 @@ from penstock.kernel.protocols.leaf import StoredLeaf
 from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.protocols.stores import Store
 from penstock.reports.report import SaveReport
-from penstock.steps.step_directory import write_root_metadata
+from penstock.steps.step_directory import METRICS, write_root_metadata
 from penstock.stores.store_finder import StoreFinder
 from penstock.tools.leaf_changes import LeafChanges
 from penstock.tools.npz_writing import NpzWriting, plan_comment, plan_members
@@ -186,18 +188,29 @@ class _Target:
         if items.parts is None:
             return items
 
-        names, trees = (
-            list(items.parts.handlers),
-            [part for part in items.parts.tree_parts if len(part.keys) == 1],
-        )
-        if len(names) == 1 and len(trees) == 1:
-            tree = cast("dict[str, object]", items.tree)[names[0]]
-            inner = replace(items, tree=tree, parts=None)
+        names = list(items.parts.handlers)
+        trees = [part for part in items.parts.tree_parts if len(part.keys) == 1]
+        metrics = _metrics_of(items.parts)
+        if len(trees) == 1 and len(names) == (1 if metrics is None else 2):
+            tree = cast("dict[str, object]", items.tree)[trees[0].keys[0]]
+            custom = (
+                items.custom_metadata if metrics is None else {**metrics, **(items.custom_metadata or {})}
+            )
+            inner = replace(items, tree=tree, parts=None, custom_metadata=custom)
             return self.fit(path, replace(inner, tree_custom_metadata=trees[0].custom_metadata))
 
         hint = f"; convert one of them, as in item={trees[0].keys[0]!r}" if trees else ""
         listed = ", ".join(map(repr, names))
         raise SpecError(f"{path}: {self.holds} one tree, and cannot carry all of the items {listed}{hint}")
+
+
+def _metrics_of(parts: Parts) -> Mapping[str, Any] | None:
+    """Return the metrics of a manager's step as metadata, their only place next to one tree; None if none."""
+    for document in parts.documents:
+        if document.path.startswith(f"{METRICS}/"):
+            return {METRICS: parse_object(document.path, document.data)}
+
+    return None
 
 
 @final

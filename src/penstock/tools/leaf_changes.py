@@ -11,8 +11,9 @@ from typing import Any, final
 from penstock.handlers.leaves.stored_value import StoredValue
 from penstock.kernel.errors import SpecError, TreeDifference
 from penstock.kernel.messages.restore import Rename, RestoreOptions
-from penstock.kernel.protocols.leaf import ParamInfo, StoredLeaf
+from penstock.kernel.protocols.leaf import KeyPath, ParamInfo, StoredLeaf
 from penstock.stages.planning.casting import DtypeRule, refit_spec
+from penstock.stages.planning.key_patterns import near_leaves
 from penstock.stages.planning.renaming import leaves_within_leaves, rename_leaves
 
 
@@ -28,7 +29,7 @@ class LeafChanges:
         SpecError: If one of them is not what it may be.
     """
 
-    __slots__ = ("_casts", "_options", "_unused")
+    __slots__ = ("_casts", "_keys", "_options", "_unused")
 
     def __init__(self, rename: Rename | None, dtype: Any) -> None:
         if isinstance(dtype, str) and dtype == "like":
@@ -36,6 +37,7 @@ class LeafChanges:
 
         self._options = RestoreOptions(rename=rename, dtype=dtype)
         self._casts = DtypeRule(dtype)
+        self._keys: list[KeyPath] = []  # of what was cast
         self._unused: dict[str, TreeDifference] | None = None
 
     def named(self, path: str, leaves: Sequence[StoredLeaf]) -> list[tuple[ParamInfo, StoredLeaf]]:
@@ -71,6 +73,7 @@ class LeafChanges:
         if self._options.dtype is None or not isinstance(value, StoredValue):
             return value
 
+        self._keys.append(info.keys)
         spec = refit_spec(value.stored, info, None, self._options, self._casts)
         if isinstance(spec, TreeDifference):
             _check(path, [spec])
@@ -87,7 +90,9 @@ class LeafChanges:
         """
         _check(path, list((self._unused or {}).values()))
         if self._casts.unused:
-            raise SpecError(f"{path}: dtype names {self._casts.unused[0]!r}, but no leaf has such a name")
+            unused = self._casts.unused[0]
+            problem = f"dtype names {unused!r}, but no leaf has such a name"
+            raise SpecError(f"{path}: {problem}; {near_leaves(unused, self._keys)}")
 
 
 def _check(path: str, differences: Sequence[TreeDifference]) -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.stages.planning.key_patterns import keys_in, pattern_fits
+from penstock.errors import SpecError
+from penstock.stages.planning.key_patterns import keys_in, near_leaves, pattern_fits, select_rows
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,33 @@ def test_a_pattern_that_names_a_node_selects_what_is_below() -> None:
 def test_a_key_with_a_dot_is_not_two_keys() -> None:
     assert pattern_fits("['a.b']", "a.b", ("a.b",))
     assert not pattern_fits("['a']['b']", "a.b", ("a.b",))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("parms.head", "did you mean 'params'?"),
+        ("PARAMS", "did you mean 'params'?"),
+        ("params.haed.*", "did you mean 'params.head'?"),
+        ("['params']['haed']", "did you mean 'params.head'?"),
+        ("*.haed", "did you mean '*.head'?"),
+        ("kernel", "did you mean '*.kernel'?"),
+        ("params.xyz", "there are blocks, head below params"),
+        ("xyz", "there are params, step"),
+        ("step.x", "'step' is a leaf"),
+        ("params", "did you mean 'params.*'?"),  # where only leaves are meant, as of dtypes
+    ],
+)
+def test_what_matches_no_leaf_is_answered_by_what_is_near(pattern: str, said: str) -> None:
+    keys = [("params", "blocks", "0", "kernel"), ("params", "head"), ("step",)]
+
+    assert near_leaves(pattern, keys) == said
+
+
+def test_near_leaves_of_an_empty_tree_says_that_it_has_none() -> None:
+    assert near_leaves("params", []) == "it has no leaf"
+
+
+def test_a_pattern_that_selects_no_leaf_is_an_error_that_names_near_ones() -> None:
+    with pytest.raises(SpecError, match=r"no leaf of run/1 matches 'parms'; did you mean 'params'\?"):
+        select_rows("run/1", [("params", "head")], ["params", "parms"])
