@@ -175,7 +175,7 @@ async def test_a_slow_stage_of_a_save_is_named(name: str, rig: Rig, clock: Clock
     pipeline = save_pipeline()
     report = await saved(rig, pipeline.replace(name, Slow(pipeline[name], clock)), clock)
 
-    assert report.explain().startswith(f"The stage {name!r} is the bottleneck: it worked ")
+    assert report.explain().startswith(f"The stage {name!r} is the bottleneck: it was busy ")
     assert SAVE[name] in report.explain()
     assert f"\n{name} " in str(report)
 
@@ -199,7 +199,7 @@ async def test_a_slow_stage_of_a_restore_is_named(name: str, rig: Rig, clock: Cl
     result = await run_pipeline(slow, rig.restore_run(), RestoreRequest(str(rig.final)), clock=clock)
 
     report = RestoreReport(str(rig.final), 8, 8 * PIECE, stages=result.stages)
-    assert report.explain().startswith(f"The stage {name!r} is the bottleneck: it worked ")
+    assert report.explain().startswith(f"The stage {name!r} is the bottleneck: it was busy ")
     assert RESTORE[name] in report.explain()
 
 
@@ -208,7 +208,7 @@ async def test_a_slow_store_is_the_work_of_write(rig: Rig, clock: Clock) -> None
 
     report = await saved(rig, save_pipeline(), clock)
 
-    assert report.explain().startswith("The stage 'write' is the bottleneck: it worked ")
+    assert report.explain().startswith("The stage 'write' is the bottleneck: it was busy ")
     assert "write less" in report.explain()
 
 
@@ -237,5 +237,5 @@ async def test_a_heavy_codec_is_named(rig: Rig, clock: Clock) -> None:
 
     report = await saved(rig, pipeline, clock)
 
-    assert report.explain().startswith("The stage 'encode' is the bottleneck: it worked ")
+    assert report.explain().startswith("The stage 'encode' is the bottleneck: it was busy ")
     assert "a lower level of `[format] codec`" in report.explain()
