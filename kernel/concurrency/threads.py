@@ -230,6 +230,10 @@ class Threads:
         other._leaves = True
         return other
 
+    def allow(self, limit: int) -> None:
+        """Let at least so many threads be busy at once. There are never fewer than before."""
+        self._limiter.total_tokens = max(self._limiter.total_tokens, limit)
+
     @property
     def busy(self) -> int:
         """Threads at work now; 0 once everything that was started has ended."""

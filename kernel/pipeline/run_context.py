@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = (
+    "LEAST_PIECE",
     "BaseIfWhole",
     "Compare",
     "HandlerWork",
@@ -16,6 +17,7 @@ __all__ = (
     "SaveRun",
     "ShowProgress",
     "Staging",
+    "piece_bytes_within",
 )
 
 import os
@@ -27,7 +29,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, final
 
 from anyio import create_task_group, move_on_after
 
@@ -255,13 +257,28 @@ class ProgressMeter:
         return Progress(self.leaves_done, self.leaves_total, self.bytes_done, self.bytes_total)
 
 
+LEAST_PIECE: Final = 2**20
+"""A smaller piece costs more than its bytes."""
+
+
+def piece_bytes_within(chosen_bytes: int, budget_bytes: int) -> int:
+    """Return how large pieces are under a memory budget: at most as large as chosen.
+
+    Several should fit even a small budget, and the allocator keeps little of small ones.
+    """
+    return min(chosen_bytes, max(budget_bytes // 16, LEAST_PIECE), budget_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """The size of messages, in one place because several stages must agree on it."""
+    """The size of messages, in one place since several stages must agree on it, and what it follows from."""
 
     piece_bytes: int  #: a leaf's bytes travel in pieces of at most about this many
     batch_leaves: int  #: small leaves travel together, at most this many
     batch_bytes: int  #: and at most this many bytes
+    chosen_piece_bytes: int = 0  #: those of the option; a small budget makes pieces smaller. 0: unknown
+    budget_bytes: int = 0  #: of memory, when the run began; 0: unknown
+    in_flight_bytes: int = 0  #: that may be on their way to or from storage at once; 0: unknown
 
 
 @dataclass(slots=True, kw_only=True)

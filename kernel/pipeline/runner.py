@@ -35,13 +35,16 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from penstock.kernel.errors import PenstockError, PipelineError
 from penstock.kernel.pipeline.failures import forget_locals
 from penstock.kernel.pipeline.pipeline import Milestone, Pipeline, Slot
-from penstock.kernel.pipeline.stage import Actor, Finishing
+from penstock.kernel.pipeline.stage import Actor, Finishing, OffersThreads
 from penstock.kernel.pipeline.statistics import StageMeter, StageStatistics
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
 RunT = TypeVar("RunT")
+
+OTHER_THREADS: Final = 4
+"""For the stages next to the one with the most workers, each of which may need a thread."""
 
 LOOP_TURNS: Final = 3
 """Turns of the loop in which a stage ends, and who waited for its milestone goes on."""
@@ -92,6 +95,9 @@ async def run_pipeline(
     """
     if not pipeline.slots:
         raise PipelineError("a pipeline needs at least one stage")
+
+    if isinstance(run, OffersThreads):  # or a worker could wait for a thread while the medium is idle
+        run.threads.allow(max(slot.workers for slot in pipeline.slots) + OTHER_THREADS)
 
     driven = _PipelineRun(pipeline, run, on_milestone, awaited, clock, translate)
     feed, inlet = create_memory_object_stream[Any](1)

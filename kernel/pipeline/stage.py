@@ -17,6 +17,7 @@ __all__ = (
     "Finishing",
     "FunctionStage",
     "Messages",
+    "OffersThreads",
     "PassesOn",
     "Stage",
     "workers_of",
@@ -120,14 +121,16 @@ class FunctionStage:
         """Yield the function itself, or a wrapper that calls it in one of the run's worker threads."""
         if _is_async(self.function):
             yield self.function
-        elif isinstance(run, _OffersThreads):
+        elif isinstance(run, OffersThreads):
             yield _InThread(self.function, run.threads)
         else:
             raise PipelineError(f"{self.function!r} is not async, and the run has no worker threads")
 
 
 @runtime_checkable
-class _OffersThreads(Capability, Protocol):
+class OffersThreads(Capability, Protocol):
+    """A run that has worker threads for blocking calls."""
+
     @property
     def threads(self) -> Threads: ...
 

@@ -11,14 +11,12 @@ from penstock import RestoreReport, SaveReport
 from penstock.kernel import Advice, Span, StageStatistics
 from penstock.kernel.pipeline import advice_of
 from penstock.pipelines import restore_pipeline, save_pipeline
+from penstock.reports.diagnosis import bottleneck_of, diagnose, wall_s
 from penstock.reports.report import (
     MOST_BARS,
-    explained,
-    find_bottleneck,
     stage_table,
     timeline_rows,
     timeline_svg,
-    wall_s,
 )
 
 MIB = 2**20
@@ -40,26 +38,28 @@ STAGES = (FLATTEN, COPY, WRITE)
 
 
 def test_the_stage_that_is_busy_most_of_the_time_is_the_bottleneck_although_others_wait_for_memory() -> None:
-    found = find_bottleneck(STAGES)
+    found = bottleneck_of(STAGES)
 
     assert found is not None
     assert (found.stage.name, found.why, found.seconds, found.of_s) == ("write", "busy", 3.0, 4.0)
     words = "The stage 'write' is the bottleneck: it was busy 3.00 of 4.00 s, with 2 workers. Work less."
-    assert explained(STAGES, "save", 9, MIB) == words
+    assert diagnose(STAGES, "save", 9, MIB).text == words
 
 
 def test_memory_is_the_bottleneck_where_nobody_is_busy_and_somebody_waits_for_it() -> None:
     idle = replace(WRITE, busy_s=1.0, spans=(Span(0, 13.0, 14.0, MIB),))
 
     words = "Memory is the bottleneck: the stage 'device_to_host' waited 2.00 of 4.00 s for it. Take more."
-    assert explained((FLATTEN, COPY, idle), "save", 9, MIB) == words
+    assert diagnose((FLATTEN, COPY, idle), "save", 9, MIB).text == words
 
 
 def test_short_runs_are_told_in_milliseconds_and_empty_ones_in_words() -> None:
-    assert "it was busy 2.0 of 2.0 ms" in explained([stage("write", Span(0, 1.0, 1.002, 1))], "save", 1, 1)
+    assert (
+        "it was busy 2.0 of 2.0 ms" in diagnose([stage("write", Span(0, 1.0, 1.002, 1))], "save", 1, 1).text
+    )
     idle = [replace(FLATTEN, n_in=0)]
-    assert explained(idle, "restore", 0, 0) == "No stage of this restore had anything to do."
-    assert explained([], "save", 0, 0) == "No stage of this save had anything to do."
+    assert diagnose(idle, "restore", 0, 0).text == "No stage of this restore had anything to do."
+    assert diagnose([], "save", 0, 0).text == "No stage of this save had anything to do."
     assert (wall_s(STAGES), wall_s([])) == (4.0, 0.0)
 
 
@@ -79,15 +79,15 @@ def test_what_is_advised_of_many_leaves_or_bytes_is_not_said_of_few(
 ) -> None:
     slow = replace(stage(name, Span(0, 0.0, 1.0, 1)), advice=advice_of(save_pipeline()[name]))
 
-    assert words in explained([slow], "save", n_leaves, nbytes)
+    assert words in diagnose([slow], "save", n_leaves, nbytes).text
 
 
 @pytest.mark.parametrize("name", ["plan", "assemble"])
 def test_fewer_leaves_are_advised_where_there_are_many_to_restore(name: str) -> None:
     slow = replace(stage(name, Span(0, 0.0, 1.0, 1)), advice=advice_of(restore_pipeline()[name]))
 
-    assert "`only=`" in explained([slow], "restore", 1000, 1)
-    assert "`only=`" not in explained([slow], "restore", 999, 1)
+    assert "`only=`" in diagnose([slow], "restore", 1000, 1).text
+    assert "`only=`" not in diagnose([slow], "restore", 999, 1).text
 
 
 def test_every_stage_of_penstock_says_what_to_change() -> None:

@@ -38,7 +38,7 @@ from penstock.kernel.errors import (
 )
 from penstock.kernel.events import get_logger
 from penstock.kernel.memory.bounded_cache import BoundedCache, Caching
-from penstock.kernel.memory.regulator import MemoryRegulator
+from penstock.kernel.memory.regulator import Flow, MemoryRegulator
 from penstock.kernel.pipeline.run_context import (
     HandlerWork,
     ProgressMeter,
@@ -48,6 +48,7 @@ from penstock.kernel.pipeline.run_context import (
     SaveRequest,
     SaveRun,
     ShowProgress,
+    piece_bytes_within,
 )
 from penstock.kernel.protocols.coordinator import (
     Coordinator,
@@ -69,7 +70,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 # Smaller writes wait for the latency of the disk instead of its bandwidth.
-LEAST_PIECE: Final = 2**20
 MOST_PIECES: Final = 256
 """Pieces per message: planning this many takes the event loop about a millisecond."""
 
@@ -208,7 +208,7 @@ class Engine:
             finder=self.layout,
             coordinator=self.coordinator,
             events=self.events,
-            limits=_run_limits(self.config.save, self.memory.limit_of("save")),
+            limits=_run_limits(self.config.save, self.memory, "save"),
             caches=self.caches,
             progress=ProgressMeter(self.on_progress),
             request=request,
@@ -243,7 +243,7 @@ class Engine:
             finder=self.layout,
             coordinator=self.coordinator,
             events=self.events,
-            limits=_run_limits(self.config.restore, self.memory.limit),
+            limits=_run_limits(self.config.restore, self.memory, "restore"),
             caches=self.caches,
             progress=ProgressMeter(self.on_progress),
         )
@@ -281,11 +281,12 @@ class Engine:
         return None
 
 
-def _run_limits(options: FlowOptions, limit: int) -> RunLimits:
-    # Several pieces should fit even a small budget, and the allocator keeps little of small ones.
-    # Below 1 MiB a piece costs more than its bytes.
-    piece_bytes = min(options.piece_bytes, max(limit // 16, LEAST_PIECE), limit)
-    return RunLimits(piece_bytes, options.batch_leaves, min(options.batch_bytes, MOST_PIECES * piece_bytes))
+def _run_limits(options: FlowOptions, memory: MemoryRegulator, flow: Flow) -> RunLimits:
+    limit = memory.limit_of(flow)
+    piece_bytes = piece_bytes_within(options.piece_bytes, limit)
+    batch_bytes = min(options.batch_bytes, MOST_PIECES * piece_bytes)
+    in_flight = memory.in_flight(flow).limit
+    return RunLimits(piece_bytes, options.batch_leaves, batch_bytes, options.piece_bytes, limit, in_flight)
 
 
 def make_engine(parts: CheckpointerParts) -> Engine:

@@ -88,6 +88,7 @@ async def restore_tree(
             run.progress.bytes_done,
             () if plan is None else plan.changes,
             stages=result.stages,
+            limits=run.limits,
             requests=engine.store.request_figures().since(since),
         )
         for tell in observers:
@@ -325,7 +326,9 @@ class _Reading:
                 result = await run_pipeline(self._pipeline, run, self._request)
 
             progress = run.progress
-            report = RestoreReport(path, progress.leaves_total, progress.bytes_done, stages=result.stages)
+            report = RestoreReport(
+                path, progress.leaves_total, progress.bytes_done, stages=result.stages, limits=run.limits
+            )
             for tell in observers:
                 tell(report)
 

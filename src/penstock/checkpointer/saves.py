@@ -228,6 +228,7 @@ class SaveTask:
             durable_s=time.perf_counter() - self._started,
             peak_leased_bytes=run.memory.peak,
             stages=result.stages,
+            limits=run.limits,
             requests=run.store.request_figures().since(since),
         )
         run.events.info(

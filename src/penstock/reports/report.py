@@ -10,14 +10,11 @@ __all__ = (
     "StageReport",
     "TimelineBar",
     "counted",
-    "explained",
-    "find_bottleneck",
     "plot_timeline",
     "size_text",
     "stage_table",
     "timeline_rows",
     "timeline_svg",
-    "wall_s",
 )
 
 import json
@@ -27,11 +24,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, final
 
+from penstock.kernel.memory.regulator import Flow
 from penstock.kernel.messages.restore import Change, ChangeKind
-from penstock.kernel.pipeline.statistics import Advice, Span, StageStatistics
+from penstock.kernel.pipeline.run_context import RunLimits
+from penstock.kernel.pipeline.statistics import Span, StageStatistics
 from penstock.kernel.protocols.stores import RequestFigures
+from penstock.reports.diagnosis import Diagnosis, diagnose, wall_s
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,12 +47,14 @@ class StageReport:
     `print(report)` shows a table, a notebook also the timeline.
     """
 
-    kind: ClassVar[str] = "operation"
+    kind: ClassVar[Flow]
 
     path: str
     n_leaves: int
     nbytes: int  #: array bytes
     stages: tuple[StageStatistics, ...] = field(default=(), repr=False, compare=False, kw_only=True)
+    limits: RunLimits | None = field(default=None, repr=False, compare=False, kw_only=True)
+    """The sizes and budgets that held; None if it was not one run of a pipeline."""
     requests: RequestFigures | None = field(default=None, repr=False, compare=False, kw_only=True)
     """Requests to the bucket from its begin to its end, with those of others at that time; None if it is in
     none."""
@@ -63,8 +65,12 @@ class StageReport:
         return wall_s(self.stages)
 
     def explain(self) -> str:
-        """Say in one or two sentences what the bottleneck was, and which option to change."""
-        return explained(self.stages, self.kind, self.n_leaves, self.nbytes)
+        """Say what held it up, and which options to change: to what, and what that is expected to gain."""
+        return self.diagnosed().text
+
+    def diagnosed(self) -> Diagnosis:
+        """Return the same as a value, with the options by their keys."""
+        return diagnose(self.stages, self.kind, self.n_leaves, self.nbytes, self.limits)
 
     def to_trace(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return a trace that `chrome://tracing` and https://ui.perfetto.dev open: JSON.
@@ -132,7 +138,7 @@ class SaveReport(StageReport):
     `nbytes` are array bytes written.
     """
 
-    kind: ClassVar[str] = "save"
+    kind: ClassVar[Flow] = "save"
 
     nbytes_kept: int = 0  #: array bytes that were not written, for the base holds them
     staged_s: float = math.nan  #: from the call to STAGED
@@ -159,7 +165,7 @@ class RestoreReport(StageReport):
         changes: Every difference from what is stored; empty without options.
     """
 
-    kind: ClassVar[str] = "restore"
+    kind: ClassVar[Flow] = "restore"
 
     changes: tuple[Change, ...] = ()
 
@@ -200,95 +206,6 @@ def _wrapped(text: str) -> list[str]:
         lines[-1] = f"{lines[-1]} {word}".strip()
 
     return lines
-
-
-_BUSY: Final = 0.5
-"""A stage that is busy for this part of the time is the bottleneck, even if others wait for memory."""
-
-_SHORT: Final = 0.25
-"""If no stage is that busy, one that waits for memory for this part of the time says what is."""
-
-_TINY_S: Final = 0.005
-
-_FEW_LEAVES: Final = 1000
-_FEW_BYTES: Final = 2**20
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Finding:
-    """The bottleneck of a run: the stage, why, and for how many of how many seconds."""
-
-    stage: StageStatistics
-    why: Literal["busy", "memory_wait"]
-    seconds: float
-    of_s: float
-
-
-def wall_s(stages: Sequence[StageStatistics]) -> float:
-    """Seconds from the first to the last work of any stage."""
-    spans = [span for stage in stages for span in stage.spans]
-    if not spans:
-        return max([stage.busiest_s for stage in stages], default=0.0)
-
-    return max(span.end for span in spans) - min(span.start for span in spans)
-
-
-def find_bottleneck(stages: Sequence[StageStatistics]) -> _Finding | None:
-    """Return what held the run up; None if no stage ran.
-
-    A stage all of whose workers are busy most of the time is it, and then it is also why others wait for
-    memory: it gives back too slowly. If none is that busy, and one waits for memory, the budget is it.
-    """
-    ran = [stage for stage in stages if stage.n_in]
-    if not ran:
-        return None
-
-    whole = max(wall_s(stages), 1e-9)
-    busiest = max(ran, key=lambda stage: stage.busiest_s)
-    waiting = max(ran, key=_waited_s)
-    if busiest.busiest_s < _BUSY * whole and _waited_s(waiting) >= _SHORT * whole:
-        return _Finding(waiting, "memory_wait", _waited_s(waiting), whole)
-
-    return _Finding(busiest, "busy", busiest.busiest_s, whole)
-
-
-def explained(stages: Sequence[StageStatistics], kind: str, n_leaves: int, nbytes: int) -> str:
-    """Say in one or two sentences what held a save or a restore up, and which option to change.
-
-    Args:
-        stages: What was measured.
-        kind: `save` or `restore`.
-        n_leaves: All leaves: what a stage advises where there are many is wrong for four.
-        nbytes: Array bytes.
-    """
-    found = find_bottleneck(stages)
-    if found is None:
-        return f"No stage of this {kind} had anything to do."
-
-    stage, took = found.stage, f"{found.seconds:.2f} of {found.of_s:.2f} s"
-    if found.of_s < _TINY_S:
-        took = f"{1000 * found.seconds:.1f} of {1000 * found.of_s:.1f} ms"
-    if found.why == "memory_wait":
-        words = f"Memory is the bottleneck: the stage {stage.name!r} waited {took} for it."
-        return f"{words} {stage.advice.memory_wait}"
-
-    workers = f", with {stage.workers} workers" if stage.workers > 1 else ""
-    words = _advised(stage.advice, n_leaves, nbytes)
-    return f"The stage {stage.name!r} is the bottleneck: it was busy {took}{workers}. {words}"
-
-
-def _advised(advice: Advice, n_leaves: int, nbytes: int) -> str:
-    if advice.few_leaves and n_leaves < _FEW_LEAVES:
-        return advice.few_leaves
-    if advice.few_bytes and nbytes < _FEW_BYTES:
-        return advice.few_bytes
-
-    return advice.busy
-
-
-def _waited_s(stage: StageStatistics) -> float:
-    return stage.memory_wait_s / stage.workers
 
 
 _MIB: Final = 2**20

@@ -258,6 +258,18 @@ async def test_a_call_runs_in_another_thread_and_its_result_or_error_comes_back(
     assert threads.busy == 0
 
 
+async def test_more_threads_may_be_busy_once_that_is_allowed_and_never_fewer() -> None:
+    threads, all_there = Threads(1), threading.Barrier(3)
+    threads.allow(3)
+    threads.allow(2)
+
+    async with create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(threads.run, all_there.wait, 30)
+
+    assert threads.busy == 0
+
+
 @pytest.mark.parametrize("limit", [1, 3])
 async def test_no_more_threads_are_busy_than_the_limit(limit: int) -> None:
     threads, present, most = Threads(limit), 0, 0

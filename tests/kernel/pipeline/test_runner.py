@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, final
 
 import anyio
@@ -15,7 +17,16 @@ from anyio import CancelScope, Event, create_task_group
 from anyio.lowlevel import checkpoint
 
 from penstock.errors import PipelineError, StorageError
-from penstock.kernel import Actor, ByteLease, MemoryRegulator, Milestone, Pipeline, Slot, run_pipeline
+from penstock.kernel import (
+    Actor,
+    ByteLease,
+    MemoryRegulator,
+    Milestone,
+    Pipeline,
+    Slot,
+    Threads,
+    run_pipeline,
+)
 from penstock.kernel.pipeline.runner import PipelineResult
 from penstock.kernel.pipeline.stage import FunctionStage
 
@@ -1012,3 +1023,15 @@ async def test_a_cancellation_does_not_hide_a_failure_in_cleaning_up() -> None:
         scope.cancel()
 
     assert not scope.cancelled_caught
+
+
+async def test_every_worker_of_a_stage_has_a_thread_at_the_same_time() -> None:
+    run, all_there = SimpleNamespace(threads=Threads(2)), threading.Barrier(12)
+
+    async def wait(message: int) -> int:
+        await run.threads.run(all_there.wait, 30)
+        return message
+
+    result = await run_pipeline(line(numbers, Step(wait, concurrency=12), Gather()), run, 12)
+
+    assert sorted(result.value) == list(range(12))
