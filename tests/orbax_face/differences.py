@@ -35,18 +35,15 @@ LEAVES: Final[Section] = {
         "Has `memory_size(values)` and `stage_worker()`, with defaults, for the one budget and the pipeline."
     ),
     "type_handlers.NumpyHandler": (
-        "Two leaves of one name are an error; Orbax keeps one of them. `ocdbt_process_id` counts only if the "
-        f"handler is called directly. {_SPECS_CALLED}"
+        f"Two leaves of one name are an error; Orbax keeps one of them. {_SPECS_CALLED}"
     ),
     "type_handlers.StringHandler": (
         "`a` beside `a/b` is an error of the save; Orbax fails later, or loses one."
     ),
     "type_handlers.ArrayHandler": (
-        "A `dispatcher` is refused: every process saves its own shards. A `replica_id` that no shard has "
-        "is a "
-        "ValueError; Orbax writes nothing. Arrays are saved even if the `primary_host` is not there. "
-        "`enable_replica_parallel_separate_folder` counts only if the handler is called directly. "
-        f"{_SPECS_CALLED}"
+        "A `dispatcher` is refused: every process saves its own shards; so is a `callback`. A `replica_id` "
+        "that no shard has is a ValueError; Orbax writes nothing. Arrays are saved even if the "
+        f"`primary_host` is not there. Called directly, it waits for no `byte_limiter`. {_SPECS_CALLED}"
     ),
     "type_handlers.SingleReplicaArrayHandler": (
         "Restores typed PRNG keys as keys, if an `array_metadata_store` knows them. In a job it sends "

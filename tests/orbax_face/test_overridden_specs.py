@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -104,20 +103,6 @@ async def test_another_dtype_of_the_spec_is_stored(tmp_path: Path) -> None:
     assert back.tolist() == [0, 1, 2, 3, 4]
 
 
-async def test_parts_of_any_length_are_written_as_boxes(tmp_path: Path) -> None:
-    """An array larger than a piece is cut between rows, and a row that is longer within it."""
-    leaves = infos("penstock", tmp_path, ["w", "long"], is_ocdbt_checkpoint=True)
-    big = jax.random.normal(jax.random.key(0), (3, 5, 700_001))
-    long = jnp.arange(20_000_000, dtype=jnp.float32).reshape(1, -1)
-    for future in await type_handlers.ArrayHandler().serialize([big, long], leaves):
-        await anyio.to_thread.run_sync(future.result)
-
-    await type_handlers.merge_ocdbt_per_process_files(tmp_path, leaves[0].ts_context, use_zarr3=False)
-    back = await type_handlers.ArrayHandler().deserialize(leaves, [ocp.RestoreArgs()] * 2)
-    for found, wanted in zip(back, (big, long), strict=True):
-        np.testing.assert_array_equal(found, wanted)
-
-
 async def test_what_an_override_raises_is_raised_and_nothing_is_written(tmp_path: Path) -> None:
     class Refusing(type_handlers.NumpyHandler):
         def _get_json_tspec_write(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -132,16 +117,3 @@ async def test_what_an_override_raises_is_raised_and_nothing_is_written(tmp_path
         await save()
 
     assert list(tmp_path.iterdir()) == []
-
-
-async def test_a_call_that_is_cancelled_leaves_nothing_running(tmp_path: Path) -> None:
-    leaves = infos("penstock", tmp_path, ["w"], is_ocdbt_checkpoint=True)
-    with anyio.CancelScope() as scope:
-        scope.cancel()
-        await type_handlers.ArrayHandler().serialize([jnp.ones(100_000)], leaves)
-
-    assert scope.cancelled_caught
-    for thread in threading.enumerate():
-        if thread.name == "penstock: arrays of a handler":
-            thread.join(30)  # its last line may be behind what the caller waited for
-            assert not thread.is_alive()

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -135,19 +134,6 @@ async def test_replicas_share_the_work(
 
     (entry,) = json.loads((tmp_path / "array_metadatas" / "process_0").read_text())["array_metadatas"]
     assert entry["array_metadata"]["write_shape"] == write_shape
-
-
-@BOTH
-async def test_what_is_replicated_may_have_a_directory_of_its_own(library: str, tmp_path: Path) -> None:
-    handler = LIBRARIES[library].ArrayHandler(enable_replica_parallel_separate_folder=True)
-    leaves = infos(library, tmp_path, ["a", "b"], is_ocdbt_checkpoint=True)
-    arrays = array_leaves()
-    for future in await handler.serialize([arrays["both"], arrays["replicated"]], leaves):
-        await asyncio.to_thread(future.result)
-
-    assert {path.name for path in tmp_path.iterdir()} == {
-        *("_sharding", "ocdbt.process_0", "ocdbt.process_replica_0")
-    }
 
 
 @BOTH
@@ -403,60 +389,11 @@ async def test_one_replica_is_read_for_all(library: str, tmp_path: Path) -> None
             await handler.deserialize(leaves, given)
 
 
-def test_a_dispatcher_is_refused() -> None:
+def test_a_dispatcher_and_a_callback_are_refused() -> None:
     with pytest.raises(NotImplementedError, match="dispatcher"):
         ours.ArrayHandler(dispatcher=object())
-
-
-async def test_the_callback_is_told_of_every_array(tmp_path: Path) -> None:
-    told: list[tuple[str, object]] = []
-
-    class Callback:
-        def on_transfer_end(self, keypath: object) -> None:
-            told.append(("transferred", keypath))
-
-        def on_write_end(self, keypath: object) -> None:
-            told.append(("written", keypath))
-
-    leaves = infos("penstock", tmp_path, ["a", "b"], is_ocdbt_checkpoint=True)
-    leaves = [leaf.replace(keypath=(leaf.name,)) for leaf in leaves]
-    handler = ours.ArrayHandler(callback=Callback())
-    futures = await handler.serialize([jnp.ones(1), jnp.ones(2)], leaves)
-    # Whether the writes are over by now is up to the threads that write.
-    assert told[:2] == [("transferred", ("a",)), ("transferred", ("b",))]
-    for future in futures:
-        future.result()
-
-    assert sorted(told[2:]) == [("written", ("a",)), ("written", ("b",))]
-
-
-async def test_reads_wait_for_bytes_of_the_limiter(tmp_path: Path) -> None:
-    class Limiter:
-        held = peak = 0
-
-        def __init__(self) -> None:
-            self.changed = anyio.Condition()
-
-        async def wait_for_bytes(self, requested_bytes: int) -> None:
-            async with self.changed:
-                while self.held + requested_bytes > 64:
-                    await self.changed.wait()
-
-                self.held += requested_bytes
-                self.peak = max(self.peak, self.held)
-
-        async def release_bytes(self, requested_bytes: int) -> None:
-            async with self.changed:
-                self.held -= requested_bytes
-                self.changed.notify_all()
-
-    limiter = Limiter()
-    leaves = infos("penstock", tmp_path, ["a", "b"], is_ocdbt_checkpoint=False, byte_limiter=limiter)
-    for future in await ours.NumpyHandler().serialize([np.ones(4), np.ones(8)], leaves):
-        future.result()
-
-    await ours.NumpyHandler().deserialize(leaves)
-    assert (limiter.held, limiter.peak) == (0, 64)
+    with pytest.raises(NotImplementedError, match="events"):
+        ours.ArrayHandler(callback=object())
 
 
 def test_memory_is_told_for_writing_and_reading() -> None:

@@ -48,6 +48,7 @@ WITHOUT_EFFECT: Final[dict[str, dict[str, str]]] = {
         "atomicity_options": _LISTED,
         "temporary_path_cls": _LISTED,
     },
+    "type_handlers.ArrayHandler": {"enable_replica_parallel_separate_folder": _ONE_DATABASE},
     "type_handlers.NumpyHandler": {"ocdbt_process_id": _ONE_DATABASE, "deepcopy_host_arrays": _COPIED},
     "type_handlers.ScalarHandler": {"ocdbt_process_id": _ONE_DATABASE},
     "type_handlers.SingleReplicaArrayHandler": {

@@ -1,8 +1,8 @@
 """The type handlers of leaves: jax.Arrays, NumPy arrays, numbers and strings.
 
 In the save of a tree each stands for the handler of penstock that does the same, its `leaf_handler`.
-Programs, and classes that override a method, call `serialize` and `deserialize` themselves. Each such call is
-a batch of `array_io`: TensorStore writes and reads its arrays.
+Programs, and classes that override a method, call `serialize` and `deserialize` themselves: then TensorStore
+writes and reads, in a thread.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ __all__ = (
     "ArrayHandler",
     "InvalidShardingError",
     "NumpyHandler",
+    "ReplicaOptions",
     "ScalarHandler",
     "SingleReplicaArrayHandler",
     "SpecOptions",
@@ -21,10 +22,13 @@ __all__ = (
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from base64 import urlsafe_b64encode
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
-from typing import Any, Final, cast, final
+from functools import cached_property, lru_cache
+from typing import Any, cast, final
 
 import jax
 import numpy as np
@@ -33,28 +37,23 @@ import tensorstore as ts
 
 from penstock import handlers as built_in
 from penstock import kernel
-from penstock.embedding import ReplicaAxis, RestoreOptions, blocking, dtypes, encode_strings, file_names
-from penstock.errors import InvalidLeafError
-from penstock.orbax.array_io import (
-    ArrayToRead,
-    ArrayToWrite,
-    ReplicaOptions,
-    begin_writing,
-    check_infos,
-    leaf_to_write,
-    open_arrays,
-    opened_metadata,
-    read_arrays,
-    read_values,
-    sharding_pointer,
-    target_of,
-    write_shape_of,
-    write_values,
+from penstock.embedding import (
+    ReplicaAxis,
+    RestoreOptions,
+    blocking,
+    check_arrays,
+    chunk_shapes,
+    dtypes,
+    encode_strings,
+    file_names,
+    prng_keys,
 )
+from penstock.errors import DuplicateNameError, InvalidLeafError
 from penstock.orbax.array_metadata_store import RANDOM_KEY_IMPL
 from penstock.orbax.array_metadata_store import ArrayMetadata as RecordedArray
 from penstock.orbax.arrays import asked_placement, is_narrowed, jax_dtype, key_data
 from penstock.orbax.future import in_thread
+from penstock.orbax.item_files import check_document
 from penstock.orbax.leaf_args import (
     ParamInfo,
     RestoreArgs,
@@ -68,21 +67,102 @@ from penstock.orbax.serialization import (
     get_cast_tspec_deserialize,
     get_json_tspec_read,
     get_json_tspec_write,
+    get_ts_context,
+    json_spec,
 )
 from penstock.orbax.stage_workers import TypeHandler
-from penstock.orbax.value_metadata import ScalarMetadata, StringMetadata, from_serialized_string
+from penstock.orbax.value_metadata import (
+    ArrayMetadata,
+    ScalarMetadata,
+    ShardingMetadata,
+    StorageMetadata,
+    StringMetadata,
+    ZarrMetadata,
+    from_serialized_string,
+)
 
 _jax: Any = jax
 _ts: Any = ts  # its stubs use names that they do not define
 
-_RANKS: Final = range(3)
-"""The values of Orbax's `TransferPriority` but for the unknown: at once, soon, later."""
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """An array to write: the boxes of it that this process has, copied."""
+
+    info: ParamInfo
+    arg: SaveArgs
+    spec: kernel.LeafSpec  #: of the whole array, as penstock's own handler describes it
+    part: tuple[int, ...]  #: the shape of what is written at once, which bounds a chunk
+    dtype: Any  #: of the elements
+    boxes: Sequence[tuple[Any, Any]]  #: where, and the elements
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        return tuple(self.spec.shape or ())
 
 
-class _ArraysBySpecs(TypeHandler):
-    """Stores arrays by TensorStore, where and as its specs say. Programs override how those are made."""
+class _ArraysByTensorStore(TypeHandler):
+    """Stores arrays by TensorStore, under the names and in the form that Orbax gives them."""
 
     _metadata_key: str | None
+
+    async def serialize(
+        self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
+    ) -> Sequence[kernel.Waitable]:
+        """Copy arrays, and begin to write them: they may change or be donated when this returns.
+
+        Raises:
+            ValueError: If an array has no elements, cannot be stored, or two leaves have one name.
+            DeletedLeafError: If an array is deleted or donated.
+        """
+        args = args or [SaveArgs()] * len(values)
+        check_input_arguments(values, infos, args)
+        check_infos(infos)
+        _refuse_empty(values, infos)
+        copies = [
+            await in_thread(self._copied, value, info, arg)
+            for value, info, arg in zip(values, infos, args, strict=True)
+        ]
+        return [blocking.start_thread(self._write, copies)]
+
+    def _copied(self, value: Any, info: ParamInfo, arg: SaveArgs) -> _Copied:
+        """Copy what is to be written of a value. Blocking."""
+        raise NotImplementedError
+
+    def _record(self, copies: Sequence[_Copied]) -> None:
+        """Write what documents say of arrays that are durable. Blocking."""
+
+    def _write(self, copies: Sequence[_Copied]) -> None:
+        blocking.run_sync(_created, [copy.info for copy in copies])
+        own_context, writing = get_ts_context(), list[Any]()
+        # In a transaction each chunk is encoded once, in whatever parts it comes. What goes to a database is
+        # there at once; files cannot be.
+        transactions = {is_atomic: _ts.Transaction(atomic=is_atomic) for is_atomic in (True, False)}
+        for copy in copies:
+            info, database = copy.info, bool(copy.info.is_ocdbt_checkpoint)
+            process = process_index() if database else None
+            spec = self._get_json_tspec_write(info, copy, database, process, copy.arg)
+            within = transactions[_kvstore_of(spec).get("driver") == "ocdbt"]
+            store = _ts.open(
+                _ts.Spec(spec),
+                create=True,
+                open=True,
+                context=info.ts_context or own_context,
+                # Among files an array may be made by another process at the same time.
+                transaction=within if within.atomic else None,
+            ).result()
+            store = store if within.atomic else store.with_transaction(within)
+            if store.dtype != _ts.dtype(copy.dtype):
+                store = _ts.cast(store, copy.dtype)  # the spec may say another one
+            writing += [store[box].write(elements) for box, elements in copy.boxes]
+
+        for future in writing:
+            future.result()
+        for transaction in transactions.values():
+            transaction.commit_async().result()
+        self._record(copies)
 
     def _get_json_tspec_write(
         self,
@@ -92,17 +172,18 @@ class _ArraysBySpecs(TypeHandler):
         process_index: int | str | None = None,
         arg: SaveArgs | None = None,
     ) -> dict[str, Any]:
-        """Return TensorStore's spec to write an array. An override is called in saves of whole trees, too."""
-        dtype = value.dtype if arg is None or arg.dtype is None else arg.dtype
+        """Return TensorStore's spec to write an array. An override is called in saves of whole trees, too.
+
+        Args:
+            info: Of the leaf.
+            value: Has the shape and the dtype of the array.
+            use_ocdbt: Whether it goes to a database.
+            process_index: Whose directory it goes to, within a database.
+            arg: The caller's options.
+        """
+        dtype = value.dtype if arg is None or arg.dtype is None else arg.dtype  # cast when it is written
         return get_json_tspec_write(
-            info,
-            use_ocdbt,
-            tuple(value.shape),
-            self._part_of(value),
-            dtype,
-            process_index,
-            self._metadata_key,
-            arg,
+            info, use_ocdbt, value.shape, value.part, dtype, process_index, self._metadata_key, arg
         )
 
     def _get_json_tspec_read(self, info: ParamInfo, use_ocdbt: bool = False) -> dict[str, Any]:
@@ -110,26 +191,108 @@ class _ArraysBySpecs(TypeHandler):
         missing_is_error = info.raise_array_data_missing_error
         return get_json_tspec_read(info, use_ocdbt, self._metadata_key, missing_is_error)
 
-    def _part_of(self, value: Any) -> tuple[int, ...]:
-        """Return the shape of what is written of an array at once."""
-        return tuple(value.shape)
+    async def _open(self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None) -> list[Any]:
+        """Open stored arrays, to restore them if there are `args`: then they are compared with checksums.
 
-    async def _open(self, infos: Sequence[ParamInfo], dtypes: Sequence[Any] | None) -> list[Any]:
-        """Open stored arrays, cast to `dtypes` if they are to be restored."""
-        for info in infos:
-            await info.await_path_creation()
+        Raises:
+            FileNotFoundError: If one with its own directory is missing.
+            ValueError: If one in a database is missing, or something is damaged.
+            ChecksumError: If stored bytes are not those that were written.
+        """
+        await _created(infos)
+        if args is not None:
+            await in_thread(_compare, infos)
 
-        specs = [self._get_json_tspec_read(info, bool(info.is_ocdbt_checkpoint)) for info in infos]
-        if dtypes is not None:
-            specs = [
-                get_cast_tspec_deserialize(spec, RestoreArgs(dtype=dtype))
-                for spec, dtype in zip(specs, dtypes, strict=True)
-            ]
+        return [
+            await in_thread(self._opened, info, None if args is None else args[at])
+            for at, info in enumerate(infos)
+        ]
 
-        return await open_arrays(infos, specs, compare=dtypes is not None)
+    def _opened(self, info: ParamInfo, arg: RestoreArgs | None) -> Any:
+        spec = self._get_json_tspec_read(info, bool(info.is_ocdbt_checkpoint))
+        kvstore = _kvstore_of(spec)
+        if kvstore.get("driver") == "file" and not os.path.exists(kvstore["path"]):
+            # TensorStore does not tell it from a damaged one.
+            raise FileNotFoundError(f"the array {info.name!r} is not there: {kvstore['path']} does not exist")
+
+        if arg is not None:
+            spec = get_cast_tspec_deserialize(spec, RestoreArgs(dtype=arg.dtype))
+        try:
+            return _ts.open(_ts.Spec(spec), open=True, context=info.ts_context or get_ts_context()).result()
+        except ValueError as error:
+            error.add_note(f"in the leaf {info.name!r}")
+            raise
 
 
-class ArrayHandler(_ArraysBySpecs):
+def check_infos(infos: Sequence[ParamInfo]) -> None:
+    """Refuse leaves that would be stored in one place, and a mix of databases and directories.
+
+    Raises:
+        DuplicateNameError: If two have one name; Orbax would lose one of them.
+        ValueError: If only some of them go to a database.
+    """
+    if len({info.is_ocdbt_checkpoint for info in infos}) > 1:
+        raise ValueError("is_ocdbt_checkpoint is the same for all leaves that are handled together")
+
+    seen: dict[tuple[str, str], ParamInfo] = {}
+    for info in infos:
+        place = str(vars(info)["_parent_dir"]), info.name  # the directory may not exist yet
+        if place in seen:
+            raise DuplicateNameError(info.name, _key_path(seen[place]), _key_path(info))
+
+        seen[place] = info
+
+
+def _key_path(info: ParamInfo) -> str:
+    return info.name if info.keypath is None else "".join(map(str, info.keypath))
+
+
+def _kvstore_of(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the store of keys below a cast; an empty spec for one that is given as a URL."""
+    kvstore: Any = spec.get("base", spec).get("kvstore")
+    return cast("dict[str, Any]", kvstore) if isinstance(kvstore, dict) else {}
+
+
+def _described(value: Any, info: ParamInfo, handler: kernel.LeafHandler) -> kernel.LeafSpec:
+    """Return what penstock's own handler says of a value.
+
+    Raises:
+        DeletedLeafError: If it is gone.
+        InvalidLeafError: If it cannot be stored.
+    """
+    place = kernel.ParamInfo((info.name,), (kernel.KeyKind.MAPPING,), info.name)
+    (spec,) = handler.describe([value], [place], {})
+    return spec
+
+
+def _compare(infos: Sequence[ParamInfo]) -> None:
+    """Compare stored arrays, and the documents that describe them, with their checksums. Blocking."""
+    by_directory: dict[str, set[str]] = {}
+    for info in infos:
+        by_directory.setdefault(str(info.parent_dir), set()).add(info.name)
+
+    for directory, names in by_directory.items():
+        check_arrays(built_in.LocalStore(), directory, names)
+
+
+def _opened_metadata(store: Any, info: ParamInfo, sharding: ShardingMetadata | None = None) -> ArrayMetadata:
+    """Describe an open array."""
+    zarr = None
+    with suppress(Exception):  # the metadata is optional
+        zarr = ZarrMetadata.from_json(store.spec().to_json().get("metadata"))
+
+    chunk = store.chunk_layout.read_chunk_template.shape
+    return ArrayMetadata(
+        name=info.name,
+        directory=info.parent_dir,
+        shape=tuple(store.shape),
+        dtype=cast("np.dtype[Any]", store.dtype.numpy_dtype),
+        sharding=sharding,
+        storage=StorageMetadata(chunk_shape=chunk, write_shape=info.write_shape, zarr_metadata=zarr),
+    )
+
+
+class ArrayHandler(_ArraysByTensorStore):
     """Stores the distinct shards of a jax.Array; typed PRNG keys as their key data.
 
     Args:
@@ -143,13 +306,12 @@ class ArrayHandler(_ArraysBySpecs):
         max_replicas_for_replica_parallel: The most parts that it is cut into.
         enable_write_sharding_file: Whether shardings are recorded.
         array_metadata_store: Records how arrays were cut, and the kind of typed keys; None to record neither.
-        enable_replica_parallel_separate_folder: Whether what is replicated has its own directory.
+        enable_replica_parallel_separate_folder: Has no effect: there is one database.
         dispatcher: Not supported: must be None.
-        callback: Its `on_transfer_end` and `on_write_end` are called with the keys of each array; and first
-            its `key_priority`, if copies to the host are limited, for the order of the copies.
+        callback: Not supported: must be None.
 
     Raises:
-        NotImplementedError: If there is a dispatcher.
+        NotImplementedError: If there is a dispatcher or a callback.
     """
 
     def __init__(
@@ -168,6 +330,8 @@ class ArrayHandler(_ArraysBySpecs):
     ) -> None:
         if dispatcher is not None:
             raise NotImplementedError("penstock has no dispatchers: every process saves its own shards")
+        if callback is not None:
+            raise NotImplementedError("penstock calls nobody for each array: its events say what a save does")
         if use_replica_parallel is None:
             use_replica_parallel = replicas_share_by_default()
 
@@ -176,12 +340,8 @@ class ArrayHandler(_ArraysBySpecs):
         self._replica_id = replica_id
         self._enable_write_sharding_file = enable_write_sharding_file
         self._array_metadata_store = array_metadata_store
-        self._callback = callback
         self._replicas = ReplicaOptions(
-            use_replica_parallel,
-            min_slice_bytes_for_replica_parallel,
-            max_replicas_for_replica_parallel,
-            enable_replica_parallel_separate_folder,
+            use_replica_parallel, min_slice_bytes_for_replica_parallel, max_replicas_for_replica_parallel
         )
 
     def has_dispatcher(self) -> bool:
@@ -195,11 +355,11 @@ class ArrayHandler(_ArraysBySpecs):
     @property
     def leaf_handler(self) -> Any:
         """The equivalent handler of the pipeline, shared by equal handlers; None if there is none."""
-        if self._metadata_key is not None or self._callback is not None:
+        if self._metadata_key is not None:
             return None
 
         described = SpecOptions(
-            replace(self._replicas, separate_folder=False),
+            self._replicas,
             self._replica_id,
             self._enable_write_sharding_file and has_primary_host(self._primary_host),
             self._array_metadata_store is not None,
@@ -209,34 +369,11 @@ class ArrayHandler(_ArraysBySpecs):
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
         """Describe each stored leaf by an `ArrayMetadata`, with its sharding if one is recorded."""
         opened = await self._open(infos, None)
-        shardings = await _recorded(infos, range(len(infos)))
+        shardings = await in_thread(_recorded, infos)
         return [
-            opened_metadata(store, info, from_serialized_string(text) if text else None)
+            _opened_metadata(store, info, from_serialized_string(text) if text else None)
             for store, info, text in zip(opened, infos, shardings, strict=True)
         ]
-
-    async def serialize(
-        self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
-    ) -> Sequence[kernel.Waitable]:
-        """Bring arrays to the host, and begin to write them: they may be donated when this returns.
-
-        Raises:
-            ValueError: If an array has no elements, cannot be stored, or two leaves have one name.
-            DeletedLeafError: If an array is deleted or donated.
-        """
-        args = args or [SaveArgs()] * len(values)
-        check_input_arguments(values, infos, args)
-        check_infos(infos)
-        refuse_empty(values, infos)
-        values, infos, args = self._prioritised(values, infos, args)
-        arrays = [
-            self._to_write(value, info, arg) for value, info, arg in zip(values, infos, args, strict=True)
-        ]
-        recorded = [(one.leaf.spec, arg) for one, arg in zip(arrays, args, strict=True)]
-        record = partial(self._record, infos, recorded)
-        written = await begin_writing(arrays, record)
-        self._tell("on_transfer_end", infos)
-        return [written]
 
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
@@ -259,56 +396,41 @@ class ArrayHandler(_ArraysBySpecs):
         check_infos(infos)
         if infos[0].is_ocdbt_checkpoint is None:
             raise ValueError("is_ocdbt_checkpoint says how a stored array is to be read, and cannot be None")
-        for info in infos:
-            await info.await_path_creation()
 
-        places = await _shardings(infos, args)
-        opened = await self._open(infos, [arg.dtype for arg in args])
-        narrow = [_narrowed(store) for store in opened]
+        opened = await self._open(infos, args)
+        places = await in_thread(_placements, infos, args)
         impls = await self._key_impls(infos)
-        return await read_arrays(
-            [
-                ArrayToRead(
-                    info, store, target_of(arg, place, info, store), _finish(place, impls.get(info.name))
-                )
-                for info, store, arg, place in zip(infos, narrow, args, places, strict=True)
-            ]
-        )
+        return [
+            await in_thread(_restored, info, store, arg, place, impls.get(info.name))
+            for info, store, arg, place in zip(infos, opened, args, places, strict=True)
+        ]
 
-    def _part_of(self, value: Any) -> tuple[int, ...]:
-        return write_shape_of(value, self._replicas)
+    def _copied(self, value: Any, info: ParamInfo, arg: SaveArgs) -> _Copied:
+        spec, data = _described(value, info, built_in.ArrayHandler()), key_data(value)
+        shape = tuple(data.sharding.shard_shape(data.shape))
+        indices: Any = data.sharding.addressable_devices_indices_map(data.shape)
+        n_replicas = min(Counter(map(str, indices.values())).values())
+        part = self._replicas.part_of(shape, n_replicas, data.dtype.itemsize) or shape
+        writer = self._replica_id or 0
+        boxes = [
+            (shard.index, np.array(shard.data))
+            for shard in data.addressable_shards
+            if shard.replica_id == writer
+        ]
+        return _Copied(info, arg, spec, part, data.dtype, boxes)
 
-    def _to_write(self, value: Any, info: ParamInfo, arg: SaveArgs) -> ArrayToWrite:
-        def part() -> tuple[int, ...]:
-            return self._part_of(key_data(value))
-
-        def spec() -> dict[str, Any]:
-            data, database = key_data(value), bool(info.is_ocdbt_checkpoint)
-            options = self._replicas
-            apart = options.separate_folder and options.parallel and _is_replicated(data.sharding)
-            process = f"replica_{process_index()}" if apart else process_index()
-            return self._get_json_tspec_write(info, data, database, process if database else None, arg)
-
-        return ArrayToWrite(info, leaf_to_write(value, info, built_in.ArrayHandler(), arg.dtype, part), spec)
-
-    async def _record(
-        self, infos: Sequence[ParamInfo], saved: Sequence[tuple[kernel.LeafSpec, SaveArgs]]
-    ) -> None:
-        """Write what documents say of arrays that are durable."""
+    def _record(self, copies: Sequence[_Copied]) -> None:
         # The shardings of arrays are those of all processes.
         if self._enable_write_sharding_file and is_primary_host(self._primary_host):
             texts = [
-                (info, sharding_pointer(info.name), spec.sharding)
-                for info, (spec, _) in zip(infos, saved, strict=True)
-                if spec.sharding
+                (copy.info, _sharding_pointer(copy.info.name), copy.spec.sharding)
+                for copy in copies
+                if copy.spec.sharding
             ]
-            await in_thread(write_values, file_names.SHARDING, texts)
-
+            _write_values(file_names.SHARDING, texts)
         if self._array_metadata_store is not None:
-            arrays = [_recorded_array(info, *one) for info, one in zip(infos, saved, strict=True)]
-            await self._array_metadata_store.write(infos[0].parent_dir, arrays, process_index())
-
-        self._tell("on_write_end", infos)
+            directory, arrays = copies[0].info.parent_dir, [_recorded_array(copy) for copy in copies]
+            blocking.run_sync(self._array_metadata_store.write, directory, arrays, process_index())
 
     async def _key_impls(self, infos: Sequence[ParamInfo]) -> dict[str, str]:
         """Find which leaves are typed PRNG keys, and of which kind."""
@@ -320,99 +442,200 @@ class ArrayHandler(_ArraysBySpecs):
         extras: dict[str, dict[str, Any]] = {one.param_name: one.ext_metadata or {} for one in entries}
         return {name: extra[RANDOM_KEY_IMPL] for name, extra in extras.items() if RANDOM_KEY_IMPL in extra}
 
-    def _prioritised(
-        self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs]
-    ) -> tuple[Sequence[Any], Sequence[ParamInfo], Sequence[SaveArgs]]:
-        """Order leaves as the callback wants them, if copies to the host are limited, as in Orbax.
 
-        Raises:
-            ValueError: If the callback knows no priority for one.
-        """
-        if self._callback is None or infos[0].device_host_byte_limiter is None:
-            return values, infos, args
-
-        ranks = [int(self._callback.key_priority(info.keypath).value) for info in infos]
-        for info, rank in zip(infos, ranks, strict=True):
-            if rank not in _RANKS:
-                raise ValueError(f"Prioritization is unknown for key {info.keypath}.")
-
-        order = sorted(range(len(ranks)), key=ranks.__getitem__)  # which keeps the order of equals
-        return [values[at] for at in order], [infos[at] for at in order], [args[at] for at in order]
-
-    def _tell(self, event: str, infos: Sequence[ParamInfo]) -> None:
-        if self._callback is not None:
-            for info in infos:
-                getattr(self._callback, event)(info.keypath)
-
-
-def _recorded_array(info: ParamInfo, spec: kernel.LeafSpec, arg: SaveArgs) -> RecordedArray:
-    shape, part, dtype = spec.shape or (), spec.chunk_shape, dtypes.numpy_dtype(spec.dtype)
-    database = bool(info.is_ocdbt_checkpoint)
-    chunks = chunk_shape_for(info, use_ocdbt=database, shape=shape, write_shape=part, dtype=dtype, arg=arg)
+def _recorded_array(copy: _Copied) -> RecordedArray:
+    info, spec, part = copy.info, copy.spec, copy.part
+    dtype = dtypes.numpy_dtype(spec.dtype) if copy.arg.dtype is None else np.dtype(copy.arg.dtype)
+    shape, database = copy.shape, bool(info.is_ocdbt_checkpoint)
+    chunks = chunk_shape_for(
+        info, use_ocdbt=database, shape=shape, write_shape=part, dtype=dtype, arg=copy.arg
+    )
     extra = {RANDOM_KEY_IMPL: spec.extended_dtype} if spec.extended_dtype else None
     return RecordedArray(info.name, shape, dtype, part, chunks, database, bool(info.use_zarr3), extra)
 
 
-def _is_replicated(sharding: Any) -> bool:
-    if isinstance(sharding, jax.sharding.NamedSharding):
-        spec = cast("Sequence[object]", tuple(sharding.spec))
-        return len(sharding.mesh.axis_names) > len(spec) or not spec or None in spec
+def _placements(infos: Sequence[ParamInfo], args: Sequence[RestoreArgs]) -> list[Any]:
+    """Find the requested or else the recorded sharding of each leaf. Blocking.
 
-    return isinstance(sharding, jax.sharding.SingleDeviceSharding)
+    Raises:
+        ValueError: If a leaf has neither, or what is requested is none.
+    """
+    places = [asked_placement(arg) for arg in args]
+    if None in places:
+        for at, text in enumerate(_recorded(infos)):
+            if places[at] is None and text is not None:
+                places[at] = from_serialized_string(text).to_jax_sharding()
 
-
-def _narrowed(store: Any) -> Any:
-    """Return an open array as jax holds it, where 64-bit types may be disabled."""
-    dtype = store.dtype.numpy_dtype
-    return _ts.cast(store, jax_dtype(dtype)) if is_narrowed(dtype) else store
-
-
-def _finish(place: Any, key_impl: str | None) -> Callable[[Any], Any] | None:
-    """Return what makes typed keys of their data, and chooses the memory layout; None if neither is asked."""
-    memory = None if isinstance(place, jax.sharding.Sharding) else place
-    if key_impl is None and memory is None:
-        return None
-
-    def finish(array: Any) -> Any:
-        if key_impl is not None:
-            array = _jax.random.wrap_key_data(array, impl=key_impl)
-
-        return array if memory is None else _jax.device_put(array, memory)
-
-    return finish
-
-
-async def _shardings(infos: Sequence[ParamInfo], args: Sequence[RestoreArgs]) -> list[Any]:
-    """Find the requested or else the recorded sharding of each leaf."""
-    shardings = [asked_placement(arg) for arg in args]
-    absent = [at for at, sharding in enumerate(shardings) if sharding is None]
-    for at, text in zip(absent, await _recorded(infos, absent), strict=True):
-        if text is None:
+    for info, place in zip(infos, places, strict=True):
+        if place is None:
             raise ValueError(
-                f"no sharding is recorded for the leaf {infos[at].name!r}: give `sharding`, or `mesh` and "
+                f"no sharding is recorded for the leaf {info.name!r}: give `sharding`, or `mesh` and "
                 f"`mesh_axes`, in ArrayRestoreArgs"
             )
-        shardings[at] = from_serialized_string(text).to_jax_sharding()
+        if not isinstance(_sharding_of(place), jax.sharding.Sharding):
+            problem = f"the leaf {info.name!r} cannot be restored with the sharding {place!r}"
+            raise ValueError(problem)  # the kind that Orbax raises
 
-    return shardings
+    return places
 
 
-async def _recorded(infos: Sequence[ParamInfo], which: Sequence[int]) -> list[str | None]:
-    """Read the recorded sharding of some leaves; None for all if nothing is recorded there."""
-    if not which or not await in_thread(
-        os.path.exists, os.path.join(infos[0].parent_dir, file_names.SHARDING)
-    ):
-        return [None] * len(which)
+def _sharding_of(place: Any) -> Any:
+    return place if isinstance(place, jax.sharding.Sharding) else getattr(place, "sharding", None)
 
-    chosen = [infos[at] for at in which]
-    texts = await read_values(file_names.SHARDING, chosen, [sharding_pointer(info.name) for info in chosen])
+
+def _restored(info: ParamInfo, store: Any, arg: RestoreArgs, place: Any, key_impl: str | None) -> Any:
+    """Read a jax.Array: each distinct part that this process needs once. Blocking.
+
+    Raises:
+        ValueError: If the shape is not the stored one, or the sharding does not divide it.
+    """
+    sharding, shape = _sharding_of(place), getattr(arg, "global_shape", None)
+    if shape is not None and arg.dtype is not None and prng_keys.is_key(arg.dtype):
+        struct = _jax.eval_shape(jax.random.key_data, _jax.ShapeDtypeStruct(tuple(shape), arg.dtype))
+        sharding = _also_along(sharding, len(struct.shape) - len(shape))
+        shape = struct.shape
+
+    stored = tuple(store.shape)
+    shape = stored if shape is None else tuple(shape)
+    if getattr(arg, "strict", True) and shape != stored:
+        raise ValueError(
+            f"the leaf {info.name!r} has the shape {stored}, and {shape} is asked for; "
+            f"strict=False pads with zeros and cuts off"
+        )
+    if len(shape) != len(stored):
+        raise ValueError(f"the leaf {info.name!r} has {len(stored)} axes, and {len(shape)} are asked for")
+
+    dtype = store.dtype.numpy_dtype
+    if is_narrowed(dtype):  # as jax holds it, where 64-bit types may be disabled
+        store = _ts.cast(store, jax_dtype(dtype))
+
+    indices: Any = sharding.addressable_devices_indices_map(shape)
+    boxes: dict[str, list[tuple[int, int]]] = {
+        str(index): [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
+        for index in indices.values()
+    }
+    reading = {name: _begin_reading(store, box) for name, box in boxes.items()}
+    parts = {name: _padded(future.result(), boxes[name]) for name, future in reading.items()}
+
+    def part_at(index: object) -> Any:
+        return parts[str(index)]
+
+    array = _jax.make_array_from_callback(shape, sharding, part_at)
+    if key_impl is not None:
+        array = _jax.random.wrap_key_data(array, impl=key_impl)
+
+    has_layout = not isinstance(place, jax.sharding.Sharding)
+    return _jax.device_put(array, place) if has_layout else array
+
+
+def _begin_reading(store: Any, box: Sequence[tuple[int, int]]) -> Any:
+    there = [(min(lo, size), min(hi, size)) for (lo, hi), size in zip(box, store.shape, strict=True)]
+    return store[tuple(slice(lo, hi) for lo, hi in there) or ...].read()
+
+
+def _padded(found: Any, box: Sequence[tuple[int, int]]) -> Any:
+    shape = tuple(hi - lo for lo, hi in box)
+    if found.shape == shape:
+        return found
+
+    whole = np.zeros(shape, found.dtype)
+    whole[tuple(map(slice, found.shape))] = found
+    return whole
+
+
+def _also_along(sharding: jax.sharding.Sharding, axes: int) -> jax.sharding.Sharding:
+    """The sharding of data with more trailing axes than what was sharded."""
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return sharding
+
+    spec = _jax.sharding.PartitionSpec(*sharding.spec, *[None] * axes)
+    return jax.sharding.NamedSharding(cast("Any", sharding.mesh), spec)
+
+
+def _recorded(infos: Sequence[ParamInfo]) -> list[str | None]:
+    """Read the recorded sharding of each leaf; None for all if nothing is recorded there. Blocking."""
+    if not os.path.exists(os.path.join(infos[0].parent_dir, file_names.SHARDING)):
+        return [None] * len(infos)
+
+    texts = _read_values(file_names.SHARDING, infos, [_sharding_pointer(info.name) for info in infos])
     return [cast("str", text) or None for text in texts]
+
+
+def _sharding_pointer(name: str) -> str:
+    """The JSON pointer of a leaf's sharding in `_sharding`."""
+    return f"/{urlsafe_b64encode(name.encode()).decode()}"
+
+
+def _write_values(file: str, entries: Sequence[tuple[ParamInfo, str, str]]) -> None:
+    """Add strings to a document, all of them or none. Blocking.
+
+    Args:
+        file: The name of the document.
+        entries: Of each leaf, the JSON pointer and the text.
+    """
+    transaction, context = _ts.Transaction(), get_ts_context(use_ocdbt=False)
+    opening = [
+        _ts.open(json_spec(str(info.parent_dir), file, pointer), open=True, context=context)
+        for info, pointer, _ in entries
+    ]
+    writing = [
+        future.result().with_transaction(transaction).write(text)
+        for future, (_, _, text) in zip(opening, entries, strict=True)
+    ]
+    for future in writing:
+        future.result()
+
+    transaction.commit_async().result()
+
+
+def _read_values(file: str, infos: Sequence[ParamInfo], pointers: Sequence[str]) -> list[Any]:
+    """Read a value for each leaf. Blocking.
+
+    Raises:
+        ValueError: If the document or a value is missing.
+        ChecksumError: If the document is not as it was written.
+    """
+    for directory in {str(info.parent_dir) for info in infos}:
+        check_document(directory, file)
+
+    context = get_ts_context(use_ocdbt=False)
+    opening = [
+        _ts.open(json_spec(str(info.parent_dir), file, pointer), open=True, read=True, context=context)
+        for info, pointer in zip(infos, pointers, strict=True)
+    ]
+    reading = [future.result().read() for future in opening]
+    return [future.result().item() for future in reading]
 
 
 @lru_cache(maxsize=64)
 def _leaf_handler(typestr: str, described: SpecOptions | None) -> built_in.ArrayHandler:
     """Equal handlers share one: a tree is planned anew for each different one."""
     return built_in.ArrayHandler(typestr, described=described)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """The options of `ArrayHandler` for replicas that share the work of writing.
+
+    Source:
+        ORBAX_FORMAT.md §2.1.
+    """
+
+    parallel: bool = True  #: whether each replica of a shard writes a part of it
+    min_slice_bytes: int | None = None  #: bytes of a part below which the shard is not divided
+    max_replicas: int | None = None  #: the most parts that it is divided into
+
+    def part_of(self, shard: tuple[int, ...], n_replicas: int, itemsize: int) -> tuple[int, ...] | None:
+        """Return the shape of the part of a shard that each replica writes; None if one writes all of it."""
+        if self.max_replicas is not None:
+            n_replicas = min(n_replicas, self.max_replicas)
+        if not self.parallel or n_replicas <= 1:
+            return None
+
+        part = chunk_shapes.replica_shape(shard, n_replicas)
+        too_small = part is not None and math.prod(part) * itemsize < (self.min_slice_bytes or 0)
+        return None if too_small else part
 
 
 @final
@@ -465,13 +688,12 @@ def replicas_share_by_default() -> bool:
     return "gpu" not in platforms and "cuda" not in platforms
 
 
-class NumpyHandler(_ArraysBySpecs):
+class NumpyHandler(_ArraysByTensorStore):
     """Stores an `np.ndarray` whole.
 
     Args:
         metadata_key: The name of an array's metadata file; by default that of its format.
-        ocdbt_process_id: The process whose directory in the database gets the arrays; by default this one.
-            Has no effect in a tree.
+        ocdbt_process_id: Has no effect: there is one database.
         deepcopy_host_arrays: Has no effect: arrays are copied, so that they may change during the save.
     """
 
@@ -482,7 +704,6 @@ class NumpyHandler(_ArraysBySpecs):
         deepcopy_host_arrays: bool = True,
     ) -> None:
         self._metadata_key = metadata_key
-        self._process_id = ocdbt_process_id
 
     def typestr(self) -> str:
         """`np.ndarray`."""
@@ -496,24 +717,7 @@ class NumpyHandler(_ArraysBySpecs):
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
         """Describe each stored leaf by an `ArrayMetadata`."""
         opened = await self._open(infos, None)
-        return [opened_metadata(store, info) for store, info in zip(opened, infos, strict=True)]
-
-    async def serialize(
-        self, values: Sequence[Any], infos: Sequence[ParamInfo], args: Sequence[SaveArgs] | None = None
-    ) -> Sequence[kernel.Waitable]:
-        """Copy arrays, and begin to write them.
-
-        Raises:
-            ValueError: If an array has no elements, or two leaves have one name.
-        """
-        args = args or [SaveArgs()] * len(values)
-        check_input_arguments(values, infos, args)
-        check_infos(infos)
-        refuse_empty(values, infos)
-        arrays = [
-            self._to_write(value, info, arg) for value, info, arg in zip(values, infos, args, strict=True)
-        ]
-        return [await begin_writing(arrays, _nothing)]
+        return [_opened_metadata(store, info) for store, info in zip(opened, infos, strict=True)]
 
     async def deserialize(
         self, infos: Sequence[ParamInfo], args: Sequence[RestoreArgs] | None = None
@@ -526,29 +730,18 @@ class NumpyHandler(_ArraysBySpecs):
         """
         args = args or [RestoreArgs()] * len(infos)
         check_input_arguments(infos, args)
-        opened = await self._open(infos, [arg.dtype for arg in args])
-        return await read_arrays(
-            [ArrayToRead(info, store, np.ndarray) for info, store in zip(infos, opened, strict=True)]
-        )
+        reading = [store.read() for store in await self._open(infos, args)]
+        return [await in_thread(future.result) for future in reading]
 
     def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
         """Return for each value its bytes, to write and to read."""
         sizes = [np.asarray(value).nbytes for value in values]
         return [(size, size) for size in sizes]
 
-    def _to_write(self, value: Any, info: ParamInfo, arg: SaveArgs) -> ArrayToWrite:
-        def spec() -> dict[str, Any]:
-            database = bool(info.is_ocdbt_checkpoint)
-            process = (self._process_id or process_index()) if database else None
-            return self._get_json_tspec_write(info, shown, database, process, arg)
-
-        shown = _jax.ShapeDtypeStruct(value.shape, value.dtype)
-        leaf = leaf_to_write(value, info, built_in.NumpyHandler(), arg.dtype, lambda: tuple(value.shape))
-        return ArrayToWrite(info, leaf, spec)
-
-
-async def _nothing() -> None:
-    """Write no documents."""
+    def _copied(self, value: Any, info: ParamInfo, arg: SaveArgs) -> _Copied:
+        spec = _described(value, info, built_in.NumpyHandler())
+        copy = np.array(value, value.dtype.newbyteorder("="), order="C")  # the byte order is not recorded
+        return _Copied(info, arg, spec, copy.shape, copy.dtype, [(..., copy)])
 
 
 class ScalarHandler(NumpyHandler):
@@ -556,7 +749,7 @@ class ScalarHandler(NumpyHandler):
 
     Args:
         metadata_key: See `NumpyHandler`.
-        ocdbt_process_id: Has no effect in a tree, see `NumpyHandler`.
+        ocdbt_process_id: Has no effect, see `NumpyHandler`.
     """
 
     def __init__(self, metadata_key: str | None = None, ocdbt_process_id: str | None = None) -> None:
@@ -600,7 +793,7 @@ class ScalarHandler(NumpyHandler):
         return [kind(number) if kind else number for kind, number in zip(kinds, numbers, strict=True)]
 
 
-def refuse_empty(values: Sequence[Any], infos: Sequence[ParamInfo]) -> None:
+def _refuse_empty(values: Sequence[Any], infos: Sequence[ParamInfo]) -> None:
     """Raise `ValueError` if an array has no elements, which Orbax can neither write nor read."""
     for value, info in zip(values, infos, strict=True):
         if value.size == 0:
@@ -628,9 +821,7 @@ class StringHandler(TypeHandler):
 
     async def metadata(self, infos: Sequence[ParamInfo]) -> Sequence[Any]:
         """Describe each stored leaf by a `StringMetadata`. Reads nothing."""
-        for info in infos:
-            await info.await_path_creation()
-
+        await _created(infos)
         return [StringMetadata(name=info.name, directory=info.parent_dir) for info in infos]
 
     async def serialize(
@@ -655,10 +846,8 @@ class StringHandler(TypeHandler):
             ValueError: If one is not there.
         """
         check_input_arguments(infos)
-        for info in infos:
-            await info.await_path_creation()
-
-        found = await read_values(self._filename, infos, [f"/{info.name}" for info in infos])
+        await _created(infos)
+        found = await in_thread(_read_values, self._filename, infos, [f"/{info.name}" for info in infos])
         return [str(value) for value in found]
 
     def memory_size(self, values: Sequence[Any]) -> Sequence[tuple[int, int]]:
@@ -668,7 +857,7 @@ class StringHandler(TypeHandler):
 
     def _write(self, values: Sequence[str], infos: Sequence[ParamInfo]) -> None:
         blocking.run_sync(_created, infos)
-        write_values(
+        _write_values(
             self._filename, [(i, f"/{i.name}", str(value)) for i, value in zip(infos, values, strict=True)]
         )
 
