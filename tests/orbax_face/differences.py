@@ -41,9 +41,10 @@ LEAVES: Final[Section] = {
         "`a` beside `a/b` is an error of the save; Orbax fails later, or loses one."
     ),
     "type_handlers.ArrayHandler": (
-        "A `dispatcher` is refused: every process saves its own shards; so is a `callback`. A `replica_id` "
-        "that no shard has is a ValueError; Orbax writes nothing. Arrays are saved even if the "
-        f"`primary_host` is not there. Called directly, it waits for no `byte_limiter`. {_SPECS_CALLED}"
+        "A `dispatcher` is refused: every process saves its own shards; so are a `callback`, and an "
+        "`array_metadata_store` of the caller's class. A `replica_id` that no shard has is a ValueError; "
+        "Orbax writes nothing. Arrays are saved even if the `primary_host` is not there. Called directly, "
+        f"it waits for no `byte_limiter`. {_SPECS_CALLED}"
     ),
     "type_handlers.SingleReplicaArrayHandler": (
         "Restores typed PRNG keys as keys, if an `array_metadata_store` knows them. In a job it sends "
@@ -77,7 +78,7 @@ LEAVES: Final[Section] = {
 HANDLERS: Final[Section] = {
     "handlers.PyTreeCheckpointHandler": (
         "Takes the names of 2024, too: `concurrent_gb`, `primary_host`. Registry and validator are None by "
-        "default: the registry as it is at each call, and nobody, since every byte is counted anyway. "
+        "default: the registry as it is at each call, and nobody. "
         "Limits in "
         "gigabytes bound all saves or restores together; what is larger is cut. With `use_compression` only "
         "what compresses well is compressed. With `support_rich_types` named tuples come back as dicts if no "

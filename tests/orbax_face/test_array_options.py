@@ -1,10 +1,9 @@
-"""The same script on both libraries: the options of `ArrayHandler` in a pipeline, and who validates."""
+"""The same script on both libraries: the options of `ArrayHandler` in a pipeline."""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from tests.orbax_face.leaf_round_trips import on
 import penstock.orbax
 import penstock.orbax.v1 as ours_v1
 from penstock.orbax import array_metadata_store as ours
-from penstock.orbax.v1.path import ExistingPath
 
 LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)
 NAMES = ("penstock", "orbax")
@@ -56,12 +54,9 @@ def registry(ocp: Any, **options: Any) -> Any:
     )
 
 
-def save(ocp: Any, path: Path, saved: Any = None, *, validator: Any = None, **options: Any) -> None:
+def save(ocp: Any, path: Path, saved: Any = None, **options: Any) -> None:
     use_ocdbt = options.pop("use_ocdbt", True)
-    keywords = {} if validator is None else {"array_metadata_validator": validator}
-    handler = ocp.PyTreeCheckpointHandler(
-        use_ocdbt=use_ocdbt, type_handler_registry=registry(ocp, **options), **keywords
-    )
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt, type_handler_registry=registry(ocp, **options))
     with ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(path, tree() if saved is None else saved)
 
@@ -230,131 +225,21 @@ def _made(path: Path) -> epath.Path:
     return epath.Path(path)
 
 
-# Validators, and stores of somebody else
+# Stores of the caller's
 
 
-@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_validator_sees_what_is_recorded_and_may_refuse_it(
-    ocp: Any, asynchronous: bool, tmp_path: Path
-) -> None:
-    seen: list[Any] = []
+def test_a_store_that_would_not_be_called_is_refused(tmp_path: Path) -> None:
+    class Own(ours.Store):
+        """Writes records of its own."""
 
-    class Validator(STORES[ocp].Validator):  # type: ignore[misc]  # Any
-        def validate_all_array_metadatas(self, array_metadatas: Any) -> None:
-            super().validate_all_array_metadatas(array_metadatas)
-            seen.append(array_metadatas)
-            if len(seen) == 2:
-                raise ValueError("not so")
+    with pytest.raises(NotImplementedError, match="Own"):
+        penstock.orbax.type_handlers.ArrayHandler(array_metadata_store=Own())
 
-    checkpointer = ocp.AsyncCheckpointer if asynchronous else ocp.Checkpointer
-    handler = ocp.PyTreeCheckpointHandler(array_metadata_validator=Validator())
-    with checkpointer(handler) as saving:
-        saving.save(tmp_path / "one", tree())
-        if asynchronous:
-            saving.wait_until_finished()
-
-        ((process, entries),) = seen[0].items()
-        assert process == 0
-        assert {entry.param_name for entry in entries} == set(tree()) - {"host"}
-        rows = next(entry for entry in entries if entry.param_name == "rows")
-        assert (rows.write_shape, rows.chunk_shape) == ((2, 2), (2, 2))
-        with pytest.raises(ValueError, match="not so"):
-            refused(saving, tmp_path / "two", asynchronous=asynchronous)
-
-    assert (tmp_path / "one").exists()
-    assert not (tmp_path / "two").exists()
-
-
-def refused(saving: Any, path: Path, *, asynchronous: bool) -> None:
-    saving.save(path, tree())
-    if asynchronous:
-        saving.wait_until_finished()
-
-
-@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
-@pytest.mark.parametrize(
-    ("options", "saved"),
-    [
-        ({}, {"host": np.arange(3)}),
-        ({"array_metadata_store": None}, None),
-    ],
-    ids=["no arrays", "no store"],
-)
-def test_without_anything_recorded_nobody_validates(
-    ocp: Any, options: dict[str, Any], saved: Any, tmp_path: Path
-) -> None:
-    class Refusing:
-        def validate_all_array_metadatas(self, array_metadatas: Any) -> None:
-            if array_metadatas:  # of no arrays, Orbax gives an empty dict, or does not ask
-                raise ValueError("not so")
-
-    save(ocp, tmp_path / "one", saved, validator=Refusing(), **options)
-
-
-@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
-def test_if_every_host_is_primary_nobody_validates(ocp: Any, tmp_path: Path) -> None:
-    class Refusing:
-        def validate_all_array_metadatas(self, array_metadatas: Any) -> None:
-            raise ValueError("not so")
-
-    every = ocp.options.MultiprocessingOptions(primary_host=None)
-    handler = ocp.PyTreeCheckpointHandler(array_metadata_validator=Refusing(), multiprocessing_options=every)
-    handler.save(_made(tmp_path / "one"), args=ocp.args.PyTreeSave({"a": jnp.ones(3)}))
-    handler.finalize(epath.Path(tmp_path / "one"))
-
-
-def test_the_usual_validator_compares_processes() -> None:
-    one = ours.SerializedArrayMetadata(param_name="a", write_shape=(1,), chunk_shape=(1,))
-    other = ours.SerializedArrayMetadata(param_name="a", write_shape=(2,), chunk_shape=(1,))
-    validator = ours.Validator()
-    validator.validate_all_array_metadatas({0: [one], 1: [one]})
-    with pytest.raises(ValueError, match="different metadata of"):
-        validator.validate_all_array_metadatas({0: [one], 1: [other]})
-    with pytest.raises(ValueError, match="no metadata"):
-        validator.validate_all_array_metadatas({0: []})
-
-
-@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
-@pytest.mark.parametrize("use_ocdbt", [True, False])
-def test_a_store_of_ones_own_records_arrays(ocp: Any, use_ocdbt: bool, tmp_path: Path) -> None:
-    written: list[Any] = []
-
-    class Store(STORES[ocp].Store):  # type: ignore[misc]  # Any
-        async def write(
-            self, checkpoint_dir: Any, array_metadatas: Sequence[Any], process_index: int
-        ) -> None:
-            written.extend(array_metadatas)
-            await super().write(checkpoint_dir, array_metadatas, process_index)
-
-    save(ocp, tmp_path / "one", array_metadata_store=Store(), use_ocdbt=use_ocdbt)
-    found = {one.param_name: one for one in written}
-    assert set(found) == set(tree()) - {"host"}
-    rows = found["rows"]
-    assert (rows.shape, rows.write_shape, rows.chunk_shape, rows.dtype) == (
-        (4, 8),
-        (2, 2),
-        (2, 2),
-        np.float32,
+    saving = ours_v1.options.ArrayOptions(
+        saving=ours_v1.options.ArrayOptions.Saving(array_metadata_store=Own())
     )
-    assert (rows.use_ocdbt, rows.use_zarr3, rows.ext_metadata) == (use_ocdbt, False, None)
-    assert found["key"].ext_metadata == {"random_key_impl": "threefry2x32"}
-    restored = ocp.PyTreeCheckpointer().restore(tmp_path / "one")
-    assert jnp.issubdtype(restored["key"].dtype, jax.dtypes.prng_key)
-    entries = json.loads((tmp_path / "one" / "array_metadatas" / "process_0").read_text())["array_metadatas"]
-    assert len(entries) == len(found)
-
-
-@pytest.mark.parametrize("ocp", LIBRARIES, ids=NAMES)
-@pytest.mark.parametrize("keep", [0, 1], ids=["nothing", "not all"])
-def test_a_store_that_loses_arrays_fails_the_save(ocp: Any, keep: int, tmp_path: Path) -> None:
-    class Losing(STORES[ocp].Store):  # type: ignore[misc]  # Any
-        async def read(self, checkpoint_dir: Any, process_index: int | None = None) -> Any:
-            found = await super().read(checkpoint_dir, process_index)
-            return found[:keep] or None
-
-    with pytest.raises(ValueError, match="No ArrayMetadata found for"):
-        save(ocp, tmp_path / "one", array_metadata_store=Losing())
+    with ours_v1.Context(array_options=saving), pytest.raises(NotImplementedError, match="Own"):
+        ours_v1.save(tmp_path / "one", tree())
 
     assert not (tmp_path / "one").exists()
 
@@ -395,30 +280,6 @@ def test_array_options_of_v1(options: dict[str, Any], tmp_path: Path) -> None:
         )
 
     assert stories[0] == stories[1]
-
-
-class Refusing:
-    """A validator."""
-
-    def validate_all_array_metadatas(self, array_metadatas: Any) -> None:
-        raise ValueError(f"not so: {[one.param_name for one in array_metadatas[0]]}")
-
-
-async def _save_with(handler: Any, directory: Any) -> None:
-    await (await handler.save(directory, {"a": jnp.ones(3), "host": np.ones(2)}))
-
-
-def test_a_validator_of_v1_may_refuse(tmp_path: Path) -> None:
-    """Orbax's own handler cannot be called by itself without its contexts."""
-    with pytest.raises(ValueError, match=r"not so: \['a'\]"):
-        anyio.run(
-            _save_with,
-            ours_v1.handlers.PyTreeHandler(array_metadata_validator=Refusing()),
-            ExistingPath(tmp_path / "one"),
-        )
-
-    part = ours_v1.handlers.PyTreeHandler(array_metadata_validator=Refusing(), partial_save_mode=True)
-    anyio.run(_save_with, part, ExistingPath(tmp_path / "two"))
 
 
 # How large data files are

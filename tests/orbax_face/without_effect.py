@@ -25,6 +25,7 @@ WITHOUT_EFFECT: Final[dict[str, dict[str, str]]] = {
     "BasePyTreeCheckpointHandler": {
         "enable_pinned_host_transfer": _HOST,
         "enable_post_merge_validation": _COUNTED,
+        "array_metadata_validator": _COUNTED,
     },
     "Checkpointer.save": {"save_context": "Nothing reads it."},
     "CheckpointManagerOptions": {
@@ -32,7 +33,10 @@ WITHOUT_EFFECT: Final[dict[str, dict[str, str]]] = {
         "num_deletion_threads": "One thread removes what a save replaces.",
         "enable_per_process_directory_creation": _DIRECTORY,
     },
-    "PyTreeCheckpointHandler": {"enable_pinned_host_transfer": _HOST},
+    "PyTreeCheckpointHandler": {
+        "enable_pinned_host_transfer": _HOST,
+        "array_metadata_validator": _COUNTED,
+    },
     "SaveArgs": {"aggregate": "Nor has it in Orbax."},
     "args.JsonRestore": {"item": "JSON needs no target. Nor has it an effect in Orbax."},
     "checkpoint_utils.checkpoints_iterator": {"set_immutable": "A snapshot is of links."},
@@ -57,7 +61,10 @@ WITHOUT_EFFECT: Final[dict[str, dict[str, str]]] = {
     },
     "type_handlers.SingleReplicaArrayRestoreArgs": {"single_replica_sharding": "It follows from `sharding`."},
     "utils.sync_global_devices": {"record_event_name": _EVENTS},
-    "v1.handlers.PyTreeHandler": {"partial_save_mode": "A part is saved like any tree."},
+    "v1.handlers.PyTreeHandler": {
+        "partial_save_mode": "A part is saved like any tree.",
+        "array_metadata_validator": _COUNTED,
+    },
     "v1.multihost.sync_global_processes": {"timeout": _BARRIERS, "record_event_name": _EVENTS},
     "v1.options.ArrayOptions.Loading": {
         "raise_array_data_missing_error": "Absent bytes are always an error.",

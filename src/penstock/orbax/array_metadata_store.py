@@ -1,6 +1,6 @@
 """`array_metadatas/process_N`: how each jax.Array was cut, and the kind of each typed PRNG key.
 
-A store of the caller's records them in a save in place of the layout, and a validator checks them.
+In the save of a tree the layout records them. `Store` does it for type handlers that are called directly.
 """
 
 from __future__ import annotations
@@ -11,28 +11,20 @@ __all__ = (
     "SerializedArrayMetadata",
     "Store",
     "Validator",
-    "recorded_by",
-    "store_of",
-    "validate",
+    "check_store",
 )
 
 import json
-import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, ClassVar, Final, final
+from typing import Any, Final
 
-import jax
-
-from penstock import Pipeline, SaveFormat, kernel
 from penstock import handlers as built_in
-from penstock.embedding import blocking, document_files, dtypes, file_names
-from penstock.errors import SpecError
+from penstock.embedding import document_files, file_names
 from penstock.orbax.future import in_thread
-from penstock.orbax.item_files import check_document, handler_path
+from penstock.orbax.item_files import check_document
 
 RANDOM_KEY_IMPL: Final = "random_key_impl"
 
@@ -105,27 +97,27 @@ class Store:
 
 
 class Validator:
-    """Checks what all processes recorded about a tree before the tree is published."""
+    """Has no effect: every byte of a tree is counted before it is published."""
 
     def validate_all_array_metadatas(self, array_metadatas: Mapping[int, Sequence[Any]]) -> None:
-        """Compare the entries of the processes.
+        """Do nothing. Nothing calls it."""
 
-        Args:
-            array_metadatas: By process.
 
-        Raises:
-            ValueError: If a process has none, or they differ.
-        """
-        first: dict[str, Any] | None = None
-        for process, entries in array_metadatas.items():
-            found = {entry.param_name: entry for entry in entries}
-            if not found:
-                raise ValueError(f"ArrayMetadata Store contains no metadata for process_index={process}.")
-            if first is not None and found != first:
-                names = sorted(name for name in {*first, *found} if first.get(name) != found.get(name))
-                raise ValueError(f"ArrayMetadata Store contains different metadata of {names}: {process=}")
+def check_store(store: Any) -> None:
+    """Refuse a store of the caller's, which would not be asked in the save of a tree.
 
-            first = found
+    Args:
+        store: A `Store`, or Orbax's; None for no records.
+
+    Raises:
+        NotImplementedError: If it is of a class of the caller's.
+    """
+    kind: type[Any] = type(store)
+    if store is not None and kind is not Store and not kind.__module__.startswith("orbax."):
+        raise NotImplementedError(
+            f"the array metadata of a tree are written by penstock, and {kind.__qualname__} would not be "
+            "called: give a Store, or None for no records"
+        )
 
 
 def _write(directory: Path, found: Sequence[Any], process_index: int) -> None:
@@ -184,143 +176,3 @@ def _entries(path: Path) -> list[SerializedArrayMetadata]:
         )
         for entry in entries
     ]
-
-
-def store_of(registry: Any) -> Any:
-    """Return the array metadata store of a registry of type handlers; None if there is none."""
-    try:
-        return getattr(registry.get(jax.Array), "_array_metadata_store", None)
-    except ValueError:  # no handler for arrays
-        return None
-
-
-def validate(validator: Any, store: Any, directory: Any) -> None:
-    """Have a validator check what all processes recorded, if anything. Blocking.
-
-    Args:
-        validator: Has `validate_all_array_metadatas`, which is given the entries of each process.
-        store: Reads them.
-        directory: Of the tree.
-
-    Raises:
-        Exception: What the validator raises.
-    """
-    found = blocking.run_sync(store.read, handler_path(directory))
-    if found is not None:
-        validator.validate_all_array_metadatas(found)
-
-
-def recorded_by(store: Any, form: SaveFormat, pipeline: Pipeline[kernel.SaveRun]) -> Pipeline[kernel.SaveRun]:
-    """Return a pipeline for one save whose array metadata `store` records in place of the layout.
-
-    Of several processes that save together, each records all arrays under its own index.
-
-    Args:
-        store: Has the methods `write` and `read` of Orbax's.
-        form: How the arrays are stored.
-        pipeline: Of the save.
-    """
-    record = _Record(store, form)
-    pipeline = pipeline.insert_after("write", _Collect(record), called="collect_arrays")
-    return pipeline.insert_after("commit", record, called="record_arrays")
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """Replaces the array metadata of the layout by that of the store, and reads it back."""
-
-    store: Any
-    form: SaveFormat
-    arrays: list[ArrayMetadata] = field(default_factory=list[ArrayMetadata], repr=False)
-
-    @asynccontextmanager
-    async def open(self, run: kernel.SaveRun, /) -> AsyncGenerator[kernel.Actor]:
-        """Yield the actor of one save."""
-
-        async def record(committed: kernel.Committed, /) -> kernel.Committed:
-            if self.arrays and run.operation.is_primary:  # the others did at their parts
-                directory = run.workspace.path(run.folder)
-                await self.write(run, directory)
-
-            return committed
-
-        yield record
-
-    def note(self, plan: kernel.SavePlan) -> None:
-        """Note the array metadata of a save."""
-        for info, spec in zip(plan.infos, plan.specs, strict=True):
-            if spec.typestr == "jax.Array" and spec.shape is not None:
-                self.arrays.append(_metadata(info.name, spec, self.form))
-
-    async def write(self, run: kernel.SaveRun, directory: str) -> None:
-        """Have the store record them for this process, durably.
-
-        Raises:
-            SpecError: If the store cannot read what it was given.
-        """
-        index = run.process[0]
-        folder = os.path.join(directory, file_names.ARRAY_METADATAS)
-        await run.threads.run(_remove, os.path.join(folder, f"{PROCESS_PREFIX}{index}"))
-        await self.store.write(handler_path(directory), self.arrays, index)
-        found = await self.store.read(handler_path(directory), process_index=index)
-        _check(self.arrays, found, directory, index)
-        await run.threads.run(document_files.record_changes, run.store, directory)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Collect:
-    """Notes the arrays of the plan. A process whose part another one commits records them at once."""
-
-    record: _Record
-    messages: ClassVar[kernel.Messages] = {kernel.WrittenBatch: kernel.WrittenBatch}
-
-    @asynccontextmanager
-    async def open(self, run: kernel.SaveRun, /) -> AsyncGenerator[kernel.Actor]:
-        """Yield the actor of one save."""
-
-        async def collect(batch: kernel.WrittenBatch, /) -> kernel.WrittenBatch:
-            if batch.plan is not None and not self.record.arrays:
-                self.record.note(batch.plan)
-                if self.record.arrays and not run.operation.is_primary:  # whose commit writes its own
-                    await self.record.write(run, run.workspace.path(run.folder))
-
-            return batch
-
-        yield collect
-
-
-def _remove(file: str) -> None:
-    with suppress(FileNotFoundError):
-        os.remove(file)
-
-
-def _metadata(name: str, spec: kernel.LeafSpec, form: SaveFormat) -> ArrayMetadata:
-    return ArrayMetadata(
-        param_name=name,
-        shape=spec.shape or (),
-        dtype=dtypes.numpy_dtype(spec.dtype),
-        write_shape=spec.chunk_shape if spec.write_shape is None else spec.write_shape,
-        chunk_shape=spec.chunk_shape,
-        use_ocdbt=form.ocdbt,
-        use_zarr3=form.zarr == 3,
-        ext_metadata={RANDOM_KEY_IMPL: spec.extended_dtype} if spec.extended_dtype else None,
-    )
-
-
-def _check(arrays: Sequence[ArrayMetadata], found: Any, directory: str, index: int) -> None:
-    """Refuse a store that cannot read what it was given.
-
-    Raises:
-        SpecError: If an array is missing. It is a ValueError.
-    """
-    if found is None:
-        raise SpecError(
-            f"No ArrayMetadata found for process_index={index} in the checkpoint directory: {directory}"
-        )
-
-    names = {one.param_name for one in found}
-    absent = next((one.param_name for one in arrays if one.param_name not in names), None)
-    if absent is not None:
-        raise SpecError(f"No ArrayMetadata found for param_info: {absent!r}, directory: {directory}")

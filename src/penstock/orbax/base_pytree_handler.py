@@ -43,7 +43,6 @@ from penstock.embedding import (
     paths,
 )
 from penstock.errors import ConfigError, CorruptCheckpointError, NotACheckpointError, StorageError
-from penstock.orbax.array_metadata_store import Store, recorded_by, store_of, validate
 from penstock.orbax.checkpoint_args import (
     CheckpointArgs,
     DeferredPathAsyncCheckpointHandler,
@@ -108,8 +107,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         type_handler_registry: Handlers of leaf types; by default those registered for the process.
         enable_post_merge_validation: Has no effect: every leaf is counted before a save is complete.
         pytree_metadata_options: How structure is recorded.
-        array_metadata_validator: Checks the recorded array metadata in `finalize`; an error it raises fails
-            the save. None by default: shapes and chunks are counted when a save is committed.
+        array_metadata_validator: Has no effect: every byte is counted before a save is complete.
         enable_pinned_host_transfer: Has no effect: jax chooses how to copy.
         is_prioritized_key_fn: Decides which leaves are copied first.
 
@@ -149,7 +147,6 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         )
         self._processes = multiprocessing_options
         self._primary_host = multiprocessing_options.primary_host
-        self._validator = array_metadata_validator
         self._is_first = is_prioritized_key_fn
         limits = (
             save_limit(save_concurrent_bytes, save_device_host_concurrent_bytes, memory_limit_options),
@@ -281,14 +278,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         return {leaf.name: leaf.kind for leaf in self.about(directory).leaves}
 
     def finalize(self, directory: Any) -> None:
-        """Validate the recorded array metadata. What was written was merged when it was committed.
-
-        Raises:
-            Exception: What the validator raises.
-        """
-        store = store_of(self._registry)
-        if self._validator is not None and store is not None and self._primary_host is not None:
-            validate(self._validator, store, directory)
+        """Do nothing: what was written was merged when it was committed."""
 
     def close(self) -> None:
         """End the thread. Using the handler again starts another one."""
@@ -330,27 +320,13 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
             restore_args=_by_name(restore_args, RestoreArgs),
         )
 
-    @property
-    def has_own_records(self) -> bool:
-        """Return whether the caller's own store or validator records the arrays, or reads the records."""
-        return self._validator is not None or self._own_store is not None
-
-    @property
-    def _own_store(self) -> Any:
-        store = store_of(self._registry)
-        return None if type(store) is Store else store
-
     def _pipeline(self, place: Place, data_file_size: int | None) -> Pipeline[kernel.SaveRun] | None:
         """Return the stages of a save; None for the usual ones."""
         is_bounded = data_file_size is not None and self._form.ocdbt
-        if not isinstance(place, str):
-            is_special = self._own_store is not None or data_file_size is not None
-            if bucket_url(place.path) is not None or not is_special:
-                return None
+        if not isinstance(place, str) and (bucket_url(place.path) is not None or data_file_size is None):
+            return None
 
         pipeline = save_stages()
-        if self._own_store is not None:
-            pipeline = recorded_by(self._own_store, self._form, pipeline)
         if is_bounded:
             pipeline = pipeline.configure("write", file_bytes=data_file_size or _UNLIMITED)
         if isinstance(place, str) and self._form.ocdbt:
@@ -371,11 +347,6 @@ class TreeHandler(DeferredPathAsyncCheckpointHandler):
     @abstractmethod
     def base(self) -> BasePyTreeCheckpointHandler:
         """The handler that does the work."""
-
-    @property
-    def has_own_records(self) -> bool:
-        """See `BasePyTreeCheckpointHandler.has_own_records`."""
-        return self.base.has_own_records
 
     def about(self, directory: Any) -> CheckpointMetadata:
         """Return what `penstock.Checkpointer.metadata` does."""

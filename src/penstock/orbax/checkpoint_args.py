@@ -91,8 +91,7 @@ def is_durable(handler: object) -> bool:
 
 def saves_together(handler: object) -> bool:
     """Return whether a handler takes a `JointDirectory`, to save a whole checkpoint together with others."""
-    declared = bool(vars(type(handler)).get("_SAVES_TOGETHER", False))
-    return declared and not cast("Any", handler).has_own_records
+    return bool(vars(type(handler)).get("_SAVES_TOGETHER", False))
 
 
 def wait_for_all(handler: Any, directory: Any, *args: Any, **kwargs: Any) -> None:

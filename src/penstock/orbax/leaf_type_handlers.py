@@ -49,7 +49,7 @@ from penstock.embedding import (
     prng_keys,
 )
 from penstock.errors import DuplicateNameError, InvalidLeafError
-from penstock.orbax.array_metadata_store import RANDOM_KEY_IMPL
+from penstock.orbax.array_metadata_store import RANDOM_KEY_IMPL, check_store
 from penstock.orbax.array_metadata_store import ArrayMetadata as RecordedArray
 from penstock.orbax.arrays import asked_placement, is_narrowed, jax_dtype, key_data
 from penstock.orbax.future import in_thread
@@ -305,13 +305,14 @@ class ArrayHandler(_ArraysByTensorStore):
         min_slice_bytes_for_replica_parallel: Bytes below which a shard is not cut so.
         max_replicas_for_replica_parallel: The most parts that it is cut into.
         enable_write_sharding_file: Whether shardings are recorded.
-        array_metadata_store: Records how arrays were cut, and the kind of typed keys; None to record neither.
+        array_metadata_store: Whether it is recorded how arrays were cut, and the kind of typed keys: a
+            `Store`, or None for neither.
         enable_replica_parallel_separate_folder: Has no effect: there is one database.
         dispatcher: Not supported: must be None.
         callback: Not supported: must be None.
 
     Raises:
-        NotImplementedError: If there is a dispatcher or a callback.
+        NotImplementedError: If there is a dispatcher, a callback, or a store of the caller's.
     """
 
     def __init__(
@@ -332,6 +333,7 @@ class ArrayHandler(_ArraysByTensorStore):
             raise NotImplementedError("penstock has no dispatchers: every process saves its own shards")
         if callback is not None:
             raise NotImplementedError("penstock calls nobody for each array: its events say what a save does")
+        check_store(array_metadata_store)
         if use_replica_parallel is None:
             use_replica_parallel = replicas_share_by_default()
 
@@ -489,7 +491,8 @@ def _restored(info: ParamInfo, store: Any, arg: RestoreArgs, place: Any, key_imp
     Raises:
         ValueError: If the shape is not the stored one, or the sharding does not divide it.
     """
-    sharding, shape = _sharding_of(place), getattr(arg, "global_shape", None)
+    sharding: Any = _sharding_of(place)
+    shape = getattr(arg, "global_shape", None)
     if shape is not None and arg.dtype is not None and prng_keys.is_key(arg.dtype):
         struct = _jax.eval_shape(jax.random.key_data, _jax.ShapeDtypeStruct(tuple(shape), arg.dtype))
         sharding = _also_along(sharding, len(struct.shape) - len(shape))

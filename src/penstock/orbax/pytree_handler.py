@@ -60,8 +60,7 @@ class PyTreeCheckpointHandler(TreeHandler):
         type_handler_registry: Handlers of leaf types; by default those registered for the process.
         handler_impl: Does the work; by default it is made from the other options.
         pytree_metadata_options: How structure is recorded.
-        array_metadata_validator: Checks the recorded array metadata in `finalize`; an error it raises fails
-            the save. None by default: shapes and chunks are counted when a save is committed.
+        array_metadata_validator: Has no effect: every byte is counted before a save is complete.
         enable_pinned_host_transfer: Has no effect: jax chooses how to copy.
         is_prioritized_key_fn: Decides which leaves are copied first.
         concurrent_gb: The older name, as of 2024, of both `save_concurrent_gb` and `restore_concurrent_gb`.

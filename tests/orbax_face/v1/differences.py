@@ -55,7 +55,10 @@ DIFFERENCES: Final[dict[str, str]] = {
     "handlers.CheckpointableHandler.save": (
         "What it awaits and what it returns run in one loop, which is not the caller's; in Orbax in two."
     ),
-    "handlers.PyTreeHandler": "The default validator is not asked: every byte is counted anyway.",
+    "handlers.PyTreeHandler": (
+        "`validate_leaves_handleable` and its twin for abstract leaves are not there: `save` and `load` "
+        "check them."
+    ),
     "metadata": "A description that is gone or damaged is an error, in Orbax None and a later error.",
     "delete": (
         "The checkpoint or item is renamed before it is removed; Orbax keeps a record beside it. What is "

@@ -71,9 +71,7 @@ def same_default(mine: Any, other: Any) -> bool:
     if mine is other or (type(mine) is type(other) and mine == other):
         return True
 
-    names = {"Store": "ArrayMetadataStore", "Validator": "ArrayMetadataValidator"}
-    kind = type(other).__name__
-    return type(mine).__name__ == names.get(kind, kind) and mine is not None
+    return type(mine).__name__ == type(other).__name__ and mine is not None
 
 
 def difference(name: str, mine: Any, other: Any) -> str | None:

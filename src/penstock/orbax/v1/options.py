@@ -22,13 +22,14 @@ __all__ = (
 import copy
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast, final
 
 from penstock import handlers as built_in
 from penstock.errors import ConfigError
+from penstock.orbax.array_metadata_store import Store, check_store
 from penstock.orbax.leaf_type_handlers import ReplicaOptions, SpecOptions, replicas_share_by_default
 from penstock.orbax.pathways import check_supported
 from penstock.orbax.v1.handler_registration import CheckpointableHandlerRegistry, default_registry
@@ -136,28 +137,7 @@ class MemoryOptions(Guarded):
         return min(given, default=None)
 
 
-@final
-@dataclass(frozen=True)
-class ArrayMetadataStore:
-    """Stands for writing `array_metadatas`, which penstock writes itself.
-
-    Any other object with the methods `write` and `read` of Orbax's stores replaces it.
-    """
-
-
-@final
-@dataclass(frozen=True)
-class ArrayMetadataValidator:
-    """Stands for comparing `array_metadatas` after a save; penstock counts every byte instead.
-
-    Any other object with this method is called before the tree is published; its errors fail the save.
-    """
-
-    def validate_all_array_metadatas(self, array_metadatas: Mapping[int, Sequence[Any]]) -> None:
-        """Compare what each process recorded about its arrays. One process has nothing to compare."""
-
-
-_STORE: Final = ArrayMetadataStore()
+_STORE: Final = Store()
 
 
 @dataclass(kw_only=True)
@@ -182,7 +162,8 @@ class ArrayOptions(Guarded):
             max_replicas_for_replica_parallel: The most parts that it is divided into.
             enable_replica_parallel_separate_folder: Has no effect: there is one database.
             enable_write_sharding_file: Whether shardings are recorded.
-            array_metadata_store: Records chunks and the kind of typed keys; None to record neither.
+            array_metadata_store: Whether chunks and the kind of typed keys are recorded: a `Store`, or None
+                for neither. One of the caller's is refused.
             scoped_storage_options_creator: Returns the storage options for a key path and a leaf;
                 None, or a field that is None, falls back to `storage_options`.
         """
@@ -252,7 +233,12 @@ class ArrayOptions(Guarded):
 
 
 def array_handler_of(saving: ArrayOptions.Saving) -> built_in.ArrayHandler:
-    """Return the handler that saves jax.Arrays as these options say."""
+    """Return the handler that saves jax.Arrays as these options say.
+
+    Raises:
+        NotImplementedError: If the array metadata are to be written by a class of the caller's.
+    """
+    check_store(saving.array_metadata_store)
     parallel = saving.use_replica_parallel
     described = SpecOptions(
         ReplicaOptions(

@@ -18,7 +18,7 @@ from penstock import Checkpointer, HandlerRegistry, SaveArgs, kernel
 from penstock import handlers as built_in
 from penstock.embedding import TreeDirectory, flattening
 from penstock.errors import InvalidLeafError, NoHandlerError, StructureMismatchError
-from penstock.orbax.array_metadata_store import Store, recorded_by, validate
+from penstock.orbax.array_metadata_store import Validator
 from penstock.orbax.enclosing_save import joint_build_around
 from penstock.orbax.leaf_args import leaves_first
 from penstock.orbax.serialization import MergeProcessFiles, get_ts_context
@@ -35,8 +35,6 @@ from penstock.orbax.v1.abstract_tree import (
 from penstock.orbax.v1.handler_registration import typestr
 from penstock.orbax.v1.operation import BackgroundOperation, begin, budget
 from penstock.orbax.v1.options import (
-    ArrayMetadataStore,
-    ArrayMetadataValidator,
     ArrayOptions,
     Context,
     TransferPriority,
@@ -60,7 +58,7 @@ from penstock.orbax.v1.tree import PyTree
 
 _tree: Any = tree_util  # jax declares no types for it
 
-_VALIDATOR: Final = ArrayMetadataValidator()
+_VALIDATOR: Final = Validator()
 
 
 @final
@@ -69,8 +67,7 @@ class PyTreeHandler:
 
     Args:
         context: Its options; by default the current context.
-        array_metadata_validator: Called when everything is written, unless it is the default one; an
-            error it raises fails the save.
+        array_metadata_validator: Has no effect: every byte is counted before a checkpoint is published.
         leaf_handler_registry: Handlers for leaves.
         partial_save_mode: Has no effect: a part is saved like any tree.
     """
@@ -85,7 +82,6 @@ class PyTreeHandler:
         leaf_handler_registry: LeafHandlerRegistry | None = None,
         partial_save_mode: bool = False,
     ) -> None:
-        self._validator = None if partial_save_mode else array_metadata_validator
         self._context = get_context() if context is None else context
         self._leaves = (
             StandardLeafHandlerRegistry() if leaf_handler_registry is None else leaf_handler_registry
@@ -93,10 +89,8 @@ class PyTreeHandler:
 
     @property
     def keeps_own_files(self) -> bool:
-        """Return whether the caller's own handlers or store write files in the tree, or read those of it."""
-        store = self._context.array.saving.array_metadata_store
-        records = store is not None and not isinstance(store, ArrayMetadataStore)
-        return records or self._has_validator or bool(CustomLeaves(self._leaves, self._context).types())
+        """Return whether the caller's own leaf handlers write files in the tree."""
+        return bool(CustomLeaves(self._leaves, self._context).types())
 
     def check(self, tree: PyTree) -> None:
         """Refuse a tree that cannot be saved.
@@ -189,9 +183,6 @@ class PyTreeHandler:
         pipeline = save_stages()
         if options.use_ocdbt and build is None:  # for leaf handlers that write databases of their own
             pipeline = pipeline.insert_after("commit", MergeProcessFiles(), called="merge")
-        store = options.array_metadata_store
-        if store is not None and not isinstance(store, ArrayMetadataStore):
-            pipeline = recorded_by(store, layout.save_format, pipeline)
 
         save_args = _save_args(options, tree)
         limit = budget(self._context.memory.save_limit)
@@ -215,21 +206,6 @@ class PyTreeHandler:
             del tree
             operation.mark_begun()
             await future
-
-        await to_thread.run_sync(self._validate, path)
-
-    @property
-    def _has_validator(self) -> bool:
-        return self._validator is not None and type(self._validator) is not ArrayMetadataValidator
-
-    def _validate(self, directory: Path) -> None:
-        store, validator = self._context.array.saving.array_metadata_store, self._validator
-        if (
-            self._has_validator
-            and store is not None
-            and self._context.multiprocessing.primary_host is not None
-        ):
-            validate(validator, Store() if isinstance(store, ArrayMetadataStore) else store, directory)
 
     async def _load(
         self, directory: str, abstract: PyTree | None, operation: BackgroundOperation[PyTree]
