@@ -137,7 +137,7 @@ def fit_fields(options: Any, section: str) -> None:
     Raises:
         ConfigError: If one does not fit.
     """
-    class_: Any = type(options)
+    class_ = cast("Any", type(options))
     hints: dict[str, Any] = {}
     for field in dataclasses.fields(options):
         value: object = getattr(options, field.name)

@@ -36,6 +36,7 @@ _KIND: Final[Mapping[type, type]] = {
     float: np.floating,
     complex: np.complexfloating,
 }
+_OF_WEAK: Final[Mapping[str, type]] = {"i": int, "f": float, "c": complex}  #: by the kind of a dtype
 _ALIASES: Final[tuple[type, ...]] = (np.longlong, np.ulonglong)
 
 
@@ -94,8 +95,11 @@ class ScalarHandler:
         ]
 
     def targets(self, stored: StoredRows, likes: Sequence[Any] | None) -> Sequence[Target | TreeDifference]:
-        """Accept numbers or number types of the stored kind; a numpy type must match the stored dtype."""
-        return targets_by_kind(stored, likes, type_of, _target)
+        """Accept numbers or number types of the stored kind; a numpy type must match the stored dtype.
+
+        What `jax.eval_shape` makes of a Python number, a struct with a weak type, stands for Python's type.
+        """
+        return targets_by_kind(stored, likes, _wanted_type, _target)
 
     def build(self, leaves: ReadLeaves) -> Sequence[Any]:
         """Return the numbers, each of the target's type, or a Python number if there was no target."""
@@ -127,6 +131,11 @@ def _dtype_of(value: Any, info: ParamInfo) -> np.dtype[Any]:
     return dtype
 
 
+def _wanted_type(like: Any) -> type:
+    weak = like.dtype if getattr(like, "weak_type", False) is True else None
+    return type_of(like) if weak is None else _OF_WEAK[weak.kind]
+
+
 def _fits(wanted: type, dtype: np.dtype[Any]) -> bool:
     kind = _KIND.get(wanted)
     if kind is not None:
@@ -138,7 +147,7 @@ def _fits(wanted: type, dtype: np.dtype[Any]) -> bool:
 
 
 def _target(stored: StoredLeaf, like: Any) -> Target | TreeDifference:
-    wanted = None if like is None else type_of(like)
+    wanted = None if like is None else _wanted_type(like)
     if stored.spec.shape != ():
         kind = "type" if stored.spec.shape is None else "shape"
         return different(kind, stored, "a number" if wanted is None else type_name(wanted))

@@ -317,7 +317,10 @@ class _Planner:
         for at, row in enumerate(rows):
             kind: type | str = specs[at].typestr
             if likes is not None:  # a leaf of the target may be a type itself
-                kind = likes[at] if isinstance(likes[at], type) else type(likes[at])  # pyright: ignore[reportUnknownVariableType]  # anybody's
+                like = likes[at]
+                kind = like if isinstance(like, type) else type(like)  # pyright: ignore[reportUnknownVariableType]  # anybody's
+                if specs[at].typestr == "scalar" and self._options.dtype is None and _is_number(like):
+                    kind = "scalar"
 
             handler = known.get(kind)
             if handler is None:
@@ -546,3 +549,10 @@ class ResultBytes:
             self._free = free_memory()
         if self._total > self._free:
             raise InsufficientMemoryError(self._path, self._total, self._free, key_path)
+
+
+def _is_number(like: Any) -> bool:
+    """Return whether a leaf of a target is what `jax.eval_shape` makes of a Python number."""
+    return (
+        isinstance(like, jax.ShapeDtypeStruct) and like.weak_type and like.shape == () and not like.sharding
+    )

@@ -237,6 +237,20 @@ class TestDtype:
         penstock.sync.save(tmp_path / "a", {"z": np.ones(2, np.complex64)})
         assert "imaginary" in refused(tmp_path / "a", dtype={"z": "float32"})["dtype", "['z']"]
 
+    def test_what_jax_makes_of_a_python_number_stands_for_it(self, tmp_path: Path) -> None:
+        state = {"step": 3, "rate": 0.1, "scale": jnp.float32(2), "ready": True}
+        shapes = jax.eval_shape(lambda: state)
+        penstock.sync.save(tmp_path / "x", {**state, "step": 3_000_000_000})
+
+        restored: Any = penstock.sync.restore(tmp_path / "x", like=shapes)
+
+        # As they were saved, neither rounded nor narrowed, and as weakly typed.
+        assert (restored["step"], type(restored["step"])) == (3_000_000_000, int)
+        assert (restored["rate"], type(restored["rate"])) == (0.1, float)
+        assert isinstance(restored["scale"], jax.Array)
+        told = refused(tmp_path / "x", like={**shapes, "step": shapes["rate"]})
+        assert told == {("dtype", "['step']"): "float in the target, scalar int64[] on disk"}
+
     def test_small_and_large_types_meet(self, tmp_path: Path) -> None:
         array = np.array([0.5, 1, -2, 3, 1e30]).astype(np.float32)
         penstock.sync.save(tmp_path / "a", {"a": array})
