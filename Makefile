@@ -21,14 +21,20 @@ export PYTHONDONTWRITEBYTECODE :=
 
 VENV := .venv
 BIN  := $(VENV)/bin
+RUNS := $(or $(wildcard $(VENV)/.installed),$(VENV)/.runs)
 
 # $(1) the interpreter, $(2) the folder. Debian without python3-venv has no ensurepip: there the
 # system's pip puts a pip inside.
-define install
+define environment
 	@test -n "$(1)" || { echo "no Python 3.11, 3.12 or 3.13 on PATH; name one: make PYTHON=..." >&2; exit 1; }
 	@echo "setting up $(2) with $(1)"
 	@$(1) -m venv --clear $(2) >/dev/null 2>&1 || { \
 	  $(1) -m venv --clear --without-pip $(2) && $(1) -m pip --python $(2) install --quiet pip; }
+endef
+
+# The same, with everything that the suite imports.
+define install
+	$(call environment,$(1),$(2))
 	@$(2)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $(2)/.installed
 endef
@@ -44,7 +50,7 @@ help: ## Say what there is (the default)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r target text; do \
 	  printf '  %-14s %s\n' $$target "$$text"; done
 
-demo: $(VENV)/.installed ## Train, save, be killed in the middle of a save, resume, and compare bit for bit (make demo STORE=s3: in a bucket)
+demo: $(if $(STORE),$(VENV)/.installed,$(RUNS)) ## In a minute: train, save, be killed in the middle of a save, resume, and compare bit for bit (make demo STORE=s3: in a bucket)
 	@$(BIN)/penstock demo $(if $(STORE),--store $(STORE))
 
 demo-processes: $(VENV)/.installed ## Four processes train together; one is killed in the middle of a save; two go on, bit for bit
@@ -191,8 +197,15 @@ clean: ## Remove the environments, caches and build products
 	rm -rf .venv .venv-* build dist src/*.egg-info .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find kernel stages handlers src tests docs -name __pycache__ -type d -exec rm -rf {} +
 
-$(VENV)/.site: $(VENV)/.installed
+$(VENV)/.site: $(RUNS)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[site]'
+	@touch $@
+
+# What penstock runs with, and no more: a new clone shows its demo in a minute. Compiling all of jax and scipy takes
+# longer than what of them is imported.
+$(VENV)/.runs: pyproject.toml
+	$(call environment,$(PYTHON),$(VENV))
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable .
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from collections import defaultdict
@@ -303,7 +305,7 @@ IS_ALSO_ABOUT = {
     "cli": ("inspection",),
     "collecting.py": ("event_loop",),
     "contract/ending.py": ("handlers.stores",),
-    "docs/test_demo.py": ("cli",),
+    "demo": ("cli",),
     "docs/test_docs_bottleneck.py": ("reports",),
     "handlers/formats": ("handlers.formats", "handlers.ocdbt"),
     "handlers/formats/safetensors/test_many_tensors.py": ("stages.planning",),
@@ -398,29 +400,20 @@ print(*[name for name in ("jax", "numpy", "tensorstore") if name in sys.modules]
 
 @pytest.mark.process
 @pytest.mark.timeout(115)  # pip fetches the build backend; faulthandler ends the run at 120 s
-def test_the_wheel_holds_the_library_and_nothing_else(tmp_path: Path) -> None:
+def test_the_sdist_and_the_wheel_hold_the_library_and_nothing_else(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    for folder in (*PARTS, "src"):
+    for folder in (*PARTS, "src", "tests"):
         # The links are copied as links, as git would.
         no_builds = shutil.ignore_patterns("__pycache__", "*.egg-info")
         shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=no_builds)
 
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--wheel-dir",
-        str(tmp_path),
-        str(source),
-    ]
-    subprocess.run(pip, check=True, stdin=subprocess.DEVNULL)
-    (wheel,) = tmp_path.glob("penstock-*.whl")
+    sdist = built_sdist(source, tmp_path)
+    wheel = built_wheel(sdist, tmp_path)
+    with tarfile.open(sdist) as tar:
+        packed = {PurePosixPath(name) for name in tar.getnames()}
     held = {PurePosixPath(name) for name in zipfile.ZipFile(wheel).namelist()}
 
     expected = {PurePosixPath(*inside_penstock(path)) for path in library()}
@@ -430,3 +423,48 @@ def test_the_wheel_holds_the_library_and_nothing_else(tmp_path: Path) -> None:
     assert {path for path in held if path.parts[0] == "penstock"} == expected
     assert {path.parts[0] for path in held} == {"penstock", info}
     assert PurePosixPath(info, "licenses", "LICENSE") in held
+
+    top = PurePosixPath(f"penstock-{penstock.__version__}")
+    papers = {
+        "CHANGELOG.md",
+        "LICENSE",
+        "MANIFEST.in",
+        "PKG-INFO",
+        "README.md",
+        "pyproject.toml",
+        "setup.cfg",
+    }
+    assert {path.parts[1] for path in packed if path != top} == {*papers, "src"}
+    sources = {path.relative_to(top / "src") for path in packed if path.suffix and "src" in path.parts}
+    assert {path for path in sources if path.parts[0] == "penstock"} == expected
+
+
+BUILD = """
+import os, sys
+from setuptools import build_meta
+os.chdir(sys.argv[1])
+print(build_meta.build_sdist(sys.argv[2]))
+"""
+
+
+def built_sdist(source: Path, folder: Path) -> Path:
+    """Build the sdist with the backend of pyproject.toml, which stays in `folder/tools` for the wheel."""
+    needed = tomllib.loads((source / "pyproject.toml").read_text())["build-system"]["requires"]
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    tools = folder / "tools"
+    subprocess.run([*pip, "install", "--target", str(tools), *needed], check=True, stdin=subprocess.DEVNULL)
+    environment = {**os.environ, "PYTHONPATH": str(tools)}
+    build = [sys.executable, "-c", BUILD, str(source), str(folder)]
+    subprocess.run(build, check=True, env=environment, stdout=subprocess.DEVNULL)
+    (sdist,) = folder.glob("penstock-*.tar.gz")
+    return sdist
+
+
+def built_wheel(sdist: Path, folder: Path) -> Path:
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    environment = {**os.environ, "PYTHONPATH": str(folder / "tools")}
+    subprocess.run(
+        [*pip, "--wheel-dir", str(folder), str(sdist)], check=True, env=environment, stdin=subprocess.DEVNULL
+    )
+    (wheel,) = folder.glob("penstock-*.whl")
+    return wheel

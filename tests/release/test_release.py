@@ -115,10 +115,47 @@ def test_the_ten_lines_are_a_program() -> None:
     assert len(lines) <= 14
 
 
-def test_the_readme_begins_with_the_installation() -> None:
+def test_the_readme_begins_with_the_demo_and_the_installation() -> None:
     headings = re.findall(r"^## (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
 
-    assert headings[:3] == ["Install", "Ten lines", "The demo"]
+    assert headings[:3] == ["See it in a minute", "Install", "Ten lines"]
+
+
+def test_the_address_of_the_repository_is_the_same_everywhere() -> None:
+    urls = project()["urls"]
+    source = urls["Source"]
+    site = re.search(r"^  source: (\S+)", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+
+    assert {"Homepage", "Documentation", "Changelog", "Issues", "Source"} <= set(urls)
+    assert [url for url in urls.values() if not url.startswith(source)] == []
+    assert site is not None
+    assert site[1] == f"{source}/blob/main"
+
+
+def test_links_of_the_readme_work_on_the_package_index() -> None:
+    """There it stands alone: each link is whole; those into the repository lead to a file and a heading."""
+    source = project()["urls"]["Source"]
+    inside = (f"{source}/blob/main/", f"{source.replace('github.com', 'raw.githubusercontent.com')}/main/")
+    links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "README.md").read_text())
+    links += [url for url in project()["urls"].values() if "/blob/" in url]
+    ours = [link.removeprefix(each) for link in links for each in inside if link.startswith(each)]
+
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert len(ours) > 20
+    assert [link for link in ours if not leads_somewhere(link)] == []
+    assert not leads_somewhere("README.md#no-such-heading")
+    assert not leads_somewhere("docs/no_such_page.md")
+
+
+def leads_somewhere(link: str) -> bool:
+    name, _, anchor = link.partition("#")
+    if not (ROOT / name).is_file():
+        return False
+
+    headings = re.findall(r"^#+ (.*)$", (ROOT / name).read_text(), re.MULTILINE)
+    return not anchor or anchor in {
+        re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings
+    }
 
 
 def test_the_hosted_workflow_does_what_ci_does() -> None:

@@ -1,4 +1,4 @@
-"""`python -m penstock_demo.worker OPTIONS`: one training process of the demo.
+"""`python -m penstock.demo.worker OPTIONS`: one training process of the demo.
 
 OPTIONS are `TrainingOptions` as a JSON object. Records go to stdout, one a line.
 """
@@ -10,8 +10,8 @@ import sys
 
 import anyio
 
-from penstock_demo.records import emit
-from penstock_demo.training import TrainingOptions, train
+from penstock.demo.records import emit
+from penstock.demo.training import TrainingOptions, train
 
 if __name__ == "__main__":
     anyio.run(train, TrainingOptions(**json.loads(sys.argv[1])), emit)

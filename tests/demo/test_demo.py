@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,14 +20,12 @@ import pytest
 from tests.xla_settings import xla_flags
 
 import penstock
-from penstock.cli.terminal import CommandError
-from penstock.kernel import Span, StageStatistics
-from penstock.pipelines import save_pipeline
-from penstock_demo.acts import require_followed
-from penstock_demo.corpus import Corpus
-from penstock_demo.model import SIZES, State, count_parameters, init_state, train_step
-from penstock_demo.process import TrainingLog
-from penstock_demo.records import (
+from penstock.cli.terminal import CommandError, PlainOutput
+from penstock.demo.acts import require_followed
+from penstock.demo.corpus import Corpus
+from penstock.demo.model import SIZES, State, count_parameters, init_state, train_step
+from penstock.demo.process import TrainingLog
+from penstock.demo.records import (
     DurableSave,
     FinishedStep,
     FollowedStep,
@@ -34,10 +34,22 @@ from penstock_demo.records import (
     decode,
     encode,
 )
-from penstock_demo.report import curve, differing_steps, disk_table, losses_of
-from penstock_demo.texts import own_text, read_text
-from penstock_demo.timeline import draw, timeline_of
-from penstock_demo.training import unfinished
+from penstock.demo.report import (
+    curve,
+    describe_followed,
+    describe_save,
+    differing_steps,
+    disk_table,
+    loss_table,
+    losses_of,
+    save_table,
+    wrapped,
+)
+from penstock.demo.texts import own_text, read_text
+from penstock.demo.timeline import draw, timeline_of
+from penstock.demo.training import unfinished
+from penstock.kernel import Span, StageStatistics
+from penstock.pipelines import save_pipeline
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
@@ -120,7 +132,7 @@ def test_only_what_has_its_own_name_is_a_checkpoint(tmp_path: Path) -> None:
         ("5", "a checkpoint"),
         ("20", "a checkpoint"),
         ("100", "a checkpoint"),
-        ("120.orbax-checkpoint-tmp", "what the killed save left"),
+        ("120.orbax-checkpoint-tmp", "left by the kill"),
     ]
 
 
@@ -175,6 +187,27 @@ def test_one_differing_bit_is_found() -> None:
     ) == [2]
     assert differing_steps(reference, losses_of(log(3.0, 2.0)), range(1, 4)) == [3]
     assert differing_steps(reference, losses_of(log(3.0, 2.0)), range(4, 5)) == [4]
+
+
+def test_everything_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "52")
+    save = replace(a_save(), step=75, staged_s=0.999, durable_s=0.999, stall_s=0.999)
+    steps = [FinishedStep(step, float(np.float32(1 / 3)).hex(), 0.0, 5.0) for step in range(1, 100)]
+    log = TrainingLog(steps=steps, saves=[save])
+    losses = losses_of(log)
+    out = io.StringIO()
+    output = PlainOutput(out)
+
+    output.say(wrapped("words " * 30 + "/a/path/that/is/kept/whole/so/that/it/can/be-copied"))
+    output.say(describe_save(save))
+    output.say(describe_followed(FollowedStep(75, (0.1).hex(), 0.999, 10, 100)))
+    output.say(curve([2.0, 1.0] * 50))
+    output.table(loss_table(losses, losses, [1, 99]))
+    output.table(save_table({"resumed": log}))
+
+    lines = out.getvalue().splitlines()
+    assert "/a/path/that/is/kept/whole/so/that/it/can/be-copied" in lines
+    assert [line for line in lines if len(line) > 52] == []
 
 
 @pytest.mark.parametrize(("losses", "drawn"), [([], ""), ([1.0], "▁"), ([2.0, 1.0], "█▁")])
@@ -234,14 +267,17 @@ def test_the_whole_demo(tmp_path: Path) -> None:
     )
 
     assert (run.returncode, run.stderr) == (0, "")
-    assert "8.orbax-checkpoint-tmp" in run.stdout
+    said = " ".join(run.stdout.split())
+    assert "8.orbax-checkpoint-tmp left by the kill" in said
     # On a busy machine the training comes to step 12 before it is killed, and that save is cut short, too.
     passed_over = r"(12\.orbax-checkpoint-tmp, )?8\.orbax-checkpoint-tmp"
-    assert re.search(f"Found step 4, passed over {passed_over}", run.stdout)
+    assert re.search(f"Found step 4, passed over {passed_over}", said)
     # How many steps it did before it was killed depends on the machine; one at least after the save began.
-    assert re.search(r"Bit-equal: all (9|1\d) losses before the kill and all 10 after the resume", run.stdout)
-    assert re.search(r"followed: restored step (4|8|12) in", run.stdout)
-    assert re.search(r"Bit-equal, too: what the second process found from the [123] steps", run.stdout)
+    assert re.search(r"Bit-equal: all (9|1\d) losses before the kill and all 10 after the resume", said)
+    assert re.search(r"followed: restored step (4|8|12) in", said)
+    assert re.search(
+        r"Bit-equal, too: what the second process found from what it restored of [123] steps?", run.stdout
+    )
     assert ElementTree.parse(picture).getroot().tag == f"{SVG}svg"
     assert list(temporary.iterdir()) == []
 

@@ -41,7 +41,7 @@ class ModelSize:
 
 
 SIZES = {
-    "full": ModelSize(width=192, layers=6, heads=6, context=64, batch=2),  # 2.7 million parameters
+    "full": ModelSize(width=224, layers=4, heads=7, context=64, batch=2),  # 2.5 million parameters
     "small": ModelSize(width=64, layers=2, heads=4, context=32, batch=4),
 }
 

@@ -18,12 +18,9 @@ from anyio.abc import TaskGroup
 
 import penstock
 from penstock import SaveFuture
-from penstock.kernel import Milestone, Pipeline, SaveRun, WrittenBatch
-from penstock.pipelines import save_pipeline
-from penstock.steps import EverySteps, KeepBest, KeepLast
-from penstock_demo.corpus import Corpus
-from penstock_demo.model import SIZES, State, count_parameters, init_state, train_step
-from penstock_demo.records import (
+from penstock.demo.corpus import Corpus
+from penstock.demo.model import SIZES, State, count_parameters, init_state, train_step
+from penstock.demo.records import (
     DurableSave,
     FinishedStep,
     HeldSave,
@@ -32,6 +29,9 @@ from penstock_demo.records import (
     StagedSave,
     StartedTraining,
 )
+from penstock.kernel import Milestone, Pipeline, SaveRun, WrittenBatch
+from penstock.pipelines import save_pipeline
+from penstock.steps import EverySteps, KeepBest, KeepLast
 
 TICK_S = 0.002
 LEAST_SAVES = 3  # one to resume from, one to be killed in, one after it

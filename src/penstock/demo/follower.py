@@ -1,4 +1,4 @@
-"""`python -m penstock_demo.follower OPTIONS`: the process of the demo that follows another one.
+"""`python -m penstock.demo.follower OPTIONS`: the process of the demo that follows another one.
 
 OPTIONS are `FollowingOptions` as a JSON object. Records go to stdout, one a line.
 """
@@ -10,8 +10,8 @@ import sys
 
 import anyio
 
-from penstock_demo.following import FollowingOptions, follow
-from penstock_demo.records import emit
+from penstock.demo.following import FollowingOptions, follow
+from penstock.demo.records import emit
 
 if __name__ == "__main__":
     anyio.run(follow, FollowingOptions(**json.loads(sys.argv[1])), emit)

@@ -6,6 +6,7 @@ __all__ = ("DemoOptions", "require_followed", "run_demo")
 
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +17,13 @@ import anyio
 from anyio import Event, create_task_group, move_on_after
 
 from penstock.cli.terminal import CommandError, Output, format_bytes
-from penstock_demo import report
-from penstock_demo.bucket import BUCKET, bucket_on_loopback
-from penstock_demo.process import TrainingLog, run_training
-from penstock_demo.records import DurableSave, FinishedStep, FollowedStep, Record, Restored
-from penstock_demo.scratch import end_on_signal, open_directory
-from penstock_demo.texts import read_text
-from penstock_demo.timeline import draw, timeline_of
+from penstock.demo import report
+from penstock.demo.bucket import BUCKET, bucket_on_loopback
+from penstock.demo.process import TrainingLog, run_training
+from penstock.demo.records import DurableSave, FinishedStep, FollowedStep, Record, Restored
+from penstock.demo.scratch import end_on_signal, open_directory
+from penstock.demo.texts import read_text
+from penstock.demo.timeline import draw, timeline_of
 
 PATIENCE_S = 30.0  # with the second process, once the first one has ended
 
@@ -32,10 +33,10 @@ class DemoOptions:
     """What the command line says."""
 
     text: Path | None = None  #: None: penstock's own
-    steps: int = 190
-    every: int = 30
+    steps: int = 85
+    every: int = 25
     size: str = "full"
-    seconds: float = 75.0  #: to aim at, by training fewer steps on a slow machine
+    seconds: float = 40.0  #: to aim at, by training fewer steps on a slow machine
     keep: Path | None = None  #: None: a temporary directory, removed at the end
     picture: Path = field(default=Path("penstock-demo-timeline.svg"))
     store: str = "disk"  #: or `s3`
@@ -57,7 +58,11 @@ def run_demo(options: DemoOptions, output: Output) -> int:
         (directory / "text.txt").write_text(text, "utf-8")
         if options.store == "s3":
             ends.enter_context(bucket_on_loopback(directory / "seaweedfs"))
-            output.say(f"SeaweedFS, an object store, runs on loopback; checkpoints go to s3://{BUCKET}.")
+            output.say(
+                report.wrapped(
+                    f"SeaweedFS, an object store, runs on loopback; checkpoints go to s3://{BUCKET}."
+                )
+            )
 
         demo = _Demo(options, output, directory)
         return anyio.run(demo, f"{what}, {len(text):,} characters")
@@ -93,16 +98,18 @@ class _Demo:
         if failure is not None:
             raise failure
         if received:
-            self._output.say(f"\nended by {signal.Signals(received[0]).name}")
+            self._say(f"\nended by {signal.Signals(received[0]).name}")
 
         return 128 + received[0] if received else 0
 
     async def _train(self, text: str) -> None:
         options, output = self._options, self._output
         output.headline("1  Train, and save while training goes on")
-        output.say(f"A small transformer learns {text}.")
-        output.say(f"It saves every {options.every} steps; each step donates the state that is being saved.")
-        output.say("A second process follows it: restores steps as they come, and trains one step from each.")
+        self._say(
+            f"A small transformer learns {text}. It saves every {options.every} steps; each step donates the "
+            "state that is being saved. A second process follows it: restores steps as they come, and trains "
+            "one step from each."
+        )
         failure: Exception | None = None
         async with create_task_group() as beside:
             beside.start_soon(self._follow)
@@ -119,29 +126,32 @@ class _Demo:
             raise failure
 
         if len(self._reference.steps) < options.steps:
-            output.say(f"It ended early, to keep the demo near {options.seconds:.0f} s on this machine.")
+            self._say(f"It ended early, to keep the demo near {options.seconds:.0f} s on this machine.")
 
         started, losses = self._reference.started, _losses(self._reference)
         assert started is not None
-        output.say(
+        self._say(
             f"{started.n_parameters:,} parameters, {len(losses)} steps, "
-            f"loss {losses[0]:.2f} to {fmean(losses[-10:]):.2f} (mean of ten)  {report.curve(losses)}"
+            f"loss {losses[0]:.2f} to {fmean(losses[-10:]):.2f}"
         )
+        output.say(report.curve(losses))
 
     async def _kill(self) -> None:
         output = self._output
         last = len(self._reference.steps)
         hold_at = max(2, round(0.6 * (last // self._options.every))) * self._options.every
         output.headline("2  Kill it in the middle of a save")
-        output.say(f"The same from the start, in a new process, which dies while it saves step {hold_at}.")
-        output.say("So that it surely dies half-way, that one save has a stage more, before `commit`, which")
-        output.say("lets half of the bytes pass and then waits. Training goes on meanwhile.")
+        self._say(
+            f"The same from the start, in a new process, which dies while it saves step {hold_at}. So that "
+            "it surely dies half-way, that one save has a stage more, before `commit`, which lets half of "
+            "the bytes pass and then waits. Training goes on meanwhile."
+        )
         self._killed = await self._process("run", last, hold_at=hold_at)
         log = self._killed
         if log.returncode != -signal.SIGKILL or log.held is None:
             raise CommandError(f"the process was to be killed, and ended with status {log.returncode}")
 
-        output.say(
+        self._say(
             f"Sent SIGKILL after step {log.steps[-1].step}: step {hold_at} was staged, "
             f"{format_bytes(log.held.nbytes)} of it were written. In its place are now:"
         )
@@ -164,17 +174,17 @@ class _Demo:
         resumed_from = self._resumed.restored.step
         steps = [1, resumed_from, resumed_from + 1, self._killed.steps[-1].step, len(reference)]
         output.table(report.loss_table(reference, other, sorted(set(steps))))
-        logs = {"uninterrupted": self._reference, "killed": self._killed, "resumed": self._resumed}
+        logs = {"first": self._reference, "killed": self._killed, "resumed": self._resumed}
         self._compare()
-        output.say("")
+        self._say("\nThe saves: how long the event loop was stalled at most, and what was trained meanwhile.")
         output.table(report.save_table(logs))
         save = _most_telling(self._reference)
         options.picture.write_text(draw(timeline_of(self._reference, save)), "utf-8")
-        output.say(f"\nThe stages of the save of step {save.step}, as a picture: {options.picture}")
+        self._say(f"\nThe stages of the save of step {save.step}, as a picture: {options.picture}")
         if options.keep is not None:
-            output.say(f"The checkpoints: {self._directory}; look at one with `penstock show`")
+            self._say(f"The checkpoints: {self._directory}; look at one with `penstock show`")
 
-        output.say(f"{time.monotonic() - self._began:.0f} s in all.")
+        self._say(f"{time.monotonic() - self._began:.0f} s in all.")
 
     def _compare(self) -> None:
         last = len(self._reference.steps)
@@ -183,14 +193,14 @@ class _Demo:
         _require_equal("killed", self._reference, self._killed, range(1, n_killed + 1))
         _require_equal("resumed", self._reference, self._resumed, range(first, last + 1))
         require_followed(self._reference, self._follower)
-        self._output.success(
+        self._succeed(
             f"Bit-equal: all {n_killed} losses before the kill and all {last + 1 - first} after the resume "
             "are those of the uninterrupted run."
         )
         followed = self._follower.followed
         peak, limit = max(step.peak_bytes for step in followed), followed[0].limit_bytes
-        self._output.success(
-            f"Bit-equal, too: what the second process found from the {len(followed)} steps that it restored, "
+        self._succeed(
+            f"Bit-equal, too: what the second process found from what it restored of {_counted(followed)}, "
             f"with {format_bytes(peak)} of its {format_bytes(limit)} of memory."
         )
 
@@ -207,9 +217,9 @@ class _Demo:
             return False
 
         try:
-            await run_training(self._common("reference"), note, "follower")
+            await run_training(self._common("reference"), note, self._directory / "compiled", "follower")
         except (OSError, ValueError) as error:  # that it found nothing is noticed in the end
-            self._output.say(f"the second process failed: {error}")
+            self._say(f"the second process failed: {error}")
 
     async def _caught_up(self) -> None:
         """Wait until the second process has evaluated the last step that the first one saved."""
@@ -232,6 +242,12 @@ class _Demo:
             "size": self._options.size,
         }
 
+    def _say(self, text: str) -> None:
+        self._output.say(report.wrapped(text))
+
+    def _succeed(self, text: str) -> None:
+        self._output.success(report.wrapped(text))
+
     async def _process(self, folder: str, steps: int, **more: Any) -> TrainingLog:
         """Run a training process under a progress bar, and say what it saves."""
         options = {
@@ -249,11 +265,11 @@ class _Demo:
                 elif isinstance(record, DurableSave):
                     self._output.say(report.describe_save(record))
                 elif isinstance(record, Restored):
-                    self._output.say(report.describe_restore(record))
+                    self._say(report.describe_restore(record))
 
                 return _is_in_the_middle(log)
 
-            log = await run_training(options, watch)
+            log = await run_training(options, watch, self._directory / "compiled")
 
         if log.returncode and log.held is None:
             raise CommandError(
@@ -291,6 +307,10 @@ def require_followed(reference: TrainingLog, follower: TrainingLog) -> None:
         if losses.get(step.step + 1, step.loss) != step.loss:
             problem = f"the second process restored another state of step {step.step}"
             raise CommandError(f"NOT bit-equal: {problem}")
+
+
+def _counted(followed: Sequence[FollowedStep]) -> str:
+    return "1 step" if len(followed) == 1 else f"{len(followed)} steps"
 
 
 def _losses(log: TrainingLog) -> list[float]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.cli.terminal import open_output
-from penstock_demo.acts import DemoOptions, run_demo
+from penstock.demo.acts import DemoOptions, run_demo
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,9 +41,9 @@ def _parser() -> argparse.ArgumentParser:
             "JAX_PLATFORMS names another platform."
         ),
     )
-    demo.add_argument("--text", type=Path, metavar="FILE", help="what to learn (penstock's documentation)")
-    demo.add_argument("--steps", type=int, default=190, metavar="N", help="steps to train (%(default)s)")
-    demo.add_argument("--every", type=int, default=30, metavar="N", help="steps between saves (%(default)s)")
+    demo.add_argument("--text", type=Path, metavar="FILE", help="what to learn (the source of its kernel)")
+    demo.add_argument("--steps", type=int, default=85, metavar="N", help="steps to train (%(default)s)")
+    demo.add_argument("--every", type=int, default=25, metavar="N", help="steps between saves (%(default)s)")
     demo.add_argument(
         "--store", choices=("disk", "s3"), default="disk",
         help="where checkpoints go: a directory, or a bucket in SeaweedFS on loopback (%(default)s)",
@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         help="where the timeline goes (%(default)s)",
     )  # fmt: skip
     demo.add_argument(
-        "--seconds-budget", type=float, default=75.0, metavar="S",
+        "--seconds-budget", type=float, default=40.0, metavar="S",
         help="train fewer steps if it would take much longer than this (%(default)s)",
     )  # fmt: skip
     return demo

@@ -6,6 +6,7 @@ __all__ = ("own_text", "read_text")
 
 from pathlib import Path
 
+import penstock
 from penstock.cli.terminal import CommandError
 
 LEAST = 1000  # characters
@@ -32,7 +33,7 @@ def read_text(path: Path | None) -> tuple[str, str]:
 
 
 def own_text() -> tuple[str, str]:
-    """Return penstock's documentation, and what it is in a few words."""
-    root = Path(__file__).resolve().parents[4]
-    documents = sorted([*root.glob("*.md"), *root.glob("docs/**/*.md")])
-    return "\n".join(path.read_text("utf-8") for path in documents), "penstock's documentation"
+    """Return the source of penstock's kernel, and what it is in a few words."""
+    kernel = Path(penstock.__file__).parent / "kernel"
+    text = "\n".join(path.read_text("utf-8") for path in sorted(kernel.rglob("*.py")))
+    return text, "the source of penstock's kernel"

@@ -18,7 +18,7 @@ from anyio import ClosedResourceError, EndOfStream, IncompleteRead, open_process
 from anyio.abc import ByteReceiveStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from penstock_demo.records import (
+from penstock.demo.records import (
     DurableSave,
     FinishedStep,
     FollowedStep,
@@ -73,24 +73,31 @@ class TrainingLog:
 async def run_training(
     options: Mapping[str, Any],
     watch: Callable[[TrainingLog, Record], bool],
+    compiled: Path,
     program: Literal["worker", "follower"] = "worker",
 ) -> TrainingLog:
     """Run a process of the demo to its end.
 
     Args:
         options: The fields of `TrainingOptions`, or of `FollowingOptions`.
-        program: Which of the two programs it is.
         watch: Called with each record; to return True is to have the process killed (SIGKILL).
+        compiled: A directory for what jax compiles, which the processes share.
+        program: Which of the two programs it is.
 
     Cancellation:
         Kills the process and waits until it is gone.
     """
     log = TrainingLog()
-    command = [sys.executable, "-m", f"penstock_demo.{program}", json.dumps(options)]
+    command = [sys.executable, "-m", f"penstock.demo.{program}", json.dumps(options)]
     # Its own session, so that Ctrl-C reaches the parent alone, which then ends the child.
     with TemporaryFile() as errors:
         process = await open_process(
-            command, stdin=DEVNULL, stdout=PIPE, stderr=errors, env=_environment(), start_new_session=True
+            command,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=errors,
+            env=_environment(compiled),
+            start_new_session=True,
         )
         async with process:
             assert process.stdout is not None
@@ -109,11 +116,10 @@ async def run_training(
     return log
 
 
-def _environment() -> dict[str, str]:
-    # Who asks for another platform sees to it that its kernels are deterministic.
-    demo = str(Path(__file__).parents[1])
-    python_path = os.pathsep.join(filter(None, [demo, os.environ.get("PYTHONPATH")]))
-    return {"JAX_PLATFORMS": "cpu", **os.environ, "PYTHONPATH": python_path}
+def _environment(compiled: Path) -> dict[str, str]:
+    # Who asks for another platform sees to it that its kernels are deterministic. Compiling a step takes a
+    # processor 5 s, and four processes need it.
+    return {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(compiled), **os.environ}
 
 
 async def _lines(stream: ByteReceiveStream) -> AsyncIterator[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from anyio import CancelScope, open_signal_receiver
 
 from penstock.cli.terminal import CommandError, Output
+from penstock.demo.report import wrapped
 
 
 @contextmanager
@@ -28,7 +29,7 @@ def open_directory(keep: Path | None, output: Output) -> Generator[Path]:
         return
 
     path = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
-    output.say(f"Checkpoints go to {path}, which is removed at the end (--keep DIR keeps them).")
+    output.say(wrapped(f"Checkpoints go to {path}, which is removed at the end (--keep DIR keeps them)."))
     try:
         yield path
     finally:

@@ -9,7 +9,7 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from penstock_demo.model import ModelSize
+from penstock.demo.model import ModelSize
 
 
 @final

@@ -12,18 +12,31 @@ __all__ = (
     "loss_table",
     "losses_of",
     "save_table",
+    "wrapped",
 )
 
+import shutil
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from penstock.cli.terminal import Table, format_bytes
-from penstock.kernel import bottleneck
-from penstock_demo.bucket import objects_below
-from penstock_demo.process import TrainingLog
-from penstock_demo.records import DurableSave, FollowedStep, Restored
+from penstock.demo.bucket import objects_below
+from penstock.demo.process import TrainingLog
+from penstock.demo.records import DurableSave, FollowedStep, Restored
 
 BARS = "▁▂▃▄▅▆▇█"
+LEFT = "left by the kill"
+WIDEST = 96  # columns of a sentence, which is hard to read in longer lines
+
+
+def wrapped(text: str) -> str:
+    """Return sentences in lines that fit the terminal, broken between words."""
+    width = min(shutil.get_terminal_size().columns, WIDEST)
+    # A path is kept whole, so that it can be copied.
+    return textwrap.fill(
+        text, width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+    )
 
 
 def losses_of(*logs: TrainingLog) -> dict[int, str]:
@@ -61,37 +74,40 @@ def describe_restore(found: Restored) -> str:
 def describe_save(save: DurableSave) -> str:
     """Say in a line what a save was."""
     return (
-        f"  saved step {save.step}: staged after {save.staged_s * 1e3:.0f} ms, "
-        f"durable after {save.durable_s * 1e3:.0f} ms"
+        f"  saved step {save.step}: staged in {save.staged_s * 1e3:.0f} ms, "
+        f"durable in {save.durable_s * 1e3:.0f} ms"
     )
 
 
 def describe_followed(step: FollowedStep) -> str:
     """Say in a line what a process that follows found."""
     return (
-        f"    followed: restored step {step.step} in {step.restored_s * 1e3:.0f} ms, "
-        f"next loss {float.fromhex(step.loss):.2f}"
+        f"  followed: restored step {step.step} in {step.restored_s * 1e3:.0f} ms, "
+        f"loss {float.fromhex(step.loss):.2f}"
     )
 
 
 def save_table(logs: Mapping[str, TrainingLog]) -> Table:
     """Make the table of every save, by the name of the process that made it."""
-    columns = (
-        "process", "step", "leaves", "bytes", "staged ms", "durable ms", "loop stall ms", "steps meanwhile",
-        "bottleneck",
-    )  # fmt: skip
+    columns = ("process", "step", "staged", "durable", "stalled", "trained")
     return Table(columns, [row for name, log in logs.items() for row in _save_rows(name, log)])
 
 
 def loss_table(reference: Mapping[int, str], other: Mapping[int, str], steps: Sequence[int]) -> Table:
-    """Make the table that shows the losses of some steps, decimal and to the last bit."""
+    """Make the table that shows the losses of some steps, to the last bit."""
     rows: list[tuple[str, ...]] = []
     for step in steps:
         ours, theirs = reference.get(step, "none"), other.get(step, "none")
-        loss = f"{float.fromhex(ours):.4f}" if step in reference else ""
-        rows.append((str(step), loss, ours, theirs, "equal" if ours == theirs else "DIFFERENT"))
+        same = "equal" if ours == theirs else "DIFFERENT"
+        rows.append((str(step), _short(ours), _short(theirs), same))
 
-    return Table(("step", "loss", "uninterrupted", "killed and resumed", ""), rows, n_left=0)
+    return Table(("loss of step", "uninterrupted", "killed, resumed", ""), rows, n_left=0)
+
+
+def _short(loss: str) -> str:
+    """Return a hexadecimal text without the zeros that a float32 leaves at its end."""
+    digits, _, exponent = loss.partition("p")
+    return f"{digits.rstrip('0')}p{exponent}" if exponent else loss
 
 
 def bucket_table(url: str) -> Table:
@@ -100,22 +116,23 @@ def bucket_table(url: str) -> Table:
     rows: list[tuple[str, ...]] = []
     for name in sorted({path.partition("/")[0] for path in found}, key=lambda name: _by_step(Path(name))):
         sizes = [size for path, size in found.items() if path.partition("/")[0] == name]
-        what = "a checkpoint" if f"{name}/commit_success.txt" in found else "what the killed save left"
-        rows.append((name, what, str(len(sizes)), format_bytes(sum(sizes))))
+        what = "a checkpoint" if f"{name}/commit_success.txt" in found else LEFT
+        rows.append((name, what, format_bytes(sum(sizes))))
 
-    return Table(("name", "what it is", "objects", "in the bucket"), rows, n_left=2)
+    return Table(("name", "what it is", "in the bucket"), rows, n_left=2)
 
 
 def disk_table(directory: str) -> Table:
     """Make the table of what lies in a directory of checkpoints."""
     rows: list[tuple[str, ...]] = []
-    for entry in sorted(Path(directory).iterdir(), key=_by_step):
+    shown = [entry for entry in Path(directory).iterdir() if not entry.name.startswith(".")]
+    for entry in sorted(shown, key=_by_step):
         files = [path for path in entry.rglob("*") if path.is_file()]
         nbytes = sum(path.stat().st_size for path in files)
-        what = "a checkpoint" if entry.name.isdecimal() else "what the killed save left"
-        rows.append((entry.name, what, str(len(files)), format_bytes(nbytes)))
+        what = "a checkpoint" if entry.name.isdecimal() else LEFT
+        rows.append((entry.name, what, format_bytes(nbytes)))
 
-    return Table(("name", "what it is", "files", "on disk"), rows, n_left=2)
+    return Table(("name", "what it is", "on disk"), rows, n_left=2)
 
 
 def _by_step(path: Path) -> tuple[int, str]:
@@ -128,15 +145,20 @@ def _save_rows(name: str, log: TrainingLog) -> Iterator[tuple[str, ...]]:
         yield (
             name,
             str(save.step),
-            str(save.n_leaves),
-            format_bytes(save.nbytes),
-            f"{save.staged_s * 1e3:.1f}",
-            f"{save.durable_s * 1e3:.1f}",
-            f"{save.stall_s * 1e3:.1f}",
-            str(log.steps_during(save)),
-            bottleneck(save.stages) or "",
+            _ms(save.staged_s),
+            _ms(save.durable_s),
+            _ms(save.stall_s),
+            _counted(log.steps_during(save)),
         )
 
     if log.held is not None:
         staged = next(save for save in log.staged if save.step == log.held.step)
-        yield (name, str(log.held.step), "", "", f"{staged.seconds * 1e3:.1f}", "killed", "", "", "")
+        yield (name, str(log.held.step), _ms(staged.seconds), "killed", "", "")
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms"
+
+
+def _counted(n_steps: int) -> str:
+    return f"{n_steps} step{'' if n_steps == 1 else 's'}"

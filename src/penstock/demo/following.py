@@ -13,9 +13,9 @@ import anyio
 from anyio import to_thread
 
 import penstock
-from penstock_demo.corpus import Corpus
-from penstock_demo.model import SIZES, init_state, train_step
-from penstock_demo.records import FollowedStep, Record
+from penstock.demo.corpus import Corpus
+from penstock.demo.model import SIZES, init_state, train_step
+from penstock.demo.records import FollowedStep, Record
 
 BUDGET_BYTES: Final = 8 * 2**20  # far less than a state has: it is read in pieces
 PATIENCE_S: Final = 120.0

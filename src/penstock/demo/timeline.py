@@ -11,9 +11,9 @@ from itertools import chain, repeat
 from xml.sax.saxutils import escape
 
 from penstock.cli.terminal import format_bytes
+from penstock.demo.process import TrainingLog
+from penstock.demo.records import DurableSave
 from penstock.kernel import Span, bottleneck
-from penstock_demo.process import TrainingLog
-from penstock_demo.records import DurableSave
 
 WIDTH = 1180
 LEFT = 190  # of the plot
