@@ -20,7 +20,7 @@ from pkgutil import iter_modules
 from typing import Any
 from xml.etree import ElementTree
 
-from tests.programs import drivers
+from tests.programs import drivers, own_tests
 from tests.programs.facts import differences
 from tests.programs.program import Program, Tests
 
@@ -71,8 +71,9 @@ class Runs:
         self._program = program
         self._limit_s = limit_s
         self._scratch = Path(tempfile.mkdtemp(prefix="program-"))
+        self._paths = paths
         flags = f"--xla_force_host_platform_device_count={program.devices}"
-        path = os.pathsep.join([*paths, str(ROOT / "src"), str(ROOT)])
+        path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         self._environment = {**os.environ, "PYTHONPATH": path, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
 
     def remove(self) -> None:
@@ -119,14 +120,16 @@ class Runs:
             directory = Path(shutil.copytree(directory, self._scratch / f"{writer}_for_{library}"))
         directory.mkdir(exist_ok=True)
         results.unlink(missing_ok=True)
-        self._call("tests.programs.one_program", self._module, part, directory, results, "--library", library)
+        program = ["--library", library, *(f"--path={path}" for path in self._paths)]
+        self._call("tests.programs.one_program", self._module, part, directory, results, *program)
         return json.loads(results.read_text()) if results.exists() else {"failed": "it did not end"}
 
     def _test(self, library: str, tests: Tests) -> Mapping[str, Any]:
         results = self._scratch / f"{library}.xml"
-        folder = Path(self._environment["PYTHONPATH"].partition(os.pathsep)[0])
+        folder = Path(self._paths[0])
         plain = ["-q", "-o", "addopts=", "-p", "no:cacheprovider", "--timeout=120", f"--rootdir={folder}"]
-        plugin = ["-p", f"tests.programs.with_{library}"]
+        plugin = ["-p", "tests.programs.own_tests"]
+        self._environment |= own_tests.settings(self._module, library, self._paths)
         left_out = [f"--deselect={name}" for name in tests.deselected]
         files = [folder / file for file in tests.files]
         self._call("pytest", *plain, *plugin, *left_out, f"--junitxml={results}", *files)

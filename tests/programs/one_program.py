@@ -20,7 +20,10 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("facts", type=Path)
     parser.add_argument("--library", choices=("orbax", "penstock"), required=True)
+    parser.add_argument("--path", action="append", default=[], help="where the program is imported from")
     options = parser.parse_args()
+    # Only now: many a program has a package `tests`, too.
+    sys.path[:0] = options.path
     if options.library == "penstock":
         import penstock.orbax
 
