@@ -8,6 +8,7 @@ __all__ = (
     "ByteAccount",
     "ByteLease",
     "MemoryWaits",
+    "Peak",
     "acquire_from_both",
     "waiting_for_memory",
 )
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Final, final
@@ -42,12 +43,21 @@ class AccountStatistics:
     waited_s: float  #: seconds that finished waits took, over all tasks
 
 
+@final
+@dataclass(eq=False, slots=True)
+class Peak:
+    """The most bytes that were leased at once in a stretch of time."""
+
+    nbytes: int
+
+
 @dataclass(eq=False, slots=True)
 class _Room:
     limit: int
     leased: int = 0
     peak: int = 0
     waited_s: float = 0.0
+    watched: list[Peak] = field(default_factory=list[Peak])  #: of stretches that go on
 
 
 @dataclass(eq=False, slots=True)
@@ -177,6 +187,16 @@ class ByteAccount:
             return None
 
         return ByteLease(nbytes, partial(self._give_back, rooms))
+
+    @contextmanager
+    def watching_peak(self) -> Generator[Peak]:
+        """Watch how many bytes of the whole are leased at once, for the time of the block."""
+        peak = Peak(self._whole.leased)
+        self._whole.watched.append(peak)
+        try:
+            yield peak
+        finally:
+            self._whole.watched.remove(peak)
 
     def statistics(self, flow: str | None = None) -> AccountStatistics:
         """Return a snapshot of the whole, or of a flow that is bounded, for tests and for logs."""
@@ -363,6 +383,8 @@ def _take(rooms: tuple[_Room, ...], nbytes: int, *, admit_alone: bool = True) ->
     for room in rooms:
         room.leased += nbytes
         room.peak = max(room.peak, room.leased)
+        for peak in room.watched:
+            peak.nbytes = max(peak.nbytes, room.leased)
 
     return True
 

@@ -16,7 +16,7 @@ __all__ = (
 
 import threading
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, final
@@ -26,7 +26,7 @@ from anyio import CancelScope, move_on_after, sleep
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import ClosedError, ConfigError, CoordinationError, SpecError
 from penstock.kernel.memory.bounded_cache import BoundedCache
-from penstock.kernel.memory.byte_account import AccountStatistics, ByteAccount, ByteLease
+from penstock.kernel.memory.byte_account import AccountStatistics, ByteAccount, ByteLease, Peak
 from penstock.kernel.memory.memory_limit import (
     MemoryReading,
     MemorySource,
@@ -150,6 +150,10 @@ class MemoryRegulator:
     def peak(self) -> int:
         """The most host bytes that were ever leased at once."""
         return self._host.peak
+
+    def watching_peak(self) -> AbstractContextManager[Peak]:
+        """Watch how many host bytes are leased at once, for the time of the block."""
+        return self._host.watching_peak()
 
     @property
     def whole(self) -> int:

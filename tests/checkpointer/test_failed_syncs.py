@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.own_files import listed
 
 import penstock
 from penstock.errors import NoSpaceError, NotDurableError, StepExistsError, StorageError
@@ -131,7 +132,7 @@ async def test_a_manager_lists_the_step_and_saves_it_again(folder: Path) -> None
         with pytest.raises(StepExistsError):
             await manager.save(2, tree(3))
 
-    assert os.listdir(folder) == ["2"]
+    assert listed(folder) == ["2"]
 
 
 async def test_a_later_step_makes_the_name_of_the_earlier_one_durable(folder: Path) -> None:

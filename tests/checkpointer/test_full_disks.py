@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.own_files import listed
 
 import penstock
 from penstock import SaveFormat
@@ -138,7 +139,7 @@ async def test_a_manager_waits_for_the_room_that_deletions_give(tmp_path: Path) 
         assert third is not None
         await third
 
-    assert sorted(os.listdir(tmp_path)) == ["3"]
+    assert listed(tmp_path) == ["3"]
 
 
 @pytest.fixture

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from anyio import create_task_group
 from tests.object_server import CREDENTIALS, Asked, ObjectServer, object_server
+from tests.own_files import REPORTS
 
 import penstock
 from penstock import Checkpointer, RestoreReport
-from penstock.config import JobLimits
+from penstock.config import Config, JobLimits
 from penstock.handlers.coordinators import JobCoordinator
 from penstock.handlers.stores.buckets import MARK
 from penstock.kernel import SingleProcessCoordinator
@@ -24,6 +25,7 @@ from penstock.testing import MemoryKeyValues
 pytestmark = pytest.mark.anyio
 
 ROOT = "s3://bucket/run"
+QUIET = Config.load(environ={}, arguments={"telemetry": {"keep_reports": 0}})
 PATH = f"{ROOT}/x"
 LIMITS = JobLimits(join_s=30.0, write_s=30.0, silence_s=30.0, beat_s=0.2, call_s=5.0)
 
@@ -145,7 +147,7 @@ async def test_short_ranges_are_verified_together(server: ObjectServer) -> None:
 
 
 async def test_a_manager_takes_few_requests(server: ObjectServer) -> None:
-    async with CheckpointManager(ROOT) as manager:
+    async with CheckpointManager(ROOT, config=QUIET) as manager:
         assert len(requests(server)) <= 9
         for step in (1, 2):
             future = await manager.save(step, tree(step))
@@ -155,7 +157,7 @@ async def test_a_manager_takes_few_requests(server: ObjectServer) -> None:
             assert len(asked) <= 21, asked
 
     requests(server)
-    async with CheckpointManager(ROOT) as manager:
+    async with CheckpointManager(ROOT, config=QUIET) as manager:
         assert (await manager.restore())["b"][0] == 2
         asked = requests(server)
         assert len(asked) <= 21, asked
@@ -163,9 +165,20 @@ async def test_a_manager_takes_few_requests(server: ObjectServer) -> None:
     assert len(requests(server)) <= 4, "to give the root up"
 
 
+async def test_what_is_kept_of_saves_takes_few_requests(server: ObjectServer) -> None:
+    async with CheckpointManager(ROOT) as manager:
+        for step in range(3):
+            future = await manager.save(step, tree(step))
+            assert future is not None
+            await future
+
+    asked = [each for each in requests(server) if REPORTS in each]
+    assert 1 <= len(asked) <= 5, asked  # one or two writes, and what is there is read once
+
+
 async def test_the_items_of_a_step_are_read_from_one_list(server: ObjectServer) -> None:
     items = penstock.Composite(one=tree(1), two=tree(2), three=tree(3))
-    async with CheckpointManager(ROOT) as manager:
+    async with CheckpointManager(ROOT, config=QUIET) as manager:
         future = await manager.save(1, items)
         assert future is not None
         await future

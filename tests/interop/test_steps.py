@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from tests.own_files import listed
 
 import penstock
 from penstock.errors import NotACheckpointError
@@ -108,7 +109,7 @@ async def test_each_library_resumes_from_steps_of_the_other(tmp_path: Path, asse
     async with CheckpointManager(tmp_path, keep=KeepLast(1) | KeepBest(1, "loss", "max")) as manager:
         await manager.save(20, tree(20), metrics={"loss": 0.5})
 
-    assert sorted(os.listdir(tmp_path)) == ["0", "20", "metadata"]
+    assert listed(tmp_path) == ["0", "20", "metadata"]
     with theirs(tmp_path, max_to_keep=2) as other:
         other.save(25, args=ocp.args.PyTreeSave(tree(25)))
         other.wait_until_finished()
@@ -173,7 +174,7 @@ async def test_linked_steps_are_whole_for_orbax(tmp_path: Path, assert_same: Ass
             await manager.save(step, {**frozen, "n": jnp.full(7, step)})
             await manager.wait()
 
-    assert os.listdir(tmp_path) == ["2"]
+    assert listed(tmp_path) == ["2"]
     with theirs(tmp_path) as other:
         found = other.restore(2)
         assert_same(

@@ -12,11 +12,11 @@ import anyio
 import pytest
 import structlog
 from anyio.lowlevel import checkpoint
+from tests.own_files import listed
 
 from penstock.config import Config, StoppingOptions
 from penstock.errors import ClosedError
 from penstock.handlers import LocalStore
-from penstock.handlers.stores.publishing import WRITER
 from penstock.kernel import Threads
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.steps.step_deletion import Deleter
@@ -28,7 +28,7 @@ IMPATIENT = Config(stopping=StoppingOptions(read_s=0.01, delete_s=0.01))
 
 
 def there(root: Path) -> list[str]:
-    return sorted(name for name in os.listdir(root) if name != WRITER)
+    return listed(root)
 
 
 async def save(manager: CheckpointManager, step: int, fill: int | None = None, **options: Any) -> None:
@@ -81,7 +81,7 @@ async def test_of_a_step_that_is_a_link_only_the_link_is_replaced_and_deleted(
 
     async with CheckpointManager(elsewhere, read_only=True) as manager:
         assert (await manager.restore(5))["n"] == 50
-        assert os.listdir(elsewhere) == ["5"]
+        assert listed(elsewhere) == ["5"]
 
 
 async def test_a_link_that_leads_nowhere_is_in_no_deletions_way(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.own_files import listed
 from tests.steps.job_of_managers import COUNT, Managers, each, offer, opened, state
 
 from penstock import Checkpointer, CheckpointManager, JobOptions
@@ -48,7 +49,7 @@ def on(disks: Sequence[Path], more: Options = lambda _: {}) -> Options:
 
 def there(disks: Sequence[Path]) -> list[list[str]]:
     """Return the steps on each disk."""
-    return [sorted(name for name in os.listdir(disk / "run") if name[0] != ".") for disk in disks]
+    return [listed(disk / "run") for disk in disks]
 
 
 async def run(disks: Sequence[Path], *steps: int) -> None:

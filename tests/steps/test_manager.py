@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.own_files import listed
 
 import penstock
 from penstock.errors import (
@@ -27,7 +28,6 @@ from penstock.errors import (
     StorageError,
 )
 from penstock.handlers import LocalStore
-from penstock.handlers.stores.publishing import WRITER
 from penstock.items import Json, RandomKey
 from penstock.steps import (
     CheckpointManager,
@@ -67,7 +67,7 @@ def _none() -> Any:
 
 
 def there(root: Path) -> list[str]:
-    return sorted(name for name in os.listdir(root) if name != WRITER)
+    return listed(root)
 
 
 async def fill(manager: CheckpointManager, *steps: int, **metrics: float) -> None:

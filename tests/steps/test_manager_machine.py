@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -14,10 +13,11 @@ from anyio.from_thread import start_blocking_portal
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from tests.own_files import listed
 
+from penstock.config import Config
 from penstock.errors import OlderStepError, PenstockError, StepExistsError, StorageError
 from penstock.handlers import LocalStore
-from penstock.handlers.stores.publishing import WRITER
 from penstock.steps import CheckpointManager, KeepAll, KeepBest, KeepEvery, KeepLast, KeepPolicy, StepInfo
 from penstock.steps.keep_policies import steps_to_delete
 from penstock.testing import CrashStore
@@ -30,6 +30,8 @@ POLICIES: list[KeepPolicy] = [
     KeepLast(1) | KeepBest(1, "loss", "max"),
 ]
 FROZEN = np.arange(3000.0)
+QUIET = Config.load(environ={}, arguments={"telemetry": {"keep_reports": 0}})
+"""A power loss comes after a number of changes, among which reports are written at any time."""
 
 
 class ManagerMachine(RuleBasedStateMachine):
@@ -55,7 +57,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def open(self) -> None:
         self.store = CrashStore(LocalStore(io="buffered"), self.root)
         self.manager = CheckpointManager(
-            self.root, keep=self.policy, trash=self.trash, store=self.store, metric="loss"
+            self.root, keep=self.policy, trash=self.trash, store=self.store, metric="loss", config=QUIET
         )
         self.life = self.portal.wrap_async_context_manager(self.manager)
         self.life.__enter__()
@@ -149,7 +151,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def check(self) -> None:
         self.portal.call(self.manager.wait)
         assert list(self.manager.all_steps()) == sorted(self.model)
-        names = {name for name in os.listdir(self.root) if name not in (self.trash, WRITER)}
+        names = set(listed(self.root, [] if self.trash is None else [self.trash]))
         assert names == {str(step) for step in self.model}
         for step, (fill, _) in self.model.items():
             found = self.portal.call(self.manager.restore, step)

@@ -16,6 +16,7 @@ import anyio
 import jax.numpy as jnp
 import pytest
 from anyio import wait_all_tasks_blocked
+from tests.own_files import OWN, listed
 
 import penstock
 import penstock.orbax
@@ -123,7 +124,7 @@ class TestOneWriter:
                 await reader.restore()
             await save(manager, 2)
 
-        assert sorted(os.listdir(tmp_path)) == ["1", "2"]
+        assert listed(tmp_path) == ["1", "2"]
         async with CheckpointManager(tmp_path) as manager:
             await save(manager, 3)
 
@@ -164,7 +165,7 @@ class TestOneWriter:
         assert process.returncode == 9
         assert (tmp_path / WRITER).is_dir()
         anyio.run(resume)
-        assert sorted(os.listdir(tmp_path)) == ["1", "2"]
+        assert listed(tmp_path) == ["1", "2"]
 
     @pytest.mark.parametrize("kind", ["no flock", "no holds"])
     async def test_without_locks_a_second_manager_is_refused(self, kind: str, tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ class TestOneWriter:
         async with CheckpointManager(tmp_path, store=store) as manager:
             await save(manager, 3)
 
-        assert sorted(store.list_directory(str(tmp_path))) == ["1", "2", "3"]
+        assert {"1", "2", "3"} == {*store.list_directory(str(tmp_path))} - OWN
 
     async def test_the_claim_of_another_machine_refuses_until_it_is_removed(self, tmp_path: Path) -> None:
         store, elsewhere = MemoryStore(), ProcessIdentity("far", "m", "b", "n", 7, "1")
@@ -210,7 +211,7 @@ class TestOneWriter:
             with pytest.raises(penstock.errors.StorageError, match="No space left"):
                 await manager.delete(1)
 
-        assert sorted(os.listdir(tmp_path)) == ["1"]
+        assert listed(tmp_path) == ["1"]
 
     @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EPERM, errno.EACCES])
     async def test_who_could_not_hold_the_root_neither_saves_nor_deletes_beside_another(
@@ -234,7 +235,7 @@ class TestOneWriter:
             with pytest.raises(RootInUseError):
                 await CheckpointManager(tmp_path).__aenter__()
 
-        assert sorted(os.listdir(tmp_path)) == ["3"]
+        assert listed(tmp_path) == ["3"]
 
     async def test_what_crashed_saves_left_is_removed_first_which_makes_room_for_the_hold(
         self, tmp_path: Path
@@ -286,7 +287,7 @@ class TestOneWriter:
             await first.reload()
             await save(first, 2)
 
-        assert sorted(os.listdir(root)) == ["2"]
+        assert listed(root) == ["2"]
 
     def test_one_of_two_orbax_managers_deletes(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -301,13 +302,13 @@ class TestOneWriter:
                 other.wait_until_finished()
                 with pytest.raises(RootInUseError):
                     other.delete(2)
-                assert sorted(set(os.listdir(tmp_path)) - {WRITER}) == ["1", "2"]
+                assert listed(tmp_path) == ["1", "2"]
                 assert "step.not_deleted" in caplog.text
                 one.close()
                 other.save(3, args=ocp.args.StandardSave(state()))
                 other.wait_until_finished()
 
-        assert sorted(os.listdir(tmp_path)) == ["3"]
+        assert listed(tmp_path) == ["3"]
 
     def test_orbax_lets_several_save_and_that_is_logged_once(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -323,7 +324,7 @@ class TestOneWriter:
                 hold.take()
 
         assert caplog.text.count("step.root_in_use") == 1
-        assert sorted(os.listdir(tmp_path)) == ["1", "2", "3"]
+        assert listed(tmp_path) == ["1", "2", "3"]
 
 
 class TestRoots:
@@ -387,7 +388,7 @@ class TestMisspeltMetrics:
             assert caught.value.known == ("accuracy", "eval/loss")
             assert manager.all_steps() == ()
 
-        assert os.listdir(tmp_path) == []
+        assert listed(tmp_path) == []
 
     async def test_a_metric_that_is_only_missing_is_logged_once(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture

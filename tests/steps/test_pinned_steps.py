@@ -9,6 +9,7 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 import pytest
+from tests.own_files import listed
 
 import penstock
 from penstock.errors import StorageError
@@ -37,7 +38,7 @@ async def test_pins_are_told_while_the_manager_is_open(tmp_path: Path) -> None:
         await told(tmp_path, 1)
 
     assert list(read_pins(LocalStore(), str(tmp_path))) == []
-    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    assert listed(tmp_path) == ["1"]
 
 
 async def test_pins_of_a_crashed_manager_count_no_more(tmp_path: Path) -> None:
@@ -73,4 +74,4 @@ async def test_a_medium_that_refuses_disturbs_no_save(tmp_path: Path) -> None:
         await manager.wait()
         hang.release()
 
-    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    assert listed(tmp_path) == ["1"]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from tests.own_files import listed
 
 from penstock import SaveFuture
 from penstock.errors import StorageError
 from penstock.handlers import LocalStore
-from penstock.handlers.stores.publishing import WRITER
 from penstock.steps import CheckpointManager, FirstSave, KeepLast, SaveMoment, StepInfo
 from penstock.steps.step_directory import StepReader
 from penstock.testing import FaultyStore, Hang, Operation
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 
 def there(root: Path) -> list[str]:
-    return sorted(name for name in os.listdir(root) if name != WRITER)
+    return listed(root)
 
 
 class Slow:

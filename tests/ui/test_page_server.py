@@ -80,7 +80,7 @@ async def test_kept_reports_are_data_of_strangers(root: Path, tmp_path: Path) ->
     async with penstock.CheckpointManager(run, config=KEEPING) as manager:
         await manager.save(3, {"a": 1})
     file = run / "_PENSTOCK_REPORTS.json"
-    good = json.loads(file.read_bytes())[0]
+    good = json.loads(file.read_bytes())["reports"][0]
     stages = [{**good["stages"][0], "name": EVIL}]
     changed = {
         **good,
@@ -89,7 +89,7 @@ async def test_kept_reports_are_data_of_strangers(root: Path, tmp_path: Path) ->
         "stages": stages,
         "rows": [{"label": EVIL, "bars": []}],
     }
-    file.write_text(json.dumps([changed]))
+    file.write_text(json.dumps({"reports": [changed]}))
     async with opened(run) as client:
         found = (await client.get("/api/run")).json()["reports"]
         assert [report["label"] for report in found] == [one_line(EVIL)]
@@ -98,7 +98,7 @@ async def test_kept_reports_are_data_of_strangers(root: Path, tmp_path: Path) ->
         damages: tuple[tuple[str, Any], ...]
         damages = (("ended_at", 1e300), ("ended_at", -1), ("nbytes", "x"), ("rows", [{}]))
         for member, value in damages:
-            file.write_text(json.dumps([{**good, member: value}]))
+            file.write_text(json.dumps({"reports": [{**good, member: value}]}))
             answer = await client.get("/api/run")
             assert (answer.status_code, answer.json()["reports"]) == (200, []), member
 

@@ -66,6 +66,7 @@ from penstock.handlers.formats.orbax.file_names import (
     METADATA,
     OF_A_PROCESS,
     PARTIAL_SUFFIX,
+    REPORTS,
     ROOT_METADATA,
     SHARDING,
     STRINGS,
@@ -759,7 +760,7 @@ def _state_of_step(store: Store, directory: str) -> StepState:
     names = frozenset(store.list_directory(directory))
     if store.objects is not None and COMMIT_MARK not in names:
         # A run may be named like a step, as `run_3`, and a directory of steps has no mark.
-        is_root = names and all(names_a_step(name) or name == ROOT_FOLDER for name in names)
+        is_root = names and all(names_a_step(name) or name in {ROOT_FOLDER, REPORTS} for name in names)
         return "absent" if is_root else "unfinished"
     if names & {CHECKPOINT_METADATA, V1_MARK}:
         about = read_checkpoint_metadata(store, directory, names)

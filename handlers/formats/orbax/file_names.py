@@ -20,6 +20,7 @@ __all__ = (
     "METADATA",
     "OF_A_PROCESS",
     "PARTIAL_SUFFIX",
+    "REPORTS",
     "ROOT_METADATA",
     "SHARDING",
     "STRINGS",
@@ -50,6 +51,8 @@ DELETION: Final = "_CHECKPOINT_DELETION"
 COMMIT_MARK_TEXT: Final = b"Checkpoint commit was successful"
 ROOT_METADATA: Final = "_ROOT_METADATA"
 """In the folder `metadata` of a directory of steps."""
+REPORTS: Final = "_PENSTOCK_REPORTS.json"
+"""In a directory of steps: what its saves and restores did. No reader of checkpoints takes notice of it."""
 V1_MARK: Final = "orbax.checkpoint"
 LEGACY_MSGPACK: Final = "checkpoint"
 

@@ -103,12 +103,12 @@ class Engine:
     bucket_layouts: Mapping[int, Layout | AutoLayout]
     """Of what is saved to buckets, by the length of a data file: large arrays are cut to that size. A layout
     that the caller gave is used as it is, and not among them."""
+    report_keeper: ReportKeeper  #: one of the observers
     pipelines: FittedPipelines
     saving: Pipeline[SaveRun]
     restoring: Pipeline[RestoreRun]
     caches: RunCaches = field(default_factory=RunCaches)
     views: Snapshots = field(default_factory=Snapshots)
-    report_keeper: ReportKeeper = field(default_factory=ReportKeeper)
     replica_turn: Lock = field(default_factory=Lock)  #: has restores that broadcast follow each other
     observers: tuple[Observer, ...] = ()  #: of every save and restore
     on_progress: Callable[[int, int], object] | None = None  #: called with the bytes done and all bytes
@@ -320,6 +320,14 @@ def make_engine(parts: CheckpointerParts) -> Engine:
 
     written = layout.written if isinstance(layout, AutoLayout) else layout
     pipelines = FittedPipelines(parts, written, joint=len(coordinator.processes) > 1)
+    events = get_logger()
+    keeper = ReportKeeper(
+        options.telemetry.keep_reports,
+        parts.memory,
+        stores.at,
+        events,
+        writes=coordinator.is_primary,  # one for the whole job
+    )
     return Engine(
         options,
         parts.memory,
@@ -327,12 +335,13 @@ def make_engine(parts: CheckpointerParts) -> Engine:
         stores.default,
         layout,
         coordinator,
-        get_logger(),
+        events,
         stores,
         bucket_layouts,
+        keeper,
         pipelines,
         *pipelines.local,
-        observers=(*parts.observers, *observers_of(options.telemetry)),
+        observers=(*parts.observers, *observers_of(options.telemetry), keeper),
     )
 
 

@@ -106,6 +106,7 @@ class Lifetime:
         count = None if isinstance(coordinator, SingleProcessCoordinator) else coordinator.count_neighbours
         sharing = LimitSharing(memory, count, events)
         await sharing.look()
+        writers = Threads(1)  # apart from the pipelines', which a report may not delay
         try:
             async with own_tasks(self.background.raise_on_leaving) as tasks:
                 self._tasks, self._threads, self._loop_thread = tasks, Threads(), threading.get_ident()
@@ -116,12 +117,14 @@ class Lifetime:
                     memory.counting(self._engine.counted_caches()),
                     watched(self._engine.observers, memory.statistics, events),
                     stores.renewing_leases(tasks),
+                    self._engine.report_keeper.writing(tasks, writers),
                 ):
                     yield
                     self.streams.stop()
                     await self.background.wait_ended()
         finally:
             self._tasks = None
+            await self._engine.report_keeper.flush(writers)
 
     def running(self) -> tuple[TaskGroup, Threads]:
         """Return the task group and the threads.

@@ -95,7 +95,6 @@ class SaveTask:
         "_engine",
         "_hung",
         "_pipeline",
-        "_report",
         "_run",
         "_scope",
         "_staged_s",
@@ -128,7 +127,6 @@ class SaveTask:
         self._ended = Event()
         self._started = time.perf_counter()
         self._staged_s = float("nan")
-        self._report: SaveReport | None = None
         self.promise = SavePromise(request.path, lambda: loop.post(self.cancel), self._run.progress.snapshot)
         self.future = self.promise.future  #: the caller's handle
 
@@ -164,8 +162,6 @@ class SaveTask:
 
             if not self.future.done:
                 self._give_up()
-            if self._engine.config.telemetry.keep_reports > 0:
-                await self._keep_report()
         finally:
             self._ended.set()
             if self._hung is None:  # or else what hangs needs them until it is over
@@ -242,18 +238,7 @@ class SaveTask:
         for tell in observers:
             tell(report)
 
-        self._report = report
         self.promise.finish(report)
-
-    async def _keep_report(self) -> None:
-        """Keep the report of a save that succeeded. The caller has it already."""
-        run, report, most = self._run, self._report, self._engine.config.telemetry.keep_reports
-        if report is None or not run.operation.is_primary:  # one for the whole job
-            return
-        try:
-            await self._engine.report_keeper.keep(run.store, run.threads, report, most)
-        except Exception as error:
-            run.events.warning("telemetry.failed", error=repr(error))
 
     async def _as_full(self, error: BaseException) -> NoSpaceError | None:
         """Return the error of a full medium in full; None if it is another, or says all already."""

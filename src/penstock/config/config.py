@@ -197,12 +197,13 @@ class TelemetryOptions:
     Attributes:
         observers: Names: `"prometheus"` and `"opentelemetry"` (extra `metrics`), or of entry points of the
             group "penstock.observers", which are called without arguments.
-        keep_reports: How many reports of recent saves are kept in a small file next to the checkpoints,
-            `_PENSTOCK_REPORTS.json`, which `penstock ui` shows. 0 writes none.
+        keep_reports: How many reports of recent saves and restores are kept in a small file next to the
+            checkpoints, `_PENSTOCK_REPORTS.json`, which `penstock ui` shows: 1000 at most. 0 writes none. If
+            it is not set, a `CheckpointManager` keeps 1000, and a save to any other path none.
     """
 
     observers: tuple[str, ...] = ()
-    keep_reports: int = 0
+    keep_reports: int | None = None
 
     def __post_init__(self) -> None:
         fit_fields(self, "telemetry")

@@ -1,41 +1,73 @@
-"""Reports of recent saves, kept in a small file next to the checkpoints, for `penstock ui`.
+"""What saves and restores did, kept in a small file next to the steps, for `penstock ui`: a flight recorder.
 
-The file is not taken for a checkpoint: steps are found by their directories. What is read back is untrusted.
+The file is not taken for a checkpoint: steps are found by their directories. Its size is bounded, and it is
+written in the background, at most once a second. What is read back is untrusted.
 """
 
 from __future__ import annotations
 
-__all__ = ("REPORTS", "KeptBar", "KeptReport", "KeptRow", "KeptStage", "ReportKeeper", "read_reports")
+__all__ = (
+    "Kept",
+    "KeptBar",
+    "KeptEvent",
+    "KeptReport",
+    "KeptRow",
+    "KeptStage",
+    "ReportKeeper",
+    "read_reports",
+)
 
 import errno
 import math
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Annotated, Final, final
+from typing import Annotated, Final, Literal, TypeAlias, final
 
 import msgspec
-from anyio import Lock
+from anyio import CancelScope, Event, current_time, get_cancelled_exc_class, move_on_after, sleep
+from anyio.abc import TaskGroup
+from structlog.stdlib import BoundLogger
 
+from penstock.handlers.formats.orbax.file_names import REPORTS
+from penstock.handlers.stores.publishing.paths import scheme_of
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import StorageError
+from penstock.kernel.memory.byte_account import Peak
+from penstock.kernel.memory.regulator import MemoryRegulator, RegulatorStatistics
 from penstock.kernel.pipeline.statistics import StageStatistics
 from penstock.kernel.protocols.stores import Store
-from penstock.reports.report import Row, SaveReport, timeline_rows
+from penstock.reports.diagnosis import bottleneck_of, wall_s
+from penstock.reports.report import Row, SaveReport, StageReport, timeline_rows
 
-REPORTS: Final = "_PENSTOCK_REPORTS.json"
-# The file is read and written whole after each save.
+# The file is read and written whole. 1,000 reports without details are some 300 kB.
 MOST_REPORTS: Final = 1000
-_MOST_BYTES: Final = 2**24
-_MOST_BARS: Final = 40  #: of one worker
+MOST_BYTES: Final = 2**20
+_MOST_EVENTS: Final = 500
+_DETAILED: Final = 20  #: reports that keep their stages and their timeline
+_MOST_BARS: Final = 400  #: of one timeline
+_MOST_ROWS: Final = 64
+_MOST_LETTERS: Final = 300
+_MOST_WAITING: Final = 100  #: reports that are not written yet
 _LAST_DATE: Final = 253_402_300_799  #: seconds until the end of the year 9999
+
+INTERVAL_S: Final = 1.0
+"""Between two writes. Small saves may follow each other a hundred times a second."""
+
+BUCKET_INTERVALS: Final = 15
+"""As many times that is between two writes to buckets, where each is paid for."""
+
+FLUSH_S: Final = 5.0
+"""How long leaving waits for the last write. A medium that hangs may take no more of a program's time."""
+
+_Date: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=_LAST_DATE)]
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class KeptStage:
+class KeptStage(msgspec.Struct, frozen=True):
     """Figures of one stage; seconds as in the table of a report."""
 
     name: str
@@ -48,8 +80,7 @@ class KeptStage:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class KeptBar:
+class KeptBar(msgspec.Struct, frozen=True, array_like=True):
     """A stretch of time of one worker, in seconds from the first of any."""
 
     start_s: float
@@ -58,111 +89,354 @@ class KeptBar:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class KeptRow:
-    """The work of one worker."""
+class KeptRow(msgspec.Struct, frozen=True):
+    """The timeline of one worker."""
 
     label: str
     bars: tuple[KeptBar, ...]
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class KeptReport:
-    """The report of one save."""
+class KeptReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The report of one save or restore. Only the latest have an explanation, stages and rows."""
 
     name: str  #: of the checkpoint, in the directory of the file
-    ended_at: Annotated[float, msgspec.Meta(ge=0, le=_LAST_DATE)]  #: wall clock, seconds since the epoch
-    n_leaves: int
-    nbytes: int  #: array bytes
-    staged_s: float
-    durable_s: float
-    explanation: str
-    stages: tuple[KeptStage, ...]
-    rows: tuple[KeptRow, ...]
+    ended_at: _Date  #: wall clock, seconds since the epoch
+    seconds: float  #: from the call until it was durable; of a restore, from the first to the last work
+    kind: Literal["save", "restore"] = "save"
+    staged_s: float | None = None  #: from the call until the state might change; None of a restore
+    n_leaves: int = 0
+    nbytes: int = 0  #: array bytes
+    nbytes_kept: int = 0  #: array bytes that were not written, for an earlier step holds them
+    bottleneck: str = ""  #: the stage
+    limited_by: Literal["", "busy", "memory_wait"] = ""  #: why it is the bottleneck
+    peak_bytes: int = 0  #: of the memory budget, leased at most at once while it was under way
+    cached_bytes: int = 0  #: of it, held by caches at its end
+    limit_bytes: int = 0  #: the budget at its end
+    process_bytes: int = 0  #: resident memory of the whole process at its end; 0 if the system does not say
+    explanation: str = ""
+    stages: tuple[KeptStage, ...] = ()
+    rows: tuple[KeptRow, ...] = ()
+
+
+@final
+class KeptEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something else that happened."""
+
+    at: _Date  #: wall clock, seconds since the epoch
+    what: str
+    """`opened` and `closed`: a manager. `save failed`, `save cancelled`, and likewise of a restore; `deleted`
+    and `deletion failed`."""
+    name: str = ""  #: of the checkpoint, if it is about one
+    text: str = ""
+
+
+@final
+class Kept(msgspec.Struct, frozen=True):
+    """All that is kept of one directory of checkpoints, each the latest last."""
+
+    reports: tuple[KeptReport, ...] = ()
+    events: tuple[KeptEvent, ...] = ()
+
+    def joined(self, other: Kept, most: int) -> Kept:
+        """Return both, as far as there is room. A checkpoint that was saved again has its last report."""
+        saved = {report.name for report in other.reports if report.kind == "save"}
+        before = [one for one in self.reports if one.kind != "save" or one.name not in saved]
+        reports = [*before, *other.reports][-most:]
+        plain = [_without_details(one) for one in reports[:-_DETAILED]]
+        events = (*self.events, *other.events)[-_MOST_EVENTS:]
+        return Kept((*plain, *reports[-_DETAILED:]), events)
 
 
 @final
 class ReportKeeper:
-    """Writes the files of one Checkpointer, one after another."""
+    """Keeps what one Checkpointer does, in the directory of the checkpoints. An `Observer`.
 
-    __slots__ = ("_turn",)
+    Used in the event loop, where it only takes notes: a task writes them. A failure to write is logged as
+    `telemetry.failed`, once, and disturbs nothing.
 
-    def __init__(self) -> None:
-        self._turn = Lock()
+    Args:
+        most: How many reports are kept in one directory: 0 keeps none. None keeps `MOST_REPORTS` where a
+            manager asks for it, and none elsewhere: what is next to a single checkpoint is not ours.
+        memory: The budget.
+        store_at: Returns the store of a path.
+        writes: Whether this process writes for its job.
+        events: Of the Checkpointer.
+        interval_s: Between two writes.
+        flush_s: How long `flush` may take.
+    """
 
-    async def keep(self, store: Store, threads: Threads, report: SaveReport, most: int) -> None:
-        """Add a report to those next to its checkpoint, of which the last `most` are kept.
+    __slots__ = (
+        "_changed",
+        "_events",
+        "_failed",
+        "_flush_s",
+        "_hangs",
+        "_interval_s",
+        "_keeps_anywhere",
+        "_known",
+        "_memory",
+        "_most",
+        "_noted",
+        "_roots",
+        "_store_at",
+        "_under_way",
+        "_writes",
+    )
 
-        Raises:
-            StorageError: If the medium refuses.
+    def __init__(
+        self,
+        most: int | None,
+        memory: MemoryRegulator,
+        store_at: Callable[[str], Store],
+        events: BoundLogger,
+        *,
+        writes: bool = True,
+        interval_s: float = INTERVAL_S,
+        flush_s: float = FLUSH_S,
+    ) -> None:
+        self._most = min(MOST_REPORTS if most is None else most, MOST_REPORTS)
+        self._keeps_anywhere = most is not None
+        self._memory = memory
+        self._store_at = store_at
+        self._writes = writes and self._most > 0
+        self._events = events
+        self._interval_s, self._flush_s = interval_s, flush_s
+        self._roots: set[str] = set()
+        self._noted: dict[str, deque[Callable[[], Kept]]] = {}  # not written yet, by directory
+        self._known: dict[str, Kept] = {}  # what is in the files in buckets
+        self._changed = Event()
+        self._under_way: CancelScope | None = None
+        self._failed = self._hangs = False
+
+    def keep_below(self, root: str) -> None:
+        """Keep what happens to the steps in a directory of steps."""
+        self._roots.add(root)
+
+    def note(self, root: str, what: str, name: str = "", text: str = "") -> None:
+        """Note an event in a directory of steps whose reports are kept."""
+        if root in self._roots:
+            self._add(root, partial(Kept, (), (KeptEvent(time.time(), what, name, _short(text)),)))
+
+    @contextmanager
+    def observing(self, kind: str, path: str) -> Generator[Callable[[StageReport], object]]:
+        """Note the report of a save or a restore, or its failure."""
+        folder, name = self._place(kind, path)
+        if folder is None:
+            yield _ignored
+            return
+
+        with self._memory.watching_peak() as peak:
+            try:
+                yield lambda report: self._take(folder, name, report, peak)
+            except get_cancelled_exc_class():
+                self.note(folder, f"{kind} cancelled", name)
+                raise
+            except BaseException as error:
+                self.note(folder, f"{kind} failed", name, repr(error))
+                raise
+
+    def watching(self, statistics: object) -> AbstractContextManager[object]:
+        """Watch nothing: the budget is looked at with each report."""
+        return nullcontext()
+
+    @contextmanager
+    def writing(self, tasks: TaskGroup, threads: Threads) -> Generator[None]:
+        """Write what is noted, in a task of `tasks`, for the time of the block; `flush` writes the last."""
+        scope = CancelScope()
+        if self._writes:
+            tasks.start_soon(self._run, threads.leaving_calls(0.0), scope)
+        try:
+            yield
+        finally:
+            scope.cancel()
+            if self._under_way is not None:
+                self._under_way.deadline = current_time() + self._flush_s
+
+    async def flush(self, threads: Threads) -> None:
+        """Write what was noted since, for so many seconds at most.
+
+        A write that hangs is left in its thread. Late, it replaces the file by what it is to hold.
         """
-        folder, name = os.path.split(report.path)
-        file, kept = os.path.join(folder, REPORTS), _kept(report, name, time.time())
-        async with self._turn:
-            await threads.run(partial(_add, store, file, kept, min(most, MOST_REPORTS)))
+        if not self._hangs:
+            with move_on_after(self._flush_s, shield=True):
+                await self._write(threads.leaving_calls(0.0))
+
+    async def _run(self, threads: Threads, scope: CancelScope) -> None:
+        with scope:
+            while True:
+                await self._changed.wait()
+                self._changed = Event()
+                in_bucket = any(scheme_of(folder) is not None for folder in self._noted)
+                with CancelScope(shield=True) as self._under_way:  # whose deadline is set on leaving
+                    await self._write(threads)
+
+                await sleep(self._interval_s * (BUCKET_INTERVALS if in_bucket else 1))
+
+    def _place(self, kind: str, path: str) -> tuple[str | None, str]:
+        """Return the directory that keeps the report, and what the checkpoint is called there."""
+        if not self._writes:
+            return None, ""
+
+        folder, name = os.path.split(path)
+        above, step = os.path.split(folder)
+        if folder in self._roots:
+            return folder, name
+        if above in self._roots:
+            return above, f"{step}/{name}"  # an item of a step
+
+        # What is restored from elsewhere may be anybody's: nothing is written there.
+        return (folder, name) if self._keeps_anywhere and kind == "save" else (None, "")
+
+    def _take(self, folder: str, name: str, report: StageReport, peak: Peak) -> None:
+        self._add(folder, partial(_kept, report, name, time.time(), self._memory.statistics(), peak.nbytes))
+
+    def _add(self, folder: str, make: Callable[[], Kept]) -> None:
+        if self._writes:
+            # A report has thousands of spans: it is made short in a thread, and few of them wait for that.
+            self._noted.setdefault(folder, deque(maxlen=_MOST_WAITING)).append(make)
+            self._changed.set()
+
+    async def _write(self, threads: Threads) -> None:
+        for folder in tuple(self._noted):
+            noted, self._hangs = self._noted.pop(folder), True
+            known, add = self._known.get(folder), partial(_add, self._store_at(folder), folder)
+            try:
+                kept = await threads.run(add, known, noted, self._most)
+                if scheme_of(folder) is not None:
+                    self._known[folder] = kept  # each look there is paid for, and others rarely write
+            except Exception as error:
+                if not self._failed:
+                    self._failed = True
+                    self._events.warning("telemetry.failed", error=repr(error))
+
+            self._hangs = False  # or it was left in its thread
 
 
-def read_reports(store: Store, folder: str) -> Sequence[KeptReport]:
-    """Return the reports that are kept in a folder, the latest last; none if the file is damaged. Blocking.
+def read_reports(store: Store, folder: str) -> Kept:
+    """Return what is kept in a directory of steps; nothing if the file is damaged. Blocking.
 
     Raises:
         StorageError: If the medium refuses.
     """
-    return _read(store, os.path.join(folder, REPORTS))
-
-
-def _add(store: Store, file: str, report: KeptReport, most: int) -> None:
-    before = [other for other in _read(store, file) if other.name != report.name]
-    store.write_file(file, msgspec.json.encode([*before, report][-most:]))
-
-
-def _read(store: Store, file: str) -> Sequence[KeptReport]:
+    file = os.path.join(folder, REPORTS)
     try:
-        if store.kind(file) != "file" or store.size(file) > _MOST_BYTES:
-            return ()
+        if store.kind(file) != "file" or store.size(file) > MOST_BYTES:
+            return Kept()
 
-        return msgspec.json.decode(store.read_file(file), type=tuple[KeptReport, ...])
+        return msgspec.json.decode(store.read_file(file), type=Kept)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ()  # another writer may be in the middle of it
+        return Kept()
     except StorageError as error:
         if error.errno == errno.ENOENT:
-            return ()
+            return Kept()
 
         raise
 
 
-def _kept(report: SaveReport, name: str, ended_at: float) -> KeptReport:
-    return KeptReport(
+def _ignored(_: StageReport) -> None:
+    """Take a report that is kept nowhere."""
+
+
+def _add(
+    store: Store, folder: str, known: Kept | None, noted: Iterable[Callable[[], Kept]], most: int
+) -> Kept:
+    """Add to the file of a directory, which must be there, and return all that is in it now."""
+    if store.objects is None and store.kind(folder) != "directory":
+        return Kept()  # it is gone, or the first save failed
+
+    file, kept = os.path.join(folder, REPORTS), read_reports(store, folder) if known is None else known
+    for make in noted:
+        kept = kept.joined(make(), most)
+
+    data = msgspec.json.encode(kept)
+    while len(data) > MOST_BYTES:  # of long names
+        kept = Kept(kept.reports[len(kept.reports) // 2 + 1 :], kept.events[len(kept.events) // 2 + 1 :])
+        data = msgspec.json.encode(kept)
+
+    if store.directories is None:
+        store.write_file(file, data)  # in one step, as buckets do
+        return kept
+
+    # A crash in the middle of a write would lose what led to it.
+    new = f"{file}.new"
+    store.write_file(new, data)
+    os.replace(new, file)
+    return kept
+
+
+def _kept(
+    report: StageReport, name: str, ended_at: float, budget: RegulatorStatistics, peak_bytes: int
+) -> Kept:
+    found = bottleneck_of(report.stages)
+    kept = KeptReport(
         name,
         ended_at,
-        report.n_leaves,
-        report.nbytes,
-        _finite(report.staged_s),
-        _finite(report.durable_s),
-        report.explain(),
-        tuple([_stage(stage) for stage in report.stages]),
-        tuple([_row(row) for row in timeline_rows(report.stages, _MOST_BARS)]),
+        _rounded(wall_s(report.stages)),
+        "restore",
+        n_leaves=report.n_leaves,
+        nbytes=report.nbytes,
+        bottleneck="" if found is None else found.stage.name,
+        limited_by="" if found is None else found.why,
+        peak_bytes=peak_bytes,
+        cached_bytes=budget.cached,
+        limit_bytes=budget.limit,
+        process_bytes=_process_bytes(),
+        explanation=report.explain(),
+        stages=tuple([_stage(stage) for stage in report.stages]),
+        rows=_rows(report.stages),
     )
+    if isinstance(report, SaveReport):
+        kept = msgspec.structs.replace(
+            kept,
+            kind="save",
+            seconds=_rounded(report.durable_s),
+            staged_s=_rounded(report.staged_s),
+            nbytes_kept=report.nbytes_kept,
+        )
+
+    return Kept((kept,))
+
+
+def _without_details(report: KeptReport) -> KeptReport:
+    if not (report.stages or report.rows or report.explanation):
+        return report
+
+    return msgspec.structs.replace(report, explanation="", stages=(), rows=())
 
 
 def _stage(stage: StageStatistics) -> KeptStage:
+    times = (stage.busy_s, stage.starved_s, stage.blocked_s, stage.memory_wait_s)
     return KeptStage(
-        stage.name,
-        stage.workers,
-        stage.nbytes,
-        stage.busy_s / stage.workers,
-        stage.starved_s / stage.workers,
-        stage.blocked_s / stage.workers,
-        stage.memory_wait_s / stage.workers,
+        stage.name, stage.workers, stage.nbytes, *[_rounded(each / stage.workers) for each in times]
     )
+
+
+def _rows(stages: tuple[StageStatistics, ...]) -> tuple[KeptRow, ...]:
+    rows = timeline_rows(stages, 40)[:_MOST_ROWS]
+    most = max(_MOST_BARS // max(len(rows), 1), 4)
+    if any(len(row.bars) > most for row in rows):
+        rows = timeline_rows(stages, most)[:_MOST_ROWS]
+
+    return tuple([_row(row) for row in rows])
 
 
 def _row(row: Row) -> KeptRow:
-    return KeptRow(
-        row.label, tuple([KeptBar(bar.start_s, bar.seconds, bar.memory_wait_s) for bar in row.bars])
-    )
+    bars = [(bar.start_s, bar.seconds, bar.memory_wait_s) for bar in row.bars]
+    return KeptRow(row.label, tuple([KeptBar(*map(_rounded, bar)) for bar in bars]))
 
 
-def _finite(seconds: float) -> float:
-    return seconds if math.isfinite(seconds) else 0.0
+def _rounded(seconds: float) -> float:
+    return round(seconds, 6) if math.isfinite(seconds) else 0.0
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…"
+
+
+def _process_bytes() -> int:
+    """Return the resident memory of this process; 0 where the system has no `/proc`."""
+    with suppress(OSError, ValueError, IndexError), open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    return 0

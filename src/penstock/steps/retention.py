@@ -6,6 +6,7 @@ __all__ = ("Retention",)
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import final
 
 from anyio import Event
@@ -35,6 +36,7 @@ class Retention:
     __slots__ = (
         "_catalogue",
         "_job",
+        "_note",
         "_outcomes",
         "_policy",
         "_threads",
@@ -54,6 +56,7 @@ class Retention:
         self._catalogue = catalogue
         self._job = opened.job
         self._policy = options.keep
+        self._note = partial(engine.report_keeper.note, root)
         self._threads = threads
         self._outcomes: dict[int, tuple[Event, list[PenstockError]]] = {}
         self.pins = opened.pins  #: steps that stay whatever the policy says
@@ -151,6 +154,7 @@ class Retention:
             self._catalogue.add(step, name)
             problems.append(problem)
 
+        self._note("deleted" if problem is None else "deletion failed", name, str(problem or ""))
         event.set()
 
     def _decide(self, steps: dict[int, str], stay: set[int]) -> list[int]:

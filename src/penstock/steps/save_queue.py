@@ -78,6 +78,10 @@ class StepSaves:
         self._checkpointer = checkpointer
         self._engine = engine
         self._store, self._events = engine.store, engine.events
+        self._keeper = engine.report_keeper
+        if options.writes:
+            self._keeper.keep_below(root)
+
         self._root = root
         self._link = link
         self._pending: dict[int, _Pending] = {}
@@ -115,11 +119,13 @@ class StepSaves:
                 await tasks.start(hear_sigterm, self.decisions.preempt)
 
             self._tasks = tasks
+            self._keeper.note(self._root, "opened", text=f"by process {os.getpid()} on {os.uname().nodename}")
             try:
                 yield
                 await self._wait_for_saves()
             finally:
                 self._tasks = None
+                self._keeper.note(self._root, "closed")
 
     def check_open(self) -> None:
         """Raise `ClosedError` unless the manager is open."""

@@ -9,10 +9,10 @@ __all__ = ("differences", "run_data", "tree_data")
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Final, TypeAlias, cast
 
 import anyio
+from msgspec import structs
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.layouts.discovery import find_place
@@ -32,7 +32,7 @@ from penstock.inspection.texts import iso_time, one_line, shape_text, sharding_t
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.protocols.stores import Store
-from penstock.reports.kept_reports import KeptReport, read_reports
+from penstock.reports.kept_reports import KeptReport, KeptRow, read_reports
 from penstock.reports.report import counted
 
 _MOST_LEAVES: Final = 2000  # in a table; the page says how many there are
@@ -47,12 +47,13 @@ def run_data(store: Store, path: str) -> dict[str, Any]:
     """Return the steps of a run, or what else is at a path."""
     place = find_place(store, path)
     listed = list_checkpoints(store, place)
-    reports = read_reports(store, path) if place.kind == "root" else ()
+    reports = read_reports(store, path).reports if place.kind == "root" else ()
+    saves = [report for report in reports if report.kind == "save" and report.rows]
     return {
         "path": one_line(path),
         "kind": place.kind,
         "steps": [_step(step) for step in listed],
-        "reports": [_report(report) for report in reports[-_MOST_REPORTS:]],
+        "reports": [_report(report) for report in saves[-_MOST_REPORTS:]],
     }
 
 
@@ -132,11 +133,15 @@ def _report(report: KeptReport) -> dict[str, Any]:
         "n_leaves": report.n_leaves,
         "nbytes": report.nbytes,
         "staged_s": report.staged_s,
-        "durable_s": report.durable_s,
+        "durable_s": report.seconds,
         "explanation": one_line(report.explanation),
-        "stages": [{**asdict(stage), "name": one_line(stage.name)} for stage in report.stages],
-        "rows": [{**asdict(row), "label": one_line(row.label)} for row in report.rows[:_MOST_ROWS]],
+        "stages": [{**structs.asdict(stage), "name": one_line(stage.name)} for stage in report.stages],
+        "rows": [_row(row) for row in report.rows[:_MOST_ROWS]],
     }
+
+
+def _row(row: KeptRow) -> dict[str, Any]:
+    return {"label": one_line(row.label), "bars": [structs.asdict(bar) for bar in row.bars]}
 
 
 def _numbers(metrics: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float | None]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.own_files import listed
 
 import penstock
 from penstock.errors import NotDurableError, StorageError
@@ -61,7 +62,7 @@ async def test_a_weaker_file_system_is_saved_to_overwritten_and_deleted_from_and
         assert (await manager.restore(2))["a"][0] == 22
         await manager.delete(1)
 
-    assert os.listdir(tmp_path) == ["2"]
+    assert listed(tmp_path) == ["2"]
     assert caplog.text.count("store.weaker") == 1
     assert f"lacks='{lacks}'" in caplog.text or f"lacks={lacks}" in caplog.text
 
