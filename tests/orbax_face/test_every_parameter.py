@@ -34,7 +34,7 @@ TESTS = Path(__file__).parents[1]
 SOURCES = Path(penstock.orbax.__file__).parent
 ROOMS = ("orbax_face", "interop", "processes", "docs")
 RECORDS = {
-    *("metadata.RootMetadata", "metadata.StepMetadata", "v1.CheckpointMetadata"),
+    *("metadata.RootMetadata", "metadata.StepMetadata", "metadata.TreeMetadata", "v1.CheckpointMetadata"),
     *("v1.training.CheckpointMetadata", "v1.training.RootMetadata"),
     *("logging.RestoreStepStatistics", "logging.SaveStepStatistics"),
     *("metadata.ArrayMetadata", "metadata.NamedShardingMetadata", "metadata.ScalarMetadata"),

@@ -56,10 +56,8 @@ NAMES = {
         "is_runtime_to_distributed_ids_initialized",
     ),
     "test_utils": (
-        *("setup_pytree", "setup_sharded_pytree", "assert_tree_equal", "assert_array_equal", "is_leaf"),
-        *("create_sharded_array", "replicate_sharded_array", "apply_function", "print_directory"),
-        *("erase_and_create_empty", "empty_directory", "register_type_handler"),
-        "assert_tree_same_structure",
+        *("setup_pytree", "assert_tree_equal", "assert_array_equal", "create_sharded_array"),
+        *("apply_function", "print_directory", "erase_and_create_empty"),
     ),
 }
 ALL = [(module, name) for module, names in NAMES.items() for name in names]

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from penstock import handlers as built_in
 from penstock.embedding import document_files, file_names
@@ -112,7 +112,7 @@ def check_store(store: Any) -> None:
     Raises:
         NotImplementedError: If it is of a class of the caller's.
     """
-    kind: type[Any] = type(store)
+    kind = cast("Any", type)(store)
     if store is not None and kind is not Store and not kind.__module__.startswith("orbax."):
         raise NotImplementedError(
             f"the array metadata of a tree are written by penstock, and {kind.__qualname__} would not be "

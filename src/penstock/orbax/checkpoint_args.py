@@ -21,7 +21,6 @@ from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from threading import Lock
 from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar, cast
 
 from penstock.embedding import blocking
@@ -152,7 +151,6 @@ def register_with_handler(
         if args_cls not in known:
             setattr(handler_cls, _ARGS, (*known, args_cls))
 
-        register_handler_type(handler_cls)
         return args_cls
 
     return register
@@ -241,8 +239,6 @@ def _args_for(handler_cls: type, use: str) -> type[CheckpointArgs]:
     raise ValueError(f"Unable to find registered CheckpointArgs for {use} for {handler_cls}")
 
 
-# Orbax's API registers classes for the whole process, by a decorator, so there is one table per process.
-HandlerT = TypeVar("HandlerT", bound=type[Any])
 _OWN_HANDLERS: Final = "penstock.orbax.handlers"
 _V0: Final = ("orbax.checkpoint.v0._src.", "orbax.checkpoint._src.")
 _EARLIER: Final = {
@@ -253,94 +249,47 @@ _EARLIER: Final = {
 """A name that earlier versions of penstock recorded -> the one that is recorded now."""
 
 
-class HandlerTypeRegistry:
-    """Handler classes by `typestr()`. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._registry: dict[str, type[Any]] = {}
-
-    def add(self, handler_type: type[Any]) -> None:
-        """Add a class. It replaces an earlier one of the same module and name.
-
-        Raises:
-            ValueError: If another class has the same `typestr()`.
-        """
-        name = _typestr(handler_type)
-        with self._lock:
-            known = self._registry.get(name)
-            if known is not None and _path(known) != _path(handler_type):
-                raise ValueError(
-                    f'Handler type string "{name}" already exists in the registry with type {known}. '
-                    f"Cannot add type {handler_type}."
-                )
-
-            self._registry[name] = handler_type
-
-    def get(self, handler_typestr: str) -> type[Any]:
-        """Return the class with a name.
-
-        Raises:
-            KeyError: If there is none.
-        """
-        with self._lock:
-            text = str(handler_typestr)
-            names = (handler_typestr, text.replace(*_V0, 1), _EARLIER.get(text))
-            for name in names:
-                if name is not None and name in self._registry:
-                    return self._registry[name]
-
-        theirs = _of_orbax(text)
-        if theirs is not None:
-            return theirs
-
-        raise KeyError(f'Handler type string "{handler_typestr}" not found in the registry.')
-
-
-def register_handler_type(handler_cls: HandlerT) -> HandlerT:
-    """Make a handler class known to the whole process; see `HandlerTypeRegistry.add`."""
-    _PROCESS_WIDE.add(handler_cls)
-    return handler_cls
-
-
 def get_handler_type(handler_typestr: str) -> type[Any]:
-    """Return the handler class with a recorded name; see `HandlerTypeRegistry.get`."""
-    try:
-        return _PROCESS_WIDE.get(handler_typestr)
-    except KeyError:
-        # The program may have used no name of the module that registers the class.
-        import_module(_OWN_HANDLERS)
-        return _PROCESS_WIDE.get(handler_typestr)
+    """Return the handler class with a recorded name whose arguments are registered.
+
+    Raises:
+        KeyError: If there is none.
+    """
+    import_module(_OWN_HANDLERS)  # the program may have used no name of the module that registers the class
+    sources: list[Any] = [(CheckpointArgs, get_registered_handler_cls)]
+    theirs, text = _orbax_registrations(), str(handler_typestr)
+    if theirs is not None:
+        sources.append((theirs.CheckpointArgs, theirs.get_registered_handler_cls))
+    for name in (text, text.replace(*_V0, 1), _EARLIER.get(text)):
+        for base, handler_of in sources:
+            found = _registered(base, handler_of, name)
+            if found is not None:
+                return found
+
+    raise KeyError(f'Handler type string "{handler_typestr}" not found in the registry.')
 
 
-def _of_orbax(typestr: str) -> type[Any] | None:
-    """Return the handler with a recorded name whose arguments are registered with Orbax."""
-    theirs = loaded_orbax("checkpoint_args")
-    if theirs is None:
-        return None
-
-    ahead: list[type[Any]] = theirs.CheckpointArgs.__subclasses__()
+def _registered(
+    base: type[Any], handler_of: Callable[[type[Any]], type[Any]], typestr: str | None
+) -> type[Any] | None:
+    """Return the handler of this name among those of all classes of arguments; of several the last."""
+    found: type[Any] | None = None
+    ahead: list[type[Any]] = base.__subclasses__()
     while ahead:
-        args_cls = ahead.pop()
+        args_cls = ahead.pop(0)
         with suppress(ValueError):  # of no handler
-            handler_type: type[Any] = theirs.get_registered_handler_cls(args_cls)
+            handler_type = handler_of(args_cls)
             if _typestr(handler_type) == typestr:
-                return handler_type
+                found = handler_type
         ahead.extend(args_cls.__subclasses__())
 
-    return None
+    return found
 
 
 def _typestr(handler_type: type[Any]) -> str:
     typestr = getattr(handler_type, "typestr", None)
-    return ".".join(_path(handler_type)) if typestr is None else str(typestr())
-
-
-def _path(handler_type: type[Any]) -> tuple[str, str]:
-    return handler_type.__module__, handler_type.__qualname__
-
-
-_PROCESS_WIDE: Final = HandlerTypeRegistry()
+    named = f"{handler_type.__module__}.{handler_type.__qualname__}"
+    return named if typestr is None else str(typestr())
 
 
 ArgsOrType: TypeAlias = "type[CheckpointArgs] | CheckpointArgs"

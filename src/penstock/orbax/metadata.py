@@ -35,7 +35,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from threading import RLock
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 from jax import tree_util
 
@@ -44,6 +44,7 @@ from penstock.embedding import document_files, file_names
 from penstock.errors import CorruptCheckpointError, SpecError, StorageError
 from penstock.orbax import metadata as tree  # in Orbax, TreeMetadata is in a module of this name
 from penstock.orbax import value_metadata as value
+from penstock.orbax.installation import Counterpart
 from penstock.orbax.item_files import path_text, place_of, store_at
 from penstock.orbax.logging import SaveStepStatistics
 from penstock.orbax.tree import PyTree, get_key_name
@@ -76,54 +77,23 @@ class ValueMetadataEntry:
     write_shape: tuple[int, ...] | None = None
 
 
-@runtime_checkable
-class TreeMetadata(Protocol):
+@_tree.register_pytree_with_keys_class
+class TreeMetadata(Counterpart):
     """The metadata of a tree: a PyTree of `Metadata`, and what is known of the tree as a whole.
 
     It can be mapped over like any tree, indexed like its outermost container, and passed as the target of a
     restore. To map over it together with another tree, use its `tree`.
-    """
 
-    @property
-    def tree(self) -> PyTree:
-        """The tree itself, in dicts and lists."""
-        ...
-
-    @property
-    def custom_metadata(self) -> PyTree | None:
-        """The custom metadata that was saved with the tree."""
-        ...
-
-    @property
-    def use_zarr3(self) -> bool:
-        """Return whether its arrays are stored as zarr version 3."""
-        ...
-
-    def tree_flatten(self) -> Any: ...
-    def tree_flatten_with_keys(self) -> Any: ...
-    @classmethod
-    def tree_unflatten(cls, aux_data: Any, flat_tree: Any) -> Any: ...
-    def __getitem__(self, key: str | int) -> Any: ...
-    def __contains__(self, key: str | int) -> bool: ...
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[Any]: ...
-    def get(self, key: str, default: Any = None) -> Any: ...
-    def keys(self) -> Any: ...
-    def values(self) -> Any: ...
-    def items(self) -> Any: ...
-    @classmethod
-    def build(
-        cls, tree: PyTree, *, custom_metadata: PyTree | None = None, use_zarr3: bool = False
-    ) -> TreeMetadata: ...
-
-
-@_tree.register_pytree_with_keys_class
-class _TreeMetadata(TreeMetadata):
-    """The only implementation of `TreeMetadata`.
+    Args:
+        tree: Of dicts and lists.
+        custom_metadata: What was saved with the tree.
+        use_zarr3: Whether its arrays are of zarr version 3.
 
     Raises:
         ValueError: If the tree is not a dict, a list, a tuple or a leaf.
     """
+
+    _ORBAX_CLASS = ("_src.metadata.tree", "TreeMetadata")
 
     def __init__(
         self, *, tree: PyTree, custom_metadata: PyTree | None = None, use_zarr3: bool = False
@@ -143,14 +113,17 @@ class _TreeMetadata(TreeMetadata):
 
     @property
     def tree(self) -> PyTree:
+        """The tree itself, in dicts and lists."""
         return self._tree
 
     @property
     def custom_metadata(self) -> PyTree | None:
+        """The custom metadata that was saved with the tree."""
         return self._custom_metadata
 
     @property
     def use_zarr3(self) -> bool:
+        """Return whether its arrays are stored as zarr version 3."""
         return self._use_zarr3
 
     def tree_flatten(self) -> Any:
@@ -219,7 +192,7 @@ def build_default_tree_metadata(
     Raises:
         ValueError: If the tree is not a dict, a list, a tuple or a leaf.
     """
-    return _TreeMetadata.build(tree, custom_metadata=custom_metadata, use_zarr3=use_zarr3)
+    return TreeMetadata.build(tree, custom_metadata=custom_metadata, use_zarr3=use_zarr3)
 
 
 class _Custom:

@@ -32,7 +32,41 @@ from penstock.orbax.item_files import find_text, write_text
 from penstock.orbax.options import MultiprocessingOptions
 
 
-class JsonCheckpointHandler(AsyncCheckpointHandler):
+class _TextHandler(AsyncCheckpointHandler):
+    """Keeps one object as text, in one file of its directory."""
+
+    _DURABLE = True
+
+    def __init__(self, filename: str, multiprocessing_options: MultiprocessingOptions) -> None:
+        self._filename = filename
+        self._primary_host = multiprocessing_options.primary_host
+
+    @property
+    def filename(self) -> str:
+        """The name of the file in the directory."""
+        return self._filename
+
+    def _begin(self, directory: Any, text: str) -> Sequence[Future]:
+        """Begin to write the file, if this process does."""
+        if not writes_what_is_whole(directory):
+            return []
+
+        writing = write_text(directory, self._filename, text)
+        return [CommitFutureAwaitingContractedSignals(writing, name="text_save")]
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Write an object; return when it is durable. See `async_save`."""
+        wait_for_all(self, *args, **kwargs)
+
+    def _read(self, directory: Any) -> str:
+        text = find_text(directory, [self._filename])
+        if text is None:
+            raise FileNotFoundError(f"File {os.path.join(directory, self._filename)} not found.")
+
+        return text
+
+
+class JsonCheckpointHandler(_TextHandler):
     """Saves JSON values: dicts with string keys, lists, strings, numbers, booleans, None.
 
     Args:
@@ -49,13 +83,7 @@ class JsonCheckpointHandler(AsyncCheckpointHandler):
         *,
         multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
     ) -> None:
-        self._filename = filename or "metadata"
-        self._primary_host = multiprocessing_options.primary_host
-
-    @property
-    def filename(self) -> str:
-        """The name of the file in the directory."""
-        return self._filename
+        super().__init__(filename or "metadata", multiprocessing_options)
 
     async def async_save(
         self, directory: Any, item: Mapping[str, Any] | None = None, args: JsonSaveArgs | None = None
@@ -65,25 +93,20 @@ class JsonCheckpointHandler(AsyncCheckpointHandler):
         Raises:
             SpecError: If a value is not JSON.
         """
-        value = _item_of(item, args)
+        if isinstance(item, CheckpointArgs):
+            raise ValueError("Make sure to specify kwarg name `args=` when providing `JsonSaveArgs`.")
         try:
-            copied = json.loads(json.dumps(value))  # the caller may change the item from here on
+            text = json.dumps(item if args is None else args.item)  # the caller may change it from here on
         except (TypeError, ValueError, RecursionError) as error:
             raise SpecError(f"the item cannot be written as JSON: {error}") from error
 
-        if not writes_what_is_whole(directory):
-            return []
-
-        return [CommitFutureAwaitingContractedSignals(self._save_fn(copied, directory), name="json_save")]
-
-    async def _save_fn(self, x: Any, directory: Any) -> None:
-        await write_text(directory, self._filename, json.dumps(x))
+        return self._begin(directory, text)
 
     def save(
         self, directory: Any, item: Mapping[str, Any] | None = None, args: JsonSaveArgs | None = None
     ) -> None:
         """Write an object; see `async_save`."""
-        wait_for_all(self, directory, item, args)
+        super().save(directory, item, args)
 
     def restore(
         self, directory: Any, item: Mapping[str, Any] | None = None, args: JsonRestoreArgs | None = None
@@ -94,11 +117,7 @@ class JsonCheckpointHandler(AsyncCheckpointHandler):
             FileNotFoundError: If there is none.
             ValueError: If it is damaged.
         """
-        text = find_text(directory, [self._filename])
-        if text is None:
-            raise FileNotFoundError(f"File {os.path.join(directory, self._filename)} not found.")
-
-        return json.loads(text)
+        return json.loads(self._read(directory))
 
 
 @register_with_handler(JsonCheckpointHandler, for_save=True)
@@ -125,14 +144,7 @@ class JsonRestoreArgs(CheckpointArgs):
     item: bytes | None = None
 
 
-def _item_of(item: Any, args: JsonSaveArgs | None) -> Any:
-    if isinstance(item, CheckpointArgs):
-        raise ValueError("Make sure to specify kwarg name `args=` when providing `JsonSaveArgs`.")
-
-    return item if args is None else args.item
-
-
-class ProtoCheckpointHandler(AsyncCheckpointHandler):
+class ProtoCheckpointHandler(_TextHandler):
     """Saves and restores one protobuf message. Needs protobuf: `pip install penstock[proto]`.
 
     Args:
@@ -149,8 +161,7 @@ class ProtoCheckpointHandler(AsyncCheckpointHandler):
         *,
         multiprocessing_options: MultiprocessingOptions = MultiprocessingOptions(),
     ) -> None:
-        self._filename = filename
-        self._primary_host = multiprocessing_options.primary_host
+        super().__init__(filename, multiprocessing_options)
 
     async def async_save(
         self, directory: Any, item: Any = None, args: ProtoSaveArgs | None = None
@@ -159,15 +170,7 @@ class ProtoCheckpointHandler(AsyncCheckpointHandler):
         from google.protobuf import text_format
 
         message: Any = item if args is None else args.item
-        if not writes_what_is_whole(directory):
-            return []
-
-        writing = write_text(directory, self._filename, text_format.MessageToString(message))
-        return [CommitFutureAwaitingContractedSignals(writing, name="proto_save")]
-
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        """Write a message; see `async_save`."""
-        wait_for_all(self, *args, **kwargs)
+        return self._begin(directory, text_format.MessageToString(message))
 
     def restore(self, directory: Any, item: Any = None, args: ProtoRestoreArgs | None = None) -> Any:
         """Return the message; its class is the argument `item`.
@@ -182,11 +185,7 @@ class ProtoCheckpointHandler(AsyncCheckpointHandler):
         if kind is None:
             raise ValueError("Must provide `item`, the class of the message, to restore it.")
 
-        text = find_text(directory, [self._filename])
-        if text is None:
-            raise FileNotFoundError(f"File {os.path.join(directory, self._filename)} not found.")
-
-        return text_format.Parse(text, kind())
+        return text_format.Parse(self._read(directory), kind())
 
 
 @register_with_handler(ProtoCheckpointHandler, for_save=True)

@@ -6,9 +6,9 @@ __all__ = ("StandardCheckpointHandler", "StandardRestoreArgs", "StandardSaveArgs
 
 import numbers
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import jax
 import numpy as np
@@ -119,9 +119,6 @@ class StandardCheckpointHandler(TreeHandler):
             self._validate_restore_state(args.item)
 
         restore_args = _restore_args(args, _Stored(self, directory))
-        if not args.strict:
-            restore_args = _tree.tree_map(_not_strict, restore_args)
-
         return self._impl.restore(directory, args=PyTreeRestoreArgs(args.item, restore_args))
 
     def metadata(self, directory: Any) -> TreeMetadata:
@@ -246,46 +243,31 @@ class _Stored:
         return to_flat_dict(self.tree, is_leaf=lambda node: isinstance(node, ArrayMetadata))
 
 
-def _not_strict(args: Any) -> Any:
-    return replace(args, strict=False) if isinstance(args, ArrayRestoreArgs) else args
+_DESCRIBED: Final = (Metadata, jax.Array, jax.ShapeDtypeStruct, np.ndarray)
 
 
 def _restore_args(args: StandardRestoreArgs, stored: _Stored) -> Any:
     """Return how each leaf is restored: as in the item, or else as stored."""
 
     def ask(path: Any, leaf: Any) -> RestoreArgs:
-        if isinstance(leaf, ScalarMetadata):
-            return RestoreArgs(number_type(leaf.dtype), leaf.dtype)
+        if not isinstance(leaf, _DESCRIBED):
+            return RestoreArgs(restore_type=type(leaf))
+
+        place = None
         if isinstance(leaf, ArrayMetadata):
             place = _recorded(leaf, args.fallback_sharding)
-            return (
-                _array_args(leaf, place) if leaf.sharding is not None else RestoreArgs(np.ndarray, leaf.dtype)
-            )
-        if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-            asked: Any = leaf
-            place = getattr(asked, "format", None) if args.support_layout else None
-            place = asked.sharding if place is None else place
+        elif isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+            place = placement_of(leaf, args.support_layout)
             if place is None:
                 place = _recorded(_find(path, stored), args.fallback_sharding)
-            return _array_args(leaf, place) if place is not None else RestoreArgs(np.ndarray, leaf.dtype)
-        if isinstance(leaf, np.ndarray):
-            return RestoreArgs(np.ndarray, cast("Any", leaf).dtype)
-        if isinstance(leaf, StringMetadata):
-            return RestoreArgs(restore_type=str)
 
-        return RestoreArgs(restore_type=type(leaf))
+        return _args_like(leaf, place, strict=args.strict)
 
     def is_metadata(node: object) -> bool:
         return isinstance(node, ArrayMetadata)
 
     item = stored.tree if args.item is None else args.item
     return _tree.tree_map_with_path(ask, item, is_leaf=is_metadata)
-
-
-def _array_args(leaf: Any, place: Any) -> ArrayRestoreArgs:
-    return ArrayRestoreArgs(
-        restore_type=jax.Array, sharding=place, global_shape=tuple(leaf.shape), dtype=leaf.dtype
-    )
 
 
 def _find(path: Any, stored: _Stored) -> Any:
@@ -358,7 +340,7 @@ def construct_restore_args(
     return found
 
 
-def _args_like(value: Any, sharding: Any, *, set_global_shape: bool, strict: bool) -> RestoreArgs:
+def _args_like(value: Any, sharding: Any, *, set_global_shape: bool = True, strict: bool) -> RestoreArgs:
     match value:
         case StringMetadata() | str():
             return RestoreArgs(restore_type=str)

@@ -6,21 +6,14 @@ __all__ = (
     "apply_function",
     "assert_array_equal",
     "assert_tree_equal",
-    "assert_tree_same_structure",
     "create_sharded_array",
-    "empty_directory",
     "erase_and_create_empty",
-    "is_leaf",
     "print_directory",
-    "register_type_handler",
-    "replicate_sharded_array",
     "setup_pytree",
-    "setup_sharded_pytree",
 )
 
 import shutil
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,17 +24,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock import kernel
 from penstock.embedding import prng_keys
-from penstock.orbax import type_handlers
-from penstock.orbax.leaf_args import ParamInfo
 from penstock.orbax.tree import PyTree, to_flat_dict
 
 _jax: Any = jax
 _spec: Any = PartitionSpec
-
-
-def is_leaf(x: Any) -> bool:
-    """Return whether this is what the trees here have for leaves."""
-    return isinstance(x, np.ndarray | Mesh | PartitionSpec | ParamInfo)
 
 
 def create_sharded_array(arr: Any, mesh: Mesh, mesh_axes: PartitionSpec) -> Any:
@@ -52,12 +38,6 @@ def create_sharded_array(arr: Any, mesh: Mesh, mesh_axes: PartitionSpec) -> Any:
         return np.asarray(array[index])
 
     return _jax.make_array_from_callback(array.shape, NamedSharding(mesh, mesh_axes), part)
-
-
-def replicate_sharded_array(arr: Any) -> Any:
-    """Return the array with all of it on every device."""
-    mesh = Mesh(np.asarray(_jax.devices()), ("x",))
-    return _jax.device_put(arr, NamedSharding(mesh, _spec()))
 
 
 def apply_function(tree: PyTree, function: Callable[[Any], Any]) -> PyTree:
@@ -75,22 +55,6 @@ def setup_pytree(add: int = 0) -> PyTree:
             "e": np.arange(16).reshape((4, 4)) * 4 + add,
         },
     }
-
-
-def setup_sharded_pytree(
-    pytree: PyTree | None = None, reverse_devices: bool = False, devices: list[Any] | None = None
-) -> tuple[PyTree, PyTree, PyTree]:
-    """Make a small tree of jax.Arrays; return it with a tree of its meshes and one of its axes."""
-    chosen = np.asarray(list(_jax.devices()) if devices is None else devices)
-    if reverse_devices:
-        chosen = chosen[::-1]
-
-    line, square = Mesh(chosen, ("x",)), Mesh(chosen.reshape((2, -1)), ("x", "y"))
-    meshes = {"a": line, "b": line, "c": {"a": square, "e": square}}
-    both = _spec("x", "y")
-    axes = {"a": _spec(None), "b": _spec("x"), "c": {"a": both, "e": both}}
-    tree = setup_pytree() if pytree is None else pytree
-    return _jax.tree.map(create_sharded_array, tree, meshes, axes, is_leaf=is_leaf), meshes, axes
 
 
 def assert_array_equal(testclass: Any, v_expected: Any, v_actual: Any) -> None:
@@ -121,11 +85,6 @@ def assert_tree_equal(testclass: Any, expected: PyTree, actual: PyTree) -> None:
         assert_array_equal(testclass, value, found[key])
 
 
-def assert_tree_same_structure(testclass: Any, expected: PyTree, actual: PyTree) -> None:
-    """Assert that two trees have the same nodes."""
-    testclass.assertEqual(_jax.tree.structure(expected), _jax.tree.structure(actual))
-
-
 def print_directory(directory: Any, level: int = 0) -> None:
     """Log the content of a directory, and of those in it."""
     path = Path(directory)
@@ -143,21 +102,3 @@ def erase_and_create_empty(directory: Any) -> Path:
 
     path.mkdir(parents=True)
     return path
-
-
-def empty_directory(directory: Any) -> None:
-    """Remove all that is in a directory."""
-    path = Path(directory)
-    if path.exists():
-        erase_and_create_empty(path)
-
-
-@contextmanager
-def register_type_handler(ty: Any, handler: Any, func: Callable[[Any], bool] | None) -> Generator[None]:
-    """Have a type handled in another way while the context lasts, in the whole process."""
-    before = type_handlers.get_type_handler(ty)
-    type_handlers.register_type_handler(ty, handler, func=func, override=True)
-    try:
-        yield
-    finally:
-        type_handlers.register_type_handler(ty, before, func=func, override=True)
