@@ -188,16 +188,19 @@ def said_on_a_terminal(command: list[str], environment: dict[str, str]) -> str:
 
 
 @pytest.mark.process
-def test_on_a_terminal_it_is_a_table_with_whole_key_paths(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("form", "shown"), [((), "{}"), (("--flat",), "['{}']")])
+def test_on_a_terminal_it_is_a_table_with_whole_names(
+    tmp_path: Path, form: tuple[str, ...], shown: str
+) -> None:
     long = "a" * 150
     penstock.sync.save(tmp_path / "c", {long: 1, "b": 2})
     environment = {**os.environ, "COLUMNS": "40", "TERM": "xterm"}
     environment.pop("NO_COLOR", None)
     for name, is_bold in (("TERM", True), ("NO_COLOR", False)):
-        command = [sys.executable, "-m", "penstock", "show", str(tmp_path / "c")]
+        command = [sys.executable, "-m", "penstock", "show", str(tmp_path / "c"), *form]
         said = said_on_a_terminal(command, {**environment, name: "xterm"})
 
-        assert f"['{long}']" in said
+        assert shown.format(long) in said.split()
         assert "2 leaves" in said
         assert ("\x1b[1m" in said) is is_bold
 

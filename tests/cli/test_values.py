@@ -122,6 +122,25 @@ def test_diff_finds_the_largest_differences_first(kept: Stored, tmp_path: Path, 
     assert call("diff", tmp_path / "a", tmp_path / "b", "--structure", "--only", "a").status == 0
 
 
+def test_diff_begins_with_a_summary_and_what_moved_most(tmp_path: Path, call: Call) -> None:
+    penstock.sync.save(tmp_path / "a", {"far": np.full(4, 100.0), "much": np.ones(4), "same": 1, "old": 2})
+    penstock.sync.save(
+        tmp_path / "b", {"far": np.full(4, 103.0), "much": np.full(4, 2.0), "same": 1, "new": 2}
+    )
+
+    lines = call("--table", "diff", tmp_path / "a", tmp_path / "b").out.splitlines()
+
+    assert lines[2] == "1 leaf equal (8 B) · 2 changed (64 B) · 1 added (8 B) · 1 removed (8 B)"
+    assert [line.split()[:4] for line in lines[6:8]] == [
+        ["much", "100%", "1", "all"],
+        ["far", "3%", "3", "all"],
+    ]
+    assert [line.split()[:2] for line in lines[11:13]] == [["old", "removed"], ["new", "added"]]
+    document = call("diff", tmp_path / "a", tmp_path / "b", "--json").document
+    assert document["n_equal"] == 1
+    assert [entry["moved"] for entry in document["values"]] == [1, pytest.approx(0.03)]
+
+
 def test_diff_compares_steps_items_and_formats(kept: Stored, call: Call) -> None:
     assert call("diff", kept.run, "1", "--item", "default", "--only", "params.w").status == 1
     assert call("diff", kept.run, "1", "--item", "default", "--only", "['params']['b.c']").status == 0

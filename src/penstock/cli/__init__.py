@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import Final, NoReturn, Protocol, cast
 
 import penstock
-from penstock.cli.terminal import EXPECTED, Output, open_output, say_error, say_usage
+from penstock.cli.terminal import EXPECTED, Output, paged_output, say_error, say_usage
 from penstock.kernel.nearest import hint_at, nearest
 
 
@@ -56,6 +56,9 @@ COMMANDS: Final[Mapping[str, str]] = {
     "completion": "print what makes a shell complete commands and options",
 }
 """Each command in a line, in the order of the help."""
+
+_PAGED: Final = frozenset({"ls", "show", "du", "cat", "diff", "config"})
+"""What only prints, and may be longer than a terminal."""
 
 
 def load_command(name: str) -> CommandModule:
@@ -94,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Nothing that a command does needs an accelerator, and a training may hold the only one.
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-        return load_command(options.command).run(options, open_output(for_people=options.table))
+        with paged_output(for_people=options.table, paged=options.command in _PAGED) as output:
+            return load_command(options.command).run(options, output)
     except BrokenPipeError:
         # The reader of our output has gone (`| head`), which is not a failure.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

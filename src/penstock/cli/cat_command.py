@@ -14,13 +14,13 @@ from typing import Any, Final
 import anyio
 
 from penstock.cli.chosen_items import Chosen, add_choice, select
-from penstock.cli.terminal import CommandError, Output, Table
-from penstock.inspection.leaf_values import Histogram, Statistics, is_array, read_values, statistics_of
+from penstock.cli.read_progress import read_each
+from penstock.cli.terminal import CommandError, Output, Table, Toned
+from penstock.inspection.leaf_values import Statistics, is_array, statistics_of
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts
-from penstock.inspection.texts import shape_text
-from penstock.kernel.protocols.leaf import KeyPath
+from penstock.inspection.texts import bars, format_number, shape_text
 
-_BARS: Final = " ▁▂▃▄▅▆▇█"
+_BARS: Final = 16  # columns of a histogram
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -58,46 +58,29 @@ def run(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _holds_value(leaf: LeafFacts) -> bool:
-    return leaf.shape is not None or leaf.kind == "string"
-
-
-def _chosen(
-    items: Sequence[ItemFacts], options: argparse.Namespace
-) -> Sequence[tuple[ItemFacts, Sequence[LeafFacts]]]:
-    """Return the leaves that the command line names, by their items."""
+def _chosen(items: Sequence[ItemFacts], options: argparse.Namespace) -> Sequence[ItemFacts]:
+    """Return the items with the leaves that the command line names."""
     selected = select(items, options.leaf or None)
-    chosen = [(item, [leaf for leaf in item.leaves if _holds_value(leaf)]) for item in selected]
-    chosen = [(item, leaves) for item, leaves in chosen if leaves]
-    if not chosen:
+    n_leaves = sum(leaf.holds_value for item in selected for leaf in item.leaves)
+    if not n_leaves:
         raise CommandError(f"{items[0].path}: what was chosen has no value, as an empty list has none")
-    if options.values and sum(len(leaves) for _, leaves in chosen) > 1:
+    if options.values and n_leaves > 1:
         raise CommandError("--values goes with one LEAF")
 
-    return chosen
+    return selected
 
 
 async def read_leaves(
     place: Chosen, options: argparse.Namespace, output: Output
 ) -> list[tuple[LeafFacts, Any]]:
     """Return each leaf with its value, or its statistics if there are several."""
-    from penstock.checkpointer.checkpointer import Checkpointer
+    items = _chosen(await place.items(), options)
+    has_one = sum(leaf.holds_value for item in items for leaf in item.leaves) == 1
 
-    chosen = _chosen(await place.items(), options)
-    n_leaves = sum(len(leaves) for _, leaves in chosen)
-    found: list[tuple[LeafFacts, Any]] = []
-    with output.bar(n_leaves, "leaves") as bar:
-        async with Checkpointer() as checkpointer:
-            for item, leaves in chosen:
-                by_keys: dict[KeyPath, LeafFacts] = {leaf.keys: leaf for leaf in leaves}
-                async for values in read_values(checkpointer, item.path, item.name or None, leaves):
-                    for keys, value in values.items():
-                        many = n_leaves > 1 and is_array(value)
-                        found.append((by_keys[keys], statistics_of(value) if many else value))
-                        bar.show(len(found), by_keys[keys].key_path)
+    def digest(value: Any) -> Any:
+        return statistics_of(value) if not has_one and is_array(value) else value
 
-    order = {id(leaf): at for at, leaf in enumerate(leaf for _, leaves in chosen for leaf in leaves)}
-    return sorted(found, key=lambda pair: order[id(pair[0])])
+    return [(leaf, value) for _, leaf, value in await read_each(items, output, digest)]
 
 
 def _print_values(value: Any, output: Output) -> None:
@@ -116,56 +99,30 @@ def _statistics(value: Any) -> Statistics | None:
 
 
 def _table(found: Sequence[tuple[LeafFacts, Any]]) -> Table:
-    columns = (
-        "leaf",
-        "shape",
-        "dtype",
-        "histogram",
-        "least",
-        "greatest",
-        "mean",
-        "std",
-        "zeros",
-        "NaN",
-        "inf",
-    )
+    columns = ("leaf", "shape", "dtype", "values", "least", "greatest", "mean", "std", "zeros", "NaN", "inf")
     rows: list[Sequence[str]] = []
     plain: list[Sequence[str]] = []
     for leaf, value in found:
         about = _statistics(value)
-        start = (leaf.key_path or "(the whole)", shape_text(leaf.shape), leaf.dtype or leaf.kind)
+        rest = (shape_text(leaf.shape), leaf.dtype or leaf.kind)
+        name, key_path = leaf.name or "(the whole)", leaf.key_path or "(the whole)"
         if about is None:
-            rows.append((*start, "" if value is None else repr(value), *[""] * 7))
-            plain.append((*start, "" if value is None else str(value), *[""] * 6))
+            rows.append((name, *rest, "" if value is None else repr(value), *[""] * 7))
+            plain.append((key_path, *rest, "" if value is None else str(value), *[""] * 6))
             continue
 
         numbers = (about.least, about.greatest, about.mean, about.std)
         counts = (about.n_zero, about.n_nan, about.n_infinite)
-        rows.append(
-            (
-                *start,
-                _bars(about.histogram),
-                *[_short(number) for number in numbers],
-                *[f"{n:,}" for n in counts],
-            )
-        )
-        plain.append(
-            (*start, *["" if number is None else repr(number) for number in numbers], *map(str, counts))
-        )
+        histogram = about.histogram
+        shape = "" if histogram is None or about.least == about.greatest else bars(histogram.counts, _BARS)
+        short = ["" if number is None else format_number(number) for number in numbers]
+        lost = [Toned(format_number(n), "bad") if n else "" for n in counts[1:]]
+        rows.append((name, *rest, shape, *short, format_number(counts[0]), *lost))
+        exact = ["" if number is None else repr(number) for number in numbers]
+        plain.append((key_path, *rest, *exact, *map(str, counts)))
 
-    return Table(columns, rows, n_left=4, plain=plain)
-
-
-def _short(number: float | None) -> str:
-    return "" if number is None else f"{number:.5g}"
-
-
-def _bars(histogram: Histogram | None) -> str:
-    if histogram is None or len(histogram.counts) == 1:
-        return ""
-
-    most = max(histogram.counts)
-    return "".join([_BARS[-(-count * (len(_BARS) - 1) // most)] for count in histogram.counts])
+    spare = ("zeros", "dtype", "shape", "std", "values", "mean")
+    return Table(columns, rows, n_left=4, plain=plain, spare=spare)
 
 
 def _document(leaf: LeafFacts, value: Any, with_values: bool) -> dict[str, Any]:

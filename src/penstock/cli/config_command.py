@@ -9,8 +9,10 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from textwrap import fill
+from typing import Final
 
-from penstock.cli.terminal import CommandError, Output, Table
+from penstock.cli.terminal import CommandError, Output, Table, terminal_width
 from penstock.config.config import Config, FoundFile, find_file, profiles_in
 from penstock.config.option_reference import (
     OptionEntry,
@@ -148,9 +150,27 @@ def _reference(options: argparse.Namespace, output: Output) -> int:
         output.say(json.dumps([_document(entry) for entry in entries], indent=2))
         return 0
 
-    columns = ("key", "type", "unit", "default", "effect")
-    output.table(Table(columns, [(e.key, e.type, e.unit, e.default, e.effect) for e in entries], n_left=5))
+    if output.is_for_people:
+        for entry in entries:
+            _explain(entry, output)
+    else:
+        rows = [(each.key, each.type, each.unit, each.default, each.effect) for each in entries]
+        output.table(Table(("key", "type", "unit", "default", "effect"), rows, n_left=5))
+
     return 0
+
+
+def _explain(entry: OptionEntry, output: Output) -> None:
+    """Print an option as a paragraph: its effect is too long for a column."""
+    output.note(entry.key, "strong")
+    unit = f" in {entry.unit}" if entry.unit else ""
+    output.note(f"    {entry.type}{unit}, by default {entry.default}", "faint")
+    width = min(terminal_width() or _PROSE_WIDTH, _PROSE_WIDTH)
+    indent = "    "
+    output.note(fill(entry.effect, width, initial_indent=indent, subsequent_indent=indent))
+
+
+_PROSE_WIDTH: Final = 100  # lines that are longer are hard to read
 
 
 def _near_keys(asked: str, entries: Sequence[OptionEntry]) -> str:

@@ -7,14 +7,14 @@ __all__ = ("compare", "configure", "run")
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import anyio
 
 from penstock.cli.chosen_items import Chosen, select_of_both
-from penstock.cli.terminal import EXPECTED, CommandError, Output, Table, say_error
+from penstock.cli.terminal import EXPECTED, CommandError, Output, Table, Toned, format_bytes, say_error
 from penstock.inspection.leaf_values import Difference, compare_values, read_values
 from penstock.inspection.stored_leaves import (
     ItemFacts,
@@ -23,7 +23,7 @@ from penstock.inspection.stored_leaves import (
     TreeComparison,
     compare_trees,
 )
-from penstock.inspection.texts import shape_text
+from penstock.inspection.texts import format_number, shape_text
 from penstock.reports.report import counted
 from penstock.steps.step_directory import METRICS
 
@@ -34,10 +34,10 @@ Compared: TypeAlias = tuple[ItemFacts, ItemFacts, TreeComparison]
 def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the command's arguments."""
     parser.description = (
-        "Compare two checkpoints: leaves that only one has, leaves of another shape or dtype, and of the "
-        "others the values, those with the largest differences first. Leaves are matched by dotted names, "
-        "so that a safetensors file can be compared with the checkpoint that it was made of. The exit "
-        "status is 0 if they are the same, 1 if they differ, and 2 if something went wrong."
+        "Compare two checkpoints: how many leaves are equal, whose values moved most, relative to their norm "
+        "in A, which leaves only one has, and which have another shape or dtype. Leaves are matched by "
+        "dotted names, so that a safetensors file can be compared with the checkpoint that it was made of. "
+        "The exit status is 0 if they are the same, 1 if they differ, and 2 if something went wrong."
     )
     parser.add_argument("first", metavar="A", help="a directory of steps, a checkpoint, or safetensors")
     parser.add_argument("second", metavar="B", help="the same; or a number: that step of A's run")
@@ -137,7 +137,7 @@ async def _compare_values(compared: Sequence[Compared], output: Output) -> list[
                     done += len(pairs)
                     bar.show(done, pairs[-1].first.key_path)
 
-    return sorted(found, key=lambda pair: -_rank(pair[1].largest))
+    return sorted(found, key=lambda pair: (-pair[1].moved, -_rank(pair[1].largest)))
 
 
 def _rank(largest: float) -> float:
@@ -174,37 +174,113 @@ def _show(
     values: Sequence[tuple[Pair, Difference]],
     output: Output,
 ) -> None:
-    structure: list[Sequence[str]] = []
-    for _, _, tree in compared:
-        structure += [("only in A", leaf.key_path, _kind(leaf), "") for leaf in tree.only_first]
-        structure += [("only in B", leaf.key_path, "", _kind(leaf)) for leaf in tree.only_second]
-        structure += [
-            ("changed", pair.first.key_path, _kind(pair.first), _kind(pair.second)) for pair in tree.changed
-        ]
-
-    if structure:
-        output.table(Table(("", "leaf", "in A", "in B"), structure, n_left=4))
-        output.note("")
-    if values:
-        rows = [_row(pair, difference) for pair, difference in values]
-        output.table(Table(("", "leaf", "at", "in A", "in B", "largest", "different", "of"), rows, n_left=3))
-        output.note("")
-
-    n_alike = sum(len(tree.alike) for _, _, tree in compared)
-    if structure or values:
-        output.note(f"A is {first}\nB is {second}\n{n_alike - len(values):,} other leaves are the same")
-    else:
+    trees = [tree for _, _, tree in compared]
+    n_alike = sum(len(tree.alike) for tree in trees)
+    if not values and not any(tree.only_first or tree.only_second or tree.changed for tree in trees):
         output.success(counted(n_alike, "leaf is", "leaves are") + " the same")
+        return
+
+    output.note(f"A  {first}\nB  {second}")
+    output.note(_summary(trees, values) + "\n")
+    structure = _structure(trees)
+    # People see first what moved most, programs first what does not fit.
+    tables = [table for table in (_movements(values), structure) if table.rows]
+    for table in tables if output.is_for_people else reversed(tables):
+        output.table(table)
+        output.note("")
+
+
+def _summary(trees: Sequence[TreeComparison], values: Sequence[tuple[Pair, Difference]]) -> str:
+    """Return how many leaves are equal and how many are not, with their bytes."""
+    moved = [pair.second for pair, _ in values]
+    changed = [*moved, *[pair.second for tree in trees for pair in tree.changed]]
+    alike = [pair.first for tree in trees for pair in tree.alike]
+    n_equal, equal_bytes = len(alike) - len(moved), _bytes_of(alike) - _bytes_of(moved)
+    counts = (
+        ("leaf equal" if n_equal == 1 else "leaves equal", n_equal, equal_bytes),
+        ("changed", len(changed), _bytes_of(changed)),
+        *_added_and_removed(trees),
+    )
+    texts = [f"{n:,} {what}" + (f" ({format_bytes(nbytes)})" if n else "") for what, n, nbytes in counts]
+    return " · ".join(texts)
+
+
+def _added_and_removed(trees: Sequence[TreeComparison]) -> Iterator[tuple[str, int, int]]:
+    added = [leaf for tree in trees for leaf in tree.only_second]
+    removed = [leaf for tree in trees for leaf in tree.only_first]
+    yield "added", len(added), _bytes_of(added)
+    yield "removed", len(removed), _bytes_of(removed)
+
+
+def _bytes_of(leaves: Sequence[LeafFacts]) -> int:
+    return sum(leaf.nbytes for leaf in leaves)
+
+
+def _structure(trees: Sequence[TreeComparison]) -> Table:
+    rows: list[Sequence[str]] = []
+    plain: list[Sequence[str]] = []
+    for tree in trees:
+        for leaf in tree.only_first:
+            rows.append((leaf.name, Toned("removed", "warning"), _kind(leaf), ""))
+            plain.append(("only in A", leaf.key_path, _kind(leaf), ""))
+        for leaf in tree.only_second:
+            rows.append((leaf.name, Toned("added", "good"), "", _kind(leaf)))
+            plain.append(("only in B", leaf.key_path, "", _kind(leaf)))
+        for pair in tree.changed:
+            kinds = (_kind(pair.first), _kind(pair.second))
+            rows.append((pair.first.name, Toned("changed", "busy"), *kinds))
+            plain.append(("changed", pair.first.key_path, *kinds))
+
+    return Table(("leaf", "", "in A", "in B"), rows, n_left=4, plain=plain)
+
+
+def _movements(values: Sequence[tuple[Pair, Difference]]) -> Table:
+    columns = ("moved most", "moved", "largest", "different", "at", "in A", "in B")
+    rows = [
+        (
+            pair.first.name or "(the whole)",
+            _moved(difference.moved),
+            "" if math.isnan(difference.largest) else format_number(difference.largest),
+            "all" if difference.n_different == difference.n else f"{difference.n_different:,}",
+            _place(difference),
+            *map(_short, difference.values),
+        )
+        for pair, difference in values
+    ]
+    plain = [_plain_values(pair, difference) for pair, difference in values]
+    return Table(columns, rows, plain=plain, spare=("in B", "in A", "at", "different"))
+
+
+def _moved(moved: float) -> str:
+    """Return how far an array moved, in percent of what it was; nothing if it was zero, or is no number."""
+    if math.isinf(moved):
+        return ""
+
+    return f"{100 * moved:.4g}%" if moved < _MOST_PERCENT else f"×{format_number(moved)}"
+
+
+_MOST_PERCENT: Final = 10.0
+
+
+def _short(text: str) -> str:
+    """Return a value as it is printed, with four digits if it is a float."""
+    try:
+        return text if text.lstrip("-").isdecimal() else format_number(float(text))
+    except ValueError:
+        return text
+
+
+def _place(difference: Difference) -> str:
+    return f"[{','.join(map(str, difference.at))}]" if difference.at else ""
+
+
+def _plain_values(pair: Pair, difference: Difference) -> Sequence[str]:
+    figures = (f"{difference.largest:.6g}", f"{difference.n_different}", f"{difference.n}")
+    return ("values", pair.first.key_path, _place(difference), *difference.values, *figures)
 
 
 def _kind(leaf: LeafFacts) -> str:
     return f"{leaf.dtype or leaf.kind} {shape_text(leaf.shape)}".strip()
-
-
-def _row(pair: Pair, difference: Difference) -> Sequence[str]:
-    at = ",".join(map(str, difference.at))
-    figures = (f"{difference.largest:.6g}", f"{difference.n_different}", f"{difference.n}")
-    return ("values", pair.first.key_path, f"[{at}]" if at else "", *difference.values, *figures)
 
 
 def _document(
@@ -213,6 +289,7 @@ def _document(
 ) -> dict[str, Any]:
     trees = [tree for _, _, tree in compared]
     return {
+        "n_equal": sum(len(tree.alike) for tree in trees) - len(values),
         "first": compared[0][0].path,
         "second": compared[0][1].path,
         "only_first": [leaf.key_path for tree in trees for leaf in tree.only_first],
@@ -231,6 +308,7 @@ def _document(
                 "at": difference.at,
                 "first": difference.values[0],
                 "second": difference.values[1],
+                "moved": difference.moved if math.isfinite(difference.moved) else None,
                 "n_different": difference.n_different,
                 "n": difference.n,
             }

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple, final
 
-from penstock.cli.terminal import Output, Table, format_bytes
+from penstock.cli.terminal import Output, Table, Tone, Toned, format_bytes
 from penstock.handlers.stores.file_system import rename_only_to_absent
 from penstock.kernel.memory.memory_limit import auto_memory_limit, free_memory
 
@@ -57,9 +57,18 @@ def run(options: argparse.Namespace, output: Output) -> int:
     if options.json:
         output.say(json.dumps([fact._asdict() for fact in facts], indent=2))
     else:
-        output.table(Table(("what", "value", "", ""), [tuple(fact) for fact in facts], n_left=4))
+        plain = [tuple(fact) for fact in facts]
+        rows = [(fact.what, fact.value, _toned(fact.verdict), fact.remark) for fact in facts]
+        output.table(Table(("what", "value", "", "remark"), rows, n_left=4, plain=plain))
 
     return 1 if any(fact.verdict == "missing" for fact in facts) else 0
+
+
+_TONES: Final[Mapping[str, Tone]] = {"ok": "good", "slower": "warning", "missing": "bad"}
+
+
+def _toned(verdict: str) -> str:
+    return Toned(verdict, _TONES[verdict]) if verdict in _TONES else verdict
 
 
 def _packages() -> list[Fact]:

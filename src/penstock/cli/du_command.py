@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 
 from penstock.cli.chosen_items import Chosen, add_choice
-from penstock.cli.terminal import Output, Table, format_bytes
+from penstock.cli.terminal import Output, Table, Toned, format_bytes
 from penstock.inspection.file_sizes import sizes_below
 from penstock.inspection.layers import Layer, layers_of
 from penstock.inspection.stored_leaves import ItemFacts
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         output.say(json.dumps(_document(path, layers, on_medium, options.depth), indent=2))
         return 0
 
-    output.note(path)
+    output.note(path, "strong")
     output.table(_table(layers, on_medium, options.depth))
     return 0
 
@@ -90,19 +90,21 @@ def _table(layers: Sequence[tuple[ItemFacts, Layer]], on_medium: int | None, dep
     plain: list[Sequence[str]] = []
     for item, root in layers:
         for level, layer in root.walk(depth):
-            name = layer.key if level else item.name or "(all arrays)"
-            stored, plainly = format_bytes(layer.stored_nbytes), format_bytes(layer.nbytes)
-            rows.append(("  " * level + name, stored, plainly, f"{layer.n_leaves:,}"))
+            name = layer.label if level else item.name or "(all arrays)"
+            share = layer.stored_nbytes / (on_medium or root.stored_nbytes or 1)
+            plainly = "" if layer.nbytes == layer.stored_nbytes else format_bytes(layer.nbytes)
+            stored = format_bytes(layer.stored_nbytes)
+            rows.append(("  " * level + name, stored, f"{share:.1%}", plainly, f"{layer.n_leaves:,}"))
             figures = (str(layer.stored_nbytes), str(layer.nbytes), str(layer.n_leaves))
             plain.append((*figures, item.name, layer.key_path))
 
     if on_medium is not None:
         beside = _other_bytes(layers, on_medium)
-        rows.append(("(other files)", format_bytes(beside), "", ""))
-        rows.append(("(on the medium)", format_bytes(on_medium), "", ""))
+        rows.append(("(other files)", format_bytes(beside), f"{beside / (on_medium or 1):.1%}", "", ""))
+        rows.append((Toned("(on the medium)", "strong"), format_bytes(on_medium), "", "", ""))
         plain.append((str(beside), "", "", "", "(other files)"))
 
-    return Table(("", "stored", "bytes", "leaves"), rows, n_left=1, plain=plain)
+    return Table(("", "stored", "share", "bytes", "leaves"), rows, plain=plain, spare=("leaves", "bytes"))
 
 
 def _other_bytes(layers: Sequence[tuple[ItemFacts, Layer]], on_medium: int) -> int:

@@ -6,13 +6,13 @@ __all__ = ("configure", "run")
 
 import argparse
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from penstock.cli.terminal import Output, Table, format_bytes
+from penstock.cli.terminal import Output, Table, Tone, Toned, format_bytes
 from penstock.handlers.layouts.discovery import find_place
-from penstock.inspection.step_listing import StepFacts, list_checkpoints, name_best
-from penstock.inspection.texts import age, iso_time
+from penstock.inspection.step_listing import State, StepFacts, list_checkpoints, name_best, names_of_metrics
+from penstock.inspection.texts import age, iso_time, metric_text
 from penstock.reports.report import counted
 from penstock.stores.store_finder import store_of
 
@@ -46,10 +46,10 @@ def run(options: argparse.Namespace, output: Output) -> int:
         output.say(json.dumps({"path": path, "kind": place.kind, "steps": [_document(s) for s in listed]}))
         return 0
 
-    output.table(_table(listed))
+    output.table(_table(listed, options.best))
     for step in listed:
         if step.problem:
-            output.note(f"{step.name}: {step.problem}")
+            output.note(f"{step.name}: {step.problem}", "bad")
 
     total = format_bytes(sum(step.sizes.own_bytes for step in listed))
     whose = "its" if len(listed) == 1 else "their"
@@ -57,18 +57,21 @@ def run(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _table(listed: Sequence[StepFacts]) -> Table:
-    names = sorted({name for step in listed for name in step.metrics})
+def _table(listed: Sequence[StepFacts], best: str | None) -> Table:
+    names = sorted({name for step in listed for name in names_of_metrics(step.metrics)})
+    if best in names:
+        names = [best, *[name for name in names if name != best]]
+
     columns = ("step", "state", "", "size", "own", "age", *names)
     rows = [
         (
             step.name,
-            step.state,
-            _marks(step),
+            _state(step),
+            Toned(_marks(step), "good"),
             format_bytes(step.sizes.nbytes),
             format_bytes(step.sizes.own_bytes),
             age(step.committed_at_ns),
-            *[_metric(step.metrics.get(name)) for name in names],
+            *[metric_text(step.metrics, name) for name in names],
         )
         for step in listed
     ]
@@ -85,18 +88,28 @@ def _table(listed: Sequence[StepFacts]) -> Table:
         )
         for step in listed
     ]
-    return Table(columns, rows, n_left=3, plain=plain)
+    # The metrics of the last names go first: the best one is that of the first.
+    return Table(columns, rows, n_left=3, plain=plain, spare=[*names[:0:-1], "own", *names[:1], "age"])
+
+
+_TONES: Final[Mapping[State, Tone]] = {
+    "saving": "busy",
+    "interrupted": "warning",
+    "damaged": "bad",
+    "unknown": "warning",
+}
+
+
+def _state(step: StepFacts) -> str:
+    if step.state == "finished":
+        return step.state
+
+    # What is lost is seen without colours, too.
+    return Toned(step.state.upper() if step.state == "damaged" else step.state, _TONES[step.state])
 
 
 def _marks(step: StepFacts) -> str:
     return " ".join([mark for mark, is_so in (("best", step.is_best), ("pinned", step.is_pinned)) if is_so])
-
-
-def _metric(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-
-    return "" if value is None else json.dumps(value)
 
 
 def _document(step: StepFacts) -> dict[str, Any]:

@@ -1,19 +1,21 @@
-"""A progress bar for what reads a checkpoint from end to end: how many bytes this process has read."""
+"""Progress bars for what reads a checkpoint: the bytes this process has read, or the leaves."""
 
 from __future__ import annotations
 
-__all__ = ("run_with_bar",)
+__all__ = ("read_each", "run_with_bar")
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 
 from penstock.cli.terminal import Bar, NoBar, Output
 from penstock.inspection.file_sizes import sizes_below
+from penstock.inspection.stored_leaves import ItemFacts, LeafFacts
 from penstock.kernel.errors import PenstockError
+from penstock.kernel.protocols.leaf import KeyPath
 from penstock.stores.store_finder import store_of
 
 T = TypeVar("T")
@@ -31,6 +33,41 @@ def run_with_bar(output: Output, path: str, function: Callable[[], Awaitable[T]]
         BaseException: Whatever `function` raises, as it is.
     """
     return anyio.run(partial(_run, output, path, function))
+
+
+async def read_each(
+    items: Sequence[ItemFacts], output: Output, digest: Callable[[Any], T]
+) -> list[tuple[ItemFacts, LeafFacts, T]]:
+    """Return what `digest` makes of the value of each leaf that has one, with a bar meanwhile.
+
+    Args:
+        items: Of one checkpoint, with the leaves to read.
+        output: Where the bar is shown.
+        digest: Takes an array, or a text; most values are not kept.
+
+    Raises:
+        PenstockError: What a restore raises.
+    """
+    from penstock.checkpointer.checkpointer import Checkpointer
+    from penstock.inspection.leaf_values import read_values
+
+    found: dict[tuple[str, KeyPath], T] = {}
+    chosen = [(item, [leaf for leaf in item.leaves if leaf.holds_value]) for item in items]
+    with output.bar(sum(len(leaves) for _, leaves in chosen), "leaves") as bar:
+        async with Checkpointer() as checkpointer:
+            for item, leaves in chosen:
+                by_keys = {leaf.keys: leaf for leaf in leaves}
+                async for values in read_values(checkpointer, item.path, item.name or None, leaves):
+                    for keys, value in values.items():
+                        found[item.name, keys] = digest(value)
+                        bar.show(len(found), by_keys[keys].key_path)
+
+    return [
+        (item, leaf, found[item.name, leaf.keys])
+        for item, leaves in chosen
+        for leaf in leaves
+        if (item.name, leaf.keys) in found
+    ]
 
 
 async def _run(output: Output, path: str, function: Callable[[], Awaitable[T]]) -> T:

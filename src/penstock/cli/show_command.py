@@ -1,4 +1,4 @@
-"""`penstock show`: shows the tree of a checkpoint, without reading its arrays."""
+"""`penstock show`: shows the tree of a checkpoint, and reads its arrays only for histograms."""
 
 from __future__ import annotations
 
@@ -6,59 +6,199 @@ __all__ = ("configure", "run")
 
 import argparse
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 
 from penstock.cli.chosen_items import Chosen, add_choice, select
-from penstock.cli.terminal import Output, Table, format_bytes
+from penstock.cli.terminal import Output, Table, Toned, format_bytes
+from penstock.inspection.layers import layers_of
+from penstock.inspection.step_listing import names_of_metrics
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts
-from penstock.inspection.texts import iso_time, shape_text, sharding_text
+from penstock.inspection.texts import (
+    age,
+    bars,
+    format_number,
+    iso_time,
+    metric_text,
+    shape_text,
+    sharding_text,
+)
+from penstock.inspection.tree_lines import TreeLine, tree_lines
+from penstock.kernel.protocols.leaf import KeyPath
 from penstock.reports.report import counted
+from penstock.steps.step_directory import METRICS, StepReader
+
+if TYPE_CHECKING:
+    from penstock.inspection.leaf_values import Statistics
+
+Values: TypeAlias = "Mapping[tuple[str, KeyPath], Statistics | None]"
+"""What the values of leaves add up to, by item and keys; empty if they were not asked for."""
+
+_KINDS: Final = {"None": "None", "Dict": "{}", "List": "[]", "Tuple": "()"}  # of what is empty
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the command's arguments."""
     parser.description = (
-        "Show every leaf of a checkpoint: its key path, type, shape, dtype, sharding, bytes, bytes as they "
-        "are stored, and codec. In a pipe: one line for each, with tabs between, and the name of the item "
-        "first."
+        "Show the tree of a checkpoint: shapes, dtypes, sizes, and where there are any shardings, codecs and "
+        "sizes as stored. Alike siblings are one line, as in 'blocks[0–3] ×4', with the size of all of them; "
+        "what is below it is one of them. In a pipe: one line for each leaf, with tabs between item, key "
+        "path, type, shape, dtype, sharding, bytes, bytes as stored, and codec."
     )
     add_choice(parser)
     parser.add_argument(
         "--only", action="append", metavar="PATTERN",
         help="only leaves with such a name, as in 'params.*' or \"['params']\"; repeatable",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="as one JSON document")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--unfold", action="store_true", help="a line for each of alike siblings, too")
+    form.add_argument("--flat", action="store_true", help="no tree: a line for each leaf with its key path")
+    form.add_argument(
+        "--histogram", action="store_true", help="read the arrays, and show how their values are distributed"
+    )
+    form.add_argument("--json", action="store_true", help="as one JSON document")
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
-    """Print the leaves, as tables or as one JSON document.
+    """Print the leaves, as a tree, as a table or as one JSON document.
 
     Raises:
+        CommandError: If a pattern matches no leaf.
         PenstockError: If it is no checkpoint, or damaged.
     """
-    items = select(anyio.run(Chosen.by(options).items), options.only)
+    chosen = Chosen.by(options)
+    items, values = anyio.run(chosen.read, partial(_read, chosen, options, output))
     if options.json:
         output.say(json.dumps(_document(items), indent=2))
         return 0
 
-    for item in items:
-        if item.name:
-            output.note(f"\n{item.path}: {item.name}")
-        else:
-            output.note(item.path)
+    _head(chosen, items, output)
+    # The metrics of a step are in the head.
+    trees = [item for item in items if item.name != METRICS or len(items) == 1]
+    if options.flat:
+        output.table(_flat_table(items))
+    else:
+        output.table(_tree_table(trees, items, values, folds=not options.unfold and not options.histogram))
 
-        output.table(_table(item, item.leaves))
-        _sum_up(item, item.leaves, output)
-
-    _add_metadata(items[0], output)
+    _sum_up(trees, output)
     return 0
 
 
-def _table(item: ItemFacts, leaves: Sequence[LeafFacts]) -> Table:
-    columns = ("leaf", "kind", "shape", "dtype", "sharding", "bytes", "stored", "codec")
+async def _read(
+    chosen: Chosen, options: argparse.Namespace, output: Output
+) -> tuple[Sequence[ItemFacts], Values]:
+    items = select(await chosen.items(), options.only)
+    if not options.histogram:
+        return items, {}
+
+    from penstock.cli.read_progress import read_each
+    from penstock.inspection.leaf_values import is_array, statistics_of
+
+    def statistics(value: Any) -> Statistics | None:
+        return statistics_of(value) if is_array(value) else None
+
+    found = await read_each(items, output, statistics)
+    return items, {(item.name, leaf.keys): value for item, leaf, value in found}
+
+
+def _head(chosen: Chosen, items: Sequence[ItemFacts], output: Output) -> None:
+    first = items[0]
+    output.note(first.path, "strong")
+    if first.committed_at_ns is not None:
+        when = iso_time(first.committed_at_ns)[:19].replace("T", " ")
+        output.note(f"committed {when} UTC, {age(first.committed_at_ns)} ago")
+    if any(item.name == METRICS for item in items):
+        metrics = StepReader(chosen.store).metrics(first.path) or {}
+        shown = [f"{name} {metric_text(metrics, name)}" for name in names_of_metrics(metrics)]
+        output.note(" · ".join(["metrics", *shown]))
+    if first.custom_metadata:
+        output.note(f"custom metadata {json.dumps(dict(first.custom_metadata))}")
+    for item in items:
+        if item.tree_custom_metadata is not None:
+            output.note(f"metadata of the tree {json.dumps(item.tree_custom_metadata)}")
+
+    output.note("")
+
+
+def _tree_table(
+    trees: Sequence[ItemFacts], items: Sequence[ItemFacts], values: Values, *, folds: bool
+) -> Table:
+    rows: list[Sequence[str]] = []
+    is_named = len(trees) > 1
+    for item in trees:
+        if is_named:
+            sizes = _sizes(item.nbytes, item.stored_nbytes)
+            rows.append((Toned(item.name, "strong"), *_NO_ARRAY, *sizes))
+
+        lines = tree_lines(layers_of(item.leaves), folds=folds)
+        rows += [_row(line, item.name, values, "  " * is_named) for line in lines]
+
+    columns = ("", "shape", "dtype", "sharding", "codec", "values", "from", "to", "size", "stored")
+    plain = [_plain(item, leaf) for item in items for leaf in item.leaves]
+    spare = ("codec", "sharding", "stored", "dtype", "size")
+    return Table(columns, rows, n_left=6, plain=plain, spare=spare)
+
+
+_NO_ARRAY: Final = ("",) * 7  # the cells between a label and the sizes
+_BARS: Final = 16  # columns of a histogram
+
+
+def _row(line: TreeLine, item: str, values: Values, indent: str) -> Sequence[str]:
+    times = f" ×{line.n_alike}" if line.n_alike > 1 else ""
+    label = f"{indent}{line.guide}{line.label}{times}"
+    leaf = line.leaf
+    sizes = _sizes(line.nbytes, line.stored_nbytes)
+    if leaf is None:
+        return (label, *_NO_ARRAY, *[Toned(size, "faint") for size in sizes])
+
+    about = values.get((item, leaf.keys))
+    sharding = sharding_text(leaf.sharding)
+    return (
+        label,
+        shape_text(leaf.shape).replace("x", "×"),
+        _type(leaf),
+        sharding if sharding.startswith("(") else "",  # most are on one device
+        leaf.codec or "",
+        *(("", "", "") if about is None else _values(about)),
+        *(("", "") if leaf.shape is None else sizes),
+    )
+
+
+def _type(leaf: LeafFacts) -> str:
+    if leaf.random_key_impl is not None:
+        return "key"  # of its implementation the pipe and --flat tell
+
+    return leaf.dtype or _KINDS.get(leaf.kind, leaf.kind)
+
+
+def _sizes(nbytes: int, stored: int | None) -> tuple[str, str]:
+    return format_bytes(nbytes), "" if stored is None or stored == nbytes else format_bytes(stored)
+
+
+def _values(about: Statistics) -> tuple[str, str, str]:
+    """Return a histogram, or what is to be said in place of it, the least value and the greatest."""
+    least, greatest = about.least, about.greatest
+    shape = "" if about.histogram is None else bars(about.histogram.counts, _BARS)
+    if about.n_nan or about.n_infinite:
+        lost = [f"{n:,} {what}" for n, what in ((about.n_nan, "NaN"), (about.n_infinite, "inf")) if n]
+        shown: str = Toned(" ".join([*lost, shape]).rstrip(), "bad")
+    elif least == greatest:
+        return (Toned(f"all {_short(least)}" if about.n > 1 else _short(least), "faint"), "", "")
+    else:
+        shown = shape
+
+    return shown, _short(least), _short(greatest)
+
+
+def _short(number: float | None) -> str:
+    return "" if number is None else format_number(float(number))
+
+
+def _flat_table(items: Sequence[ItemFacts]) -> Table:
+    columns = ("leaf", "kind", "shape", "dtype", "sharding", "codec", "bytes", "stored")
     rows = [
         (
             leaf.key_path or "(the whole)",
@@ -66,48 +206,43 @@ def _table(item: ItemFacts, leaves: Sequence[LeafFacts]) -> Table:
             shape_text(leaf.shape),
             leaf.random_key_impl or leaf.dtype,
             sharding_text(leaf.sharding),
+            leaf.codec or "",
             f"{leaf.nbytes:,}" if leaf.shape is not None else "",
             f"{leaf.stored_nbytes:,}" if leaf.shape is not None else "",
-            leaf.codec or "",
         )
-        for leaf in leaves
+        for item in items
+        for leaf in item.leaves
     ]
-    plain = [
-        (
-            item.name,
-            leaf.key_path,
-            _kind(leaf),
-            shape_text(leaf.shape),
-            leaf.random_key_impl or leaf.dtype,
-            sharding_text(leaf.sharding),
-            str(leaf.nbytes),
-            str(leaf.stored_nbytes),
-            leaf.codec or "",
-        )
-        for leaf in leaves
-    ]
-    return Table(columns, rows, n_left=5, plain=plain)
+    plain = [_plain(item, leaf) for item in items for leaf in item.leaves]
+    spare = ("codec", "sharding", "stored", "kind", "bytes", "dtype")
+    return Table(columns, rows, n_left=6, plain=plain, spare=spare)
+
+
+def _plain(item: ItemFacts, leaf: LeafFacts) -> Sequence[str]:
+    return (
+        item.name,
+        leaf.key_path,
+        _kind(leaf),
+        shape_text(leaf.shape),
+        leaf.random_key_impl or leaf.dtype,
+        sharding_text(leaf.sharding),
+        str(leaf.nbytes),
+        str(leaf.stored_nbytes),
+        leaf.codec or "",
+    )
 
 
 def _kind(leaf: LeafFacts) -> str:
     return leaf.kind if leaf.random_key_impl is None else "random key"
 
 
-def _sum_up(item: ItemFacts, leaves: Sequence[LeafFacts], output: Output) -> None:
+def _sum_up(items: Sequence[ItemFacts], output: Output) -> None:
+    leaves = [leaf for item in items for leaf in item.leaves]
     n_arrays = sum(leaf.shape is not None for leaf in leaves)
     nbytes, stored = sum(leaf.nbytes for leaf in leaves), sum(leaf.stored_nbytes for leaf in leaves)
     size = format_bytes(nbytes) + (f" ({format_bytes(stored)} as stored)" if stored != nbytes else "")
     arrays = counted(n_arrays, "of them an array", "of them arrays")
     output.note(f"\n{counted(len(leaves), 'leaf', 'leaves')}, {arrays}, {size}")
-    if item.tree_custom_metadata is not None:
-        output.note(f"metadata of the tree {json.dumps(item.tree_custom_metadata)}")
-
-
-def _add_metadata(item: ItemFacts, output: Output) -> None:
-    if item.committed_at_ns is not None:
-        output.note(f"committed {iso_time(item.committed_at_ns)}")
-    if item.custom_metadata:
-        output.note(f"custom metadata {json.dumps(dict(item.custom_metadata))}")
 
 
 def _document(items: Sequence[ItemFacts]) -> dict[str, Any]:

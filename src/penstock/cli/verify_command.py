@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import penstock
 from penstock.cli.read_progress import run_with_bar
-from penstock.cli.terminal import Output, Table, format_bytes, say_error
+from penstock.cli.terminal import Output, Table, Tone, Toned, format_bytes, say_error
 from penstock.handlers.formats.verification import Finding
 from penstock.reports.report import counted
 from penstock.verification.verify import Status, VerifyReport
@@ -43,6 +43,14 @@ _SUMMARIES: Final[Mapping[Status, str]] = {
     "absent": "NO CHECKPOINT",
     "unchecked": "NOT CHECKED AS A WHOLE",
     "intact": "intact",
+}
+
+
+_TONES: Final[Mapping[str, Tone]] = {
+    "damaged": "bad",
+    "unreadable": "bad",
+    "absent": "warning",
+    "unchecked": "warning",
 }
 
 
@@ -91,11 +99,13 @@ def _document(found: VerifyReport) -> dict[str, Any]:
 def _show(found: VerifyReport, output: Output) -> None:
     if found.status == "absent":
         problems = ", ".join(dict.fromkeys(finding.problem for finding in found.findings))
-        output.say(f"{found.path}: {_SUMMARIES[found.status]} ({problems})")
+        output.say(f"{found.path}: {_SUMMARIES[found.status]} ({problems})", "warning")
         return
     if found.findings:
-        rows = [_row(found.path, finding) for finding in found.findings]
-        output.table(Table(("", "leaf", "problem", "file", "offset", "bytes"), rows, n_left=4))
+        plain = [_row(found.path, finding) for finding in found.findings]
+        rows = [(leaves, _toned(kind), *rest) for kind, leaves, *rest in plain]
+        columns = ("leaf", "", "problem", "file", "offset", "bytes")
+        output.table(Table(columns, rows, n_left=4, plain=plain, spare=("bytes", "offset", "file")))
     for path in found.leftovers:
         output.say(f"left by an interrupted save, and part of no checkpoint: {path}")
 
@@ -109,7 +119,12 @@ def _show(found: VerifyReport, output: Output) -> None:
         output.success(f"{found.path}: {summary} ({what})")
     else:
         n_damaged = f", {len(found.damaged_leaves):,} of its leaves" if found.damaged_leaves else ""
-        output.say(f"{found.path}: {summary}{n_damaged} ({what} were checked)")
+        tone: Tone = "bad" if found.status in ("damaged", "unreadable") else "warning"
+        output.say(f"{found.path}: {summary}{n_damaged} ({what} were checked)", tone)
+
+
+def _toned(kind: str) -> str:
+    return Toned(kind.upper() if kind == "damaged" else kind, _TONES[kind])
 
 
 def _row(path: str, finding: Finding) -> Sequence[str]:

@@ -21,7 +21,7 @@ from typing import Final, final
 
 from penstock.handlers.formats.leaf_table import show_key_path
 from penstock.inspection.stored_leaves import LeafFacts
-from penstock.kernel.protocols.leaf import KeyPath
+from penstock.kernel.protocols.leaf import KeyKind, KeyPath
 from penstock.reports.report import counted
 
 
@@ -36,6 +36,8 @@ class Layer:
     stored_nbytes: int = 0
     n_leaves: int = 0
     children: list[Layer] = field(default_factory=list["Layer"])
+    label: str = ""  #: the last part of it in a dotted name; in brackets if it is an index
+    leaf: LeafFacts | None = None  #: the leaf that it is; None for a node
 
     def walk(self, most_depth: int, depth: int = 0) -> Iterator[tuple[int, Layer]]:
         """Yield it and the layers below it with their depths, the largest of siblings first."""
@@ -52,7 +54,7 @@ def layers_of(leaves: Sequence[LeafFacts], most_depth: int | None = None) -> Lay
         leaves: Of one item.
         most_depth: How deep to go; by default down to each leaf.
     """
-    root = Layer("")
+    root = Layer("", leaf=next((leaf for leaf in leaves if not leaf.keys), None))
     known: dict[KeyPath, Layer] = {(): root}
     for leaf in leaves:
         _add(root, leaf)
@@ -63,6 +65,8 @@ def layers_of(leaves: Sequence[LeafFacts], most_depth: int | None = None) -> Lay
                 above = known[keys[:-1]]
                 key = show_key_path(keys[-1:], leaf.kinds[depth - 1 : depth])
                 layer = known[keys] = Layer(above.key_path + key, key)
+                layer.label = keys[-1] if leaf.kinds[depth - 1] is KeyKind.MAPPING else f"[{keys[-1]}]"
+                layer.leaf = leaf if depth == len(leaf.keys) else None
                 above.children.append(layer)
 
             _add(layer, leaf)

@@ -12,6 +12,7 @@ __all__ = (
     "statistics_of",
 )
 
+import math
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeGuard, final
@@ -66,6 +67,7 @@ class Difference:
     largest: float  #: of the absolute differences; NaN if only NaNs, or texts, differ
     at: tuple[int, ...]  #: where that is
     values: tuple[str, str]  #: what is there
+    moved: float = math.inf  #: the norm of the difference, relative to that of the first; infinite for texts
 
 
 async def read_values(
@@ -139,7 +141,18 @@ def _compare_arrays(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> Differ
         distance = np.where(unequal, np.abs(ours - theirs), 0)
     ranked = np.where(np.isnan(distance), np.inf, distance)
     at = tuple(int(i) for i in np.unravel_index(int(ranked.argmax()), first.shape))
-    return Difference(n, first.size, float(distance[at]), at, (str(first[at]), str(second[at])))
+    values = (str(first[at]), str(second[at]))
+    return Difference(n, first.size, float(distance[at]), at, values, _moved(ours, distance))
+
+
+def _moved(first: npt.NDArray[Any], distance: npt.NDArray[Any]) -> float:
+    with np.errstate(invalid="ignore", over="ignore"):
+        was, by = (float(np.linalg.norm(values.reshape(-1))) for values in (first, distance))
+
+    if math.isnan(was) or math.isnan(by) or not was:
+        return math.inf
+
+    return by / was
 
 
 def _histogram(finite: npt.NDArray[Any], low: float, high: float) -> Histogram | None:

@@ -27,6 +27,7 @@ from penstock.handlers.layouts.discovery import Place, find_checkpoints, look_at
 from penstock.handlers.stores.publishing.paths import scheme_of
 from penstock.handlers.stores.publishing.pinned_steps import read_pins
 from penstock.inspection.file_sizes import FileSizes, sizes_below
+from penstock.inspection.texts import metric_at
 from penstock.kernel.errors import PenstockError, SpecError
 from penstock.kernel.nearest import hint_at
 from penstock.kernel.protocols.stores import Store, is_at_work
@@ -89,10 +90,7 @@ def describe_step_at(store: Store, root: str, step: int) -> StepFacts | None:
 
 def metric_of(metrics: Mapping[str, Any], name: str) -> float | None:
     """Return the metric called `name`, nested ones as `eval/loss`; None if there is none that is a number."""
-    value: object = metrics
-    for part in [name] if name in metrics else name.split("/"):
-        value = cast("Mapping[str, object]", value).get(part) if isinstance(value, Mapping) else None
-
+    value = metric_at(metrics, name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 

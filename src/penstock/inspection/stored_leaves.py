@@ -38,6 +38,11 @@ class LeafFacts:
     sharding: Mapping[str, Any] | None
     random_key_impl: str | None
 
+    @property
+    def holds_value(self) -> bool:
+        """True for an array, a number and a text; an empty list has no value."""
+        return self.shape is not None or self.kind == "string"
+
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-__all__ = ("age", "iso_time", "one_line", "printable", "shape_text", "sharding_text", "width_of")
+__all__ = (
+    "age",
+    "bars",
+    "format_number",
+    "iso_time",
+    "metric_at",
+    "metric_text",
+    "one_line",
+    "printable",
+    "shape_text",
+    "sharding_text",
+    "width_of",
+)
 
+import json
 import time
 import unicodedata
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 
 _UNITS: Final = (("d", 86400), ("h", 3600), ("min", 60))
 
@@ -59,6 +72,44 @@ def _partition(part: Any) -> str:
         return "-"
 
     return part if isinstance(part, str) else "+".join(part)
+
+
+def format_number(number: float) -> str:
+    """Return a number with four digits, as in `0.3333` and `1.235e5`; an int with all, as in `65,536`."""
+    if isinstance(number, int):
+        return f"{number:,}"
+
+    mantissa, is_scientific, exponent = f"{number:.4g}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if is_scientific else mantissa
+
+
+def metric_at(metrics: Mapping[str, Any], name: str) -> object:
+    """Return the metric called `name`, nested ones as `eval/loss`; None if there is none."""
+    value: object = metrics
+    for part in [name] if name in metrics else name.split("/"):
+        value = cast("Mapping[str, object]", value).get(part) if isinstance(value, Mapping) else None
+
+    return value
+
+
+def metric_text(metrics: Mapping[str, Any], name: str) -> str:
+    """Return the metric called `name` as text; empty if there is none."""
+    value = metric_at(metrics, name)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return format_number(value)
+
+    return "" if value is None else json.dumps(value)
+
+
+_BARS: Final = " ▁▂▃▄▅▆▇█"
+
+
+def bars(counts: Sequence[int], width: int) -> str:
+    """Return a small histogram: a bar for each count, or for several where there are more than `width`."""
+    each = -(-len(counts) // width)
+    joined = [sum(counts[at : at + each]) for at in range(0, len(counts), each)]
+    most = max(joined, default=0) or 1
+    return "".join([_BARS[-(-count * (len(_BARS) - 1) // most)] for count in joined])
 
 
 _ESCAPED: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
