@@ -47,9 +47,9 @@ LEAVES: Final[Section] = {
         f"it waits for no `byte_limiter`. {_SPECS_CALLED}"
     ),
     "type_handlers.SingleReplicaArrayHandler": (
-        "Restores typed PRNG keys as keys, if an `array_metadata_store` knows them. In a job it sends "
-        "only as "
-        "part of a checkpointer's registry, which puts the sends of all leaves in order."
+        "Restores typed PRNG keys as keys, if an `array_metadata_store` knows them. In a job it sends only "
+        "as part of a checkpointer's registry, which puts the sends of all leaves in order. A sharding "
+        "without replicas is read as `ArrayHandler` reads it; Orbax raises an InvalidShardingError."
     ),
     "type_handlers.create_type_handler_registry": (
         "`add(override=True)` for a derived type puts it first; Orbax drops the base type's handler."

@@ -13,9 +13,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import penstock.orbax
-from penstock.orbax import model_surgery
+from penstock.orbax import transform_utils
 
-LIBRARIES: list[Any] = [(model_surgery, model_surgery), (orbax_nesting, orbax_renaming)]
+LIBRARIES: list[Any] = [(transform_utils, transform_utils), (orbax_nesting, orbax_renaming)]
 both = pytest.mark.parametrize(("nesting", "renaming"), LIBRARIES, ids=("penstock", "orbax"))
 
 
@@ -61,9 +61,9 @@ def test_one_tree_is_changed_at_a_time(nesting: Any, renaming: Any) -> None:
 
 def test_what_would_lose_a_leaf_is_an_error() -> None:
     with pytest.raises(ValueError, match="both 'a1' and 'a2' would be 'a'"):
-        model_surgery.rename_by_regex([(r"\d", "")])({"a1": 1, "a2": 2})
+        transform_utils.rename_by_regex([(r"\d", "")])({"a1": 1, "a2": 2})
     with pytest.raises(ValueError, match="a"):
-        model_surgery.unflatten()({"a": 1, "a.b": 2})
+        transform_utils.unflatten()({"a": 1, "a.b": 2})
 
 
 def test_quantised_weights_are_loaded_and_nested(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_quantised_weights_are_loaded_and_nested(tmp_path: Path) -> None:
         (r"kernel$", "kernel.array.qvalue"),
         (r"kernel_scale_inv$", "kernel.array.scale"),
     ]
-    for change in (model_surgery.rename_by_regex(rules), model_surgery.unflatten()):
+    for change in (transform_utils.rename_by_regex(rules), transform_utils.unflatten()):
         tree = change(tree)
 
     array = tree["q"]["kernel"]["array"]

@@ -123,10 +123,6 @@ class ArrayCheckpointHandler(AsyncCheckpointHandler):
         )
         return self._tree_handler.restore(directory, wanted)[name]
 
-    def finalize(self, directory: Any) -> None:
-        """Complete what several processes wrote."""
-        self._tree_handler.finalize(directory)
-
     def close(self) -> None:
         """Release the handler's resources."""
         self._tree_handler.close()

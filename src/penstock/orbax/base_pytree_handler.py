@@ -59,7 +59,6 @@ from penstock.orbax.leaf_args import (
     TransferPriority,
     leaves_first,
 )
-from penstock.orbax.leaf_type_handlers import by_one_replica
 from penstock.orbax.logging import WRITE, timed
 from penstock.orbax.multihost import process_count
 from penstock.orbax.options import (
@@ -79,7 +78,7 @@ from penstock.orbax.stage_workers import (
     save_stages,
 )
 from penstock.orbax.tree import get_param_names, is_empty_or_leaf, to_flat_dict
-from penstock.orbax.type_handlers import default_registry
+from penstock.orbax.type_handlers import by_one_replica, default_registry
 
 T = TypeVar("T")
 
@@ -277,9 +276,6 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         """Return what `_METADATA` calls the type of each leaf, by its stored name; see `metadata`."""
         return {leaf.name: leaf.kind for leaf in self.about(directory).leaves}
 
-    def finalize(self, directory: Any) -> None:
-        """Do nothing: what was written was merged when it was committed."""
-
     def close(self) -> None:
         """End the thread. Using the handler again starts another one."""
         self._loop.close()
@@ -353,7 +349,7 @@ class TreeHandler(DeferredPathAsyncCheckpointHandler):
         return self.base.about(directory)
 
     def finalize(self, directory: Any) -> None:
-        """Complete a tree that several processes wrote."""
+        """Let the handler that does the work complete the tree."""
         self.base.finalize(directory)
 
     def close(self) -> None:

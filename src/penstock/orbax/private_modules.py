@@ -52,8 +52,8 @@ PRIVATE_MODULES: Final[Mapping[str, Sequence[str]]] = {
     "experimental.emergency.checkpoint_manager": ("emergency",),  # MaxText
     "experimental.emergency.multi_tier_checkpointing.initialization": ("emergency",),  # MaxText
     "experimental.emergency.replicator_checkpoint_manager": ("emergency",),  # MaxText
-    "experimental.model_surgery.transformations.nesting": ("model_surgery",),  # Qwix
-    "experimental.model_surgery.transformations.renaming": ("model_surgery",),  # Qwix
+    "experimental.model_surgery.transformations.nesting": ("transform_utils",),  # Qwix
+    "experimental.model_surgery.transformations.renaming": ("transform_utils",),  # Qwix
 }
 """Names below `orbax.checkpoint`, and the modules of `penstock.orbax` that have what is in them."""
 

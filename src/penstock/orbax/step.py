@@ -272,11 +272,16 @@ class NameFormat(Protocol[MetadataT_co]):
         ...
 
 
+def _as_it_is(step: Metadata) -> Metadata:
+    return step
+
+
 @final
 @dataclass(frozen=True)
-class _Format(NameFormat[Metadata]):
+class _Format(NameFormat[Any]):
     names: own.NameFormat
     single_host_load_and_broadcast: bool = False
+    describe: Callable[[Metadata], Any] = _as_it_is  #: makes of a step what the newer API says of it
 
     def __str__(self) -> str:
         return f'StandardNameFormat("{self.build_name(1234)}")'
@@ -284,7 +289,7 @@ class _Format(NameFormat[Metadata]):
     def build_name(self, step: int) -> str:
         return self.names.name(step)
 
-    def find_all(self, base_path: Any) -> Iterator[Metadata]:
+    def find_all(self, base_path: Any) -> Iterator[Any]:
         """Yield every step, and every empty directory that is named like one, as in Orbax."""
         base, store = place_of(base_path), store_at(base_path)
         listed = step_directory.list_root(store, path_text(base))
@@ -297,15 +302,16 @@ class _Format(NameFormat[Metadata]):
             if step is not None and name not in found and is_empty(store, os.path.join(base, name)):
                 found[name] = step
 
-        yield from (Metadata(step, base / name) for name, step in sorted(found.items(), key=itemgetter(1)))
+        for name, step in sorted(found.items(), key=itemgetter(1)):
+            yield self.describe(Metadata(step, base / name))
 
-    def find_step(self, base_path: Any, step: int) -> Metadata:
+    def find_step(self, base_path: Any, step: int) -> Any:
         path, store = place_of(base_path) / self.build_name(step), store_at(base_path)
         there = step_directory.step_at(store, path_text(path)).is_published
         if not (there or is_empty(store, path_text(path))):
             raise NotACheckpointError(path_text(path), f"there is no step {step} of {self}")
 
-        return Metadata(step, path)
+        return self.describe(Metadata(step, path))
 
 
 @final

@@ -12,10 +12,10 @@ __all__ = (
 )
 
 import datetime
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, TypeVar, cast, final
 
 from penstock.errors import CorruptCheckpointError
 from penstock.orbax import step as established
@@ -162,31 +162,6 @@ class RootMetadata:
     custom_metadata: Any = None
 
 
-@final
-@dataclass(frozen=True)
-class _Format(NameFormat[StepCheckpointMetadata[None]]):
-    """A format of the established API, whose steps are described as in this one."""
-
-    names: NameFormat[Any]
-
-    @property
-    def single_host_load_and_broadcast(self) -> bool:
-        """The option as it was given."""
-        return bool(getattr(self.names, "single_host_load_and_broadcast", False))
-
-    def __str__(self) -> str:
-        return str(self.names)
-
-    def build_name(self, step: int) -> str:
-        return self.names.build_name(step)
-
-    def find_all(self, base_path: Any) -> Iterator[StepCheckpointMetadata[None]]:
-        return map(_describe, self.names.find_all(base_path))
-
-    def find_step(self, base_path: Any, step: int) -> StepCheckpointMetadata[None]:
-        return _describe(self.names.find_step(base_path, step))
-
-
 def standard_name_format(
     *,
     step_prefix: str | None = None,
@@ -203,12 +178,12 @@ def standard_name_format(
     Raises:
         ValueError: If steps cannot have such names.
     """
-    names = established.standard_name_format(
+    names: Any = established.standard_name_format(
         step_prefix=step_prefix,
         step_format_fixed_length=step_format_fixed_length,
         single_host_load_and_broadcast=single_host_load_and_broadcast,
     )
-    return _Format(names)
+    return cast("NameFormat[StepCheckpointMetadata[None]]", replace(names, describe=_describe))
 
 
 def composite_name_format(
