@@ -1,13 +1,18 @@
-"""Looks through the built site for what a browser would fetch from elsewhere, and for lost directives.
+"""Looks through the built site for what a browser would fetch from elsewhere, and searches it as readers do.
 
 `python docs/site/check_site.py build/site`
 """
 
 from __future__ import annotations
 
+import html
+import json
 import re
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 FETCHED = re.compile(
     r"<(?:script|img|iframe|source|video|audio)\b[^>]*\bsrc=[\"']?(https?:)?//[^\"'> ]*"
@@ -17,6 +22,32 @@ FETCHED = re.compile(
 )
 FETCHED_BY_STYLE = re.compile(r"(?:@import\s+(?:url\()?|url\()[\"']?(?:https?:)?//[^\"') ]*")
 DIRECTIVE = re.compile(r"<p>:::")
+WANTED = {
+    "examples/data_iterator.html": "dataset grain",
+    "examples/equinox_model.html": "equinox",
+    "examples/flax_nnx.html": "flax nnx",
+    "examples/optax_state.html": "optax",
+    "examples/plain_numpy.html": "numpy",
+    "explanation/memory.html": "memory oom",
+    "explanation/staged-and-durable.html": "async donate",
+    "howto/configure.html": "configure",
+    "howto/convert-and-verify.html": "convert export",
+    "howto/find-the-bottleneck.html": "slow bottleneck performance",
+    "howto/hand-a-model-to-others.html": "huggingface safetensors",
+    "howto/keep-steps.html": "keep best metrics latest delete",
+    "howto/many-processes.html": "multihost distributed",
+    "howto/move-from-orbax.html": "orbax migrate",
+    "howto/recover-a-damaged-checkpoint.html": "corrupted corrupt damaged",
+    "howto/restore-onto-something-else.html": "sharding mesh partial",
+    "howto/save-to-a-bucket.html": "s3 gcs azure bucket",
+    "howto/stop-in-good-order.html": "preemption slurm sigterm cancel",
+    "howto/use-it-without-an-event-loop.html": "jupyter notebook sync",
+    "howto/watch-it.html": "prometheus opentelemetry logging",
+    "install.html": "install",
+    "reference/supported.html": "tpu gpu windows",
+    "tutorial/first-checkpoint.html": "resume tutorial",
+}
+"""What somebody types, word by word, and the page that is to come first."""
 
 
 def problems(site: Path) -> list[str]:
@@ -28,10 +59,55 @@ def problems(site: Path) -> list[str]:
         found += [f"{path}: a directive was not carried out" for _ in DIRECTIVE.findall(text)]
     for path in sorted(site.rglob("*.css")):
         found += [f"{path}: fetches {match[0]}" for match in FETCHED_BY_STYLE.finditer(path.read_text())]
-    if not (site / "search" / "search_index.json").exists():
-        found.append(f"{site}: there is no search index")
+    index = site / "search" / "search_index.json"
+    if not index.exists():
+        return [*found, f"{site}: there is no search index"]
+    if not index.with_suffix(".js").exists():
+        found.append(f"{site}: opened from a folder it has no search index")
 
-    return found
+    best = searched(json.loads(index.read_text()))
+    wanted = [(query, page) for page, queries in WANTED.items() for query in queries.split()]
+    return found + [
+        f"{site}: a search for {query!r} ends at {best(query)}, not at {page}"
+        for query, page in wanted
+        if best(query) != page
+    ]
+
+
+def searched(index: dict[str, Any]) -> Callable[[str], str | None]:
+    """Return a function from a word to the page that a search for it shows first, as the theme searches."""
+    from lunr import get_default_builder  # which no test needs
+    from lunr.stop_word_filter import stop_word_filter
+
+    config, builder = index["config"], get_default_builder()
+    builder.pipeline.reset()  # of which the theme has the filter alone
+    builder.pipeline.add(stop_word_filter)
+    builder.search_pipeline.reset()
+    builder.b(0)
+    builder.ref("location")
+    for name, options in config["fields"].items():
+        builder.field(name, boost=options["boost"])
+    for section in index["docs"]:
+        fields = {name: words(section.get(name, ""), config["separator"]) for name in config["fields"]}
+        builder.add({"location": section["location"], **fields}, {"boost": section.get("boost", 1)})
+
+    return partial(first_page, builder.build())
+
+
+def words(text: str | list[str], separator: str) -> list[str]:
+    """Return the words of a text without its tags."""
+    plain = re.sub(r"<[^>]*>", " ", text if isinstance(text, str) else " ".join(text))
+    return [word for word in re.split(separator, html.unescape(plain).lower()) if word]
+
+
+def first_page(index: Any, word: str) -> str | None:
+    """Return the page of the best hit; the theme prefers the beginning of a page to its sections."""
+    scores: dict[str, float] = {}
+    for hit in index.search(f"{word}*"):
+        page, _, section = hit["ref"].partition("#")
+        scores[page] = max(scores.get(page, 0.0), hit["score"] * (2 if section else 5))
+
+    return max(scores, key=lambda page: scores[page], default=None)
 
 
 def main() -> int:

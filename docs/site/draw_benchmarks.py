@@ -18,7 +18,7 @@ PANELS: tuple[tuple[str, dict[str, float]], ...] = (
 """Seconds, by operation and library."""
 
 COLOURS = {"penstock": "#2563eb", "safetensors": "#0d9488", "Orbax": "#ea580c"}
-WIDTH, LEFT, BAR_LEFT, BAR_WIDTH = 640, 16, 172, 380
+WIDTH, LEFT, BAR_LEFT, BAR_WIDTH = 400, 8, 146, 190  # so narrow that a phone shows it
 ROW, GAP, TOP = 17, 34, 14
 
 STYLE = """

@@ -1,12 +1,13 @@
 """What the site adds to the pages of docs/: the programs of examples/, and pages that lie above docs/.
 
 Pages link files of the repository as they lie in it. On the site a link to a program leads to its page,
-and a link to a file that is not part of the site names the file, or leads to `extra.source` if that is set.
+and a link to a file that is not part of the site, such as a page of `design`, leads to `extra.source`.
 """
 
 from __future__ import annotations
 
 import ast
+import html
 import posixpath
 import re
 from pathlib import Path
@@ -22,17 +23,64 @@ ABOVE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "
 """Files of the repository's root, and the pages that show them."""
 
 LINK = re.compile(r"(?<!!)\[((?:[^\]\[]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+DEMO = "<!-- the demo as text -->"
 REST = re.compile(r"^<!-- the rest of ([\w.]+) -->$", re.MULTILINE)
 API = ROOT / "docs" / "reference" / "api"
 BOOSTS = (
-    ("design/", 0.2),
-    ("changelog", 0.2),
+    ("changelog", 0.02),
+    ("contributing", 0.02),
+    ("security", 0.5),
+    ("reference/api/", 0.05),
+    ("reference/", 0.5),
     ("tutorial/", 3.0),
+    ("howto/move-from-orbax-v1", 2.0),
     ("howto/", 3.0),
     ("install", 3.0),
+    ("examples/", 2.0),
     ("explanation/", 2.0),
 )
 """How much a page counts in the search, by how its name begins: who searches wants to do something first."""
+WORDS = {
+    "examples/data_iterator.md": "dataset dataloader grain",
+    "examples/flax_nnx.md": "flax",
+    "explanation/glossary.md": "terms vocabulary",
+    "explanation/memory.md": "oom ram",
+    "explanation/staged-and-durable.md": "async asynchronous background blocking donate",
+    "howto/convert-and-verify.md": "export verify",
+    "howto/find-the-bottleneck.md": "slow profile performance speed",
+    "howto/hand-a-model-to-others.md": "huggingface safetensors pytorch",
+    "howto/keep-steps.md": "latest best metrics retention delete checkpointmanager",
+    "howto/many-processes.md": "multihost multi-host distributed pod",
+    "howto/move-from-orbax.md": "orbax migrate",
+    "howto/recover-a-damaged-checkpoint.md": "corrupt corrupted damaged broken checksum",
+    "howto/restore-onto-something-else.md": "sharding mesh fsdp reshard partial lora",
+    "howto/save-to-a-bucket.md": "s3 gcs gs azure minio r2 bucket cloud",
+    "howto/stop-in-good-order.md": "preemption preempted slurm spot sigterm cancel",
+    "howto/use-it-without-an-event-loop.md": "jupyter notebook ipython colab sync tqdm",
+    "howto/watch-it.md": "prometheus grafana opentelemetry logging",
+    "reference/supported.md": "tpu gpu cuda windows macos versions",
+    "tutorial/first-checkpoint.md": "resume quickstart save",
+}
+"""What somebody types who wants a page. The search looks at these words first."""
+GLOSSARY = "explanation/glossary.md"
+TERM = re.compile(r"^### (.+)\n(.+)$", re.MULTILINE)
+WITH_TERMS = ("tutorial/", "howto/", "explanation/", "reference/", "install")
+COMMON = (
+    *("batch", "document", "item", "job", "layout", "leaf", "message", "pack", "piece", "range"),
+    *("root", "seal", "spec", "stage", "step", "store", "target", "worker"),
+)
+"""Words that also mean something else: they are terms where one of `BEFORE` stands before them."""
+UNLINKED = ("checkpoint", "default")  # what every page is about, and what is nearly always something else
+BEFORE = (
+    *("a", "an", "the", "all", "its", "new", "each", "your", "many", "small", "large", "other"),
+    *("every", "of", "in"),
+)
+OUTSIDE = re.compile(
+    r"(^```(?s:.*?)^```$|^(?:#|\||:::| {4}).*$|^<!--(?s:.*?)-->|`[^`\n]*`|<[^>]*>"
+    r"|!?\[(?:[^\]\[]|\[[^\]]*\])*\]\([^)]*\)|\*\*)",
+    re.MULTILINE,
+)
+"""What is no prose: code, headings, tables, links and pictures."""
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -88,11 +136,52 @@ def with_links(text: str, here: str, file: str, pages: set[str], source: str) ->
         if page is not None:
             return f"[{label}]({posixpath.relpath(page, posixpath.dirname(here) or '.')}{anchor})"
         if source:
-            return f"[{label}]({source}/{path})"
+            return f"[{label}]({source}/{path}{anchor})"
         return f'<span class="file" title="{path}" markdown="span">{label}</span>'
 
     parts = FENCE.split(text)
     return "".join(part if part.startswith("```") else LINK.sub(changed, part) for part in parts)
+
+
+def terms() -> dict[str, str]:
+    """The words of the glossary, and what it says of each."""
+    return dict(TERM.findall((ROOT / "docs" / GLOSSARY).read_text()))
+
+
+def pattern_of(term: str) -> re.Pattern[str]:
+    """What a term looks like in prose: one or several, and at the beginning of a sentence."""
+    several = "leaves" if term == "leaf" else f"{re.escape(term)}s?"
+    word = rf"\b({several}|{re.escape(term)})\b(?![-'/.]\w| thread)"
+    if term not in COMMON:
+        return re.compile(word, re.IGNORECASE)
+
+    behind = "|".join(f"(?<=\\b(?i:{each}) )" for each in BEFORE)
+    return re.compile(rf"(?:{behind}){word}")
+
+
+def with_terms(text: str, here: str) -> str:
+    """Lead each term of the glossary to it where a page uses it first."""
+    if here == GLOSSARY or not here.startswith(WITH_TERMS) or here.startswith("reference/api/"):
+        return text
+
+    parts = OUTSIDE.split(text)
+    glossary = posixpath.relpath(GLOSSARY, posixpath.dirname(here) or ".")
+    links: list[str] = []
+    for term, meaning in terms().items():
+        if term in UNLINKED:
+            continue
+
+        title = html.escape(meaning.replace("`", ""))
+        anchor = term.replace(" ", "-")
+        for at in range(0, len(parts), 2):  # between them is what the pattern found
+            found = pattern_of(term).search(parts[at])
+            if found:
+                # A mark takes its place meanwhile: a later term may be a word of this one's meaning.
+                links.append(f'[{found[1]}]({glossary}#{anchor}){{ .term title="{title}" }}')
+                parts[at] = f"{parts[at][: found.start(1)]}\0{len(links) - 1}\0{parts[at][found.end(1) :]}"
+                break
+
+    return re.sub(r"\0(\d+)\0", lambda found: links[int(found[1])], "".join(parts))
 
 
 def boost(page: str) -> float:
@@ -157,6 +246,13 @@ def with_the_rest(text: str) -> str:
     return REST.sub(directives, text)
 
 
+def demo_text() -> str:
+    """Return what docs/demo.svg shows, as a block of text that stands indented in a page."""
+    drawn = (ROOT / "docs" / "demo.svg").read_text()
+    lines = [found[1] for found in re.finditer(r"<text [^>]*>(.*)</text>", drawn)]
+    return "\n    ".join(["```text", *(html.unescape(line) for line in lines), "```"])
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the programs, and the pages that lie above docs/."""
     from mkdocs.structure.files import File
@@ -174,8 +270,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Lead every link to a page of the site, and say how much the page counts in the search."""
     here = page.file.src_uri
     page.meta["search"] = {"boost": boost(here)}
+    page.meta["tags"] = WORDS.get(here, "").split()
     above = {shown: name for name, shown in ABOVE.items()}
     extra = cast("dict[str, Any]", config.extra)
     pages = {file.src_uri for file in files}
-    markdown = with_the_rest(markdown)
-    return with_links(markdown, here, above.get(here, f"docs/{here}"), pages, extra.get("source", ""))
+    markdown = with_the_rest(markdown).replace(DEMO, demo_text())
+    linked = with_links(markdown, here, above.get(here, f"docs/{here}"), pages, extra.get("source", ""))
+    return with_terms(linked, here)

@@ -145,10 +145,5 @@ def scrolling(rows: Sequence[Line]) -> str:
     )
 
 
-def text_of(drawing: str) -> str:
-    """Return what a picture shows, as text."""
-    return "\n".join(re.sub(r"<[^>]*>", "", line) for line in drawing.splitlines() if "<text " in line)
-
-
 if __name__ == "__main__":
     PICTURE.write_text(picture(record([sys.executable, "-m", "penstock.cli", "demo"])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -62,6 +63,23 @@ def test_several_ways_to_name_are_read_and_one_is_written() -> None:
 
     assert names.name(7) == "step_0007"
     assert [names.step(name) for name in ("step_0007", "7", "07", "x")] == [7, 7, None, None]
+
+
+@pytest.mark.parametrize(
+    ("formats", "given"),
+    [
+        ([], "none"),
+        ("step", "'step'"),
+        (StepNames(), "StepNames(prefix=None, digits=None)"),
+        ([StepNames(), "step"], "'step'"),
+        ([StepNames], "<class 'penstock.steps.step_names.StepNames'>"),
+    ],
+)
+def test_names_without_a_format_say_what_they_need(formats: Any, given: str) -> None:
+    with pytest.raises(SpecError, match="takes a list of the formats") as refused:
+        AnyNames(formats)
+
+    assert str(refused.value).endswith(f"AnyNames([StepNames(), StepNames('step')]); it was given {given}")
 
 
 @pytest.mark.parametrize("bad", [{"prefix": "a/b"}, {"digits": 0}, {"digits": 19}, {"prefix": "a\0"}])

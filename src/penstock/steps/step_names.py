@@ -101,12 +101,14 @@ class AnyNames:
 
     def __post_init__(self) -> None:
         formats = cast("object", self.formats)
-        if not isinstance(formats, Sequence) or not formats:
-            example = "AnyNames([StepNames(), StepNames('step')])"
-            raise SpecError(f"AnyNames needs formats, such as {example}, and not {formats!r}")
-        for each in cast("Sequence[object]", formats):
-            if not isinstance(each, NameFormat):
-                raise SpecError(f"a format of names is such as StepNames(), not {each!r}")
+        listed = isinstance(formats, Sequence) and not isinstance(formats, str | bytes)
+        wrong = [each for each in cast("Sequence[object]", formats) if not _is_format(each)] if listed else []
+        if not listed or not formats or wrong:
+            given = repr(wrong[0]) if wrong else "none" if listed else repr(self.formats)
+            raise SpecError(
+                "AnyNames takes a list of the formats in which steps may be named, the first for new ones, "
+                f"such as AnyNames([StepNames(), StepNames('step')]); it was given {given}"
+            )
 
     def name(self, step: int, /) -> str:
         """Return the name of the directory of a new step."""
@@ -115,6 +117,10 @@ class AnyNames:
     def step(self, name: str, /) -> int | None:
         """Return the step that a name means; None if it is not the name of a step."""
         return next((step for step in (form.step(name) for form in self.formats) if step is not None), None)
+
+
+def _is_format(each: object) -> bool:
+    return isinstance(each, NameFormat) and not isinstance(each, type)  # StepNames, without its parentheses
 
 
 def check_count(what: str, number: object, *, least: int) -> None:
