@@ -43,7 +43,7 @@ endef
 HERE = $(foreach version,$(VERSIONS),$(if $(call python_of,$(version)),$(version)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-processes test test-fast test-slow coverage lint style mypy pyright compiled test-all crash crash-long faults overwriters faults-traced processes pauses interleavings simulate file-systems flips memory soak fuzz stalls server cloud bench-cloud bench bench-quick docs docs-serve interop release-check orbax-guides orbax-tests programs clean
+.PHONY: help demo demo-processes test test-fast test-slow coverage lint style mypy pyright compiled test-all crash crash-long faults overwriters faults-traced processes pauses interleavings simulate file-systems flips tuning memory soak fuzz stalls server cloud bench-cloud bench bench-quick docs docs-serve interop release-check orbax-guides orbax-tests programs clean
 
 help: ## Say what there is (the default)
 	@echo "make <target>, one of"
@@ -133,6 +133,9 @@ simulate: $(VENV)/.installed ## What a save by up to 10,000 processes costs, pla
 
 flips: $(VENV)/.installed ## Flip bits in every file of every kind of checkpoint, restore each, and write the table of docs/reference/bit-flips.md
 	$(BIN)/python -m tests.proofs.bit_flips --page docs/reference/bit-flips.md
+
+tuning: $(VENV)/.installed ## Tune on stores that are slow in several ways for a minute each, and compare with all of a grid
+	$(BIN)/python -m tests.proofs.tuning
 
 memory: $(VENV)/.installed ## Save and restore 2 GiB under a budget of 64 MiB, and 50 saves in a row; the memory is measured
 	$(BIN)/python tests/proofs/memory.py

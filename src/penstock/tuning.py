@@ -1,33 +1,44 @@
-"""Real saves and restores of one tree, on the store that is measured."""
+"""Real saves and restores of one tree, on the store that is measured, and the search for faster options.
+
+Options that depend on each other are searched together, as `Settings`: workers, pieces and budgets. After
+each run the model of `reports.diagnosis` is fitted to all that was measured, and says what to try next; in
+the end what is next to the best is tried whatever it says. The fastest are then measured in turn with the
+options that held at the beginning, so that a store that is slow for a while is slow for all.
+"""
 
 from __future__ import annotations
 
 __all__ = (
-    "BUCKET_CANDIDATES",
-    "CANDIDATES",
     "CODECS",
+    "DISK",
+    "ROUNDS",
+    "SURE",
     "Candidate",
+    "Measured",
     "Options",
     "RealRuns",
-    "Timing",
+    "Space",
+    "Tried",
     "Tuned",
-    "candidates_for",
     "given_candidate",
     "made_up_tree",
     "nested_tables",
     "probe_store",
     "profile_text",
     "search",
+    "space_of",
     "tree_of",
     "tuned_svg",
 )
 
+import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from html import escape
+from itertools import accumulate, product
 from statistics import median
 from typing import Any, Final, Literal, TypeAlias, final
 
@@ -39,10 +50,18 @@ from penstock.config.option_reference import as_toml
 from penstock.handlers.stores.local import LocalStore
 from penstock.handlers.stores.publishing.paths import scheme_of
 from penstock.kernel.errors import StorageError
+from penstock.kernel.memory.regulator import Flow
 from penstock.kernel.protocols.stores import Store
-from penstock.reports.report import size_text
+from penstock.reports.diagnosis import GAIN, Fitted, FlowModel, Settings, alternatives, fit
+from penstock.reports.report import StageReport, size_text
 from penstock.tools.delete import delete
 
+Options: TypeAlias = Mapping[str, object]
+"""Dotted keys to values."""
+
+Candidate: TypeAlias = "tuple[Flow, Options]"
+
+_MOST_SAVED: Final = 2  #: checkpoints at a time that are there to be restored
 _LEAVES: Final = 8
 _SMALL: Final = 200
 
@@ -63,17 +82,29 @@ async def tree_of(path: str) -> Any:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One save or one restore: its seconds, and its report, which the model is fitted to."""
+
+    seconds: float
+    report: StageReport
+
+
+Measure: TypeAlias = Callable[[Flow, Options], Awaitable[Measured]]
+
+
+@final
 class RealRuns:
     """Saves and restores a tree below its own directory.
 
     Args:
-        directory: Exists; what is saved there is removed after each run.
+        directory: Exists; what is saved there is removed after each run, but for what restores read.
         tree: What is saved.
         config: The options that are measured are laid over these.
         store: Where the directory is; by default on a disk.
     """
 
-    __slots__ = ("_config", "_directory", "_n", "_store", "_tree")
+    __slots__ = ("_config", "_directory", "_n", "_saved", "_store", "_tree")
 
     def __init__(self, directory: str, tree: Any, config: Config, store: Store | None = None) -> None:
         self._directory = directory
@@ -81,23 +112,45 @@ class RealRuns:
         self._config = config
         self._n = 0
         self._store = store
+        self._saved: dict[str, str] = {}  # what is restored, by the options it was saved with
 
-    async def measure(self, options: Options) -> Timing:
-        """Save and restore once. What was written is dropped from the page cache before it is read."""
+    async def measure(self, flow: Flow, options: Options) -> Measured:
+        """Save or restore once. What is restored is dropped from the page cache before."""
+        if flow == "save":
+            path, measured = await self._save(options)
+            await delete(path, store=self._store)
+            return measured
+
+        layout = {key: value for key, value in options.items() if key.startswith(("format.", "save.piece"))}
+        path = self._saved.get(repr(layout), "")
+        if not path:
+            if len(self._saved) >= _MOST_SAVED:
+                await delete(self._saved.pop(next(iter(self._saved))), store=self._store)
+
+            path, _ = await self._save(layout)
+            self._saved[repr(layout)] = path
+
+        _drop_from_cache(path)
+        reports: list[StageReport] = []
+        async with self._checkpointer(options) as checkpointer:
+            start = time.perf_counter()
+            await checkpointer.restore(path, on_report=reports.append)
+            took_s = time.perf_counter() - start
+
+        return Measured(took_s, reports[-1])
+
+    async def _save(self, options: Options) -> tuple[str, Measured]:
         self._n += 1
         path = os.path.join(self._directory, str(self._n))
-        config = self._config.changed(nested_tables(options))
-        async with api.Checkpointer(config=config, store=self._store) as checkpointer:
+        async with self._checkpointer(options) as checkpointer:
             start = time.perf_counter()
-            await (await checkpointer.save(path, self._tree))
-            saved = time.perf_counter()
-            _drop_from_cache(path)
-            began = time.perf_counter()
-            await checkpointer.restore(path)
-            ended = time.perf_counter()
+            report = await (await checkpointer.save(path, self._tree))
+            took_s = time.perf_counter() - start
 
-        await delete(path)
-        return Timing(saved - start, ended - began)
+        return path, Measured(took_s, report)
+
+    def _checkpointer(self, options: Options) -> api.Checkpointer:
+        return api.Checkpointer(config=self._config.changed(nested_tables(options)), store=self._store)
 
 
 def _drop_from_cache(path: str) -> None:
@@ -111,28 +164,11 @@ def _drop_from_cache(path: str) -> None:
                 advise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-Candidate: TypeAlias = "tuple[Flow, Options]"
-
-CANDIDATES: Final[Sequence[Candidate]] = (
+DISK: Final[Sequence[Candidate]] = (
     ("save", {"store.io": "buffered"}),
     ("save", {"store.io": "direct"}),
-    ("save", {"save.write.concurrency": 2}),
-    ("save", {"save.write.concurrency": 8}),
-    ("save", {"save.write.concurrency": 16}),
-    ("save", {"save.piece_bytes": 4 << 20}),
-    ("save", {"save.piece_bytes": 64 << 20}),
-    ("restore", {"restore.read.concurrency": 1}),
-    ("restore", {"restore.read.concurrency": 4}),
-    ("restore", {"restore.read.concurrency": 8}),
-    ("restore", {"restore.read.concurrency": 16}),
-    ("restore", {"restore.piece_bytes": 8 << 20}),
-    ("restore", {"restore.piece_bytes": 128 << 20}),
 )
-BUCKET_CANDIDATES: Final[Sequence[Candidate]] = (
-    *[("save", {"save.write.concurrency": n}) for n in (4, 8, 32, 64)],
-    *[("restore", {"restore.read.concurrency": n}) for n in (4, 8, 32, 64)],
-)
-"""A bucket has no page cache, and what waits for a network may do much at once."""
+"""Tried where there is a page cache, which may be gone past."""
 
 CODECS: Final[Sequence[Candidate]] = (
     ("save", {"format.codec": "auto"}),
@@ -140,28 +176,28 @@ CODECS: Final[Sequence[Candidate]] = (
 )
 """Tried with a checkpoint of the user's own alone: how well a made-up one compresses says nothing."""
 
-_TIMES: Final = (16, 4)
+
+@final
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What may be tried: every combination of `Settings`, and options next to them; or only what is given."""
+
+    extras: Sequence[Candidate] = ()
+    most_memory: float = 0.0  #: the largest budget that is tried; 0: the present one alone
+    given: Sequence[Candidate] | None = None  #: instead of all others
 
 
-def candidates_for(
-    *, is_bucket: bool, own_tree: bool, limit_bytes: int | None, free_bytes: int
-) -> Sequence[Candidate]:
-    """Return the candidate values for a store.
+def space_of(*, is_bucket: bool, own_tree: bool, limit_bytes: int | None, free_bytes: int) -> Space:
+    """Return what may be tried on a store.
 
     Args:
         is_bucket: Whether it is one.
         own_tree: Whether a checkpoint of the user's own is saved.
-        limit_bytes: The memory budget, if the configuration sets one. A larger one is tried first, if there
-            is room: a budget that is too small slows down whatever else is set.
+        limit_bytes: The memory budget, if the configuration sets one: then larger ones are tried, too.
         free_bytes: Memory that the process can still get. At most half of it is tried as a budget.
     """
-    found: list[Candidate] = []
-    if limit_bytes is not None:
-        larger = [times * limit_bytes for times in _TIMES if times * limit_bytes <= free_bytes // 2]
-        found.extend(("save", {"memory.limit_bytes": limit}) for limit in larger[:1])
-
-    found += BUCKET_CANDIDATES if is_bucket else CANDIDATES
-    return [*found, *(CODECS if own_tree else ())]
+    extras: list[Candidate] = [*(() if is_bucket else DISK), *(CODECS if own_tree else ())]
+    return Space(extras, 0.0 if limit_bytes is None else free_bytes // 2)
 
 
 def given_candidate(text: str) -> Candidate:
@@ -193,7 +229,9 @@ def nested_tables(options: Options) -> dict[str, Any]:
 
 
 _WIDTH, _LEFT, _ROW = 720, 300, 22
-_UNITS: Final = {"piece_bytes": "bytes", "limit_bytes": "bytes"}
+_UNITS: Final[Mapping[str, str]] = dict.fromkeys(
+    ("piece_bytes", "limit_bytes", "save_concurrent_bytes", "restore_concurrent_bytes"), "bytes"
+)
 
 
 def profile_text(name: str, tuned: Tuned, about: Sequence[str]) -> str:
@@ -219,56 +257,57 @@ def profile_text(name: str, tuned: Tuned, about: Sequence[str]) -> str:
 
 
 def tuned_svg(tuned: Tuned) -> str:
-    """Return a bar for each option that was tried: its time as a part of that of the best before it."""
+    """Return a bar for each thing that was tried: its time as a part of that of the options before."""
     high = _ROW * (len(tuned.tried) + 1) + 20
     scale = (_WIDTH - _LEFT - 60) / 2
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{high}" font-size="12">']
     for at, tried in enumerate(tuned.tried):
-        ratio = tried.ratio(tried.flow)
         y = 10 + _ROW * at
-        colour = "#2563eb" if tried.is_faster else "#94a3b8"
-        words = f"{tried.flow}: {_options_text(tried)}"
+        colour = "#2563eb" if tried.is_kept else "#94a3b8"
+        words = f"{tried.flow}: {_options_text(tried.options)}"
         lines.append(f'<text x="4" y="{y + 12}">{escape(words)}</text>')
-        lines.append(
-            f'<rect x="{_LEFT}" y="{y}" width="{scale * min(ratio, 2):.0f}" height="15" fill="{colour}"/>'
-        )
-        lines.append(f'<text x="{_LEFT + scale * min(ratio, 2) + 4:.0f}" y="{y + 12}">{ratio:.2f}</text>')
+        long = scale * min(tried.ratio, 2)
+        lines.append(f'<rect x="{_LEFT}" y="{y}" width="{long:.0f}" height="15" fill="{colour}"/>')
+        lines.append(f'<text x="{_LEFT + long + 4:.0f}" y="{y + 12}">{tried.ratio:.2f}</text>')
 
     end = 10 + _ROW * len(tuned.tried)
     lines.append(
         f'<line x1="{_LEFT + scale:.0f}" x2="{_LEFT + scale:.0f}" y1="4" y2="{end}" stroke="#475569"/>'
-        f'<text x="4" y="{end + 12}">time, as a part of that without the option; blue: kept</text></svg>'
+        f'<text x="4" y="{end + 12}">time, as a part of that without the options; blue: kept</text></svg>'
     )
     return "".join(lines)
 
 
 def _figures(tuned: Tuned) -> list[str]:
-    lines = [f"{tried.flow}, {_options_text(tried)}: {_both(tried)}" for tried in tuned.tried]
-    if tuned.final is not None:
-        save, restore = tuned.final.ratio("save"), tuned.final.ratio("restore")
-        lines.append(f"All together: saves take {save:.2f} and restores {restore:.2f} of the time without.")
+    lines = [_tried_text(tried) for tried in tuned.tried]
+    for compared in tuned.final:
+        takes = f"All together: {compared.flow}s take {compared.ratio:.2f} of the time without"
+        lines.append(f"{takes} ({_spread(compared.before)} -> {_spread(compared.seconds)}).")
     if not tuned.options:
         lines.append("Nothing is faster beyond noise than what is set already.")
     if not tuned.complete:
-        lines.append("There was no time for every candidate.")
+        lines.append("There was no time for all that was worth a try.")
 
     return lines
 
 
-def _options_text(tried: Comparison) -> str:
+def _tried_text(tried: Tried) -> str:
+    seconds = f"{_spread(tried.before)} -> {_spread(tried.seconds)}"
+    return f"{tried.flow}, {_options_text(tried.options)}: {seconds}; {tried.verdict}"
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    """Return the median, and of several runs how many and from where to where."""
+    if len(seconds) == 1:
+        return f"{seconds[0]:.3g} s"
+
+    return f"{median(seconds):.3g} s ({len(seconds)} runs, {min(seconds):.3g} to {max(seconds):.3g})"
+
+
+def _options_text(options: Options) -> str:
     return ", ".join(
-        f"{key} = {as_toml(value, _UNITS.get(key.rpartition('.')[2], ''))}"
-        for key, value in tried.options.items()
+        f"{key} = {as_toml(value, _UNITS.get(key.rpartition('.')[2], ''))}" for key, value in options.items()
     )
-
-
-def _both(tried: Comparison) -> str:
-    before, after = _median(tried, tried.before), _median(tried, tried.after)
-    return f"{before:.3f} s -> {after:.3f} s{', kept' if tried.is_faster else ''}"
-
-
-def _median(tried: Comparison, timings: Sequence[Timing]) -> float:
-    return median(tried.seconds(timings, tried.flow))
 
 
 _MOST_BYTES: Final = 64 << 20
@@ -353,51 +392,65 @@ def _small_file(store: Store, path: str, clock: Callable[[], float]) -> str:
     return f"4 KiB are durable after {1000 * median(seconds):.1f} ms (median of {_PROBES})."
 
 
-Options: TypeAlias = Mapping[str, object]
-"""Dotted keys to values."""
+# The search.
 
-Flow: TypeAlias = Literal["save", "restore"]
+ROUNDS: Final = 5
+"""So often is each of the fastest measured, in turn with the options that held before."""
 
-PAIRS: Final = 3
-GAIN: Final = 0.92
-"""A candidate must take at most this part of the time, and be faster in every pair: less is noise."""
+SURE: Final = 0.95
+"""Of all pairs of a run with an option and one without, in so many the one with it must be faster."""
+
+_LEAST_ROUNDS: Final = 3  #: nothing is kept that was measured less often
+_LOAN: Final = 0.12  #: so much of the time may those rounds take from what comes later
+_FINALISTS: Final = 3
+_PROMISING: Final = 0.95  #: of the best time; what the model expects to be slower than that is not tried
+_AS_FAST: Final = 1.05  #: within so much of the fastest, what changes least is taken
+_STILL: Final = (1 + GAIN) / 2  #: in the end what is kept takes at most this part of the time, once more
+_NEAR: Final = 1.1  #: within so much of the fastest that was tried, what changes least is measured again
+_CREDIBLE: Final = 0.1  #: a model whose times are off by so much more than the best one's is not believed
+_MOST_MODELS: Final = 8
+_MOST_TRIED: Final = 24
+_SHARES: Final[Mapping[Flow, tuple[float, float]]] = {"save": (0.3, 0.42), "restore": (0.66, 0.78)}
+"""The parts of the time that have passed when a flow's search ends, and when its finals do."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds of one save and of one restore."""
-
-    save_s: float
-    restore_s: float
-
-
-Measure: TypeAlias = Callable[[Options], Awaitable[Timing]]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A candidate next to what was best before it: the timings of each pair."""
+class Tried:
+    """Options that were tried, next to those that held at the beginning, and what became of them."""
 
     flow: Flow
     options: Options
-    before: tuple[Timing, ...]
-    after: tuple[Timing, ...]
+    before: tuple[float, ...]  #: seconds without them
+    seconds: tuple[float, ...]  #: and with them
+    verdict: str = ""
+    is_kept: bool = False
 
-    def seconds(self, timings: Sequence[Timing], flow: Flow) -> list[float]:
-        return [timing.save_s if flow == "save" else timing.restore_s for timing in timings]
+    @property
+    def ratio(self) -> float:
+        """The median time as a part of the earlier one."""
+        return median(self.seconds) / max(median(self.before), 1e-9)
 
-    def ratio(self, flow: Flow) -> float:
-        """The median time as a fraction of the earlier one."""
-        return median(self.seconds(self.after, flow)) / max(median(self.seconds(self.before, flow)), 1e-9)
+    @property
+    def sureness(self) -> float:
+        """The part of all pairs of a run with them and one without, in which the one with them was faster."""
+        pairs = list(product(self.seconds, self.before))
+        return sum([after < before for after, before in pairs]) / len(pairs)
 
     @property
     def is_faster(self) -> bool:
-        """True if it is, beyond noise, and does not slow the other flow down."""
-        pairs = zip(self.seconds(self.after, self.flow), self.seconds(self.before, self.flow), strict=True)
-        other: Flow = "restore" if self.flow == "save" else "save"
-        return all(a < b for a, b in pairs) and self.ratio(self.flow) <= GAIN and self.ratio(other) < 1 / GAIN
+        """True if they are, beyond noise."""
+        return self.is_certain and self.ratio <= GAIN and self.sureness >= SURE
+
+    @property
+    def is_slower(self) -> bool:
+        """True if they are slower, beyond noise."""
+        return self.ratio >= 1 / GAIN and self.sureness <= 1 - SURE
+
+    @property
+    def is_certain(self) -> bool:
+        """True if there are runs enough to say."""
+        return min(len(self.seconds), len(self.before)) >= _LEAST_ROUNDS
 
 
 @final
@@ -405,68 +458,355 @@ class Comparison:
 class Tuned:
     """The findings."""
 
-    options: Options  #: that differ from the defaults; empty if nothing is faster
-    tried: tuple[Comparison, ...]
-    final: Comparison | None  #: the options next to the defaults, measured once more
-    complete: bool  #: whether time sufficed for every candidate
+    options: Options  #: that differ from what was set; empty if nothing is faster
+    tried: tuple[Tried, ...]
+    final: tuple[Tried, ...]  #: all options together next to none of them, once more, of each flow
+    complete: bool  #: whether time sufficed
 
 
 async def search(
     measure: Measure,
-    candidates: Sequence[tuple[Flow, Options]],
+    space: Space,
     *,
-    has_time: Callable[[], bool],
+    spent: Callable[[], float],
     tell: Callable[[int, str], object] = lambda done, text: None,
 ) -> Tuned:
-    """Return the options that are faster than the defaults.
-
-    Each candidate is measured in pairs with the best so far, so that a disk that is slow for a while is slow
-    for both. In the end all that was chosen is compared with the defaults, and what is slower is dropped.
+    """Return the options that are faster than what is set: for saves, then for restores, then all of them.
 
     Args:
-        measure: Saves and restores with these options.
-        candidates: In the order tried; of the same key, the fastest is kept.
-        has_time: Asked before each candidate.
-        tell: Called with how many are done, and what is tried now.
+        measure: Saves or restores with these options.
+        space: What may be tried.
+        spent: The part of the time that has passed; from 1 on no run begins.
+        tell: Called with how many runs are done, and what is tried now.
     """
-    best: dict[str, object] = {}
-    tried: list[Comparison] = []
-    for done, (flow, options) in enumerate(candidates):
-        if not has_time():
-            break
+    runs = _Runs(measure, tell)
+    kept: dict[str, object] = {}
+    tried: list[Tried] = []
+    complete = True
+    for flow in _FLOWS:
+        one = _FlowSearch(runs, flow, kept, space, spent)
+        found, is_complete = await one.run()
+        tried += found
+        complete &= is_complete
+        for each in found:
+            if each.is_kept:
+                kept = {**kept, **each.options}
 
-        tell(done, ", ".join(f"{key} = {value}" for key, value in options.items()))
-        found = await _compared(measure, flow, best, {**best, **options}, options)
-        tried.append(found)
-        if found.is_faster:
-            best.update(options)
+    final: list[Tried] = []
+    if kept:
+        final = [await _compared_again(runs, flow, kept, spent) for flow in _FLOWS]
+        last: dict[Flow, Tried] = {each.flow: each for each in final}
+        kept = {key: value for key, value in kept.items() if _holds(key, last)}
+        tried = [_in_the_end(each, kept, last) for each in tried]
 
-    complete = len(tried) == len(candidates)
-    if not best:
-        return Tuned({}, tuple(tried), None, complete)
-
-    tell(len(candidates), "all that was chosen, beside the defaults")
-    last = await _compared(measure, "save", {}, best, best)
-    kept = {key: value for key, value in best.items() if _holds(last, key)}
-    return Tuned(kept, tuple(tried), last, complete)
-
-
-def _holds(last: Comparison, key: str) -> bool:
-    """True if an option is kept: one for saves and restores may slow down neither."""
-    if key.startswith(("save.", "restore.")):
-        return last.ratio(_flow_of(key)) <= 1.0
-
-    return last.ratio("save") <= 1.0 and last.ratio("restore") < 1 / GAIN
+    return Tuned(kept, tuple(tried), tuple(final), complete)
 
 
-async def _compared(
-    measure: Measure, flow: Flow, before: Options, after: Options, options: Options
-) -> Comparison:
-    pairs = [(await measure(before), await measure(after)) for _ in range(PAIRS)]
-    return Comparison(
-        flow, dict(options), tuple(first for first, _ in pairs), tuple(second for _, second in pairs)
-    )
+_FLOWS: Final[Sequence[Flow]] = ("save", "restore")
 
 
-def _flow_of(key: str) -> Flow:
-    return "restore" if key.startswith("restore.") else "save"
+def _holds(key: str, final: Mapping[Flow, Tried]) -> bool:
+    """True if an option is kept: one of saves slows down no restore, for it may change what these read.
+
+    One for both makes one of them faster, and slows down neither.
+    """
+    save, restore = final["save"], final["restore"]
+    if key.startswith("restore.") or key.endswith(".restore_concurrent_bytes"):
+        return restore.ratio <= _STILL
+    if key.startswith("save.") or key.endswith(".save_concurrent_bytes"):
+        return save.ratio <= _STILL and not restore.is_slower
+
+    return min(save.ratio, restore.ratio) <= _STILL and not (save.is_slower or restore.is_slower)
+
+
+def _in_the_end(tried: Tried, kept: Options, final: Mapping[Flow, Tried]) -> Tried:
+    """Return what is kept no more with the reason."""
+    if not tried.is_kept or any(key in kept for key in tried.options):
+        return tried
+
+    both = " and ".join([f"{each.flow}s took {each.ratio:.2f} of the time" for each in final.values()])
+    return replace(tried, is_kept=False, verdict=f"rejected: in the end, all together, {both}")
+
+
+async def _compared_again(runs: _Runs, flow: Flow, options: Options, spent: Callable[[], float]) -> Tried:
+    before: list[float] = []
+    after: list[float] = []
+    while not after or (len(after) < _LEAST_ROUNDS and spent() < 1.0):
+        before.append((await runs.measure(flow, {})).seconds)
+        after.append((await runs.measure(flow, options)).seconds)
+
+    return Tried(flow, options, tuple(before), tuple(after))
+
+
+@final
+class _Runs:
+    """Counts what is measured."""
+
+    def __init__(self, measure: Measure, tell: Callable[[int, str], object]) -> None:
+        self._measure = measure
+        self._tell = tell
+        self._n = 0
+
+    async def measure(self, flow: Flow, options: Options) -> Measured:
+        self._tell(self._n, f"{flow}: {_options_text(options) or 'as it is'}")
+        self._n += 1
+        return await self._measure(flow, options)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A combination that may be tried."""
+
+    settings: Settings | None = None  #: None: no model fits, as of a tree of a few bytes
+    extras: tuple[tuple[str, object], ...] = ()
+
+    def options(self, flow: Flow, beginning: _Point) -> dict[str, object]:
+        """Return what differs from the beginning."""
+        found: dict[str, object] = {}
+        if self.settings is not None and beginning.settings is not None:
+            found = self.settings.options(flow, beginning.settings)
+
+        return {**found, **dict(self.extras)}
+
+    def distance(self, beginning: _Point) -> float:
+        """Return how much it changes."""
+        far = float(len(self.extras))
+        if self.settings is not None and beginning.settings is not None:
+            far += self.settings.distance(beginning.settings)
+
+        return far
+
+
+@dataclass(slots=True)
+class _Results:
+    seconds: list[float] = field(default_factory=list[float])
+    part: float = 0.0  #: of the time, that one run takes
+    fitted: Fitted | None = None
+
+
+@final
+class _FlowSearch:
+    """The search for the fastest saves, or restores.
+
+    Args:
+        runs: Measures.
+        flow: Which.
+        fixed: Options that were found before, and hold in all of its runs.
+        space: What may be tried.
+        spent: As of `search`.
+    """
+
+    def __init__(
+        self, runs: _Runs, flow: Flow, fixed: Options, space: Space, spent: Callable[[], float]
+    ) -> None:
+        self._runs = runs
+        self._flow: Final[Flow] = flow
+        self._fixed = fixed
+        self._space = space
+        self._spent = spent
+        self._beginning = _Point()
+        self._results: dict[_Point, _Results] = {}
+
+    async def run(self) -> tuple[list[Tried], bool]:
+        """Return what was tried, and whether time sufficed."""
+        search_until, finals_until = _SHARES[self._flow]
+        if self._spent() >= search_until:
+            return [], False
+
+        await self._begin()
+        complete = False
+        while self._spent() < search_until:
+            point = self._next()
+            if point is None or len(self._results) > _MOST_TRIED:
+                complete = True
+                break
+
+            await self._measure(point)
+
+        # Judged by new runs alone: the fastest of many is so by luck, too.
+        finalists = self._in_time(self._finalists(), finals_until)
+        explored = {point: len(results.seconds) for point, results in self._results.items()}
+        for n_rounds in range(ROUNDS if finalists else 0):
+            if self._spent() >= (
+                finals_until if n_rounds >= _LEAST_ROUNDS else min(1.0, finals_until + _LOAN)
+            ):
+                complete = False
+                break
+
+            for point in (self._beginning, *finalists):
+                await self._measure(point)
+
+        for point in (self._beginning, *finalists):
+            seconds = self._results[point].seconds
+            if len(seconds) > explored[point]:
+                del seconds[: explored[point]]
+
+        return self._judged(finalists), complete
+
+    async def _begin(self) -> None:
+        began = self._spent()
+        measured = await self._runs.measure(self._flow, self._fixed)
+        fitted = _fitted(self._flow, measured.report)
+        self._beginning = _Point(None if fitted is None else fitted.settings)
+        self._results[self._beginning] = _Results([measured.seconds], self._spent() - began, fitted)
+
+    async def _measure(self, point: _Point) -> None:
+        options, began = {**self._fixed, **point.options(self._flow, self._beginning)}, self._spent()
+        measured = await self._runs.measure(self._flow, options)
+        results = self._results.setdefault(point, _Results())
+        results.seconds.append(measured.seconds)
+        results.fitted, results.part = _fitted(self._flow, measured.report), self._spent() - began
+
+    def _next(self) -> _Point | None:
+        """Return what to try next: what the model promises most of, then what is next to the best."""
+        if self._space.given is not None:
+            given = [tuple(options.items()) for flow, options in self._space.given if flow == self._flow]
+            points = [_Point(self._beginning.settings, extras) for extras in given]
+            return next((point for point in points if point not in self._results), None)
+
+        best = min(self._results, key=lambda point: min(self._results[point].seconds))
+        best_s = min(self._results[best].seconds)
+        models = self._models()
+        promised: list[tuple[float, float, _Point]] = []
+        for settings in self._alternatives() if models else ():
+            point = _Point(settings, best.extras)
+            if point not in self._results:
+                seconds = min([model.seconds(settings) for model in models])
+                promised.append((seconds, point.distance(self._beginning), point))
+
+        # Of what is about as good, the least change.
+        most = _AS_FAST * min([seconds for seconds, _, _ in promised], default=0.0)
+        promised = [each for each in promised if each[0] <= most]
+        if promised:
+            seconds, _, point = min(promised, key=lambda each: (each[1], each[0]))
+            if seconds <= _PROMISING * best_s:
+                return point
+
+        return next((point for point in self._neighbours(best) if point not in self._results), None)
+
+    def _alternatives(self) -> Iterator[Settings]:
+        now = self._beginning.settings
+        if now is not None:
+            yield from alternatives(now, most_memory=self._space.most_memory)
+
+    def _neighbours(self, point: _Point) -> Iterator[_Point]:
+        """Yield what differs in one extra option, or in one setting by one step."""
+        for flow, options in self._space.extras:
+            if flow == self._flow:
+                others = [each for each in point.extras if each[0] not in options]
+                yield replace(point, extras=(*others, *options.items()))
+
+        now, known = point.settings, set(self._alternatives())
+        if now is None:
+            return
+
+        for n, times in product((now.concurrency,), (2, 0.5)):
+            yield from _among(known, point, replace(now, concurrency=max(1, int(n * times))))
+        for nbytes, times in product((now.piece_bytes,), (2, 0.5)):
+            yield from _among(known, point, replace(now, piece_bytes=int(nbytes * times)))
+        for times in (4, 16):
+            yield from _among(known, point, replace(now, limit_bytes=now.limit_bytes * times))
+        before = self._beginning.settings  # so that nothing is kept which gains nothing
+        for each in () if before is None else fields(before):
+            yield from _among(known, point, replace(now, **{each.name: getattr(before, each.name)}))
+
+    def _models(self) -> Sequence[FlowModel]:
+        """Return those of the models of all runs that say of each run about what it took.
+
+        Each run has one for a bandwidth of each stream, and one for a bandwidth that all share; both bounds
+        may hold, each of which another run shows.
+        """
+        results = self._results.values()
+        known = [(each.fitted, min(each.seconds)) for each in results if each.fitted is not None]
+        each = [fitted.each for fitted, _ in known]
+        totals = [fitted.shared.total_rate for fitted, _ in known]
+        mixed = [replace(one, total_rate=total) for one, total in product(each, totals)]
+        models = [*each, *[fitted.shared for fitted, _ in known], *mixed]
+        if not models:
+            return ()
+
+        off = sorted([(_off(model, known), number) for number, model in enumerate(models)])
+        return [models[number] for by, number in off[:_MOST_MODELS] if by <= off[0][0] + _CREDIBLE]
+
+    def _finalists(self) -> list[_Point]:
+        beginning_s = min(self._results[self._beginning].seconds)
+        others = [point for point in self._results if point != self._beginning]
+        if self._space.given is None:
+            others = [point for point in others if min(self._results[point].seconds) < GAIN * beginning_s]
+
+        others.sort(key=lambda point: min(self._results[point].seconds))
+        if self._space.given is not None or not others:
+            return others
+
+        near_s = _NEAR * min(self._results[others[0]].seconds)
+        near = [point for point in others if min(self._results[point].seconds) <= near_s]
+        least = min(near, key=lambda point: point.distance(self._beginning))
+        return list(dict.fromkeys([others[0], least, *others]))[:_FINALISTS]
+
+    def _in_time(self, finalists: list[_Point], until: float) -> list[_Point]:
+        """Return as many of them as there is time for to measure each often enough; one at least."""
+        left = (until - self._spent()) / _LEAST_ROUNDS - self._results[self._beginning].part
+        costs = list(accumulate([self._results[point].part for point in finalists]))
+        return finalists[: max(1, sum([cost <= left for cost in costs]))]
+
+    def _judged(self, finalists: Sequence[_Point]) -> list[Tried]:
+        """Say of all that was tried why it is kept or not."""
+        before = tuple(self._results[self._beginning].seconds)
+        tried = {
+            point: Tried(
+                self._flow, point.options(self._flow, self._beginning), before, tuple(results.seconds)
+            )
+            for point, results in self._results.items()
+            if point != self._beginning
+        }
+        faster = [point for point in finalists if tried[point].is_faster]
+        chosen: _Point | None = None
+        if faster:
+            fastest_s = min([median(tried[point].seconds) for point in faster])
+            as_fast = [point for point in faster if median(tried[point].seconds) <= _AS_FAST * fastest_s]
+            chosen = min(as_fast, key=lambda point: point.distance(self._beginning))
+
+        found: list[Tried] = []
+        for point, one in tried.items():
+            if point == chosen:
+                pairs = f"faster in {one.sureness:.0%} of {len(one.seconds) * len(before)} pairs"
+                found.append(replace(one, verdict=f"kept: {pairs}", is_kept=True))
+            else:
+                why = _why_not(one, None if chosen is None else tried[chosen], is_finalist=point in finalists)
+                found.append(replace(one, verdict=f"rejected: {why}"))
+
+        return found
+
+
+def _among(known: set[Settings], point: _Point, settings: Settings) -> Iterator[_Point]:
+    if settings in known and settings != point.settings:
+        yield replace(point, settings=settings)
+
+
+def _fitted(flow: Flow, report: StageReport) -> Fitted | None:
+    return None if report.limits is None else fit(flow, report.stages, report.limits)
+
+
+def _off(model: FlowModel, known: Sequence[tuple[Fitted, float]]) -> float:
+    """Return by how much a model is wrong about runs: the root of the mean square, of logarithms."""
+    wrong = [math.log(max(model.seconds(fitted.settings), 1e-9) / seconds) for fitted, seconds in known]
+    return math.sqrt(sum([each * each for each in wrong]) / len(wrong))
+
+
+def _why_not(tried: Tried, chosen: Tried | None, *, is_finalist: bool) -> str:
+    if chosen is not None and median(tried.seconds) > median(chosen.seconds):
+        return f"what is kept takes {median(chosen.seconds) / median(tried.seconds):.0%} of its time"
+    if chosen is not None:
+        return "no faster beyond noise than what is kept, which changes less"
+    if tried.ratio >= 1:
+        return "slower" if tried.ratio > 1 / GAIN else "as fast as before"
+    if tried.ratio > GAIN:
+        return f"{1 - tried.ratio:.0%} faster, which is less than noise"
+
+    if not is_finalist:
+        return "others were faster"
+    if not tried.is_certain:
+        return "too little time to be sure"
+
+    return f"faster in only {tried.sureness:.0%} of the pairs"

@@ -11,7 +11,8 @@ import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.tuning import GAIN, PAIRS
+from penstock.reports.diagnosis import GAIN
+from penstock.tuning import ROUNDS, SURE
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "tune-a-cluster.md"
 
@@ -36,8 +37,9 @@ def test_the_command_of_the_page_writes_a_profile(tmp_path: Path, monkeypatch: p
 def test_the_profile_of_the_page_is_read(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(blocks("toml")[0])
 
-    assert penstock.Config.load(tmp_path / "x.toml", profile="pod", environ={}).format.codec == "auto"
+    found = penstock.Config.load(tmp_path / "x.toml", profile="pod", environ={}).save
+    assert found.piece_bytes == 2**20
 
 
 def test_the_rule_of_the_page_is_that_of_the_code() -> None:
-    assert (PAIRS, GAIN) == (3, 0.92)
+    assert (ROUNDS, GAIN, SURE) == (5, 0.92, 0.95)

@@ -9,7 +9,6 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,13 +24,13 @@ from penstock.kernel.memory.memory_limit import free_memory
 from penstock.kernel.options import parse_bytes, parse_seconds
 from penstock.stores.store_finder import store_of
 from penstock.tuning import (
-    Candidate,
+    Space,
     Tuned,
-    candidates_for,
     given_candidate,
     nested_tables,
     profile_text,
     search,
+    space_of,
     tuned_svg,
 )
 
@@ -42,9 +41,10 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the command's arguments."""
     parser.description = (
-        "Save and restore below PATH with one option after the other, each in pairs with what is best so "
-        "far, and write as a profile what is faster beyond noise than what is set already, with the figures. "
-        "What is saved there is removed. Arrays are in host memory: staging from a device is not measured."
+        "Save and restore below PATH with other numbers of workers, pieces and budgets, as a model of the "
+        "store foretells, and write as a profile what is faster beyond noise than what is set already, with "
+        "the figures of all that was tried, and why it was rejected. What is saved there is removed. Arrays "
+        "are in host memory: staging from a device is not measured."
     )
     parser.add_argument("path", metavar="PATH", help="an existing directory on the store, or a bucket's URL")
     parser.add_argument(
@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--size", default="256MiB", help="of made-up arrays without --like (%(default)s)")
     parser.add_argument(
-        "--time", default="5min", metavar="LIMIT", help="begin no candidate after this (%(default)s)"
+        "--time", default="5min", metavar="LIMIT", help="begin no run after this (%(default)s)"
     )
     parser.add_argument(
         "--try", dest="tried", action="append", metavar="KEY=VALUE",
@@ -106,8 +106,8 @@ def _is_bucket(path: str) -> bool:
     return scheme_of(path_or_url(path)) is not None
 
 
-def _candidates(options: argparse.Namespace, config: Config) -> Sequence[Candidate]:
-    """Return what is tried.
+def _space(options: argparse.Namespace, config: Config) -> Space:
+    """Return what may be tried.
 
     Raises:
         CommandError: If what is asked for is not of the form that it must have.
@@ -115,7 +115,7 @@ def _candidates(options: argparse.Namespace, config: Config) -> Sequence[Candida
     """
     if options.tried is None:
         limit = config.memory.limit_bytes
-        return candidates_for(
+        return space_of(
             is_bucket=_is_bucket(options.path),
             own_tree=options.like is not None,
             limit_bytes=None if limit == "auto" else limit,
@@ -130,7 +130,7 @@ def _candidates(options: argparse.Namespace, config: Config) -> Sequence[Candida
     for _, changed in candidates:
         config.changed(nested_tables(changed))
 
-    return candidates
+    return Space(given=candidates)
 
 
 async def _tune(options: argparse.Namespace, output: Output) -> tuple[Tuned, list[str]]:
@@ -142,7 +142,7 @@ async def _tune(options: argparse.Namespace, output: Output) -> tuple[Tuned, lis
     )
 
     config = Config.load()
-    candidates = _candidates(options, config)
+    space = _space(options, config)
     nbytes = parse_bytes(options.size)
     tree: Any = made_up_tree(nbytes) if options.like is None else await tree_of(options.like)
     store, root = store_of(options.path)
@@ -151,11 +151,14 @@ async def _tune(options: argparse.Namespace, output: Output) -> tuple[Tuned, lis
     try:
         probes = await anyio.to_thread.run_sync(probe_store, store, directory, nbytes)
         runs = RealRuns(directory, tree, config)
-        await runs.measure({})  # what is loaded at the first save is not part of it
-        end = time.monotonic() + parse_seconds(options.time)
-        with output.bar(len(candidates), "options") as bar:
+        await runs.measure("save", {})  # what is loaded at the first save is not part of it
+        start, limit_s = time.monotonic(), parse_seconds(options.time)
+        with output.bar(None, "runs") as bar:
             tuned = await search(
-                runs.measure, candidates, has_time=lambda: time.monotonic() < end, tell=bar.show
+                runs.measure,
+                space,
+                spent=lambda: (time.monotonic() - start) / limit_s if limit_s else 1.0,
+                tell=bar.show,
             )
     finally:
         with anyio.move_on_after(_REMOVAL_S, shield=True), suppress(StorageError):

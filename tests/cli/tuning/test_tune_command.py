@@ -42,7 +42,7 @@ def test_a_profile_is_written_beside_what_the_file_has(
 
     said = capsys.readouterr().out
     assert "PENSTOCK_PROFILE=pod" in said
-    assert "There was no time for every candidate." in file.read_text()
+    assert "There was no time for all that was worth a try." in file.read_text()
     assert penstock.Config.load(file, profile="pod", environ={}).store.links == "any"
     assert (place / "figures.svg").read_text().startswith("<svg")
     assert os.listdir(place / "store") == []
@@ -76,7 +76,7 @@ def test_a_bucket_is_measured_as_a_directory_is(place: Path, monkeypatch: pytest
         assert main(["tune", "s3://bucket/scratch", "--size", "100KiB", "--time", "0s"]) == 0
 
     text = (place / "penstock.toml").read_text()
-    assert "There was no time for every candidate." in text
+    assert "There was no time for all that was worth a try." in text
     assert "# One object of 100.0 KiB: put in " in text
     assert list(objects.objects) == []
 
