@@ -103,7 +103,11 @@ CODECS: Final = PluginKind(
     "penstock.codecs",
     partial(ConfigError, "format.codec"),
     _as_codec_type,
-    own={"zstd": "penstock.handlers.formats.codecs.zstd:ZSTD"},
+    own={
+        "blosc": "penstock.handlers.formats.codecs.blosc:BLOSC",
+        "floats": "penstock.handlers.formats.codecs.blosc:FLOATS",
+        "zstd": "penstock.handlers.formats.codecs.zstd:ZSTD",
+    },
 )
 """The codecs that there are, by name."""
 

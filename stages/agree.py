@@ -66,7 +66,7 @@ async def _agreed(run: SaveRun, plan: SavePlan) -> SavePlan:
     if ballot is None:
         return plan
 
-    return await run.threads.run(with_codecs, plan, ballot.places, encoded, ballot.codec)
+    return await run.threads.run(with_codecs, plan, ballot.places, encoded, ballot.codecs)
 
 
 async def agree_on_plan(run: SaveRun, plan: SavePlan) -> bytes:
@@ -75,7 +75,7 @@ async def agree_on_plan(run: SaveRun, plan: SavePlan) -> bytes:
     Called by any stage that needs the place: the first call does it, and any other returns the same.
 
     Returns:
-        For each leaf on the ballot, whether it is encoded.
+        For each leaf on the ballot, which codec it gets.
 
     Raises:
         PlansDifferError: If the processes do not save the same.

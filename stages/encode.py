@@ -24,6 +24,8 @@ from penstock.stages.messages.batching import encoding_room
 # 256 KiB of a chunk of 16 MiB: to encode the sample takes 1.6 % of the time for the chunk.
 SAMPLES: Final = 8
 SAMPLE_BYTES: Final = 32 * 1024
+HARDLY_MORE: Final = 0.9
+"""A slower codec has to leave less than this part of what a faster one leaves."""
 
 
 @final
@@ -37,38 +39,47 @@ class Encode:
 
     Attributes:
         concurrency: Batches encoded at once, each by a thread.
-        auto_codec: The codec for leaves that compress well.
+        auto_codecs: The codecs for leaves that compress well. A leaf gets the one that leaves least of its
+            sample, and an earlier one if that leaves hardly more: they stand in the order of their speed.
         auto_saves: The fraction of its bytes that this must save at least.
     """
 
     messages: ClassVar[Messages] = {StagedBatch: StagedBatch}
     advice: ClassVar[Advice] = Advice(
-        'Choose a lower level of `[format] codec` (`"zstd:1"`, or `"none"`), or more workers: '
+        'Choose a faster `[format] codec` (`"floats"`, or `"none"`), or more workers: '
         "`[save.encode] concurrency`.",
     )
 
     concurrency: int = field(default_factory=lambda: min(8, os.cpu_count() or 1), metadata={"positive": True})
-    auto_codec: str = "zstd:1"
+    auto_codecs: tuple[str, ...] = ("floats", "zstd:1")
     auto_saves: float = 0.1
 
     def __post_init__(self) -> None:
         fit_fields(self, "encode")
-        if check_codec("encode.auto_codec", self.auto_codec) != self.auto_codec:
-            raise ConfigError("encode.auto_codec", f"must name the options, too, not {self.auto_codec!r}")
+        if not self.auto_codecs:
+            raise ConfigError("encode.auto_codecs", "must name one codec at least")
+
+        found = tuple([check_codec("encode.auto_codecs", codec) for codec in self.auto_codecs])
+        object.__setattr__(self, "auto_codecs", found)
         if not 0 <= self.auto_saves < 1:
             raise ConfigError("encode.auto_saves", f"must be between 0 and 1, not {self.auto_saves!r}")
 
-    def is_worth_it(
+    def choose(
         self,
         data: memoryview,
         itemsize: int,
         encode: Callable[[str, Sequence[memoryview], int], Sequence[bytes]],
         /,
-    ) -> bool:
-        """Return whether encoding a sample of `data` saves enough. Blocking."""
+    ) -> str | None:
+        """Return the codec that is best for a sample of `data`; None if none saves enough. Blocking."""
         sample = _sample(data, itemsize)
-        (encoded,) = encode(self.auto_codec, [sample], itemsize)
-        return len(encoded) <= (1 - self.auto_saves) * len(sample)
+        best, least = None, (1 - self.auto_saves) * len(sample)
+        for codec in self.auto_codecs:
+            (encoded,) = encode(codec, [sample], itemsize)
+            if len(encoded) <= (least if best is None else HARDLY_MORE * least):
+                best, least = codec, len(encoded)
+
+        return best
 
     @asynccontextmanager
     async def open(self, run: SaveRun, /) -> AsyncGenerator[Actor]:
@@ -127,10 +138,7 @@ class _Encoder:
             codec = AUTO if plan is None else plan.specs[leaf.index].codec
             if codec == AUTO:
                 itemsize = leaf.spec.itemsize
-                worth = await self._run.threads.run(
-                    self._options.is_worth_it, piece.data, itemsize, self._encode
-                )
-                codec = self._options.auto_codec if worth else None
+                codec = await self._run.threads.run(self._options.choose, piece.data, itemsize, self._encode)
 
             self._decided[leaf.index] = replace(leaf, spec=replace(leaf.spec, codec=codec))
 

@@ -21,18 +21,18 @@ class CodecChoice(Capability, Protocol):
     """A stage that decides which leaves with the codec `auto` get one."""
 
     @property
-    def auto_codec(self) -> str:
-        """The codec that they get."""
+    def auto_codecs(self) -> Sequence[str]:
+        """The codecs among which it chooses, each with all of its options."""
         ...
 
-    def is_worth_it(
+    def choose(
         self,
         data: memoryview,
         itemsize: int,
         encode: Callable[[str, Sequence[memoryview], int], Sequence[bytes]],
         /,
-    ) -> bool:
-        """Return whether a leaf with such bytes gets it. Blocking.
+    ) -> str | None:
+        """Return the codec that a leaf with such bytes gets; None for none. Blocking.
 
         Args:
             data: A part of the leaf: any number of its elements.

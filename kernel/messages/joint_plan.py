@@ -38,7 +38,7 @@ class Ballot:
 
     places: Sequence[int]  #: of those leaves, in flatten order
     votes: bytes  #: one for each
-    codec: str  #: of those that are encoded
+    codecs: Sequence[str]  #: what a leaf may be encoded with, in the order of the votes
 
 
 @final

@@ -26,9 +26,9 @@ from penstock.stages.joint.own_leaves import places_of_own
 from penstock.stages.messages.batching import grouped
 
 NO_VOTE: Final = 0  # this process writes nothing of the leaf
-PLAIN: Final = 1
-ENCODED: Final = 2
-MUST_BE_PLAIN: Final = 3  # what it links of the leaf is stored plainly
+MUST_BE_PLAIN: Final = 1  # what it links of the leaf is stored plainly
+PLAIN: Final = 2
+FIRST: Final = 3  # this number, and those after it, are for the codecs among which the stage chooses
 
 SAMPLED_BYTES: Final = 2**20
 """A vote is about so many bytes at most, the first that this process writes of a leaf: they are read before
@@ -87,15 +87,17 @@ def _votes(
     found: dict[int, int] = {}
     for leaf in leaves:
         first = next(iter(leaf.handler.pieces(leaf, most)))
-        found[leaf.index] = ENCODED if choice.is_worth_it(first.take(), leaf.spec.itemsize, encode) else PLAIN
+        codec = choice.choose(first.take(), leaf.spec.itemsize, encode)
+        found[leaf.index] = PLAIN if codec is None else FIRST + list(choice.auto_codecs).index(codec)
 
     return found
 
 
 def counted(ballots: Iterable[bytes]) -> bytes:
-    """Return for each undecided leaf whether it is encoded. Pure.
+    """Return for each undecided leaf the number of its codec, counted from 1, and 0 for none. Pure.
 
-    It is if that is worth it for more of those who write it than it is not.
+    It gets one if that is worth it for more of those who write it than it is not: the one that most of them
+    want, of equals the first.
 
     Args:
         ballots: The votes of each process.
@@ -108,31 +110,32 @@ def counted(ballots: Iterable[bytes]) -> bytes:
         raise CoordinationError("they vote about other codecs: do all processes run one penstock?")
 
     votes = np.frombuffer(b"".join(ballots), np.uint8).reshape(len(ballots), -1)
-    encoded, plain = (votes == ENCODED).sum(0), (votes == PLAIN).sum(0)
-    decided: npt.NDArray[np.bool_] = (encoded > plain) & ~(votes == MUST_BE_PLAIN).any(0)
+    by_codec = np.array([(votes == FIRST + number).sum(0) for number in range(int(votes.max(initial=0)) + 1)])
+    is_encoded = (by_codec.sum(0) > (votes == PLAIN).sum(0)) & ~(votes == MUST_BE_PLAIN).any(0)
+    decided: npt.NDArray[np.uint8] = np.where(is_encoded, by_codec.argmax(0) + 1, 0).astype(np.uint8)
     return decided.tobytes()
 
 
-def with_codecs(plan: SavePlan, places: Sequence[int], encoded: bytes, codec: str) -> SavePlan:
+def with_codecs(plan: SavePlan, places: Sequence[int], decided: bytes, codecs: Sequence[str]) -> SavePlan:
     """Return the plan with the chosen codecs. Specs that are one object stay one object. Pure.
 
     Args:
         plan: With undecided leaves.
         places: Theirs.
-        encoded: What `counted` returned.
-        codec: Of those that are encoded.
+        decided: What `counted` returned.
+        codecs: Those that were voted on.
 
     Raises:
         CoordinationError: If it was decided about other leaves.
     """
-    if len(encoded) != len(places):
+    if len(decided) != len(places):
         raise CoordinationError("the primary decided about other codecs: do all processes run one penstock?")
 
     specs, known = list(plan.specs), dict[tuple[int, int], LeafSpec]()
-    for at, is_encoded in zip(places, encoded, strict=True):
-        key = id(specs[at]), is_encoded
+    for at, number in zip(places, decided, strict=True):
+        key = id(specs[at]), number
         if key not in known:
-            known[key] = replace(specs[at], codec=codec if is_encoded else None)
+            known[key] = replace(specs[at], codec=codecs[number - 1] if number else None)
 
         specs[at] = known[key]
 

@@ -66,7 +66,7 @@ async def divided(
         [at for at, spec in enumerate(leaves.specs) if not spec.replicas.is_global and at not in own]
     )
     found = await take_digests(run, held_whole)
-    options = {**options_of(run), "auto_codec": choice.auto_codec if places and choice else None}
+    options = {**options_of(run), "auto_codecs": list(choice.auto_codecs) if places and choice else None}
     digest = await run.threads.run(digest_of_plan, plan, found, options)
     joint = JointPlan(
         shares=_scaled(shares, leaves, plan),
@@ -83,7 +83,7 @@ async def divided(
         kept, plan = await find_links(run, kept, plan)
     if places and choice is not None:
         votes = await take_votes(run, choice, places, kept, plan)
-        ballot = Ballot(places=places, votes=votes, codec=choice.auto_codec)
+        ballot = Ballot(places=places, votes=votes, codecs=choice.auto_codecs)
         plan = replace(plan, joint=replace(plan.joint or joint, ballot=ballot))
 
     return kept, plan

@@ -188,8 +188,10 @@ def test_encode_is_configured_as_any_stage(tmp_path: Path) -> None:
         checkpointer.save(tmp_path / "a", value).result()
     assert sum(sizes(tmp_path / "a")) > value.nbytes
 
-    file.write_text('[format]\ncodec = "auto"\n[save.encode]\nauto_codec = "lzma"\n')
-    with pytest.raises(ConfigError, match=r"save\.encode\.auto_codec: must be 'zstd:<1 to 22>', not 'lzma'"):
+    file.write_text('[format]\ncodec = "auto"\n[save.encode]\nauto_codecs = ["lzma"]\n')
+    with pytest.raises(
+        ConfigError, match=r"save\.encode\.auto_codecs: must be .*'zstd:<1 to 22>', not 'lzma'"
+    ):
         penstock.sync.Checkpointer(config=Config.load(file, environ={}))
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 import tensorstore as ts
@@ -235,7 +236,9 @@ async def test_auto_decides_once_for_all_chunks_of_a_leaf(rig: Rig) -> None:
     mixed = np.concatenate([zeros(20_000), noise(20_000), zeros(20_000)])
 
     batches = await encoded(
-        rig, [mixed, np.concatenate([noise(20_000), zeros(40_000)])], Encode(concurrency=3)
+        rig,
+        [mixed, np.concatenate([noise(20_000), zeros(40_000)])],
+        Encode(concurrency=3, auto_codecs=("zstd:1",)),
     )
 
     codecs = {(leaf, piece.leaf.spec.codec) for (leaf, _), piece in pieces_of(batches).items()}
@@ -251,10 +254,23 @@ async def test_auto_looks_at_parts_of_all_of_a_large_chunk(rig: Rig) -> None:
     begin = np.concatenate([zeros(1 << 14), noise((4 << 20) - (1 << 14))])
     rig.limits = replace(rig.limits, piece_bytes=4 << 20)
 
-    batches = await encoded(rig, [behind, begin])
+    batches = await encoded(rig, [behind, begin], Encode(auto_codecs=("zstd:1",)))
 
     assert {index: leaf.spec.codec for index, leaf in leaves_of(batches).items()} == {0: "zstd:1", 1: None}
     assert ("zstd:1", SAMPLES * SAMPLE_BYTES) in layout.calls
+
+
+async def test_auto_takes_the_codec_that_leaves_least(rig: Rig) -> None:
+    use(rig, SaveFormat(codec="auto"))
+    normal = np.random.default_rng(0).standard_normal(100_000)
+    weights = (normal * 0.02).astype(ml_dtypes.bfloat16)
+    text = np.frombuffer(b"".join(b"%d %d\n" % (n, n * n) for n in range(10_000)), np.uint8)
+
+    batches = await encoded(rig, [weights, normal.astype(np.float32), text, noise(100_000)])
+
+    floats = "blosc:lz4:5:bitshuffle"
+    codecs = {index: leaf.spec.codec for index, leaf in leaves_of(batches).items()}
+    assert codecs == {0: floats, 1: floats, 2: "zstd:1", 3: None}
 
 
 @pytest.mark.parametrize(("saves", "codec"), [(0.4, "zstd:7"), (0.6, None)])
@@ -262,7 +278,7 @@ async def test_how_much_must_be_saved_and_with_what_are_options(rig: Rig, saves:
     use(rig, SaveFormat(codec="auto"))
     half = np.concatenate([zeros(50_000), noise(50_000)])
 
-    batches = await encoded(rig, half, Encode(auto_codec="zstd:7", auto_saves=saves))
+    batches = await encoded(rig, half, Encode(auto_codecs=("zstd:7",), auto_saves=saves))
 
     assert leaves_of(batches)[0].spec.codec == codec
 
@@ -270,9 +286,9 @@ async def test_how_much_must_be_saved_and_with_what_are_options(rig: Rig, saves:
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        ({"auto_codec": "gzip"}, "auto_codec"),
-        ({"auto_codec": "auto"}, "auto_codec"),
-        ({"auto_codec": "zstd:23"}, "auto_codec"),
+        ({"auto_codecs": ["gzip"]}, "auto_codecs"),
+        ({"auto_codecs": ["floats", "auto"]}, "auto_codecs"),
+        ({"auto_codecs": []}, "auto_codecs"),
         ({"auto_saves": 1.0}, "auto_saves"),
         ({"auto_saves": -0.1}, "auto_saves"),
         ({"concurrency": 0}, "concurrency"),

@@ -36,6 +36,9 @@ CODED_FROM: Final = 16 * 1024
 CODED_CHUNK: Final = 16 * 2**20
 """Default bytes of a chunk with a codec. Chunks are encoded whole, several at once."""
 
+MOST_CODED: Final = 2**30
+"""The most bytes of a chunk with a codec, whatever is asked for: Blosc takes less than twice as many."""
+
 _NOTHING: Final = SaveArgs()
 
 
@@ -70,6 +73,8 @@ def fitted(
     chunk_bytes = coded_chunk if codec else plain_chunk
     if chunk_bytes is not None and args.chunk_byte_size is None and form.chunk_byte_size is None:
         chunk_shape = roughly_equal_chunks(chunk_shape, spec.itemsize, chunk_bytes)
+    if codec and math.prod(chunk_shape) * spec.itemsize > MOST_CODED:
+        chunk_shape = roughly_equal_chunks(chunk_shape, spec.itemsize, MOST_CODED)
     if chunk_shape == spec.chunk_shape and codec == spec.codec:
         return spec  # the same object, because specs are compared by identity
 

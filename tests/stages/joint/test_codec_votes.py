@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import CoordinationError
 from penstock.kernel import LeafSpec, ParamInfo, SavePlan
 from penstock.stages.joint.codec_votes import (
-    ENCODED,
+    FIRST,
     MUST_BE_PLAIN,
     NO_VOTE,
     PLAIN,
@@ -16,21 +16,27 @@ from penstock.stages.joint.codec_votes import (
     with_codecs,
 )
 
+ENCODED, OTHERWISE = FIRST, FIRST + 1
+
 
 @pytest.mark.parametrize(
-    ("votes", "is_encoded"),
+    ("votes", "codec"),
     [
-        ([ENCODED], True),
-        ([PLAIN], False),
-        ([NO_VOTE], False),
-        ([ENCODED, NO_VOTE, NO_VOTE], True),
-        ([ENCODED, PLAIN], False),
-        ([ENCODED, PLAIN, ENCODED], True),
-        ([ENCODED, ENCODED, MUST_BE_PLAIN], False),
+        ([ENCODED], 1),
+        ([OTHERWISE], 2),
+        ([PLAIN], 0),
+        ([NO_VOTE], 0),
+        ([ENCODED, NO_VOTE, NO_VOTE], 1),
+        ([ENCODED, PLAIN], 0),
+        ([ENCODED, PLAIN, ENCODED], 1),
+        ([ENCODED, PLAIN, OTHERWISE], 1),
+        ([OTHERWISE, PLAIN, OTHERWISE], 2),
+        ([ENCODED, OTHERWISE, OTHERWISE, PLAIN], 2),
+        ([ENCODED, ENCODED, MUST_BE_PLAIN], 0),
     ],
 )
-def test_a_codec_needs_a_majority_of_votes(votes: list[int], is_encoded: bool) -> None:
-    assert counted([bytes([vote]) for vote in votes]) == bytes([is_encoded])
+def test_a_codec_needs_a_majority_of_votes(votes: list[int], codec: int) -> None:
+    assert counted([bytes([vote]) for vote in votes]) == bytes([codec])
 
 
 def test_each_leaf_is_counted_by_itself() -> None:
@@ -41,12 +47,12 @@ def test_votes_about_other_leaves_are_refused() -> None:
     with pytest.raises(CoordinationError):
         counted([bytes([ENCODED]), bytes([ENCODED, PLAIN])])
     with pytest.raises(CoordinationError):
-        with_codecs(plan_of(["auto"]), [0], b"", "zstd:1")
+        with_codecs(plan_of(["auto"]), [0], b"", ["zstd:1"])
 
 
 def test_what_is_decided_stands_in_the_plan_and_specs_stay_shared() -> None:
     plan = plan_of(["auto", None, "auto", "auto"])
-    after = with_codecs(plan, undecided(plan), bytes([1, 0, 1]), "zstd:1")
+    after = with_codecs(plan, undecided(plan), bytes([2, 0, 2]), ["blosc", "zstd:1"])
 
     assert [spec.codec for spec in after.specs] == ["zstd:1", None, None, "zstd:1"]
     assert after.specs[0] is after.specs[3]
