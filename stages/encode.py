@@ -52,7 +52,7 @@ class Encode:
 
     concurrency: int = field(default_factory=lambda: min(8, os.cpu_count() or 1), metadata={"positive": True})
     auto_codecs: tuple[str, ...] = ("floats", "zstd:1")
-    auto_saves: float = 0.1
+    auto_saves: float = 0.05
 
     def __post_init__(self) -> None:
         fit_fields(self, "encode")

@@ -32,9 +32,10 @@ class SaveFormat:
     Attributes:
         ocdbt: Whether all arrays are in one OCDBT database, instead of a directory for each array.
         zarr: The version of the zarr format.
-        codec: `"none"`, `"zstd"`, `"zstd:<level>"` with a level from 1 to 22, the codec of a plug-in, or
-            `"auto"`: zstd for each leaf whose bytes are found to compress well. Shards below 16 KiB are
-            stored as they are.
+        codec: `"none"`, `"floats"` (for weights, at the speed of memory), `"floats:archive"` (smaller,
+            at half of it), `"zstd"`, `"zstd:<1 to 22>"`, `"blosc:<options>"`, the codec of a
+            plug-in, or `"auto"`: `floats` or `zstd` for each leaf whose bytes are found to compress well.
+            Shards below 16 KiB are stored as they are.
         chunk_byte_size: Cut shards into equal chunks of at most this many bytes, as Orbax does. By default
             a shard is one chunk, or with a codec several of about 16 MiB.
         ocdbt_target_data_file_size: Begin a new data file after this many bytes; 0: never. By default

@@ -254,7 +254,7 @@ async def test_auto_looks_at_parts_of_all_of_a_large_chunk(rig: Rig) -> None:
     begin = np.concatenate([zeros(1 << 14), noise((4 << 20) - (1 << 14))])
     rig.limits = replace(rig.limits, piece_bytes=4 << 20)
 
-    batches = await encoded(rig, [behind, begin], Encode(auto_codecs=("zstd:1",)))
+    batches = await encoded(rig, [behind, begin], Encode(auto_codecs=("zstd:1",), auto_saves=0.1))
 
     assert {index: leaf.spec.codec for index, leaf in leaves_of(batches).items()} == {0: "zstd:1", 1: None}
     assert ("zstd:1", SAMPLES * SAMPLE_BYTES) in layout.calls

@@ -13,7 +13,7 @@ def add_storage_options(parser: argparse.ArgumentParser) -> None:
     """Add the options. Those of another format than Orbax's have no effect on them."""
     parser.add_argument(
         "--codec", default="none", metavar="CODEC",
-        help="for arrays in Orbax's layout: none, auto, zstd or zstd:LEVEL (%(default)s)",
+        help="for arrays: none, auto, floats, floats:archive, zstd or zstd:LEVEL (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--zarr", type=int, choices=(2, 3), default=2, help="version of the arrays there (%(default)s)"

@@ -101,7 +101,7 @@ class BasePyTreeCheckpointHandler(DeferredPathAsyncCheckpointHandler):
         memory_limit_options: The upper limit of `"auto"`.
         use_ocdbt: Whether all arrays are in one OCDBT database; else each in its own directory.
         use_zarr3: Whether arrays are of zarr version 3; else 2.
-        use_compression: Whether chunks that compress well are compressed, with zstd.
+        use_compression: Whether chunks that compress well are compressed.
         multiprocessing_options: Which processes save.
         type_handler_registry: Handlers of leaf types; by default those registered for the process.
         enable_post_merge_validation: Has no effect: every leaf is counted before a save is complete.

@@ -73,7 +73,7 @@ class ParamInfo:
         byte_limiter: Bounds the bytes that are read or written at once: what has `reserved_bytes`.
         device_host_byte_limiter: Likewise for copies from device to host.
         is_ocdbt_checkpoint: Whether arrays are in one OCDBT database, or each in its own directory.
-        use_compression: Whether chunks are compressed with zstd.
+        use_compression: Whether chunks are compressed.
         use_zarr3: Whether arrays are of zarr version 3; else 2.
         ocdbt_target_data_file_size: Bytes after which a data file is followed by another; 0: never.
         ts_context: The TensorStore context to share; None for one that penstock makes for the call.

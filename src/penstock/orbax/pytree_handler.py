@@ -55,7 +55,7 @@ class PyTreeCheckpointHandler(TreeHandler):
         memory_limit_options: The upper limit of `"auto"`.
         use_ocdbt: Whether all arrays are in one OCDBT database; else each in its own directory.
         use_zarr3: Whether arrays are of zarr version 3; else 2.
-        use_compression: Whether chunks that compress well are compressed, with zstd.
+        use_compression: Whether chunks that compress well are compressed.
         multiprocessing_options: Which processes save.
         type_handler_registry: Handlers of leaf types; by default those registered for the process.
         handler_impl: Does the work; by default it is made from the other options.

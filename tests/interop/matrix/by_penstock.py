@@ -53,7 +53,7 @@ def formats(*, ocdbt: bool, zarr: Any) -> dict[str, Callable[[Path, Tree], None]
     def form(**options: Any) -> Callable[[Path, Tree], None]:
         return by_penstock(SaveFormat(ocdbt=ocdbt, zarr=zarr, **options))
 
-    found = {codec: form(codec=codec) for codec in ("none", "zstd:3", "auto")}
+    found = {codec: form(codec=codec) for codec in ("none", "floats", "floats:archive", "zstd:3", "auto")}
     found["chunk_byte_size"] = form(chunk_byte_size=1000)
     found["chunk_byte_size, zstd"] = form(chunk_byte_size=1500, codec="zstd")
     found["shard_axes"] = by_penstock(SaveFormat(ocdbt=ocdbt, zarr=zarr), cut_rows)

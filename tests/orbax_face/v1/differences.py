@@ -37,7 +37,7 @@ DIFFERENCES: Final[dict[str, str]] = {
     "is_orbax_checkpoint": "An empty directory, or one with other things in it, is none.",
     "partial.finalize": "Copies all bytes once, into one database. Files of others are not taken along.",
     "options.ArrayOptions.Saving.use_compression": (
-        "Shards below 16 KiB, and what zstd does not make smaller, are stored as they are."
+        "Shards below 16 KiB, and what a codec does not make smaller, are stored as they are."
     ),
     "options.ArrayOptions.Loading.use_load_and_broadcast": (
         "Every process reads what it needs; without shardings, too."

@@ -152,7 +152,7 @@ class ArrayOptions(Guarded):
             storage_options: For all leaves.
             use_ocdbt: Whether all arrays are in one OCDBT database, or each in its own directory.
             use_zarr3: Whether they are zarr v3, or v2.
-            use_compression: Whether zstd is used, for leaves that it makes smaller.
+            use_compression: Whether leaves are compressed that become smaller by it.
             ocdbt_target_data_file_size: Bytes after which a data file is followed by another; 0: never.
             enable_pinned_host_transfer: Has no effect: jax chooses how bytes get to the host.
             enable_post_merge_validation: Has no effect: penstock counts every byte before it publishes.
