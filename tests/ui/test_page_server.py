@@ -18,9 +18,13 @@ import pytest
 pytest.importorskip("starlette", reason="`penstock ui` needs it: pip install 'penstock[ui]'")
 
 import penstock
+from penstock.inspection.stored_leaves import LeafFacts
 from penstock.inspection.texts import one_line
+from penstock.kernel import KeyKind
 from penstock.stores import store_of
+from penstock.ui.layer_norms import LayerNorms, layers_to_measure
 from penstock.ui.page_server import PageConnection, make_app, make_server, open_socket
+from penstock.ui.run_reader import RunReader
 
 KEEPING = penstock.Config.load(environ={}, arguments={"telemetry": {"keep_reports": 5}})
 EVIL = "\x1b]0;owned\x07<script>alert(1)</script>\u202e"
@@ -40,8 +44,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def browser(root: Path, **more: Any) -> httpx.AsyncClient:
-    store, path = store_of(root)
-    app = make_app(store, path, PORT, "secret")
+    app = make_app([store_of(root)], PORT, "secret", "opening")
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=HERE, **more)
 
 
@@ -53,7 +56,7 @@ async def opened(root: Path) -> AsyncGenerator[httpx.AsyncClient]:
         yield client
 
 
-async def test_the_token_becomes_a_cookie_once(root: Path) -> None:
+async def test_the_token_becomes_a_cookie_in_each_browser_that_has_the_address(root: Path) -> None:
     async with opened(root) as client:
         cookie = next(iter(client.cookies.jar))
         assert cookie.has_nonstandard_attr("HttpOnly")
@@ -61,7 +64,19 @@ async def test_the_token_becomes_a_cookie_once(root: Path) -> None:
         assert (await client.get("/")).status_code == 200
         assert (await client.get("/?token=secret")).status_code == 303  # of the same browser: away with it
         client.cookies.clear()
-        assert (await client.get("/?token=secret")).status_code == 403  # it was used
+        assert (await client.get("/")).status_code == 403
+        assert (await client.get("/?token=secret")).status_code == 303  # a second browser
+        assert (await client.get("/api/run")).status_code == 200
+
+
+async def test_the_token_that_a_browser_is_started_with_is_good_once(root: Path) -> None:
+    """Others on this machine see the arguments of its programs."""
+    async with browser(root) as client:
+        assert (await client.get("/?token=opening")).status_code == 303
+        assert (await client.get("/api/run")).status_code == 200
+        client.cookies.clear()
+        assert (await client.get("/?token=opening")).status_code == 403
+        assert (await client.get("/?token=secret")).status_code == 303
 
 
 @pytest.mark.parametrize(
@@ -120,6 +135,9 @@ async def test_a_wrong_cookie_is_refused(root: Path, cookie: str) -> None:
         ({"Origin": "null"}, 403),
         ({"Origin": f"http://localhost:{PORT}"}, 403),
         ({"Origin": HERE}, 200),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),  # another port of this machine
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
         ({"Host": f"localhost:{PORT}", "Origin": f"http://localhost:{PORT}"}, 200),
     ],
 )
@@ -139,7 +157,18 @@ async def test_requests_that_would_change_something_are_refused(root: Path, meth
 
 async def test_every_answer_forbids_what_the_page_does_not_need(root: Path) -> None:
     async with opened(root) as client:
-        for path in ("/", "/page.js", "/page.css", "/api/run", "/api/tree?name=7"):
+        # A link elsewhere leads to the page itself.
+        assert (await client.get("/", headers={"Sec-Fetch-Site": "cross-site"})).status_code == 200
+        for path in (
+            "/",
+            "/page.js",
+            "/strips.js",
+            "/checkpoints.js",
+            "/elements.js",
+            "/page.css",
+            "/api/run",
+            "/api/tree?name=7",
+        ):
             answer = await client.get(path)
             assert answer.headers["content-security-policy"].startswith(
                 "default-src 'none'; script-src 'self'"
@@ -152,11 +181,15 @@ async def test_the_run_has_its_steps_metrics_and_sizes(root: Path) -> None:
     async with opened(root) as client:
         run = (await client.get("/api/run")).json()
 
-    assert [step["name"] for step in run["steps"]] == ["1", "2"]
-    assert run["steps"][1]["metrics"]["loss"] == 0.5
-    assert run["steps"][1]["metrics"]["bad"] is None
-    assert run["steps"][1]["started_at"] <= run["steps"][1]["committed_at"]
-    assert run["steps"][0]["nbytes"] > 64
+    steps = {step["name"]: step for step in run["steps"]}
+    assert sorted(steps) == ["1", "2"]
+    assert steps["2"]["metrics"]["loss"] == 0.5
+    assert steps["2"]["metrics"]["bad"] is None
+    assert steps["2"]["started_at"] <= steps["2"]["committed_at"]
+    assert steps["1"]["nbytes"] > 64
+    assert [report["staged_s"] <= report["seconds"] for report in run["reports"]] == [True, True]
+    assert [report["metrics"]["loss"] for report in run["reports"]] == [1, 0.5]
+    assert [event["what"] for event in run["events"]] == ["opened", "closed"]
 
 
 async def test_the_tree_has_its_leaves_and_a_treemap(root: Path) -> None:
@@ -232,7 +265,6 @@ def test_the_page_server_listens_on_this_machine_alone() -> None:
     ],
 )
 async def test_the_token_leads_to_the_page_and_nowhere_else(root: Path, path: str) -> None:
-    store, found = store_of(root)
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -245,14 +277,13 @@ async def test_the_token_leads_to_the_page_and_nowhere_else(root: Path, path: st
         "type": "http", "method": "GET", "path": unquote(path), "query_string": b"token=secret&a=//b",
         "headers": [(b"host", f"127.0.0.1:{PORT}".encode())],
     }  # fmt: skip
-    await make_app(store, found, PORT, "secret")(scope, receive, send)
+    await make_app([store_of(root)], PORT, "secret")(scope, receive, send)
 
     assert sent[0]["status"] == 303
     assert dict(sent[0]["headers"])[b"location"] == b"/?a=%2F%2Fb"
 
 
 async def test_the_page_has_no_web_sockets(root: Path) -> None:
-    store, found = store_of(root)
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -261,17 +292,16 @@ async def test_the_page_has_no_web_sockets(root: Path) -> None:
     async def receive() -> Any:
         return {"type": "websocket.connect"}
 
-    await make_app(store, found, PORT, "secret")({"type": "websocket", "path": "/"}, receive, send)
+    await make_app([store_of(root)], PORT, "secret")({"type": "websocket", "path": "/"}, receive, send)
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
 @asynccontextmanager
 async def served(root: Path, connection: type[PageConnection]) -> AsyncGenerator[int]:
     """Serve the page for the block; yield the port. Uvicorn runs on asyncio alone."""
-    store, path = store_of(root)
     with open_socket() as listening:
         port: int = listening.getsockname()[1]
-        server = make_server(make_app(store, path, port, "secret"), connection)
+        server = make_server(make_app([store_of(root)], port, "secret"), connection)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.serve, [listening])
             try:
@@ -326,3 +356,111 @@ async def test_connections_that_send_nothing_keep_nobody_out(root: Path) -> None
         for stream in idle[:7]:
             with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
                 await stream.receive()
+
+
+async def saved(manager: penstock.CheckpointManager, step: int) -> None:
+    save = await manager.save(step, {"a": 1})
+    assert save is not None
+    await save
+
+
+async def test_what_did_not_change_is_not_told_again(root: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(root, tmp_path / "run"))
+    async with opened(run) as client:
+        first = (await client.get("/api/run")).json()
+        again = (await client.get("/api/run", params={"seen": first["version"]})).json()
+        assert (again["steps"], again["gone"], again["reports"], again["n_steps"]) == ([], [], None, 2)
+
+        async with penstock.CheckpointManager(run) as manager:
+            await saved(manager, 3)
+            await manager.delete(1)
+        then = (await client.get("/api/run", params={"seen": again["version"]})).json()
+
+    assert [step["name"] for step in then["steps"]] == ["3"]
+    assert then["gone"] == ["1"]
+    assert [report["label"] for report in then["reports"]] == ["1", "2", "3"]
+    assert ("deleted", "1") in [(event["what"], event["label"]) for event in then["events"]]
+
+
+def test_many_steps_are_read_the_newest_first_within_a_budget_of_time(root: Path) -> None:
+    store, path = store_of(root)
+    reader = RunReader(store, path, read_s=0.0, check_s=0.0)
+    found = reader.look(0)
+    assert ([step["name"] for step in found["steps"]], found["n_unread"]) == (["2"], 1)
+    found = reader.look(found["version"])
+    assert ([step["name"] for step in found["steps"]], found["n_unread"]) == (["1"], 0)
+
+
+async def test_a_run_that_is_not_there_is_waited_for(tmp_path: Path) -> None:
+    run = tmp_path / "not" / "yet"
+    async with opened(run) as client:
+        assert (await client.get("/api/run")).json()["kind"] == "waiting"
+        run.mkdir(parents=True)
+        assert (await client.get("/api/run")).json()["kind"] == "waiting"
+        async with penstock.CheckpointManager(run) as manager:
+            await saved(manager, 1)
+        found = (await client.get("/api/run")).json()
+
+    assert (found["kind"], [step["name"] for step in found["steps"]]) == ("root", ["1"])
+
+
+async def test_steps_of_two_runs_are_compared(root: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(root, tmp_path / "other"))
+    shutil.rmtree(other / "1")
+    app = make_app([store_of(root), store_of(other)], PORT, "secret")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=HERE) as client:
+        await client.get("/?token=secret")
+        assert (await client.get("/api/runs")).json() == {"n_runs": 2}
+        assert (await client.get("/api/run?run=1")).json()["n_steps"] == 1
+        asked: dict[str, str] = {
+            "first": "1",
+            "first_run": "0",
+            "second": "2",
+            "second_run": "1",
+            "values": "1",
+        }
+        found = (await client.get("/api/diff", params=asked)).json()
+        assert found["n_values"] == 2
+        asked = {**asked, "second": "1"}
+        assert (await client.get("/api/diff", params=asked)).status_code == 422  # the other run has none
+
+
+async def test_norms_are_those_of_the_values(root: Path) -> None:
+    async with opened(root) as client:
+        await client.get("/api/run")
+        found = (await client.get("/api/norms")).json()
+        assert (list(found["norms"]), found["n_unread"]) == (["2"], 1)
+        found = (await client.get("/api/norms")).json()
+
+    assert {name: norms["['params']"] for name, norms in found["norms"].items()} == {"1": 4.0, "2": 8.0}
+    assert (found["n_unread"], found["is_spent"]) == (0, False)
+
+
+async def test_norms_read_no_more_than_their_budget(root: Path) -> None:
+    store, path = store_of(root)
+    norms = LayerNorms(store, budget_bytes=100)  # a step has 64 bytes of floats
+    finished = {name: (f"{path}/{name}", 0.0) for name in ("1", "2")}
+    for _ in range(3):
+        found = await norms.read_one(finished)
+        assert (len(found["norms"]), found["is_spent"], found["read_bytes"]) == (1, True, 64)
+
+    norms.extend()
+    found = await norms.read_one(finished)
+    assert (len(found["norms"]), found["is_spent"], found["read_bytes"]) == (2, False, 128)
+
+
+def leaf(*keys: str, shape: tuple[int, ...] = (4,), dtype: str = "float32") -> Any:
+    kinds = tuple(KeyKind.MAPPING for _ in keys)
+    return LeafFacts("", "", keys, kinds, "", shape, dtype, 16, 16, None, (), None, None)
+
+
+def test_a_layer_is_what_has_leaves_in_it() -> None:
+    blocks = [leaf("params", "blocks", at, "q", part) for at in "012" for part in ("kernel", "bias")]
+    leaves = [leaf("opt", "mu"), leaf("step", shape=()), leaf("params", "n", dtype="int32"), *blocks]
+    layers = layers_to_measure(leaves)
+    assert {name: len(found) for name, found in layers.items()} == {
+        f"['params']['blocks']['{at}']['q']": 2 for at in "012"
+    }
+    assert list(layers_to_measure(leaves, most=2)) == ["['params']['blocks']"]
+    assert list(layers_to_measure([leaf("w")])) == ["['w']"]
+    assert layers_to_measure([]) == {}

@@ -5,8 +5,10 @@ from __future__ import annotations
 __all__ = (
     "State",
     "StepFacts",
+    "describe_checkpoint",
     "describe_step_at",
     "list_checkpoints",
+    "list_unfinished",
     "metric_of",
     "name_best",
     "names_of_metrics",
@@ -62,14 +64,19 @@ def list_checkpoints(store: Store, place: Place) -> list[StepFacts]:
     A checkpoint that is no root is a list of one. Nothing is raised for what is damaged.
     """
     paths = paths_by_name(store, place).items()
-    facts = [_facts(store, path, name, step_number_in(path)) for name, path in paths]
+    facts = [describe_checkpoint(store, path, name) for name, path in paths]
     found = [each for each in facts if each is not None]
     if place.kind != "root":
         return found
 
     pins = read_pins(store, place.path)
     marked = [replace(step, is_pinned=True) if step.step in pins else step for step in found]
-    return [*marked, *_unfinished(store, place.path)]
+    return [*marked, *list_unfinished(store, place.path)]
+
+
+def list_unfinished(store: Store, root: str) -> list[StepFacts]:
+    """List what saves build in a root now, and what interrupted ones left."""
+    return list(_unfinished(store, root))
 
 
 def paths_by_name(store: Store, place: Place) -> dict[str, str]:
@@ -80,6 +87,11 @@ def paths_by_name(store: Store, place: Place) -> dict[str, str]:
         return {os.path.basename(place.path): place.path}
 
     return {_name_below(place.path, path): path for path in find_checkpoints(store, place.path).checkpoints}
+
+
+def describe_checkpoint(store: Store, path: str, name: str) -> StepFacts | None:
+    """Describe one checkpoint of `paths_by_name`; None if it has been deleted since it was listed."""
+    return _facts(store, path, name, step_number_in(path))
 
 
 def describe_step_at(store: Store, root: str, step: int) -> StepFacts | None:

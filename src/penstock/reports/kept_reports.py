@@ -14,6 +14,7 @@ __all__ = (
     "KeptRow",
     "KeptStage",
     "ReportKeeper",
+    "numbers_in",
     "read_reports",
 )
 
@@ -22,10 +23,11 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Annotated, Final, Literal, TypeAlias, final
+from itertools import islice
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast, final
 
 import msgspec
 from anyio import CancelScope, Event, current_time, get_cancelled_exc_class, move_on_after, sleep
@@ -51,6 +53,7 @@ _DETAILED: Final = 20  #: reports that keep their stages and their timeline
 _MOST_BARS: Final = 400  #: of one timeline
 _MOST_ROWS: Final = 64
 _MOST_LETTERS: Final = 300
+_MOST_METRICS: Final = 16
 _MOST_WAITING: Final = 100  #: reports that are not written yet
 _LAST_DATE: Final = 253_402_300_799  #: seconds until the end of the year 9999
 
@@ -114,6 +117,7 @@ class KeptReport(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_bytes: int = 0  #: of it, held by caches at its end
     limit_bytes: int = 0  #: the budget at its end
     process_bytes: int = 0  #: resident memory of the whole process at its end; 0 if the system does not say
+    metrics: dict[str, float | None] = {}  #: of the step; None for what is not finite
     explanation: str = ""
     stages: tuple[KeptStage, ...] = ()
     rows: tuple[KeptRow, ...] = ()
@@ -176,6 +180,7 @@ class ReportKeeper:
         "_keeps_anywhere",
         "_known",
         "_memory",
+        "_metrics",
         "_most",
         "_noted",
         "_roots",
@@ -203,6 +208,7 @@ class ReportKeeper:
         self._events = events
         self._interval_s, self._flush_s = interval_s, flush_s
         self._roots: set[str] = set()
+        self._metrics: dict[str, dict[str, float | None]] = {}  # of saves to come, by path
         self._noted: dict[str, deque[Callable[[], Kept]]] = {}  # not written yet, by directory
         self._known: dict[str, Kept] = {}  # what is in the files in buckets
         self._changed = Event()
@@ -212,6 +218,16 @@ class ReportKeeper:
     def keep_below(self, root: str) -> None:
         """Keep what happens to the steps in a directory of steps."""
         self._roots.add(root)
+
+    def note_metrics(self, path: str, metrics: Mapping[str, Any] | None) -> None:
+        """Note the metrics of a step that is about to be saved: they outlive it in its report."""
+        if metrics and self._writes:
+            numbers = islice(numbers_in(metrics), _MOST_METRICS)
+            self._metrics[path] = {_short(name): value for name, value in numbers}
+            if len(self._metrics) > _MOST_WAITING:  # of saves that never began
+                del self._metrics[next(iter(self._metrics))]
+            if len(self._metrics) > _MOST_WAITING:  # of saves that never began
+                del self._metrics[next(iter(self._metrics))]
 
     def note(self, root: str, what: str, name: str = "", text: str = "") -> None:
         """Note an event in a directory of steps whose reports are kept."""
@@ -226,9 +242,10 @@ class ReportKeeper:
             yield _ignored
             return
 
+        metrics = self._metrics.pop(path, {}) if kind == "save" else {}
         with self._memory.watching_peak() as peak:
             try:
-                yield lambda report: self._take(folder, name, report, peak)
+                yield lambda report: self._take(folder, name, report, peak, metrics)
             except get_cancelled_exc_class():
                 self.note(folder, f"{kind} cancelled", name)
                 raise
@@ -288,8 +305,12 @@ class ReportKeeper:
         # What is restored from elsewhere may be anybody's: nothing is written there.
         return (folder, name) if self._keeps_anywhere and kind == "save" else (None, "")
 
-    def _take(self, folder: str, name: str, report: StageReport, peak: Peak) -> None:
-        self._add(folder, partial(_kept, report, name, time.time(), self._memory.statistics(), peak.nbytes))
+    def _take(
+        self, folder: str, name: str, report: StageReport, peak: Peak, metrics: dict[str, float | None]
+    ) -> None:
+        self._add(
+            folder, partial(_kept, report, name, time.time(), self._memory.statistics(), peak.nbytes, metrics)
+        )
 
     def _add(self, folder: str, make: Callable[[], Kept]) -> None:
         if self._writes:
@@ -366,7 +387,12 @@ def _add(
 
 
 def _kept(
-    report: StageReport, name: str, ended_at: float, budget: RegulatorStatistics, peak_bytes: int
+    report: StageReport,
+    name: str,
+    ended_at: float,
+    budget: RegulatorStatistics,
+    peak_bytes: int,
+    metrics: dict[str, float | None],
 ) -> Kept:
     found = bottleneck_of(report.stages)
     kept = KeptReport(
@@ -382,6 +408,7 @@ def _kept(
         cached_bytes=budget.cached,
         limit_bytes=budget.limit,
         process_bytes=_process_bytes(),
+        metrics=metrics,
         explanation=report.explain(),
         stages=tuple([_stage(stage) for stage in report.stages]),
         rows=_rows(report.stages),
@@ -428,6 +455,15 @@ def _row(row: Row) -> KeptRow:
 
 def _rounded(seconds: float) -> float:
     return round(seconds, 6) if math.isfinite(seconds) else 0.0
+
+
+def numbers_in(metrics: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float | None]]:
+    """Yield metrics by name, nested ones as `eval/loss`; None for one that JSON has no number for."""
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from numbers_in(cast("Mapping[str, Any]", value), f"{before}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield before + name, float(value) if math.isfinite(value) else None
 
 
 def _short(text: str) -> str:

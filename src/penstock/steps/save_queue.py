@@ -214,6 +214,7 @@ class StepSaves:
             await self._steps.root.hold()
             if metrics is not None:
                 metrics = await self.reading.run(self._ranked.checked, metrics)
+                self._keeper.note_metrics(self.catalogue.path(step), metrics)
 
             await self.retention.forget(step)
             return step_items(items, metrics)

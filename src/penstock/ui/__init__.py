@@ -1,5 +1,6 @@
 """`penstock ui`: a run as one page in the browser. Read-only, for this machine alone.
 
-`request_guard` decides who may ask, `page_data` makes the answers, `page_server` puts both together, and
-`page/` is the page: plain HTML, CSS and JavaScript, with nothing from elsewhere on the net.
+`page_server` decides who may ask, and answers; `run_reader` reads a run bit by bit, `page_data` trees and
+their differences, `layer_norms` what values tell of layers. `page/` is the page: plain HTML, CSS and
+JavaScript, with nothing from elsewhere on the net.
 """

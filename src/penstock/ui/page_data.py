@@ -1,25 +1,24 @@
-"""The data of the page, as JSON values. Names and texts from a checkpoint have no control characters in them.
+"""The trees of checkpoints and their differences, as JSON values.
 
-What is not `async` blocks.
+Names and texts from a checkpoint have no control characters in them. What is not `async` blocks.
 """
 
 from __future__ import annotations
 
-__all__ = ("differences", "run_data", "tree_data")
+__all__ = ("At", "differences", "tree_data")
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeAlias
 
 import anyio
-from msgspec import structs
 
 from penstock.checkpointer.checkpointer import Checkpointer
 from penstock.handlers.layouts.discovery import find_place
 from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
 from penstock.inspection.layers import Rectangle, layers_of, treemap
 from penstock.inspection.leaf_values import compare_values, read_values
-from penstock.inspection.step_listing import StepFacts, list_checkpoints, paths_by_name
+from penstock.inspection.step_listing import paths_by_name
 from penstock.inspection.stored_leaves import (
     ItemFacts,
     LeafFacts,
@@ -28,33 +27,22 @@ from penstock.inspection.stored_leaves import (
     compare_trees,
     read_items,
 )
-from penstock.inspection.texts import iso_time, one_line, shape_text, sharding_text
+from penstock.inspection.texts import one_line, shape_text, sharding_text
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError
+from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.protocols.stores import Store
-from penstock.reports.kept_reports import KeptReport, KeptRow, read_reports
 from penstock.reports.report import counted
 
 _MOST_LEAVES: Final = 2000  # in a table; the page says how many there are
 _MOST_ROWS: Final = 200
-_MOST_REPORTS: Final = 20
+_GROUP_BYTES: Final = 64 * 2**20
+
+At: TypeAlias = tuple[Store, str, str]
+"""A checkpoint: the store, the path of the run, and its name in that."""
 
 Compared: TypeAlias = tuple[ItemFacts, ItemFacts, TreeComparison]
 """An item of each of two checkpoints, and how their trees differ."""
-
-
-def run_data(store: Store, path: str) -> dict[str, Any]:
-    """Return the steps of a run, or what else is at a path."""
-    place = find_place(store, path)
-    listed = list_checkpoints(store, place)
-    reports = read_reports(store, path).reports if place.kind == "root" else ()
-    saves = [report for report in reports if report.kind == "save" and report.rows]
-    return {
-        "path": one_line(path),
-        "kind": place.kind,
-        "steps": [_step(step) for step in listed],
-        "reports": [_report(report) for report in saves[-_MOST_REPORTS:]],
-    }
 
 
 async def tree_data(store: Store, path: str, name: str, width: int, height: int) -> dict[str, Any]:
@@ -72,25 +60,24 @@ async def tree_data(store: Store, path: str, name: str, width: int, height: int)
     return {"name": one_line(name), "items": await threads.run(drawn)}
 
 
-async def differences(store: Store, path: str, first: str, second: str, *, values: bool) -> dict[str, Any]:
-    """Return how two steps differ; in structure alone, or in values, too, which reads all of both.
+async def differences(first: At, second: At, *, values: bool) -> dict[str, Any]:
+    """Return how two checkpoints differ; in structure alone, or in values, too, which reads all of both.
 
     Raises:
         PenstockError: If one of them is not there, or cannot be read.
     """
     threads = Threads()
-    ours = await threads.run(_path_of, store, path, first)
-    theirs = await threads.run(_path_of, store, path, second)
+    ours, theirs = await threads.run(_path_of, *first), await threads.run(_path_of, *second)
 
     async def compare(_: Reading) -> tuple[list[Compared], list[dict[str, Any]]]:
-        pairs = _paired(await read_items(store, threads, ours), await read_items(store, threads, theirs))
-        trees = [(one, other, compare_trees(one.leaves, other.leaves)) for one, other in pairs]
+        items = await read_items(first[0], threads, ours), await read_items(second[0], threads, theirs)
+        trees = [(one, other, compare_trees(one.leaves, other.leaves)) for one, other in _paired(*items)]
         return trees, await _values(trees) if values else []
 
     async def compare_with_other(_: Reading) -> tuple[list[Compared], list[dict[str, Any]]]:
-        return await read_unchanged(store, threads, theirs, compare)
+        return await read_unchanged(second[0], threads, theirs, compare)
 
-    trees, found = await read_unchanged(store, threads, ours, compare_with_other)
+    trees, found = await read_unchanged(first[0], threads, ours, compare_with_other)
     rows = [row for _, _, tree in trees for row in _structure(tree)]
     return {
         "structure": rows[:_MOST_ROWS],
@@ -107,50 +94,6 @@ def _path_of(store: Store, path: str, name: str) -> str:
         raise NotACheckpointError(path, f"has no checkpoint {name!r}")
 
     return found
-
-
-def _step(step: StepFacts) -> dict[str, Any]:
-    return {
-        "name": step.name,
-        "label": one_line(step.name),
-        "step": step.step,
-        "state": step.state,
-        "nbytes": step.sizes.nbytes,
-        "own_bytes": step.sizes.own_bytes,
-        "started_at": None if step.started_at_ns is None else step.started_at_ns / 1e9,
-        "committed_at": None if step.committed_at_ns is None else step.committed_at_ns / 1e9,
-        "time": iso_time(step.committed_at_ns)[:19].replace("T", " "),
-        "metrics": {one_line(name): value for name, value in _numbers(step.metrics)},
-        "problem": one_line(step.problem),
-    }
-
-
-def _report(report: KeptReport) -> dict[str, Any]:
-    return {
-        "label": one_line(report.name),
-        "ended_at": report.ended_at,
-        "time": iso_time(int(report.ended_at * 1e9))[:19].replace("T", " "),
-        "n_leaves": report.n_leaves,
-        "nbytes": report.nbytes,
-        "staged_s": report.staged_s,
-        "durable_s": report.seconds,
-        "explanation": one_line(report.explanation),
-        "stages": [{**structs.asdict(stage), "name": one_line(stage.name)} for stage in report.stages],
-        "rows": [_row(row) for row in report.rows[:_MOST_ROWS]],
-    }
-
-
-def _row(row: KeptRow) -> dict[str, Any]:
-    return {"label": one_line(row.label), "bars": [structs.asdict(bar) for bar in row.bars]}
-
-
-def _numbers(metrics: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float | None]]:
-    """Yield metrics by name; None for one that JSON has no number for."""
-    for name, value in metrics.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(cast("Mapping[str, Any]", value), f"{before}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield before + name, float(value) if math.isfinite(value) else None
 
 
 def _item(item: ItemFacts, width: int, height: int) -> dict[str, Any]:
@@ -197,8 +140,8 @@ def _paired(ours: Sequence[ItemFacts], theirs: Sequence[ItemFacts]) -> list[tupl
 
 
 def _structure(tree: TreeComparison) -> list[dict[str, str]]:
-    rows = [("only in A", leaf, _kind(leaf), "") for leaf in tree.only_first]
-    rows += [("only in B", leaf, "", _kind(leaf)) for leaf in tree.only_second]
+    rows = [("first", leaf, _kind(leaf), "") for leaf in tree.only_first]
+    rows += [("second", leaf, "", _kind(leaf)) for leaf in tree.only_second]
     rows += [("changed", pair.first, _kind(pair.first), _kind(pair.second)) for pair in tree.changed]
     return [
         {
@@ -216,26 +159,45 @@ def _kind(leaf: LeafFacts) -> str:
 
 
 async def _values(trees: Sequence[Compared]) -> list[dict[str, Any]]:
+    """Return the leaves whose values differ, the largest difference first. Some 100 MB are held."""
     found: list[tuple[float, dict[str, Any]]] = []
     async with Checkpointer() as checkpointer:
         for ours, theirs, tree in trees:
-            for pair in tree.alike:
-                first = await _value(checkpointer, ours, pair.first)
-                second = await _value(checkpointer, theirs, pair.second)
-                difference = await anyio.to_thread.run_sync(compare_values, first, second)
-                if difference is not None:
-                    rank = math.inf if math.isnan(difference.largest) else difference.largest
-                    found.append((rank, _difference(pair, difference)))
+            for pairs in _groups(tree.alike):
+                first = await _read(checkpointer, ours, [pair.first for pair in pairs])
+                second = await _read(checkpointer, theirs, [pair.second for pair in pairs])
+                for pair in pairs:
+                    values = first.get(pair.first.keys), second.get(pair.second.keys)
+                    difference = await anyio.to_thread.run_sync(compare_values, *values)
+                    if difference is not None:
+                        rank = math.inf if math.isnan(difference.largest) else difference.largest
+                        found.append((rank, _difference(pair, difference)))
 
     return [row for _, row in sorted(found, key=lambda pair: -pair[0])]
 
 
-async def _value(checkpointer: Checkpointer, item: ItemFacts, leaf: LeafFacts) -> Any:
-    found: list[Any] = []
-    async for values in read_values(checkpointer, item.path, item.name or None, [leaf]):
-        found += values.values()
+def _groups(pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
+    group: list[Pair] = []
+    nbytes = 0
+    for pair in pairs:
+        if group and nbytes + pair.first.nbytes > _GROUP_BYTES:
+            yield group
+            group, nbytes = [], 0
 
-    return found[0] if found else None
+        group.append(pair)
+        nbytes += pair.first.nbytes
+
+    yield group
+
+
+async def _read(
+    checkpointer: Checkpointer, item: ItemFacts, leaves: Sequence[LeafFacts]
+) -> dict[KeyPath, Any]:
+    values: dict[KeyPath, Any] = {}
+    async for found in read_values(checkpointer, item.path, item.name or None, leaves):
+        values.update(found)
+
+    return values
 
 
 def _difference(pair: Pair, found: Any) -> dict[str, Any]:

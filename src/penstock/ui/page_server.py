@@ -10,6 +10,7 @@ from __future__ import annotations
 __all__ = (
     "Guard",
     "PageConnection",
+    "Run",
     "make_app",
     "make_server",
     "open_socket",
@@ -18,16 +19,16 @@ __all__ = (
 
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from http.cookies import CookieError, SimpleCookie
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar, Final, final
+from typing import Any, ClassVar, Final, TypeAlias, final
 from urllib.parse import parse_qsl, urlencode
 
-import anyio
 import uvicorn
+from anyio import Lock, to_thread
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -36,11 +37,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from penstock.handlers.stores.publishing.paths import scheme_of
 from penstock.inspection.texts import one_line
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.protocols.stores import Store
-from penstock.ui.page_data import differences, run_data, tree_data
+from penstock.ui.layer_norms import LayerNorms
+from penstock.ui.page_data import At, differences, tree_data
+from penstock.ui.run_reader import RunReader
 
+_OWN_SITES: Final = frozenset({"same-origin", "none"})
 _HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -58,19 +63,22 @@ _HEADERS: Final = {
 class Guard:
     """Lets requests through to an application, or answers them itself.
 
-    The token is good for one use: it is exchanged for a cookie, and the browser is sent to the page without
-    it, so that it is in no history. It is sent nowhere else, whatever path was asked for.
+    A token is exchanged for a cookie, and the browser is sent to the page without it. It is sent nowhere
+    else, whatever path was asked for.
 
     Args:
         app: The application.
         port: Of the server.
-        token: In the address that is printed when the server starts.
+        token: In the address that is printed when the server starts, for any browser of who reads that.
+        opening_token: In the address that a browser is started with: good for one use, since others on this
+            machine see the arguments of programs.
     """
 
-    def __init__(self, app: ASGIApp, port: int, token: str) -> None:
+    def __init__(self, app: ASGIApp, port: int, token: str, opening_token: str = "") -> None:
         self._app = app
         self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
-        self._token: str | None = token
+        self._token = token
+        self._opening_token = opening_token
         self._session = secrets.token_urlsafe(32)
         self._cookie = f"penstock-{port}"  # cookies are shared by all ports
 
@@ -93,6 +101,9 @@ class Guard:
             return PlainTextResponse("wrong Host", 421)
         if headers.get("origin", f"http://{host}") != f"http://{host}":
             return PlainTextResponse("wrong Origin", 403)
+        # The cookie comes with links from other sites, which lead to the page and to nothing else.
+        if scope["path"] != "/" and headers.get("sec-fetch-site", "same-origin") not in _OWN_SITES:
+            return PlainTextResponse("asked for by another site", 403)
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("nothing can be changed here", 405, {"Allow": "GET, HEAD"})
 
@@ -106,17 +117,19 @@ class Guard:
         return None
 
     def _exchange(self, given: str, rest: list[tuple[str, str]], headers: Headers) -> Response:
-        is_right = self._token is not None and secrets.compare_digest(given.encode(), self._token.encode())
+        is_opening = _is_same(given, self._opening_token)
+        if is_opening:
+            self._opening_token = ""
+
+        is_right = is_opening or _is_same(given, self._token)
         if not is_right and not self._knows(headers):
-            return PlainTextResponse(
-                "this address was used already, or is wrong: start `penstock ui` anew", 403
-            )
+            return PlainTextResponse("open the address that `penstock ui` printed: this one is wrong", 403)
 
         # The path of the request is not in it: `//evil.example/` is another host, and so may a whole URL be.
         answer = RedirectResponse("/" + (f"?{urlencode(rest)}" if rest else ""), 303)
         if is_right:
-            self._token = None
-            answer.set_cookie(self._cookie, self._session, httponly=True, samesite="strict", path="/")
+            # Lax: a link in a terminal that is itself a web page leads here from another site.
+            answer.set_cookie(self._cookie, self._session, httponly=True, samesite="lax", path="/")
 
         return answer
 
@@ -126,7 +139,11 @@ class Guard:
         except CookieError:
             return False
 
-        return found is not None and secrets.compare_digest(found.value.encode(), self._session.encode())
+        return found is not None and _is_same(found.value, self._session)
+
+
+def _is_same(given: str, secret: str) -> bool:
+    return bool(secret) and secrets.compare_digest(given.encode(), secret.encode())
 
 
 def _with_headers(send: Send) -> Send:
@@ -140,7 +157,8 @@ def _with_headers(send: Send) -> Send:
 
 
 _PAGE: Final = Path(__file__).parent / "page"
-_TYPES: Final = {"page.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
+_TYPES: Final = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+_SCRIPTS: Final = ("page.js", "elements.js", "strips.js", "checkpoints.js", "page.css")
 _MOST_PIXELS: Final = 4000
 
 
@@ -206,38 +224,101 @@ class PageConnection(H11Protocol):
             self._deadline = None
 
 
-def make_app(store: Store, path: str, port: int, token: str) -> ASGIApp:
-    """Return the application that shows what is at `path`.
+Run: TypeAlias = tuple[Store, str]
+"""The store of a run and its path: a directory of steps, which need not be there yet, a checkpoint, or
+safetensors."""
+
+
+def make_app(runs: Sequence[Run], port: int, token: str, opening_token: str = "") -> ASGIApp:
+    """Return the application that shows some runs, over each other.
 
     Args:
-        store: Where it is.
-        path: A directory of steps, a checkpoint, or safetensors.
+        runs: One at least.
         port: Of the server, for the `Host` that is allowed.
         token: What a browser must have; see `Guard`.
+        opening_token: Likewise, for one use.
     """
-
-    async def run(_: Request) -> Response:
-        return JSONResponse(await anyio.to_thread.run_sync(run_data, store, path))
-
-    async def tree(request: Request) -> Response:
-        width, height = _pixels(request, "width", 960), _pixels(request, "height", 540)
-        name = request.query_params.get("name", "")
-        return JSONResponse(await tree_data(store, path, name, width, height))
-
-    async def diff(request: Request) -> Response:
-        names = [request.query_params.get(name, "") for name in ("first", "second")]
-        values = request.query_params.get("values") == "1"
-        return JSONResponse(await differences(store, path, names[0], names[1], values=values))
-
+    pages = _Pages([_RunPages(store, path) for store, path in runs])
     routes = [
         Route("/", partial(_file, "page.html"), methods=["GET"]),
-        Route("/page.js", partial(_file, "page.js"), methods=["GET"]),
-        Route("/page.css", partial(_file, "page.css"), methods=["GET"]),
-        Route("/api/run", run, methods=["GET"]),
-        Route("/api/tree", tree, methods=["GET"]),
-        Route("/api/diff", diff, methods=["GET"]),
+        *[Route(f"/{name}", partial(_file, name), methods=["GET"]) for name in _SCRIPTS],
+        Route("/api/runs", pages.runs, methods=["GET"]),
+        Route("/api/run", pages.run, methods=["GET"]),
+        Route("/api/report", pages.report, methods=["GET"]),
+        Route("/api/tree", pages.tree, methods=["GET"]),
+        Route("/api/diff", pages.diff, methods=["GET"]),
+        Route("/api/norms", pages.norms, methods=["GET"]),
     ]
-    return Guard(Starlette(routes=routes, exception_handlers={PenstockError: _failed}), port, token)
+    app = Starlette(routes=routes, exception_handlers={PenstockError: _failed})
+    return Guard(app, port, token, opening_token)
+
+
+@final
+class _RunPages:
+    """One run, and the locks by which one request at a time reads it."""
+
+    def __init__(self, store: Store, path: str) -> None:
+        self.store, self.path = store, path
+        self.reader, self.norms = RunReader(store, path), LayerNorms(store)
+        self.reading, self.measuring = Lock(), Lock()
+
+
+@final
+class _Pages:
+    """What is answered to the page."""
+
+    def __init__(self, runs: Sequence[_RunPages]) -> None:
+        self._runs = runs
+
+    async def runs(self, _: Request) -> Response:
+        return JSONResponse({"n_runs": len(self._runs)})
+
+    async def run(self, request: Request) -> Response:
+        one, seen = self._run(request), _number(request, "seen", 0)
+        async with one.reading:
+            return JSONResponse(await to_thread.run_sync(one.reader.look, seen))
+
+    async def report(self, request: Request) -> Response:
+        one, given = self._run(request), request.query_params
+        name, kind = given.get("name", ""), given.get("kind", "save")
+        found = one.reader.report(name, kind)
+        if found is None:
+            return JSONResponse(
+                {"error": f"no timeline of the {one_line(kind)} of {one_line(name)} is kept"}, 422
+            )
+
+        return JSONResponse(found)
+
+    async def tree(self, request: Request) -> Response:
+        one, name = self._run(request), request.query_params.get("name", "")
+        width, height = _pixels(request, "width", 960), _pixels(request, "height", 540)
+        return JSONResponse(await tree_data(one.store, one.path, name, width, height))
+
+    async def diff(self, request: Request) -> Response:
+        pair: list[At] = []
+        for which in ("first", "second"):
+            one = self._run(request, f"{which}_run")
+            pair.append((one.store, one.path, request.query_params.get(which, "")))
+
+        values = request.query_params.get("values") == "1"
+        return JSONResponse(await differences(*pair, values=values))
+
+    async def norms(self, request: Request) -> Response:
+        one, given = self._run(request), request.query_params
+        if scheme_of(one.path) is not None and given.get("remote_too") != "1":
+            return JSONResponse(LayerNorms.waiting())
+
+        async with one.measuring:
+            if given.get("more") == "1":
+                one.norms.extend()
+
+            async with one.reading:
+                finished = one.reader.finished()
+
+            return JSONResponse(await one.norms.read_one(finished))
+
+    def _run(self, request: Request, name: str = "run") -> _RunPages:
+        return self._runs[min(_number(request, name, 0), len(self._runs) - 1)]
 
 
 def open_socket(port: int = 0) -> socket.socket:
@@ -249,18 +330,20 @@ def open_socket(port: int = 0) -> socket.socket:
     return socket.create_server(("127.0.0.1", port))
 
 
-def serve(store: Store, path: str, listening: socket.socket, on_ready: Callable[[str], object]) -> None:
+def serve(runs: Sequence[Run], listening: socket.socket, on_ready: Callable[[str, str], object]) -> None:
     """Serve the page until it is interrupted.
 
     Args:
-        store: Where `path` is.
-        path: As for `make_app`.
+        runs: As for `make_app`.
         listening: From `open_socket`.
-        on_ready: Called with the address to open, once.
+        on_ready: Called once, with the address to print, and another one to start a browser with, which is
+            good for one use.
     """
-    port, token = listening.getsockname()[1], secrets.token_urlsafe(32)
-    server = make_server(make_app(store, path, port, token))
-    on_ready(f"http://127.0.0.1:{port}/?token={token}")
+    port = listening.getsockname()[1]
+    token, opening_token = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+    server = make_server(make_app(runs, port, token, opening_token))
+    address = f"http://127.0.0.1:{port}/?token="
+    on_ready(address + token, address + opening_token)
     server.run(sockets=[listening])
 
 
@@ -273,7 +356,7 @@ def make_server(app: ASGIApp, connection: type[PageConnection] = PageConnection)
 
 
 async def _file(name: str, _: Request) -> Response:
-    return FileResponse(_PAGE / name, media_type=_TYPES[name])
+    return FileResponse(_PAGE / name, media_type=_TYPES[Path(name).suffix])
 
 
 async def _failed(_: Request, error: Exception) -> Response:
@@ -281,5 +364,9 @@ async def _failed(_: Request, error: Exception) -> Response:
 
 
 def _pixels(request: Request, name: str, default: int) -> int:
+    return min(max(_number(request, name, default), 100), _MOST_PIXELS)
+
+
+def _number(request: Request, name: str, default: int) -> int:
     given: Any = request.query_params.get(name, "")
-    return min(max(int(given), 100), _MOST_PIXELS) if given.isdecimal() and len(given) < 6 else default
+    return int(given) if given.isdecimal() and given.isascii() and len(given) < 10 else default

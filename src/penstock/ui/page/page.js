@@ -1,326 +1,316 @@
-"use strict";
-// Whatever comes from a checkpoint goes into the page as text, never as HTML.
+// The page: asks for what is new every two seconds, and shows it.
 
-const COLOURS = ["#8fb3d9", "#f5b77a", "#9bcf94", "#cfa8cb", "#a9d5d2", "#f4dd8a", "#ef9a9c", "#c0a99c"];
-const SVG = "http://www.w3.org/2000/svg";
+import { ask, button, byId, bytes, counted, drawn, element, number, plain, seconds, table } from "/elements.js";
+import { byImportance, Checkpoints } from "/checkpoints.js";
+import { Strips } from "/strips.js";
+
 const POLL_MS = 2000;
-const state = { run: null, chosen: null, compared: [], report: null };
+const [MOST_BESIDE, MOST_EVENTS, MOST_BANDS] = [7, 300, 7];
+const LETTERS = "ABCDEF";
 
-const byId = (id) => document.getElementById(id);
+const runs = []; // { index, letter, path, kind, version, steps: Map of names, reports, events }
+const checkpoints = new Checkpoints(runs, (run, step) => { strips.point(place(run, step)); readNorms(run); });
+const strips = new Strips(byId("strips"), choose);
+const moreStrips = new Strips(byId("more-strips"), choose);
+let [axis, isStale, shownAt] = ["step", false, 0];
 
-function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children.map(String));
-  return made;
+// ---- where things are across the page
+
+const since = (run) => run.began ?? 0;
+const place = (run, thing) => (axis === "step" ? thing?.step ?? null : (thing?.committed_at ?? thing?.ended_at ?? thing?.at ?? since(run)) - since(run));
+
+function duration(s) {
+  if (s < 120) return `${plain(s)} s`;
+  if (s < 7200) return `${plain(s / 60)} min`;
+  return s < 172800 ? `${plain(s / 3600)} h` : `${plain(s / 86400)} d`;
 }
 
-function drawn(name, attributes = {}, text = null) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (text !== null) made.textContent = text;
-  return made;
-}
-
-function bytes(n) {
-  for (const unit of ["B", "kB", "MB", "GB", "TB"]) {
-    if (n < 1000 || unit === "TB") return `${unit === "B" ? n : n.toFixed(1)} ${unit}`;
-    n /= 1000;
-  }
-}
-
-const short = (n) => (n === null ? "–" : Number(n.toPrecision(5)).toString());
-
-async function ask(path, parameters = {}) {
-  const answer = await fetch(`${path}?${new URLSearchParams(parameters)}`, { credentials: "same-origin" });
-  if (answer.status === 403) throw new Error("this page may ask no more: penstock ui was started anew");
-  const found = await answer.json();
-  if (!answer.ok) throw new Error(found.error ?? `${answer.status}`);
+function timeTicks(low, high) {
+  const rough = (high - low) / 6 || 1;
+  const steps = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
+  const step = steps.find((one) => one >= rough) ?? Math.ceil(rough / 86400) * 86400;
+  const found = [];
+  for (let at = Math.ceil(low / step) * step; at <= high; at += step) found.push(Number(at.toPrecision(12)));
   return found;
 }
 
-function figure(title, picture) {
-  const made = element("figure");
-  made.append(element("figcaption", {}, title), picture);
-  return made;
+const AXES = {
+  step: { name: "step", text: (x) => (Number.isInteger(x) ? x.toLocaleString("en") : "") },
+  time: { name: "time", text: duration, ticks: timeTicks },
+};
+
+// ---- the charts
+
+function points(run, things, value, more = () => ({})) {
+  return things
+    .map((thing) => ({ x: place(run, thing), y: value(thing), run, label: thing.label, ...more(thing) }))
+    .filter((point) => point.x !== null && typeof point.y === "number" && Number.isFinite(point.y))
+    .sort((a, b) => a.x - b.x);
 }
 
-function curve(points) {
-  const [width, height, pad] = [300, 110, 14];
-  const picture = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
-  const [xs, ys] = [points.map((p) => p.x), points.map((p) => p.y)];
+// One line for each run, and for each of `parts` of it.
+function lines(parts) {
+  const several = runs.length > 1;
+  return runs.flatMap((run) => parts.map(({ name = "", style = "", things, value, more, ...rest }) => ({
+    name: [several ? run.letter : "", name].filter(Boolean).join(" "),
+    style: `run-${run.index} ${style}`.trim(),
+    points: points(run, things(run), value, more),
+    ...rest,
+  }))).filter((line) => line.points.length);
+}
+
+const finished = (run) => [...run.steps.values()].filter((step) => step.state === "finished");
+// Metrics of steps that were deleted since are in the reports of their saves.
+const measured = (run) => [...finished(run), ...saves(run).filter((report) => !run.steps.has(report.label))];
+const saves = (run) => run.reports.filter((report) => report.kind === "save" && !report.label.includes("/"));
+
+function charts() {
+  const metrics = byImportance(new Set(runs.flatMap((run) => measured(run).flatMap((thing) => Object.keys(thing.metrics)))));
+  const metric = (name) => ({ key: `metric ${name}`, title: name, lines: lines([{ things: measured, value: (thing) => thing.metrics[name] }]) });
+  const found = metrics.slice(0, 1).map(metric);
+  found.push({
+    key: "stall", title: "Stall of training", unit: seconds, zero: true,
+    lines: lines([{ things: saves, value: (report) => report.staged_s }]), says: "From the call of a save until the state might change.",
+  });
+  found.push(ribbon());
+  const taken = (run) => finished(run).filter((step) => step.started_at && step.committed_at > step.started_at && !run.reported.has(step.label));
+  found.push({
+    key: "save", title: "A save, until it was staged and durable", unit: seconds, zero: true,
+    lines: lines([
+      { name: "durable", style: "durable", kind: "marks", mark: "durable", things: saves, value: (report) => report.seconds, more: (report) => ({ low: report.staged_s ?? undefined }) },
+      { name: "staged", style: "staged", kind: "marks", mark: "staged", things: saves, value: (report) => report.staged_s },
+      { name: "durable (by its documents)", style: "durable", kind: "marks", mark: "durable", things: taken, value: (step) => step.committed_at - step.started_at },
+    ]),
+  });
+  const both = (run) => run.reports;
+  const limits = runs.flatMap((run) => run.reports.map((report) => report.limit_bytes));
+  found.push({
+    key: "memory", title: "Memory", unit: bytes, zero: true,
+    lines: lines([
+      { name: "of the process", style: "process", things: both, value: (report) => report.process_bytes || null },
+      { name: "leased at most", things: both, value: (report) => report.peak_bytes },
+      { name: "caches", style: "caches", things: both, value: (report) => report.cached_bytes },
+    ]),
+    says: limits.length ? `The budget of leases and caches is ${bytes(limits.at(-1))}.` : "",
+  });
+  found.push({
+    key: "size", title: "Size of each checkpoint", unit: bytes, zero: true,
+    lines: lines([{ kind: "bars", things: finished, value: (step) => step.nbytes, more: (step) => ({ low: step.own_bytes, note: `${bytes(step.nbytes)}, its own ${bytes(step.own_bytes)}` }) }]),
+    says: "Dark: not shared with another step.",
+  });
+  const rate = lines([{ things: saves, value: (report) => (report.seconds > 0 ? report.nbytes / report.seconds : null) }]);
+  found.push({ key: "rate", title: "Bytes written a second", unit: (n, most) => `${bytes(n, most)}/s`, zero: true, lines: rate });
+  found.push(...metrics.slice(1, MOST_BESIDE).map(metric));
+  const shown = (chart) => chart.wide || chart.lines.length;
+  return [found.filter((chart) => chart && shown(chart)), metrics.slice(MOST_BESIDE).map(metric).filter(shown)];
+}
+
+function ribbon() {
+  const all = runs.flatMap(saves);
+  if (!all.length && !runs.some((run) => run.events.length)) return null;
+  const kind = (report) => (report.limited_by === "memory_wait" ? "memory" : report.bottleneck || "none");
+  const counts = new Map();
+  for (const report of all) counts.set(kind(report), (counts.get(kind(report)) ?? 0) + 1);
+  const kinds = [...counts.keys()].sort((a, b) => counts.get(b) - counts.get(a));
+  const at = (name) => Math.min(kinds.indexOf(name), MOST_BANDS);
+  const several = runs.length > 1;
+  const rows = [];
+  const made = [];
+  for (const run of runs) {
+    const row = rows.push(several ? `bottleneck ${run.letter}` : "bottleneck") - 1;
+    made.push({ name: several ? run.letter : "", row, points: points(run, saves(run), () => 1, (report) => ({ band: at(kind(report)), note: `${kind(report)} in ${seconds(report.seconds)}` })) });
+  }
+  const told = runs.map((run) => ({ run, signs: run.events.filter((event) => !/^(deleted|closed)$/.test(event.what)) }));
+  const restores = (run) => run.reports.filter((report) => report.kind === "restore").map((report) => ({ ...report, what: "restored", at: report.ended_at }));
+  const sign = (event) => (/failed|cancelled/.test(event.what) ? "bad" : event.what === "opened" ? "start" : "note");
+  if (told.some(({ run, signs }) => signs.length || restores(run).length)) {
+    const row = rows.push("events") - 1;
+    for (const { run, signs } of told) {
+      const events = [...signs, ...restores(run)].map((event) => ({ ...event, step: event.step ?? stepAt(run, event.at) }));
+      made.push({ name: several ? run.letter : "", kind: "signs", row, points: points(run, events, () => 1, (event) => ({ sign: sign(event), note: `${event.what} ${event.label}`.trim() })) });
+    }
+  }
+  const others = kinds.length > MOST_BANDS ? [{ at: MOST_BANDS, name: "others" }] : [];
+  const bands = [...kinds.slice(0, MOST_BANDS).map((name, band) => ({ at: band, name: `${name} (${counts.get(name)})` })), ...others];
+  return {
+    key: "ribbon", title: "What held each save up, and events", wide: true, height: 28 * rows.length + 30, rows, lines: made, bands,
+    says: "▲ a manager was opened, ● a restore, ✕ a failure or a cancellation. Memory is a wait for the budget; the other names are stages.",
+  };
+}
+
+// What has no step of its own is where the next save was.
+function stepAt(run, at) {
+  const next = run.reports.find((report) => report.step !== null && report.ended_at >= at) ?? run.reports.findLast((report) => report.step !== null);
+  return next?.step ?? [...run.steps.values()].at(-1)?.step ?? null;
+}
+
+function choose(point) {
+  const run = point.run;
+  const step = [...run.steps.values()].find((one) => one.label === point.label && one.state === "finished");
+  if (step) checkpoints.choose(run, step.name);
+}
+
+// ---- what is beside the charts
+
+function showEvents() {
+  const all = runs.flatMap((run) => [
+    ...run.events.map((event) => ({ ...event, run })),
+    ...run.reports.filter((report) => report.kind === "restore").map((report) => ({ run, at: report.ended_at, time: report.time, what: "restored", label: report.label, text: `${bytes(report.nbytes)} in ${seconds(report.seconds)}` })),
+  ]).sort((a, b) => b.at - a.at);
+  const folded = [];
+  for (const event of all) {
+    const last = folded.at(-1);
+    if (last && event.what === "deleted" && last.what === "deleted" && last.run === event.run) last.more.push(event);
+    else folded.push({ ...event, more: [] });
+  }
+  byId("events-section").hidden = folded.length === 0;
+  byId("events").replaceChildren(...folded.slice(0, MOST_EVENTS).map((event) => {
+    const names = event.more.length ? `${event.more.at(-1).label} to ${event.label} (${counted(event.more.length + 1, "step")})` : event.label;
+    const kind = /failed|cancelled/.test(event.what) ? "damaged" : "";
+    return element("li", { class: kind }, element("time", {}, event.time), ` ${runs.length > 1 ? `${event.run.letter} ` : ""}${event.what} ${names} `, element("span", { class: "hint" }, event.text));
+  }));
+}
+
+// ---- norms
+
+const norms = { run: null, asked: false, timer: null };
+
+async function readNorms(run, more = false) {
+  clearTimeout(norms.timer);
+  if (norms.run !== run) {
+    norms.run = run;
+    byId("norms").replaceChildren();
+    byId("norms-says").textContent = "";
+  }
+  if (!run || norms.asked || document.hidden) {
+    norms.timer = setTimeout(() => readNorms(norms.run), POLL_MS);
+    return;
+  }
+  norms.asked = true;
+  try {
+    const found = await ask("/api/norms", { run: run.index, more: more ? 1 : 0, remote_too: run.mayRead ? 1 : 0 });
+    if (norms.run === run) showNorms(run, found);
+    norms.timer = setTimeout(() => readNorms(norms.run), found.n_unread && !found.is_spent && !found.is_waiting ? 50 : 2 * POLL_MS);
+  } catch (error) {
+    byId("norms-says").textContent = error.message;
+    norms.timer = setTimeout(() => readNorms(norms.run), 5 * POLL_MS);
+  } finally {
+    norms.asked = false;
+  }
+}
+
+function showNorms(run, found) {
+  const names = Object.keys(found.norms);
+  const problems = Object.entries(found.problems);
+  byId("norms-section").hidden = names.length === 0 && problems.length === 0 && !found.is_waiting && !found.is_spent;
+  const says = byId("norms-says");
+  const of = runs.length > 1 ? ` of run ${run.letter}` : "";
+  const read = `At ${counted(names.length, "step")} of ${found.n_steps.toLocaleString("en")}${of}; ${bytes(found.read_bytes)} read of at most ${bytes(found.allowed_bytes)}.`;
+  const text = found.is_waiting ? "The values are in a bucket, where reading is paid for." : `${read}${problems.length ? ` ${problems[0][0]}: ${problems[0][1]}` : ""}`;
+  const key = `${text} ${names.join()}`;
+  if (norms.shown === key) return;
+  norms.shown = key;
+  says.replaceChildren(text);
+  if (found.is_waiting) says.append(" ", button("read them", () => { run.mayRead = true; readNorms(run); }, { class: "plain" }));
+  else if (found.is_spent) says.append(` One step is ${bytes(found.step_bytes)}. `, button("read more", () => readNorms(run, true), { class: "plain" }));
+  const label = (name) => run.steps.get(name)?.label ?? name;
+  const layers = [...new Set(names.flatMap((name) => Object.keys(found.norms[name])))];
+  const change = (first, last) => (first && last !== null ? `${last >= first ? "+" : "−"}${Number(Math.abs(100 * (last / first - 1)).toPrecision(3))} %` : "–");
+  const rows = layers.map((layer) => {
+    const values = names.map((name) => found.norms[name][layer] ?? null);
+    const known = values.filter((value) => value !== null);
+    const [first, last] = [known[0] ?? null, known.at(-1) ?? null];
+    return element("tr", {}, element("th", { scope: "row", class: "key" }, layer), element("td", {}, spark(names.map((name) => run.steps.get(name)), values)), number(plain(first)), number(plain(last)),
+      number(known.length ? `${plain(Math.min(...known))} … ${plain(Math.max(...known))}` : "–"), number(change(first, last)));
+  });
+  const [from, to] = [names[0], names.at(-1)].map((name) => (name === undefined ? "" : label(name)));
+  const heads = ["layer", `from ${from} to ${to}`, `at ${from}`, to === from ? "" : `at ${to}`, "range", "change"];
+  byId("norms").replaceChildren(...(rows.length ? [table("Norms by layer", heads, [heads[2], heads[3], "range", "change"].filter(Boolean), rows)] : []));
+}
+
+function spark(steps, values) {
+  const [width, height] = [180, 26];
+  const found = values.map((value, at) => [steps[at]?.step ?? at, value]).filter(([, value]) => value !== null);
+  const [xs, ys] = [found.map(([x]) => x), found.map(([, y]) => y)];
   const [x0, x1, y0, y1] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
-  const at = (p) => [
-    pad + ((p.x - x0) / (x1 - x0 || 1)) * (width - 2 * pad),
-    height - 20 - ((p.y - y0) / (y1 - y0 || 1)) * (height - 40),
-  ];
-  picture.append(drawn("polyline", { class: "curve", points: points.map((p) => at(p).join(",")).join(" ") }));
-  for (const point of points) {
-    const [cx, cy] = at(point);
-    const dot = drawn("circle", { class: "dot", cx, cy, r: 3 });
-    dot.append(drawn("title", {}, `step ${point.x}: ${point.y}`));
-    picture.append(dot);
-  }
-  picture.append(drawn("text", { x: pad, y: 12 }, `${short(y1)} … ${short(y0)}`));
-  picture.append(drawn("text", { x: pad, y: height - 4 }, `${x0}`));
-  picture.append(drawn("text", { x: width - pad, y: height - 4, "text-anchor": "end" }, `${x1}`));
+  const at = ([x, y]) => `${(4 + ((x - x0) / (x1 - x0 || 1)) * (width - 8)).toFixed(1)},${(height - 4 - ((y - y0) / (y1 - y0 || 1)) * (height - 8)).toFixed(1)}`;
+  const picture = drawn("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" });
+  if (found.length) picture.append(drawn("polyline", { class: "curve run-0", points: found.map(at).join(" ") }));
   return picture;
 }
 
-function bars(steps) {
-  const [width, height] = [300, 110];
-  const picture = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
-  const most = Math.max(1, ...steps.map((step) => step.nbytes));
-  const each = Math.min(40, width / Math.max(1, steps.length));
-  steps.forEach((step, at) => {
-    const full = (step.nbytes / most) * 80;
-    const own = (step.own_bytes / most) * 80;
-    const place = { x: at * each + 1, width: Math.max(1, each - 2) };
-    const shared = drawn("rect", { class: "bar shared", ...place, y: 92 - full, height: full });
-    shared.append(drawn("title", {}, `${step.label}: ${bytes(step.nbytes)}, ${bytes(step.own_bytes)} its own`));
-    picture.append(shared, drawn("rect", { class: "bar own", ...place, y: 92 - own, height: own, "pointer-events": "none" }));
-  });
-  picture.append(drawn("text", { x: 2, y: 106 }, `up to ${bytes(most)}; dark: not shared with another step`));
-  return picture;
-}
+// ---- the whole
 
-function showCurves(steps) {
-  const names = [...new Set(steps.flatMap((step) => Object.keys(step.metrics)))].sort();
-  const figures = names.map((name) => {
-    const points = steps
-      .filter((step) => typeof step.metrics[name] === "number")
-      .map((step, at) => ({ x: step.step ?? at, y: step.metrics[name] }));
-    return points.length ? figure(name, curve(points)) : null;
-  });
-  byId("curves").replaceChildren(...figures.filter(Boolean), figure("size of each checkpoint", bars(steps)));
-}
-
-function showSaves(steps) {
-  const saves = steps.filter((step) => step.started_at && step.committed_at > step.started_at).slice(-12);
-  byId("saves-section").hidden = saves.length === 0;
-  if (saves.length === 0) return;
-  const [width, line] = [420, 22];
-  const longest = Math.max(...saves.map((step) => step.committed_at - step.started_at));
-  const picture = drawn("svg", { viewBox: `0 0 ${width} ${saves.length * line}`, role: "img" });
-  saves.forEach((step, at) => {
-    const seconds = step.committed_at - step.started_at;
-    const long = Math.max(2, (seconds / longest) * 200);
-    picture.append(drawn("text", { x: 0, y: at * line + 14 }, step.label.slice(0, 12)));
-    picture.append(drawn("rect", { class: "bar", x: 80, y: at * line + 4, width: long, height: line - 8 }));
-    const rate = `${seconds.toFixed(2)} s, ${bytes(step.own_bytes / seconds)}/s`;
-    picture.append(drawn("text", { x: 86 + long, y: at * line + 14 }, rate));
-  });
-  byId("saves").replaceChildren(picture);
-  const slowest = saves.reduce((a, b) => (b.committed_at - b.started_at > a.committed_at - a.started_at ? b : a));
-  byId("slowest").textContent =
-    `From the beginning of each save until it was durable. The slowest was ${slowest.label}.`;
-}
-
-function timeline(rows, width) {
-  const [left, line] = [110, 18];
-  const whole = Math.max(1e-9, ...rows.flatMap((row) => row.bars.map((bar) => bar.start_s + bar.seconds)));
-  const scale = (width - left - 10) / whole;
-  const high = line * rows.length + 24;
-  const picture = drawn("svg", { class: "timeline", viewBox: `0 0 ${width} ${high}`, role: "img" });
-  rows.forEach((row, at) => {
-    const place = { y: 4 + line * at, height: line - 6 };
-    picture.append(drawn("text", { x: 4, y: place.y + 10 }, row.label.slice(0, 20)));
-    for (const bar of row.bars) {
-      const [x, waited] = [left + bar.start_s * scale, bar.memory_wait_s * scale];
-      if (waited >= 0.5) picture.append(drawn("rect", { class: "waited", x, width: waited, ...place }));
-      const work = drawn("rect", { class: "bar", x: x + waited, width: Math.max(0.5, bar.seconds * scale - waited), ...place });
-      work.append(drawn("title", {}, `${row.label}: ${(1000 * bar.seconds).toFixed(1)} ms`));
-      picture.append(work);
-    }
-  });
-  picture.append(drawn("text", { x: left, y: high - 6 }, "0 s"));
-  picture.append(drawn("text", { x: width - 10, y: high - 6, "text-anchor": "end" }, `${whole.toFixed(3)} s`));
-  return picture;
-}
-
-function showReport() {
-  const reports = state.run.reports;
-  const report = reports.findLast((other) => other.label === state.report) ?? reports.at(-1);
-  if (report === undefined) return;
-  const leaves = `${report.n_leaves.toLocaleString("en")} ${report.n_leaves === 1 ? "leaf" : "leaves"}`;
-  const rate = report.durable_s > 0 ? ` (${bytes(report.nbytes / report.durable_s)}/s)` : "";
-  byId("explanation").textContent =
-    `${leaves}, ${bytes(report.nbytes)}: staged after ${report.staged_s.toFixed(3)} s, durable after ` +
-    `${report.durable_s.toFixed(3)} s${rate}. ${report.explanation}`;
-  const legend = element("p", { class: "more" }, "One line for each worker: busy, and in orange memory_wait.");
-  byId("timeline").replaceChildren(timeline(report.rows, Math.round(Math.min(900, Math.max(280, byId("timeline").clientWidth)))), legend);
-  const numbers = ["busy", "starved", "blocked", "memory_wait", "size"];
-  const seconds = (n) => cell(n.toFixed(3), "number");
-  const rows = report.stages.map((stage) => row([
-    cell(stage.workers === 1 ? stage.name : `${stage.name} ×${stage.workers}`),
-    ...["busy_s", "starved_s", "blocked_s", "memory_wait_s"].map((key) => seconds(stage[key])), cell(stage.nbytes ? bytes(stage.nbytes) : "", "number"),
-  ]));
-  byId("stages").replaceChildren(table(["stage", ...numbers], numbers, rows));
-}
-
-function showReports(reports) {
-  byId("report").hidden = reports.length === 0;
-  byId("no-reports").hidden = reports.length !== 0;
-  const latest = element("option", { value: "" }, "the latest");
-  const others = reports.toReversed().map((report) => element("option", { value: report.label }, `${report.label}, ${report.time}`));
-  const choice = byId("report-chosen");
-  choice.replaceChildren(latest, ...others);
-  choice.value = reports.some((report) => report.label === state.report) ? state.report : "";
-  showReport();
-}
-
-function cell(text, kind = "") {
-  return element("td", kind ? { class: kind } : {}, text);
-}
-
-function row(cells) {
-  const made = element("tr");
-  made.append(...cells);
-  return made;
-}
-
-function headings(names, numbers) {
-  return row(names.map((name) => element("th", numbers.has(name) ? { class: "number", scope: "col" } : { scope: "col" }, name)));
-}
-
-function showSteps(steps) {
-  const metrics = [...new Set(steps.flatMap((step) => Object.keys(step.metrics)))].sort();
-  const numbers = new Set(["size", "own", ...metrics]);
-  const table = byId("steps");
-  table.tHead.replaceChildren(headings(["", "step", "state", "size", "own", "committed (UTC)", ...metrics, ""], numbers));
-  const rows = steps.map((step) => {
-    const tick = element("input", { type: "checkbox", "aria-label": `compare ${step.label}` });
-    tick.checked = state.compared.includes(step.name);
-    tick.disabled = step.state !== "finished";
-    tick.addEventListener("change", () => compare(step.name, tick.checked));
-    const open = element("button", { type: "button" }, step.label);
-    open.disabled = step.state !== "finished";
-    open.addEventListener("click", () => choose(step.name));
-    const [first, second] = [element("td"), element("td")];
-    first.append(tick);
-    second.append(open);
-    const made = row([
-      first, second, cell(step.state, step.state), cell(bytes(step.nbytes), "number"), cell(bytes(step.own_bytes), "number"),
-      cell(step.time), ...metrics.map((name) => cell(name in step.metrics ? short(step.metrics[name]) : "", "number")),
-      cell(step.problem, "error"),
-    ]);
-    if (step.name === state.chosen) made.className = "chosen";
-    return made;
-  });
-  table.tBodies[0].replaceChildren(...rows);
-}
-
-function map(item, width, height) {
-  const picture = drawn("svg", { class: "map", viewBox: `0 0 ${width} ${height}`, role: "img" });
-  for (const shape of item.rectangles) {
-    const { x, y, width, height } = shape;
-    const group = drawn("g");
-    const colour = { fill: COLOURS[shape.colour % COLOURS.length], "fill-opacity": Math.max(0.35, 1.1 - 0.25 * shape.depth) };
-    group.append(drawn("title", {}, shape.title), drawn("rect", { x, y, width, height, ...colour }));
-    const room = Math.floor(width / 7);
-    if (room >= 3 && height >= 15) {
-      const text = shape.label.length > room ? `${shape.label.slice(0, room - 1)}…` : shape.label;
-      group.append(drawn("text", { x: x + 4, y: y + 12 }, text));
-    }
-    picture.append(group);
+function show() {
+  const there = runs.filter((run) => run.kind !== "waiting");
+  byId("waiting").hidden = there.length > 0 || runs.some((run) => run.kind === undefined);
+  byId("waiting-for").textContent = runs.filter((run) => run.kind === "waiting").map((run) => run.path).join(", ");
+  byId("pair").hidden = byId("recorder").hidden = there.length === 0;
+  byId("axis").hidden = there.length === 0;
+  byId("runs").replaceChildren(...runs.map((run) => element("p", { class: "path" },
+    ...(runs.length > 1 ? [drawn("svg", { class: "swatch", viewBox: "0 0 18 10", width: 18, height: 10, "aria-hidden": "true" }, drawn("line", { class: `curve run-${run.index}`, x1: 0, x2: 18, y1: 5, y2: 5 })), ` ${run.letter} `] : []), run.path)));
+  if (there.length === 0) return;
+  for (const run of runs) {
+    const times = [...run.reports.map((report) => report.ended_at - report.seconds), ...[...run.steps.values()].map((step) => step.started_at ?? step.committed_at)].filter((at) => at !== null);
+    run.began = times.reduce((a, b) => Math.min(a, b), Infinity);
+    if (!Number.isFinite(run.began)) run.began = 0;
+    run.reported = new Set(saves(run).map((report) => report.label));
   }
-  return picture;
+  byId("no-reports").hidden = runs.some((run) => run.reports.length || run.events.length) || runs.every((run) => run.kind !== "root");
+  const [first, more] = charts();
+  strips.show(first, AXES[axis]);
+  byId("more-metrics").hidden = more.length === 0;
+  byId("more-metrics").querySelector("summary").textContent = counted(more.length, "more metric");
+  if (byId("more-metrics").open) moreStrips.show(more, AXES[axis]);
+  checkpoints.show();
+  showEvents();
 }
 
-function table(names, numbers, rows) {
-  const made = element("table");
-  made.createTHead().append(headings(names, new Set(numbers)));
-  made.createTBody().append(...rows);
-  const around = element("div", { class: "scroll" });
-  around.append(made);
-  return around;
-}
-
-async function choose(name) {
-  state.chosen = name;
-  showSteps(state.run.steps);
-  const section = byId("tree-section");
-  section.hidden = false;
-  byId("tree-title").textContent = "…";
-  const width = Math.round(Math.min(1400, Math.max(300, byId("tree").clientWidth)));
-  const height = Math.round(Math.max(240, Math.min(480, width * 0.5)));
-  try {
-    const found = await ask("/api/tree", { name, width, height });
-    byId("tree-title").textContent = `The tree of ${found.name}`;
-    const total = found.items.reduce((sum, item) => sum + item.stored_nbytes, 0);
-    byId("tree").replaceChildren(...found.items.flatMap((item) => {
-      const leaves = item.leaves.map((leaf) => row([
-        cell(leaf.key_path, "key"), cell(leaf.kind), cell(leaf.shape), cell(leaf.dtype), cell(leaf.sharding),
-        cell(leaf.nbytes.toLocaleString("en"), "number"), cell(leaf.stored_nbytes.toLocaleString("en"), "number"), cell(leaf.codec),
-      ]));
-      const columns = ["leaf", "kind", "shape", "dtype", "sharding", "bytes", "stored", "codec"];
-      const about = `${item.n_leaves.toLocaleString("en")} ${item.n_leaves === 1 ? "leaf" : "leaves"}, ${bytes(item.stored_nbytes)}`;
-      const shown = [element("h3", {}, item.name ? `${item.name}: ${about}` : about)];
-      if (item.rectangles.length && item.stored_nbytes >= total / 100) shown.push(map(item, width, height));
-      shown.push(table(columns, ["bytes", "stored"], leaves));
-      if (item.leaves.length < item.n_leaves) shown.push(element("p", { class: "more" }, `the first ${item.leaves.length}; penstock show lists all`));
-      return shown;
-    }));
-  } catch (error) {
-    byId("tree-title").textContent = "";
-    byId("tree").replaceChildren(element("p", { class: "error" }, error.message));
-  }
-}
-
-function compare(name, ticked) {
-  state.compared = state.compared.filter((other) => other !== name);
-  if (ticked) state.compared = [...state.compared, name].slice(-2);
-  showSteps(state.run.steps);
-  byId("diff-section").hidden = state.compared.length !== 2;
-  if (state.compared.length === 2) showDifferences(false);
-}
-
-async function showDifferences(values) {
-  const [first, second] = state.compared;
-  byId("diff-title").textContent = `A: ${first} and B: ${second}`;
-  byId("diff").replaceChildren(element("p", { class: "more" }, "reading …"));
-  byId("diff-values").hidden = values;
-  try {
-    const found = await ask("/api/diff", { first, second, values: values ? 1 : 0 });
-    const structure = found.structure.map((r) => row([cell(r.what), cell(r.key_path, "key"), cell(r.first), cell(r.second)]));
-    const differing = (found.values ?? []).map((r) => row([
-      cell(r.key_path, "key"), cell(r.at), cell(r.first), cell(r.second), cell(r.largest, "number"), cell(r.different, "number"),
-    ]));
-    const parts = [];
-    if (structure.length) parts.push(element("h3", {}, "Structure"), table(["", "leaf", "in A", "in B"], [], structure));
-    if (differing.length) parts.push(element("h3", {}, "Values"), table(["leaf", "at", "in A", "in B", "largest", "different"], ["largest", "different"], differing));
-    const alike = found.values === null ? "leaves have one shape and dtype in both" : "leaves are the same";
-    parts.push(element("p", { class: "more", id: "alike" }, `${found.n_alike.toLocaleString("en")} ${alike}`));
-    byId("diff").replaceChildren(...parts);
-  } catch (error) {
-    byId("diff").replaceChildren(element("p", { class: "error" }, error.message));
-  }
+async function look(run) {
+  const found = await ask("/api/run", { run: run.index, seen: run.version });
+  const changed = found.steps.length > 0 || found.gone.length > 0 || found.reports !== null || run.kind !== found.kind;
+  Object.assign(run, { path: found.path, kind: found.kind, version: found.version, nUnread: found.n_unread, nSteps: found.n_steps });
+  for (const name of found.gone) run.steps.delete(name);
+  for (const step of found.steps) run.steps.set(step.name, step);
+  if (found.steps.length) run.steps = new Map([...run.steps].sort(([, a], [, b]) => (a.step ?? Infinity) - (b.step ?? Infinity)));
+  if (found.reports !== null) [run.reports, run.events] = [found.reports, found.events];
+  return changed;
 }
 
 async function refresh() {
-  try {
-    const run = await ask("/api/run");
-    const changed = JSON.stringify(run) !== JSON.stringify(state.run);
-    state.run = run;
-    byId("path").textContent = run.path;
-    byId("live").textContent = "live";
-    if (changed) {
-      showCurves(run.steps);
-      showSaves(run.steps);
-      showReports(run.reports);
-      showSteps(run.steps);
-      if (state.chosen === null) {
-        const latest = run.steps.filter((step) => step.state === "finished").at(-1);
-        if (latest) await choose(latest.name);
+  let wait = POLL_MS;
+  if (!document.hidden) {
+    try {
+      if (!runs.length) {
+        const found = await ask("/api/runs");
+        for (const index of Array(found.n_runs).keys()) runs.push({ index, letter: LETTERS[index], path: "", version: 0, steps: new Map(), reports: [], events: [] });
       }
+      isStale = (await Promise.all(runs.map(look))).some(Boolean) || isStale;
+      const unread = runs.reduce((sum, run) => sum + run.nUnread, 0);
+      if (unread) wait = 30;
+      byId("live").textContent = unread ? `reading, ${counted(unread, "step")} to go` : "live";
+      // While a long run is read, most of the time is for reading it.
+      if (isStale && (!unread || Date.now() - shownAt > POLL_MS)) {
+        show();
+        [isStale, shownAt] = [false, Date.now()];
+      }
+      if (checkpoints.chosen === null || !checkpoints.chosen.run.steps.has(checkpoints.chosen.name)) {
+        const run = runs.find((one) => finished(one).length);
+        if (run) await checkpoints.choose(run, finished(run).at(-1).name);
+      }
+    } catch (error) {
+      byId("live").textContent = `not live: ${error.message}`;
     }
-  } catch (error) {
-    byId("live").textContent = `not live: ${error.message}`;
   }
-  setTimeout(refresh, POLL_MS);
+  setTimeout(refresh, wait);
 }
 
-byId("report-chosen").addEventListener("change", (event) => { state.report = event.target.value || null; showReport(); });
-addEventListener("resize", () => state.run && showReport());
-byId("diff-values").addEventListener("click", () => showDifferences(true));
+byId("axis").addEventListener("change", (event) => { axis = event.target.value; strips.cursor = null; show(); });
+byId("more-metrics").addEventListener("toggle", () => show());
+document.addEventListener("visibilitychange", () => { if (!document.hidden && runs.length) show(); });
+let resizing = null;
+addEventListener("resize", () => {
+  clearTimeout(resizing);
+  resizing = setTimeout(() => { strips.redraw(); moreStrips.redraw(); checkpoints.redraw(); }, 100);
+});
 refresh();
