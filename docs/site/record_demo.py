@@ -21,15 +21,15 @@ PICTURE = Path(__file__).parents[1] / "demo.svg"
 COLUMNS, ROWS = 52, 31  # so few columns that a phone shows them
 ADVANCE, LINE, MARGIN, BAR = 7.23, 16, 12, 26
 TITLE = "penstock demo: a training run saves, is killed in the middle of a save, and resumes bit for bit"
-LONGEST_PAUSE_S, SPEED = 0.7, 6.0  # as played
+LONGEST_PAUSE_S, SPEED = 1.0, 1.5  # as played
 
-COLOURS = {"1;36": "headline", "1;32": "success", "1": "bold"}
+COLOURS = {"1": "strong", "2": "faint", "32": "good"}
 STYLE = """
 text { font: 12px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #cbd5e1;
   white-space: pre }
-.headline { fill: #67e8f9; font-weight: 700 }
-.success { fill: #86efac; font-weight: 700 }
-.bold { fill: #f1f5f9; font-weight: 700 }
+.strong { fill: #f1f5f9; font-weight: 700 }
+.faint { fill: #94a3b8 }
+.good { fill: #86efac }
 .prompt { fill: #fbbf24 }
 .line { animation: appear 1ms step-end backwards }
 @keyframes appear { from { opacity: 0 } }
@@ -110,7 +110,7 @@ def picture(lines: Sequence[Line]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
         f"<title>{TITLE}</title>",
         f"<style>{STYLE}{scrolling(rows)}</style>",
-        f'<clipPath id="window"><rect y="{BAR}" width="{width}" height="{height - BAR - 6}"/></clipPath>',
+        f'<clipPath id="window"><rect y="{BAR + 3}" width="{width}" height="{height - BAR - 9}"/></clipPath>',
         f'<rect width="{width}" height="{height}" rx="8" fill="#0f172a"/>',
         *(f'<circle cx="{16 + 16 * at}" cy="14" r="5" fill="#475569"/>' for at in range(3)),
         '<g clip-path="url(#window)"><g class="screen">',

@@ -124,8 +124,9 @@ async def test_a_restored_state_continues_bit_equal(tmp_path: Path) -> None:
 def test_only_what_has_its_own_name_is_a_checkpoint(tmp_path: Path) -> None:
     assert unfinished(tmp_path) == []
 
-    for name in ("5", "20", "100", "120.orbax-checkpoint-tmp"):
+    for name in ("5", "20", "100", "120.orbax-checkpoint-tmp", ".penstock-writer"):
         (tmp_path / name).mkdir()
+    (tmp_path / "_PENSTOCK_REPORTS.json").touch()
 
     assert unfinished(tmp_path) == ["120.orbax-checkpoint-tmp"]
     assert [row[:2] for row in disk_table(str(tmp_path)).rows] == [

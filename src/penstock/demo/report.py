@@ -9,6 +9,7 @@ __all__ = (
     "describe_save",
     "differing_steps",
     "disk_table",
+    "is_of_a_step",
     "loss_table",
     "losses_of",
     "save_table",
@@ -37,6 +38,11 @@ def wrapped(text: str) -> str:
     return textwrap.fill(
         text, width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
     )
+
+
+def is_of_a_step(name: str) -> bool:
+    """Return whether something is a step, or might have become one: a manager keeps more there."""
+    return name.partition(".")[0].isdecimal()
 
 
 def losses_of(*logs: TrainingLog) -> dict[int, str]:
@@ -125,7 +131,7 @@ def bucket_table(url: str) -> Table:
 def disk_table(directory: str) -> Table:
     """Make the table of what lies in a directory of checkpoints."""
     rows: list[tuple[str, ...]] = []
-    shown = [entry for entry in Path(directory).iterdir() if not entry.name.startswith(".")]
+    shown = [entry for entry in Path(directory).iterdir() if is_of_a_step(entry.name)]
     for entry in sorted(shown, key=_by_step):
         files = [path for path in entry.rglob("*") if path.is_file()]
         nbytes = sum(path.stat().st_size for path in files)

@@ -29,6 +29,7 @@ from penstock.demo.records import (
     StagedSave,
     StartedTraining,
 )
+from penstock.demo.report import is_of_a_step
 from penstock.kernel import Milestone, Pipeline, SaveRun, WrittenBatch
 from penstock.pipelines import save_pipeline
 from penstock.steps import EverySteps, KeepBest, KeepLast
@@ -107,7 +108,7 @@ async def train(options: TrainingOptions, emit: Callable[[Record], object]) -> N
 def unfinished(directory: Path) -> list[str]:
     """Return the names of what is no checkpoint: a step gets its own name by the last act of its save."""
     names = (path.name for path in directory.iterdir())
-    return sorted(name for name in names if not name.isdecimal() and not name.startswith("."))
+    return sorted(name for name in names if is_of_a_step(name) and not name.isdecimal())
 
 
 @final
