@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint._src.metadata import array_metadata_store
 
 from penstock.orbax import type_handlers as ours
-from penstock.orbax.array_metadata_store import Store
+from penstock.orbax.type_handlers import Store
 
 theirs: Final[Any] = ocp.type_handlers
 LIBRARIES: Final[dict[str, Any]] = {"penstock": ours, "orbax": theirs}

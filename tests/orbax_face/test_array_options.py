@@ -20,7 +20,7 @@ from tests.orbax_face.leaf_round_trips import on
 
 import penstock.orbax
 import penstock.orbax.v1 as ours_v1
-from penstock.orbax import array_metadata_store as ours
+from penstock.orbax import type_handlers as ours
 
 LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)
 NAMES = ("penstock", "orbax")

@@ -41,6 +41,7 @@ RECORDS = {
     *("metadata.StorageMetadata", "metadata.value.Compression", "metadata.ValueMetadataEntry"),
     *("v1.serialization.DeserializationContext", "v1.serialization.DeserializationParam"),
     *("v1.serialization.SerializationContext", "type_handlers.ParamInfo", "SaveArgs"),
+    "type_handlers.SerializedArrayMetadata",
 }
 """What holds values and does nothing: an attribute is what was given."""
 

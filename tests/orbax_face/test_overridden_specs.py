@@ -15,7 +15,7 @@ from tests.orbax_face.leaf_round_trips import infos, on
 
 import penstock.orbax as ocp
 from penstock.orbax import type_handlers
-from penstock.orbax.array_metadata_store import Store
+from penstock.orbax.type_handlers import Store
 
 TREE: dict[str, Any] = {"w": np.arange(96, dtype=np.float32).reshape(8, 12), "b": np.arange(5), "step": 3}
 

@@ -20,7 +20,7 @@ import penstock.orbax as ocp
 from penstock.embedding import document_files
 from penstock.errors import ChecksumError, CorruptCheckpointError
 from penstock.handlers import LocalStore
-from penstock.orbax import array_metadata_store
+from penstock.orbax import type_handlers
 
 TREE: Any = {"a": np.arange(6.0), "s": "text"}
 ABOUT = "_CHECKPOINT_METADATA"
@@ -147,16 +147,8 @@ def test_a_json_item_that_is_written_again_is_no_damage(tmp_path: Path) -> None:
 def test_array_metadata_that_are_added_are_no_damage_and_bless_none(tmp_path: Path) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "c", {"a": jax.numpy.arange(6.0)})
-    array = array_metadata_store.ArrayMetadata(
-        param_name="b",
-        shape=(3,),
-        dtype=np.dtype("f4"),
-        write_shape=(3,),
-        chunk_shape=(3,),
-        use_ocdbt=True,
-        use_zarr3=False,
-    )
-    metadata = array_metadata_store.Store()
+    array = type_handlers.SerializedArrayMetadata(param_name="b", write_shape=(3,), chunk_shape=(3,))
+    metadata = type_handlers.Store()
 
     asyncio.run(metadata.write(tmp_path / "c", [array], 0))
 

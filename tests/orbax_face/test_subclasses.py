@@ -14,7 +14,7 @@ import orbax.checkpoint
 import pytest
 
 import penstock.orbax
-from penstock.orbax.overrides import NEVER_CALLED
+from penstock.orbax.installation import NEVER_CALLED
 
 LIBRARIES: tuple[Any, Any] = (penstock.orbax, orbax.checkpoint)
 both = pytest.mark.parametrize("ocp", LIBRARIES, ids=("penstock", "orbax"))

@@ -30,7 +30,7 @@ from tests.orbax_face.leaf_round_trips import (
 
 from penstock.errors import DeletedLeafError, DuplicateNameError
 from penstock.orbax import type_handlers as ours
-from penstock.orbax.array_metadata_store import Store
+from penstock.orbax.type_handlers import Store
 
 BOTH = pytest.mark.parametrize("library", list(LIBRARIES))
 # Orbax warns that it reads recorded shardings; absl's C++ side of it leaves sockets and loops.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+_ALONE: Final = "Every process makes the directory, and waits for no other."
 _BARRIERS: Final = "There are no barriers and no signals."
 _CHECKED: Final = "The destination is always checked."
 _COPIED: Final = "Arrays are always copied before a save returns."
@@ -59,6 +60,7 @@ WITHOUT_EFFECT: Final[dict[str, dict[str, str]]] = {
         "broadcast_memory_limit_bytes": _BUDGET,
         "broadcast_memory_scaling_factor": _BUDGET,
     },
+    "type_handlers.Store": {"primary_host": _ALONE, "write_timeout_secs": _ALONE},
     "type_handlers.SingleReplicaArrayRestoreArgs": {"single_replica_sharding": "It follows from `sharding`."},
     "utils.sync_global_devices": {"record_event_name": _EVENTS},
     "v1.handlers.PyTreeHandler": {

@@ -14,7 +14,7 @@ from tests.processes.trees import SPECS, P, differences, mesh_of, spread, values
 
 from penstock import orbax as ocp
 from penstock.errors import InactiveProcessError, PeerFailedError, PlansDifferError
-from penstock.orbax import array_metadata_store
+from penstock.orbax import type_handlers
 
 
 class OwnHandler(ocp.CheckpointHandler):
@@ -204,7 +204,7 @@ async def orbaxs_array_options_hold_together(here: Here) -> Any:
         "last": {"use_replica_parallel": False, "replica_id": of_last},
         "two": {"max_replicas_for_replica_parallel": 2, "min_slice_bytes_for_replica_parallel": 1},
         "bare": {"enable_write_sharding_file": False},
-        "recorded": {"array_metadata_store": array_metadata_store.Store()},
+        "recorded": {"array_metadata_store": type_handlers.Store()},
     }
 
     def save() -> dict[str, Any]:

@@ -26,8 +26,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar, cast
 from penstock.embedding import blocking
 from penstock.errors import HandlerError
 from penstock.orbax.future import Future
-from penstock.orbax.installation import Counterpart, loaded_orbax
-from penstock.orbax.overrides import WarnsOfOverrides
+from penstock.orbax.installation import Counterpart, WarnsOfOverrides, loaded_orbax
 
 
 class CheckpointHandler(WarnsOfOverrides, Counterpart):

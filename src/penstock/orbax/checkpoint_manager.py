@@ -42,12 +42,12 @@ from penstock.orbax.checkpoint_args import (
 )
 from penstock.orbax.checkpointers import AsyncCheckpointer, Checkpointer
 from penstock.orbax.composite_handler import CompositeArgs, CompositeCheckpointHandler, CompositeOptions
+from penstock.orbax.installation import WarnsOfOverrides
 from penstock.orbax.logging import SaveTimes, log_restore, log_save
 from penstock.orbax.manager_steps import CheckpointInfo, CheckpointManagerOptions, ManagerSteps, StepChange
 from penstock.orbax.metadata import CompositeItemMetadata, RootMetadata, StepMetadata
 from penstock.orbax.multihost import reached_preemption
 from penstock.orbax.options import AsyncOptions, FileOptions, MultiprocessingOptions
-from penstock.orbax.overrides import WarnsOfOverrides
 from penstock.orbax.plain_handlers import JsonCheckpointHandler, JsonRestoreArgs, JsonSaveArgs, WrapperArgs
 from penstock.orbax.policies import ShouldSaveFnPolicy, best_of, needs_metrics
 

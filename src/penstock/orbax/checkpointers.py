@@ -41,7 +41,6 @@ from penstock.embedding import (
     paths,
 )
 from penstock.errors import ConfigError, IncompleteCheckpointError, NotACheckpointError, PathError, SpecError
-from penstock.orbax.atomicity import chosen_atomicity
 from penstock.orbax.checkpoint_args import (
     AsyncCheckpointHandler,
     CheckpointHandler,
@@ -60,7 +59,7 @@ from penstock.orbax.enclosing_save import (
     links_in_force,
 )
 from penstock.orbax.future import ChainedFuture, Future, all_futures, cancel_all, remaining_secs, stopped
-from penstock.orbax.installation import stand_for
+from penstock.orbax.installation import WarnsOfOverrides, stand_for
 from penstock.orbax.item_files import bucket_url, handler_path, path_as_given, path_text
 from penstock.orbax.logging import READ, WRITE, WRITE_ASYNC, record_async_save, recorded, timed
 from penstock.orbax.metadata import (
@@ -79,12 +78,12 @@ from penstock.orbax.options import (
     FileOptions,
     MultiprocessingOptions,
     check_processes,
+    chosen_atomicity,
     is_in_place,
     job_options,
     saves_jointly,
     saving_processes,
 )
-from penstock.orbax.overrides import WarnsOfOverrides
 from penstock.orbax.plain_handlers import JsonSaveArgs, ProtoSaveArgs, get_legacy_handler_wrapper
 from penstock.orbax.pytree_handler import PyTreeCheckpointHandler
 from penstock.orbax.standard_handler import StandardCheckpointHandler, StandardRestoreArgs, StandardSaveArgs

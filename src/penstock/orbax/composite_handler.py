@@ -21,7 +21,6 @@ from penstock.embedding import DirectoryBuild, SharedDirectory, file_names
 from penstock.errors import PathError
 from penstock.items import Composite as Items
 from penstock.items import Json, PyTree
-from penstock.orbax.atomicity import chosen_atomicity
 from penstock.orbax.base_pytree_handler import (
     BasePyTreeCheckpointHandler,
     BasePyTreeSaveArgs,
@@ -62,6 +61,7 @@ from penstock.orbax.options import (
     FileOptions,
     MultiprocessingOptions,
     check_publishing,
+    chosen_atomicity,
     is_in_place,
 )
 from penstock.orbax.plain_handlers import JsonCheckpointHandler, WrapperArgs, get_legacy_handler_wrapper

@@ -1,12 +1,28 @@
-"""Orbax and penstock in one program: penstock's names in Orbax's place, and Orbax's classes in ours."""
+"""Orbax and penstock in one program: penstock's names in Orbax's place, and Orbax's classes in ours.
+
+`install()` puts public modules of penstock in the place of Orbax's, and leads those that are not public to
+them, as far as public programs import these. What has no counterpart yet can be imported, and refuses to be.
+"""
 
 from __future__ import annotations
 
-__all__ = ("Counterpart", "Installation", "OrbaxInUseError", "install", "loaded_orbax", "stand_for")
+__all__ = (
+    "NEVER_CALLED",
+    "PRIVATE_MODULES",
+    "Counterpart",
+    "Installation",
+    "NotThereYetError",
+    "OrbaxInUseError",
+    "WarnsOfOverrides",
+    "install",
+    "loaded_orbax",
+    "stand_for",
+)
 
 import sys
+import warnings
 from abc import ABCMeta
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -15,7 +31,6 @@ from typing import Any, ClassVar, Final, Self, final
 
 from penstock import kernel
 from penstock.errors import PenstockError
-from penstock.orbax.private_modules import private_module
 
 # Libraries that were written for Orbax derive handlers and arguments from Orbax's base classes, and make
 # Orbax's `SaveArgs`. A program that uses them has imported Orbax, so what it made is recognised by asking
@@ -61,6 +76,51 @@ def stand_for(name: str, ours: type) -> None:
 
 
 _OURS: Final = "penstock.orbax"
+
+NEVER_CALLED: Final[Mapping[str, tuple[str, ...]]] = {
+    "CheckpointManager": (
+        *("_add_checkpoint_info", "_configure_checkpointer_common", "_finalize", "_get_metrics"),
+        *("_configure_checkpointer_from_handler_registry", "_configure_checkpointer_legacy_init"),
+        *("_configure_checkpointer_from_item_names_and_handlers", "_get_read_step_directory"),
+        *("_get_root_metadata", "_get_save_directory", "_get_step_metadata", "_get_write_step_directory"),
+        *("_is_continuous_checkpointing_enabled", "_maybe_await_cleanup_tmp_directory"),
+        *("_maybe_get_default_item", "_maybe_save_root_metadata", "_metrics_handler"),
+        *("_root_metadata_file_path", "_sort_checkpoints_by_metrics", "_validate_args"),
+        *("_wait_for_checkpointers",),
+    ),
+    "Checkpointer": (
+        *("_restore", "_save_step_metadata", "create_temporary_path", "get_temporary_path"),
+        *("synchronize_next_awaitable_signal_operation_id",),
+    ),
+    "AsyncCheckpointer": ("_make_on_commit_callback", "_prepare_destination_async", "_save"),
+    "PyTreeCheckpointHandler": ("_get_internal_metadata", "_maybe_deserialize", "_read_aggregate_file"),
+    "BasePyTreeCheckpointHandler": (
+        *("_async_partial_save", "_finalize_async", "_get_param_infos", "_get_param_infos_with_write_shape"),
+        *("_maybe_deserialize", "_partial_restore_with_omission", "_partial_restore_with_placeholders"),
+        *("_read_metadata_file", "_write_metadata_after_commits", "_write_metadata_file", "get_param_names"),
+    ),
+    "ArrayCheckpointHandler": ("_is_supported_type",),
+    "CompositeCheckpointHandler": (
+        *("_get_all_registered_and_unregistered_items_and_handlers", "_get_item_handlers"),
+        *("_get_item_metadata", "_get_item_temporary_directory", "_get_metadata_base", "_items_exist"),
+    ),
+}
+"""By class: names that methods of Orbax's class ask `self` for, and those of ours do not."""
+
+
+class WarnsOfOverrides:
+    """Base of classes that have hooks in Orbax: overriding one that nothing calls is a UserWarning."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        ours = [base.__name__ for base in cls.__mro__ if base.__module__.startswith(_OURS)]
+        names = sorted({name for one in ours for name in NEVER_CALLED.get(one, ())} & vars(cls).keys())
+        if names and not cls.__module__.startswith(_OURS):
+            warnings.warn(
+                f"{cls.__qualname__} overrides {', '.join(names)}, which Orbax calls and penstock never does",
+                stacklevel=2 + isinstance(cls, ABCMeta),  # which makes classes in Python
+            )
+
 
 _ALSO_IMPORTED: Final = "jax.experimental.array_serialization.serialization"
 """A module that programs use without importing it, because Orbax does."""
@@ -193,9 +253,9 @@ class _Finder(MetaPathFinder, Loader):
 
 def _ours(name: str) -> ModuleType | None:
     """Return penstock's module for one of Orbax; None if there is none."""
-    private = private_module(ORBAX, name.removeprefix(f"{ORBAX}."))
-    if private is not None:
-        return private
+    below = name.removeprefix(f"{ORBAX}.")
+    if below in PRIVATE_MODULES or below in _PACKAGES:
+        return _PrivateModule(below)
 
     inner = name.replace(f"{_EXPERIMENTAL}.", f"{ORBAX}.", 1).removeprefix(ORBAX)
     found = import_module(_OURS)
@@ -239,3 +299,131 @@ def _is_of_orbax(value: object) -> bool:
         return _is_orbax(value.__name__) or value is sys.modules.get(_NAMESPACE)  # `import orbax.checkpoint`
 
     return _is_orbax(str((value if isinstance(value, type | FunctionType) else type(value)).__module__))
+
+
+_HANDLERS: Final = {
+    f"_src.handlers.{name}": ("handlers",)
+    for name in (
+        "array_checkpoint_handler",
+        "async_checkpoint_handler",
+        "base_pytree_checkpoint_handler",
+        "checkpoint_handler",
+        "composite_checkpoint_handler",
+        "json_checkpoint_handler",
+        "proto_checkpoint_handler",
+        "pytree_checkpoint_handler",
+        "random_key_checkpoint_handler",
+        "standard_checkpoint_handler",
+    )
+}
+"""A checkpoint names its handlers in them, and programs look those names up (Simply)."""
+
+NOT_THERE_YET: Final[Mapping[str, Sequence[str]]] = {
+    "experimental.emergency.checkpoint_manager": (
+        *("CheckpointManager", "CheckpointManagerOptions", "LocalCheckpointOptions"),
+        "PersistentCheckpointOptions",
+    ),
+    "experimental.emergency.multi_tier_checkpointing.initialization": (
+        "initialize_multi_tier_checkpointing",
+    ),
+    "experimental.emergency.replicator_checkpoint_manager": (
+        *("ReplicatorCheckpointManager", "ReplicatorCheckpointManagerOptions"),
+    ),
+}
+"""Names of emergency checkpoints, by module: programs import them (MaxText, DeepRTE), and few call one."""
+
+
+@final
+class NotThereYetError(PenstockError, NotImplementedError):
+    """A program asks for checkpoints in several tiers, which penstock does not have yet.
+
+    Attributes:
+        name: What it asked for.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name}: penstock has no emergency checkpoints yet, on local disks and in several tiers; "
+            "save with penstock.orbax.CheckpointManager"
+        )
+        self.name = name
+
+
+class _NotThereYet:
+    """Base of the classes that stand for what is not there: they refuse to be made."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotThereYetError(type(self).__name__)
+
+
+PRIVATE_MODULES: Final[Mapping[str, Sequence[str]]] = {
+    **_HANDLERS,
+    "_src.arrays.sharding": ("arrays",),  # MaxText
+    "_src.checkpoint_managers.preservation_policy": ("policies",),  # MaxText
+    "_src.checkpoint_managers.save_decision_policy": ("policies",),  # MaxText
+    "_src.checkpointers.async_checkpointer": ("checkpointers",),
+    "_src.checkpointers.checkpointer": ("checkpointers",),
+    "_src.futures.future": ("future",),
+    "_src.handlers.handler_registration": ("checkpoint_args",),
+    "_src.metadata.array_metadata_store": ("type_handlers",),  # AXLearn
+    "_src.metadata.sharding": ("value_metadata",),
+    "_src.metadata.tree": ("metadata",),
+    "_src.metadata.value": ("value_metadata",),
+    "_src.multihost.multihost": ("multihost",),
+    "_src.path.step": ("step",),  # gemma
+    "_src.serialization.jax_array_handlers": ("type_handlers",),  # Tunix
+    "_src.serialization.replica_slices": (),  # gemma replaces a function there
+    "_src.serialization.type_handler_registry": ("type_handlers",),  # Tunix
+    "_src.serialization.type_handlers": ("type_handlers",),  # AXLearn
+    "_src.serialization.types": ("type_handlers",),
+    "_src.tree.utils": ("tree", "utils"),
+    **dict.fromkeys(NOT_THERE_YET, ()),
+    "experimental.model_surgery.transformations.nesting": ("transform_utils",),  # Qwix
+    "experimental.model_surgery.transformations.renaming": ("transform_utils",),  # Qwix
+}
+"""Names below `orbax.checkpoint`, and the modules of `penstock.orbax` that have what is in them."""
+
+_PACKAGES: Final = frozenset(
+    name.rsplit(".", depth)[0] for name in PRIVATE_MODULES for depth in range(1, name.count(".") + 1)
+)
+
+
+@final
+class _PrivateModule(ModuleType):
+    """Looks names up in public modules of penstock's.
+
+    Args:
+        name: Of the module of Orbax, below its package.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{ORBAX}.{name}")
+        self.__dict__["_places"] = PRIVATE_MODULES.get(name, ())
+        for absent in NOT_THERE_YET.get(name, ()):
+            self.__dict__[absent] = type(absent, (_NotThereYet,), {"__module__": self.__name__})
+        if name in _PACKAGES:
+            self.__dict__["__path__"] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("__"):
+            for place in self.__dict__["_places"]:
+                module = import_module(f"{_OURS}.{place}")
+                if name in module.__all__:
+                    return getattr(module, name)
+
+            if "__path__" in self.__dict__:
+                try:
+                    return import_module(f"{self.__name__}.{name}")
+                except ModuleNotFoundError:
+                    pass
+
+        raise AttributeError(
+            f"penstock.orbax stands in the place of Orbax, and has no {self.__name__}.{name}"
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not isinstance(value, ModuleType) and not name.startswith("__"):
+            # Some replace functions of Orbax's: penstock does not call them.
+            kernel.get_logger().warning("orbax.patch_ignored", name=f"{self.__name__}.{name}")
+
+        super().__setattr__(name, value)

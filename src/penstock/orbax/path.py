@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ("atomicity", "atomicity_defaults", "atomicity_types", "step")
 
-from penstock.orbax import atomicity, step
+from penstock.orbax import options as atomicity
+from penstock.orbax import step
 
 atomicity_defaults = atomicity_types = atomicity

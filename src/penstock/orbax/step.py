@@ -42,10 +42,9 @@ from penstock import kernel
 from penstock import steps as own
 from penstock.embedding import file_names, step_directory
 from penstock.errors import CorruptCheckpointError, NotACheckpointError, SpecError
-from penstock.orbax.atomicity import chosen_atomicity
 from penstock.orbax.item_files import bucket_url, handler_path, path_as_given, path_text, place_of, store_at
 from penstock.orbax.metadata import StepMetadata, get_step_metadata
-from penstock.orbax.options import AtomicityOptions
+from penstock.orbax.options import AtomicityOptions, chosen_atomicity
 
 TMP_DIR_SUFFIX: Final = file_names.TEMPORARY_SUFFIX
 

@@ -18,11 +18,14 @@ __all__ = (
     "RestoreArgs",
     "SaveArgs",
     "ScalarHandler",
+    "SerializedArrayMetadata",
     "SingleReplicaArrayHandler",
     "SingleReplicaArrayRestoreArgs",
+    "Store",
     "StringHandler",
     "TypeHandler",
     "TypeHandlerRegistry",
+    "Validator",
     "check_input_arguments",
     "create_type_handler_registry",
     "default_registry",
@@ -44,6 +47,7 @@ __all__ = (
 )
 
 import copy
+import json
 import math
 import os
 from base64 import urlsafe_b64encode
@@ -52,7 +56,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from threading import RLock
+from pathlib import Path
+from threading import Lock, RLock
 from typing import Any, Final, Protocol, cast, final, runtime_checkable
 
 import jax
@@ -67,14 +72,13 @@ from penstock.embedding import (
     blocking,
     check_arrays,
     chunk_shapes,
+    document_files,
     dtypes,
     encode_strings,
     file_names,
     prng_keys,
 )
 from penstock.errors import DuplicateNameError, InvalidLeafError
-from penstock.orbax.array_metadata_store import RANDOM_KEY_IMPL, Store, check_store
-from penstock.orbax.array_metadata_store import ArrayMetadata as RecordedArray
 from penstock.orbax.arrays import asked_placement, is_narrowed, jax_dtype, key_data
 from penstock.orbax.future import in_thread
 from penstock.orbax.installation import loaded_orbax
@@ -112,6 +116,143 @@ from penstock.orbax.value_metadata import (
 
 _jax: Any = jax
 _ts: Any = ts  # its stubs use names that they do not define
+
+
+_RANDOM_KEY_IMPL: Final = "random_key_impl"
+_PROCESS_PREFIX: Final = "process_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SerializedArrayMetadata:
+    """A record of the way that one array was written."""
+
+    param_name: str
+    write_shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    ext_metadata: dict[str, Any] | None = None
+
+
+class Store:
+    """Writes and reads `array_metadatas/process_N`, the document of one process.
+
+    In the save of a tree the layout records the same; this is for type handlers that are called directly.
+
+    Args:
+        primary_host: Has no effect: every process creates the directory if it is missing.
+        write_timeout_secs: Has no effect: no process waits for another one.
+    """
+
+    def __init__(self, primary_host: int | None = 0, write_timeout_secs: int = 600) -> None:
+        self._primary_host = primary_host
+        self._write_timeout_secs = write_timeout_secs
+        self._lock = Lock()  # leaves handled separately are recorded concurrently
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=Lock())
+
+    def set_primary_host(self, primary_host: int | None) -> None:
+        """Has no effect."""
+        self._primary_host = primary_host
+
+    async def write(self, checkpoint_dir: Any, array_metadatas: Sequence[Any], process_index: int) -> None:
+        """Record more arrays."""
+
+        def write() -> None:
+            with self._lock:
+                _write_records(Path(checkpoint_dir), array_metadatas, process_index)
+
+        await in_thread(write)
+
+    async def read(self, checkpoint_dir: Any, process_index: int | None = None) -> Any:
+        """Return what one process recorded, or each of them; None if there is nothing.
+
+        Raises:
+            ValueError: If there is no such directory.
+        """
+        return await in_thread(_read_records, Path(checkpoint_dir), process_index)
+
+
+class Validator:
+    """Has no effect: every byte of a tree is counted before it is published."""
+
+    def validate_all_array_metadatas(self, array_metadatas: Mapping[int, Sequence[Any]]) -> None:
+        """Do nothing. Nothing calls it."""
+
+
+def check_store(store: Any) -> None:
+    """Refuse a store of the caller's, which would not be asked in the save of a tree.
+
+    Args:
+        store: A `Store`, or Orbax's; None for no records.
+
+    Raises:
+        NotImplementedError: If it is of a class of the caller's.
+    """
+    kind = cast("Any", type)(store)
+    if store is not None and kind is not Store and not kind.__module__.startswith("orbax."):
+        raise NotImplementedError(
+            f"the array metadata of a tree are written by penstock, and {kind.__qualname__} would not be "
+            "called: give a Store, or None for no records"
+        )
+
+
+def _write_records(directory: Path, found: Sequence[Any], process_index: int) -> None:
+    path = directory / file_names.ARRAY_METADATAS / f"{_PROCESS_PREFIX}{process_index}"
+    store = built_in.LocalStore()
+    store.make_directory(str(path.parent))
+    if file_names.TEMPORARY_SUFFIX not in str(path):  # else it may be of what this replaces
+        check_document(str(path.parent), path.name)
+
+    known = store.read_file(str(path)) if store.kind(str(path)) == "file" else b""
+    entries: list[Any] = json.loads(known)["array_metadatas"] if known else []
+    entries += [
+        {
+            "array_metadata": {
+                "param_name": one.param_name,
+                "write_shape": one.write_shape,
+                "chunk_shape": one.chunk_shape,
+                "ext_metadata": one.ext_metadata,
+            }
+        }
+        for one in found
+    ]
+    document_files.rewrite_document(store, str(path), json.dumps({"array_metadatas": entries}).encode())
+
+
+def _read_records(directory: Path, process_index: int | None) -> Any:
+    if not directory.exists():
+        raise ValueError(f"the directory of the checkpoint does not exist: {directory}")
+
+    folder = directory / file_names.ARRAY_METADATAS
+    if process_index is not None:
+        path = folder / f"{_PROCESS_PREFIX}{process_index}"
+        return _records_in(path) if path.exists() else None
+
+    paths = sorted(folder.glob(f"{_PROCESS_PREFIX}*")) if folder.exists() else []
+    found: dict[int, list[SerializedArrayMetadata]] = {}
+    for path in paths:
+        number = path.name.removeprefix(_PROCESS_PREFIX)
+        if not number.isdigit():
+            raise ValueError(f"the document does not exist: {path}")
+        found[int(number)] = _records_in(path)
+
+    return found or None
+
+
+def _records_in(path: Path) -> list[SerializedArrayMetadata]:
+    entries = [item["array_metadata"] for item in json.loads(path.read_text())["array_metadatas"]]
+    return [
+        SerializedArrayMetadata(
+            param_name=entry["param_name"],
+            write_shape=tuple(entry["write_shape"]),
+            chunk_shape=tuple(entry["chunk_shape"]),
+            ext_metadata=entry.get("ext_metadata"),
+        )
+        for entry in entries
+    ]
 
 
 @final
@@ -471,18 +612,23 @@ class ArrayHandler(_ArraysByTensorStore):
         found = await self._array_metadata_store.read(checkpoint_dir=infos[0].parent_dir)
         entries = next(iter(found.values())) if found else ()
         extras: dict[str, dict[str, Any]] = {one.param_name: one.ext_metadata or {} for one in entries}
-        return {name: extra[RANDOM_KEY_IMPL] for name, extra in extras.items() if RANDOM_KEY_IMPL in extra}
+        return {name: extra[_RANDOM_KEY_IMPL] for name, extra in extras.items() if _RANDOM_KEY_IMPL in extra}
 
 
-def _recorded_array(one: _Copied) -> RecordedArray:
-    info, spec, part = one.info, one.spec, one.part
-    dtype = dtypes.numpy_dtype(spec.dtype) if one.arg.dtype is None else np.dtype(one.arg.dtype)
-    shape, database = one.shape, bool(info.is_ocdbt_checkpoint)
+def _recorded_array(one: _Copied) -> SerializedArrayMetadata:
+    info, spec = one.info, one.spec
     chunks = chunk_shape_for(
-        info, use_ocdbt=database, shape=shape, write_shape=part, dtype=dtype, arg=one.arg
+        info,
+        use_ocdbt=bool(info.is_ocdbt_checkpoint),
+        shape=one.shape,
+        write_shape=one.part,
+        dtype=dtypes.numpy_dtype(spec.dtype) if one.arg.dtype is None else one.arg.dtype,
+        arg=one.arg,
     )
-    extra = {RANDOM_KEY_IMPL: spec.extended_dtype} if spec.extended_dtype else None
-    return RecordedArray(info.name, shape, dtype, part, chunks, database, bool(info.use_zarr3), extra)
+    extra = {_RANDOM_KEY_IMPL: spec.extended_dtype} if spec.extended_dtype else None
+    return SerializedArrayMetadata(
+        param_name=info.name, write_shape=one.part, chunk_shape=chunks, ext_metadata=extra
+    )
 
 
 def _placements(infos: Sequence[ParamInfo], args: Sequence[RestoreArgs]) -> list[Any]:

@@ -25,8 +25,8 @@ _ALSO = {
         "penstock.orbax.value_metadata",
         ("DeviceMetadata", "DeviceMetadataMesh", "from_jax_sharding", "from_serialized_string"),
     ),
-    f"{_V1}.serialization.array_leaf_handler": ("penstock.orbax.v1.abstract_tree", ("ArrayMetadata",)),
-    f"{_V1}.serialization.numpy_leaf_handler": ("penstock.orbax.v1.abstract_tree", ("NumpyMetadata",)),
+    f"{_V1}.serialization.array_leaf_handler": ("penstock.orbax.v1.pytree_handler", ("ArrayMetadata",)),
+    f"{_V1}.serialization.numpy_leaf_handler": ("penstock.orbax.v1.pytree_handler", ("NumpyMetadata",)),
     f"{_V1}.context.context": ("penstock.orbax.v1.options", ("get_context",)),
     f"{_V1}.handlers.pytree_handler": (
         "penstock.orbax.v1.errors",

@@ -28,7 +28,6 @@ from jax.sharding import AbstractMesh, NamedSharding
 from penstock import Checkpointer, Config, kernel
 from penstock.embedding import RestoreOptions, dtypes, failures, paths
 from penstock.errors import ChecksumError, MissingFileError, StructureMismatchError
-from penstock.orbax.v1.abstract_tree import mismatch
 from penstock.orbax.v1.errors import InvalidLayoutError
 from penstock.orbax.v1.handler_registration import (
     AUTO,
@@ -58,6 +57,7 @@ from penstock.orbax.v1.operation import (
 )
 from penstock.orbax.v1.options import Context, SafetensorsOptions, get_context
 from penstock.orbax.v1.path import Path, PathLike
+from penstock.orbax.v1.pytree_handler import mismatch
 from penstock.orbax.v1.step_formats import CheckpointMetadata
 from penstock.orbax.v1.tree import PyTreeOf, is_supported_abstract_leaf
 

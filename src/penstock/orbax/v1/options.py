@@ -29,9 +29,14 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast, fina
 
 from penstock import handlers as built_in
 from penstock.errors import ConfigError
-from penstock.orbax.array_metadata_store import Store, check_store
 from penstock.orbax.pathways import check_supported
-from penstock.orbax.type_handlers import ReplicaOptions, SpecOptions, replicas_share_by_default
+from penstock.orbax.type_handlers import (
+    ReplicaOptions,
+    SpecOptions,
+    Store,
+    check_store,
+    replicas_share_by_default,
+)
 from penstock.orbax.v1.handler_registration import CheckpointableHandlerRegistry, default_registry
 from penstock.orbax.v1.path import Path
 

@@ -32,13 +32,12 @@ from penstock.embedding import (
 from penstock.errors import ConfigError, InUseError
 from penstock.orbax.options import is_publisher, job_options, saves_jointly
 from penstock.orbax.tree import merge_trees
-from penstock.orbax.v1.abstract_tree import read_tree
 from penstock.orbax.v1.errors import PartialSaveReplacementError
 from penstock.orbax.v1.handler_registration import STATE
 from penstock.orbax.v1.operation import AsyncResponse, BackgroundOperation, begin, wait_for
 from penstock.orbax.v1.options import Context, get_context
 from penstock.orbax.v1.path import PathLike
-from penstock.orbax.v1.pytree_handler import PyTreeHandler
+from penstock.orbax.v1.pytree_handler import PyTreeHandler, read_tree
 from penstock.orbax.v1.saving import ItemsSave, check_state, prepare_save, wait_until_staged
 from penstock.orbax.v1.tree import JsonType, PyTreeOf
 

@@ -49,7 +49,6 @@ from penstock.orbax.enclosing_save import described_json, joint_place
 from penstock.orbax.future import together
 from penstock.orbax.leaf_args import items_first
 from penstock.orbax.options import job_options, saves_jointly
-from penstock.orbax.v1.abstract_tree import save_format_of
 from penstock.orbax.v1.handler_registration import (
     METRICS,
     STATE,
@@ -69,7 +68,7 @@ from penstock.orbax.v1.operation import (
 )
 from penstock.orbax.v1.options import Context, get_context
 from penstock.orbax.v1.path import PathLike, PendingPath
-from penstock.orbax.v1.pytree_handler import CustomLeaves, PyTreeHandler
+from penstock.orbax.v1.pytree_handler import CustomLeaves, PyTreeHandler, save_format_of
 from penstock.orbax.v1.serialization import StandardLeafHandlerRegistry, UnregisteredTypeError
 from penstock.orbax.v1.tree import JsonType, Leaf, PyTreeOf, is_supported_leaf
 
