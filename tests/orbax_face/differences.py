@@ -138,7 +138,8 @@ MANAGERS: Final[Section] = {
         "described takes no place among the steps to "
         "keep. Metrics may be arrays of one number. "
         "A step that is no whole number from 0 is a ValueError. A `handler_registry` is copied. A folder "
-        "`.penstock-writer` shows who saves; a second one is logged, and so is a root that is a checkpoint. "
+        "`.penstock-writer` is there while a step is saved or deleted; another writer is logged then, and "
+        "nothing is deleted until it has ended. A root that is a checkpoint is logged, too. "
         "An override of a private method that Orbax calls and penstock does not is a UserWarning, of "
         "checkpointers and handlers, too."
     ),

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -289,39 +289,62 @@ class TestOneWriter:
 
         assert listed(root) == ["2"]
 
-    def test_one_of_two_orbax_managers_deletes(
+    def test_an_orbax_manager_deletes_once_another_writer_has_ended(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         ocp: Any = penstock.orbax
         options = ocp.CheckpointManagerOptions(max_to_keep=1)
-        with ocp.CheckpointManager(tmp_path) as one:
-            one.save(1, args=ocp.args.StandardSave(state()))
-            one.wait_until_finished()
-            with ocp.CheckpointManager(tmp_path, options=options) as other:
-                other.save(2, args=ocp.args.StandardSave(state()))
-                other.wait_until_finished()
-                with pytest.raises(RootInUseError):
-                    other.delete(2)
-                assert listed(tmp_path) == ["1", "2"]
-                assert "step.not_deleted" in caplog.text
-                one.close()
-                other.save(3, args=ocp.args.StandardSave(state()))
-                other.wait_until_finished()
+        with ocp.CheckpointManager(tmp_path, options=options) as manager:
+            writer = WriterHold(LocalStore(), str(tmp_path))
+            writer.take()
+            for step in (1, 2):
+                manager.save(step, args=ocp.args.StandardSave(state()))
+                manager.wait_until_finished()
+            with pytest.raises(RootInUseError):
+                manager.delete(2)
+            assert listed(tmp_path) == ["1", "2"]
+            assert "step.not_deleted" in caplog.text
+            writer.release()
+            manager.save(3, args=ocp.args.StandardSave(state()))
+            manager.wait_until_finished()
 
         assert listed(tmp_path) == ["3"]
+
+    @pytest.mark.parametrize("background", [False, True])
+    def test_orbax_managers_delete_in_turns_and_leave_steps_alone_in_the_root(
+        self, background: bool, tmp_path: Path
+    ) -> None:
+        ocp: Any = penstock.orbax
+        options = ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=background)
+        with ExitStack() as managers:
+            for step in (1, 2, 3):
+                manager = managers.enter_context(ocp.CheckpointManager(tmp_path, options=options))
+                manager.save(step, args=ocp.args.StandardSave(state()))
+                manager.wait_until_finished()
+                assert os.listdir(tmp_path) == [str(step)]
+
+            manager.delete(3)
+            assert os.listdir(tmp_path) == []
+
+    def test_a_save_that_fails_leaves_nothing_in_a_root_of_orbax(self, tmp_path: Path) -> None:
+        ocp: Any = penstock.orbax
+        with ocp.CheckpointManager(tmp_path) as manager:
+            with pytest.raises(ValueError, match="JSON"):
+                manager.save(1, args=ocp.args.JsonSave({"a": object()}))
+            assert os.listdir(tmp_path) == []
 
     def test_orbax_lets_several_save_and_that_is_logged_once(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         ocp: Any = penstock.orbax
-        with ocp.CheckpointManager(tmp_path) as one, ocp.CheckpointManager(tmp_path) as other:
-            one.save(1, args=ocp.args.StandardSave(state()))
-            other.reload()
-            other.save(2, args=ocp.args.StandardSave(state()))
-            other.save(3, args=ocp.args.StandardSave(state()))
-            hold = WriterHold(LocalStore(), str(tmp_path))
+        with ocp.CheckpointManager(tmp_path) as manager:
+            writer = WriterHold(LocalStore(), str(tmp_path))
+            writer.take()
+            for step in (1, 2, 3):
+                manager.save(step, args=ocp.args.StandardSave(state()))
             with pytest.raises(RootInUseError):
-                hold.take()
+                WriterHold(LocalStore(), str(tmp_path)).take()
+            writer.release()
 
         assert caplog.text.count("step.root_in_use") == 1
         assert listed(tmp_path) == ["1", "2", "3"]

@@ -511,7 +511,7 @@ class ManagerSteps:
         return self._catalogue.infos(self._catalogue.snapshot(), _EVERYTHING)
 
     def hold(self, step: int) -> None:
-        """Hold the directory from the first save on, and make sure that no deletion of a step comes later.
+        """Hold the directory while a step is saved, and make sure that no deletion of that step comes later.
 
         Another manager that saves there is logged once, as Orbax allows one.
 
@@ -530,6 +530,7 @@ class ManagerSteps:
             self._catalogue.add(step, name)
 
         self._catalogue.sort()
+        self._loop.call(_rest)
 
     def complete(self, change: StepChange) -> None:
         """Delete the steps that a durable step replaces; return when all processes know that it is done.
@@ -538,8 +539,11 @@ class ManagerSteps:
         """
         waits = not self._options.enable_background_delete
         delete = partial(self._loop.call, _delete, change.replaced, waits)
-        if change.replaced:
-            self.agree_on(f"deleted after {change.step}", delete)
+        try:
+            if change.replaced:
+                self.agree_on(f"deleted after {change.step}", delete)
+        finally:
+            self._loop.call(_rest)
 
     def delete(self, step: int) -> None:
         """Delete a step, or move it away, in the process that deletes. It is gone when this returns.
@@ -774,6 +778,10 @@ async def _call(steps: OpenSteps, method: Callable[..., Awaitable[T]], *args: An
 async def _hold(steps: OpenSteps, step: int) -> None:
     await steps.root.hold()
     await steps.retention.forget(step)
+
+
+async def _rest(steps: OpenSteps) -> None:
+    await steps.root.rest()
 
 
 async def _delete(steps: OpenSteps, names: Mapping[int, str], waits: bool) -> None:

@@ -8,10 +8,12 @@ import json
 import os
 import zlib
 from base64 import b85decode, b85encode
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
+from threading import Lock
 from typing import Any, Final, TypeAlias, cast, final
 
 from anyio import move_on_after
@@ -39,6 +41,8 @@ from penstock.steps.save_decisions import JobDecisions
 from penstock.steps.step_directory import delete_step
 
 CLOSING_S: Final = 5.0
+_SAVE: Final = "save"
+_DELETION: Final = "deletion"
 
 
 @final
@@ -53,7 +57,7 @@ class RootOptions:
     clean: bool = True  #: whether what crashed saves left there is removed on opening
     creates: bool = True  #: whether the root is made if it does not exist
     is_shared: bool = False
-    """Whether other managers may save there at the same time. Then it is held from the first save on, another
+    """Whether other managers may save there, too. Then it is held while a step is saved or deleted, another
     holder is logged once, and a checkpoint is opened as a root without steps."""
     by_number: bool = True  #: whether steps are ordered by number; else in the order in which they came
 
@@ -85,6 +89,8 @@ class OpenedRoot:
         "_root",
         "_store",
         "_threads",
+        "_turn",
+        "_uses",
         "_was_refused",
         "holds",
         "is_local",
@@ -110,6 +116,8 @@ class OpenedRoot:
         self._threads = threads
         self._reading = reading
         self._hold = WriterHold(engine.store, root)
+        self._uses: set[str] = set()  # a save and a deletion may go on at the same time
+        self._turn = Lock()
         self.is_local = engine.is_local(root)  #: whether each process has it on a disk of its own
         self._name = engine.agreed_name(root)
         agrees = options.writes or self.is_local
@@ -158,21 +166,50 @@ class OpenedRoot:
             StorageError: If the medium refuses, as a full disk may.
         """
         was_held = self._hold.is_held
-        await self._threads.run(self._hold_shared if self._options.is_shared else self.hold_now)
+        await self._threads.run(self._hold_shared if self._options.is_shared else self._take)
         if not was_held:
             self.pins.tell_again()
 
-    def hold_now(self) -> None:
-        """Hold it: before each deletion. Blocking; raises as `hold` does."""
+    async def rest(self) -> None:
+        """Hold it no more until the next save or deletion, if other managers may save there.
+
+        Programs that list it then find nothing but their steps. In a bucket, which they do not list, it stays
+        held: the hold tells whether another manager took over since.
+        """
+        await self._threads.run(self._end, _SAVE)
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Hold it during a deletion. Blocking; raises as `hold` does."""
+        self._begin(_DELETION)
+        try:
+            yield
+        finally:
+            self._end(_DELETION)
+
+    def _take(self) -> None:
         if self.holds:
             self._hold.take()
+
+    def _begin(self, use: str) -> None:
+        with self._turn:
+            self._take()
+            self._uses.add(use)
+
+    def _end(self, use: str) -> None:
+        with self._turn:
+            self._uses.discard(use)
+            if self._options.is_shared and self._store.directories is not None and not self._uses:
+                self._release()
 
     def _hold_shared(self) -> None:
         if not self.holds:
             return
 
         try:
-            self._hold.take_if_writable()
+            with self._turn:
+                self._hold.take_if_writable()
+                self._uses.add(_SAVE)
             self._hold.confirm()
         except RootInUseError as error:
             if not self._was_refused:
@@ -187,10 +224,13 @@ class OpenedRoot:
             the process.
         """
         with move_on_after(CLOSING_S, shield=True):
-            try:
-                await self._reading.run(self._hold.release)
-            except StorageError as error:
-                self._events.warning("step.left_behind", path=error.path, error=repr(error))
+            await self._reading.run(self._release)
+
+    def _release(self) -> None:
+        try:
+            self._hold.release()
+        except StorageError as error:
+            self._events.warning("step.left_behind", path=error.path, error=repr(error))
 
     async def _find(self, leaving: Container[int], *, opens: bool) -> Mapping[int, str]:
         """Open it, if asked to; list it, where that counts."""

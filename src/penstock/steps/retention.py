@@ -67,7 +67,7 @@ class Retention:
             trash=options.trash,
             events=engine.events,
             on_outcome=self._note_outcome,
-            hold=opened.hold_now,
+            hold=opened.held,
             deletes=opened.holds,
             is_patient=options.is_shared,
         )

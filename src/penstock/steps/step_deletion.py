@@ -7,6 +7,7 @@ __all__ = ("Deleter",)
 import errno
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, final
 
 from anyio import Event, Lock, move_on_after
@@ -36,7 +37,7 @@ class Deleter:
         trash: A folder in `root` that steps are moved to instead; None to remove them.
         events: Where failures are logged.
         on_outcome: Called with a step, its name, and the error; or None once it is gone.
-        hold: Called before each deletion, in its thread; makes sure that the root is held.
+        hold: Entered for each deletion, in its thread; makes sure that the root is held.
         deletes: False if another process of the job deletes them, and here they are only forgotten.
         is_patient: Whether a root that another manager holds is waited for, as a step that is being read.
     """
@@ -50,7 +51,7 @@ class Deleter:
         trash: str | None,
         events: BoundLogger,
         on_outcome: Callable[[int, str, PenstockError | None], object],
-        hold: Callable[[], object] = lambda: None,
+        hold: Callable[[], AbstractContextManager[object]] = nullcontext,
         deletes: bool = True,
         is_patient: bool = False,
     ) -> None:
@@ -170,5 +171,5 @@ class Deleter:
         if self._ended:
             return None
 
-        self._hold()
-        return delete_step(self._store, self._root, name, self._trash, is_wanted=lambda: not self._ended)
+        with self._hold():
+            return delete_step(self._store, self._root, name, self._trash, is_wanted=lambda: not self._ended)
