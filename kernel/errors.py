@@ -79,7 +79,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
-from penstock.kernel.nearest import hint_at
+from penstock.kernel.words import hint_at
 
 _PUBLIC: Final = "penstock.errors"
 """Callers find the classes there."""

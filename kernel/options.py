@@ -41,7 +41,7 @@ from typing import (
 )
 
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.nearest import nearest
+from penstock.kernel.words import nearest
 
 _BYTES: dict[str, int | Fraction] = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _BYTES.update({"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "TB": 10**12})

@@ -31,7 +31,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Generic, TypeVar, cast, final
 
 from penstock.kernel.errors import ConfigError, PenstockError, PipelineError
-from penstock.kernel.nearest import nearest
+from penstock.kernel.words import nearest
 
 T = TypeVar("T")
 StageT = TypeVar("StageT")

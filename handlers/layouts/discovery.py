@@ -68,8 +68,8 @@ from penstock.kernel.errors import (
     PenstockError,
     UnsupportedFormatError,
 )
-from penstock.kernel.nearest import near_steps
 from penstock.kernel.protocols.stores import Store
+from penstock.kernel.words import near_steps
 
 PlaceKind: TypeAlias = Literal["root", "checkpoint", "tensors", "folder", "unfinished", "file", "nothing"]
 """`"root"`: a directory of steps. `"checkpoint"`: one of Orbax's layout, or an item of one. `"tensors"`:

@@ -12,6 +12,7 @@ __all__ = (
     "StoredValueHandler",
     "different",
     "different_array",
+    "read_array",
     "stored_dtype",
     "targets_by_kind",
     "type_name",
@@ -28,6 +29,7 @@ from typing import Any, Final, TypeAlias, final
 
 import anyio.from_thread
 import numpy as np
+import numpy.typing as npt
 from crc32c import crc32c
 
 from penstock.handlers.dtypes import dtype_name, numpy_dtype
@@ -351,6 +353,23 @@ def _take_region(value: StoredValue, bounds: _Bounds, piece_bytes: int, segments
                 anyio.from_thread.run(_perform, read)
 
     return _cast(region.view(), value)
+
+
+def read_array(value: StoredValue) -> npt.NDArray[Any]:
+    """Return a leaf as an array of NumPy: its elements as they are stored, of a random key its words.
+
+    Blocking. Bytes with a recorded checksum are verified.
+
+    Raises:
+        ChecksumError: If they differ.
+        UnsupportedFormatError: If a stage made the chunks opaque, or the dtype is not known.
+        StorageError: If the medium refuses.
+    """
+    spec = value.stored.spec
+    shape = spec.shape or ()
+    bounds = tuple([(0, size) for size in shape])
+    data = _take_region(value, bounds, max(spec.nbytes, 1), {})
+    return np.frombuffer(data, value.stored_dtype).reshape(shape)
 
 
 def _cast(read: memoryview, value: StoredValue) -> memoryview:

@@ -9,12 +9,14 @@ from ast import literal_eval
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.kernel.errors import SpecError
-from penstock.kernel.messages.restore import Only
-from penstock.kernel.nearest import hint_at, nearest
 from penstock.kernel.protocols.leaf import KeyPath
+from penstock.kernel.words import hint_at, nearest
+
+if TYPE_CHECKING:
+    from penstock.kernel.messages.restore import Only
 
 _STRING: Final = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 _PART: Final = re.compile(

@@ -84,10 +84,10 @@ from penstock.kernel.errors import (
     StorageError,
     UnsupportedFormatError,
 )
-from penstock.kernel.nearest import near_steps
 from penstock.kernel.protocols.layouts import FoundItems
 from penstock.kernel.protocols.stores import Store
 from penstock.kernel.protocols.written import DISK_MARK, STAGE_RECORD, DiskMark
+from penstock.kernel.words import near_steps
 
 _ARRAY_HANDLER: Final = ".ArrayCheckpointHandler"  #: ends the recorded name of what stores one array
 _JSON_FILES: Final = ("data.json", "metadata", "metrics")  # of v1, of v0, and of both for metrics

@@ -13,7 +13,7 @@ from typing import Any, final
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.layouts import LeafColumns, StorageDetails, StoredCheckpoint, ZarrDetails
 from penstock.kernel.protocols.leaf import LeafSpec, ParamInfo, StoredLeaf
-from penstock.reports.report import counted
+from penstock.kernel.words import counted
 from penstock.stages.locate import open_leased
 from penstock.stages.pytree.flattening import nest_columns
 

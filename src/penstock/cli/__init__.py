@@ -20,7 +20,7 @@ from typing import Final, NoReturn, Protocol, cast
 
 import penstock
 from penstock.cli.terminal import EXPECTED, Output, paged_output, say_error, say_usage
-from penstock.kernel.nearest import hint_at, nearest
+from penstock.kernel.words import hint_at, nearest
 
 
 class CommandModule(Protocol):
@@ -143,8 +143,9 @@ def _parser(configured: Collection[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     parser.add_argument("--table", action="store_true", help="print tables in a pipe, too, as for a pager")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, about in COMMANDS.items():
-        added = commands.add_parser(name, help=about)
+    named = [name for name in configured if name in COMMANDS]
+    for name in named or COMMANDS:  # all of them only for the help: each takes half a millisecond
+        added = commands.add_parser(name, help=COMMANDS[name])
         if name in configured:
             load_command(name).configure(added)
 

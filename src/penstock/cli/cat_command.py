@@ -80,7 +80,7 @@ async def read_leaves(
     def digest(value: Any) -> Any:
         return statistics_of(value) if not has_one and is_array(value) else value
 
-    return [(leaf, value) for _, leaf, value in await read_each(items, output, digest)]
+    return [(leaf, value) for _, leaf, value in await read_each(place.store, items, output, digest)]
 
 
 def _print_values(value: Any, output: Output) -> None:

@@ -22,7 +22,7 @@ from penstock.config.option_reference import (
     every_option,
 )
 from penstock.kernel.errors import SpecError
-from penstock.kernel.nearest import hint_at, nearest
+from penstock.kernel.words import hint_at, nearest
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from penstock.handlers.formats.npz_archive import SUFFIX as NPZ_SUFFIX
 from penstock.handlers.formats.safetensors.tensor_paths import SUFFIX
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
 from penstock.kernel.options import parse_bytes
-from penstock.reports.report import counted
+from penstock.kernel.words import counted
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

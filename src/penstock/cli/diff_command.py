@@ -15,7 +15,7 @@ import anyio
 
 from penstock.cli.chosen_items import Chosen, select_of_both
 from penstock.cli.terminal import EXPECTED, CommandError, Output, Table, Toned, format_bytes, say_error
-from penstock.inspection.leaf_values import Difference, compare_values, read_values
+from penstock.inspection.leaf_values import Difference, compare_values, read_stored_values
 from penstock.inspection.stored_leaves import (
     ItemFacts,
     LeafFacts,
@@ -24,7 +24,9 @@ from penstock.inspection.stored_leaves import (
     compare_trees,
 )
 from penstock.inspection.texts import format_number, shape_text
-from penstock.reports.report import counted
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.protocols.stores import Store
+from penstock.kernel.words import counted
 from penstock.steps.step_directory import METRICS
 
 Compared: TypeAlias = tuple[ItemFacts, ItemFacts, TreeComparison]
@@ -84,7 +86,8 @@ async def compare(
         (ours, theirs, compare_trees(ours.leaves, theirs.leaves))
         for ours, theirs in zip(firsts, seconds, strict=True)
     ]
-    return compared, [] if options.structure else await _compare_values(compared, output)
+    stores = first.store, second.store
+    return compared, [] if options.structure else await _compare_values(stores, compared, output)
 
 
 def _paired(
@@ -119,23 +122,22 @@ def _one_tree(items: Sequence[ItemFacts]) -> ItemFacts | None:
     return trees[0] if len(trees) == 1 else None
 
 
-async def _compare_values(compared: Sequence[Compared], output: Output) -> list[tuple[Pair, Difference]]:
-    from penstock.checkpointer.checkpointer import Checkpointer
-
+async def _compare_values(
+    stores: tuple[Store, Store], compared: Sequence[Compared], output: Output
+) -> list[tuple[Pair, Difference]]:
     found: list[tuple[Pair, Difference]] = []
     done, total = 0, sum(len(tree.alike) for _, _, tree in compared)
     with output.bar(total, "leaves") as bar:
-        async with Checkpointer() as checkpointer:
-            for first, second, tree in compared:
-                for pairs in _batches(tree.alike):
-                    ours = await _values(checkpointer, first, [pair.first for pair in pairs])
-                    theirs = await _values(checkpointer, second, [pair.second for pair in pairs])
-                    for pair in pairs:
-                        difference = compare_values(ours.get(pair.first.keys), theirs.get(pair.second.keys))
-                        found += [] if difference is None else [(pair, difference)]
+        for first, second, tree in compared:
+            for pairs in _batches(tree.alike):
+                ours = await _values(stores[0], first, [pair.first for pair in pairs])
+                theirs = await _values(stores[1], second, [pair.second for pair in pairs])
+                for pair in pairs:
+                    difference = compare_values(ours.get(pair.first.keys), theirs.get(pair.second.keys))
+                    found += [] if difference is None else [(pair, difference)]
 
-                    done += len(pairs)
-                    bar.show(done, pairs[-1].first.key_path)
+                done += len(pairs)
+                bar.show(done, pairs[-1].first.key_path)
 
     return sorted(found, key=lambda pair: (-pair[1].moved, -_rank(pair[1].largest)))
 
@@ -144,9 +146,9 @@ def _rank(largest: float) -> float:
     return math.inf if math.isnan(largest) else largest
 
 
-async def _values(checkpointer: Any, item: ItemFacts, leaves: Sequence[LeafFacts]) -> dict[Any, Any]:
+async def _values(store: Store, item: ItemFacts, leaves: Sequence[LeafFacts]) -> dict[Any, Any]:
     values: dict[Any, Any] = {}
-    async for found in read_values(checkpointer, item.path, item.name or None, leaves):
+    async for found in read_stored_values(store, Threads(), item, leaves):
         values |= found
 
     return values

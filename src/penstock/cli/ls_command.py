@@ -13,7 +13,7 @@ from penstock.cli.terminal import Output, Table, Tone, Toned, format_bytes
 from penstock.handlers.layouts.discovery import find_place
 from penstock.inspection.step_listing import State, StepFacts, list_checkpoints, name_best, names_of_metrics
 from penstock.inspection.texts import age, iso_time, metric_text
-from penstock.reports.report import counted
+from penstock.kernel.words import counted
 from penstock.stores.store_finder import store_of
 
 

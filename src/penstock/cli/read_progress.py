@@ -14,8 +14,10 @@ import anyio
 from penstock.cli.terminal import Bar, NoBar, Output
 from penstock.inspection.file_sizes import sizes_below
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts
+from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.protocols.leaf import KeyPath
+from penstock.kernel.protocols.stores import Store
 from penstock.stores.store_finder import store_of
 
 T = TypeVar("T")
@@ -36,31 +38,30 @@ def run_with_bar(output: Output, path: str, function: Callable[[], Awaitable[T]]
 
 
 async def read_each(
-    items: Sequence[ItemFacts], output: Output, digest: Callable[[Any], T]
+    store: Store, items: Sequence[ItemFacts], output: Output, digest: Callable[[Any], T]
 ) -> list[tuple[ItemFacts, LeafFacts, T]]:
     """Return what `digest` makes of the value of each leaf that has one, with a bar meanwhile.
 
     Args:
+        store: Where the checkpoint is.
         items: Of one checkpoint, with the leaves to read.
         output: Where the bar is shown.
         digest: Takes an array, or a text; most values are not kept.
 
     Raises:
-        PenstockError: What a restore raises.
+        PenstockError: What `read_stored_values` raises.
     """
-    from penstock.checkpointer.checkpointer import Checkpointer
-    from penstock.inspection.leaf_values import read_values
+    from penstock.inspection.leaf_values import read_stored_values
 
     found: dict[tuple[str, KeyPath], T] = {}
     chosen = [(item, [leaf for leaf in item.leaves if leaf.holds_value]) for item in items]
     with output.bar(sum(len(leaves) for _, leaves in chosen), "leaves") as bar:
-        async with Checkpointer() as checkpointer:
-            for item, leaves in chosen:
-                by_keys = {leaf.keys: leaf for leaf in leaves}
-                async for values in read_values(checkpointer, item.path, item.name or None, leaves):
-                    for keys, value in values.items():
-                        found[item.name, keys] = digest(value)
-                        bar.show(len(found), by_keys[keys].key_path)
+        for item, leaves in chosen:
+            by_keys = {leaf.keys: leaf for leaf in leaves}
+            async for values in read_stored_values(store, Threads(), item, leaves):
+                for keys, value in values.items():
+                    found[item.name, keys] = digest(value)
+                    bar.show(len(found), by_keys[keys].key_path)
 
     return [
         (item, leaf, found[item.name, leaf.keys])

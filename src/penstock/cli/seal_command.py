@@ -12,7 +12,7 @@ from functools import partial
 import penstock
 from penstock.cli.read_progress import run_with_bar
 from penstock.cli.terminal import Output, format_bytes
-from penstock.reports.report import counted
+from penstock.kernel.words import counted
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

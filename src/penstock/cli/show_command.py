@@ -28,7 +28,7 @@ from penstock.inspection.texts import (
 )
 from penstock.inspection.tree_lines import TreeLine, tree_lines
 from penstock.kernel.protocols.leaf import KeyPath
-from penstock.reports.report import counted
+from penstock.kernel.words import counted
 from penstock.steps.step_directory import METRICS, StepReader
 
 if TYPE_CHECKING:
@@ -75,13 +75,17 @@ def run(options: argparse.Namespace, output: Output) -> int:
         output.say(json.dumps(_document(items), indent=2))
         return 0
 
+    if not output.is_for_people:
+        output.table(Table((), [_plain(item, leaf) for item in items for leaf in item.leaves]))
+        return 0
+
     _head(chosen, items, output)
     # The metrics of a step are in the head.
     trees = [item for item in items if item.name != METRICS or len(items) == 1]
     if options.flat:
         output.table(_flat_table(items))
     else:
-        output.table(_tree_table(trees, items, values, folds=not options.unfold and not options.histogram))
+        output.table(_tree_table(trees, values, folds=not options.unfold and not options.histogram))
 
     _sum_up(trees, output)
     return 0
@@ -100,7 +104,7 @@ async def _read(
     def statistics(value: Any) -> Statistics | None:
         return statistics_of(value) if is_array(value) else None
 
-    found = await read_each(items, output, statistics)
+    found = await read_each(chosen.store, items, output, statistics)
     return items, {(item.name, leaf.keys): value for item, leaf, value in found}
 
 
@@ -123,9 +127,7 @@ def _head(chosen: Chosen, items: Sequence[ItemFacts], output: Output) -> None:
     output.note("")
 
 
-def _tree_table(
-    trees: Sequence[ItemFacts], items: Sequence[ItemFacts], values: Values, *, folds: bool
-) -> Table:
+def _tree_table(trees: Sequence[ItemFacts], values: Values, *, folds: bool) -> Table:
     rows: list[Sequence[str]] = []
     is_named = len(trees) > 1
     for item in trees:
@@ -137,9 +139,7 @@ def _tree_table(
         rows += [_row(line, item.name, values, "  " * is_named) for line in lines]
 
     columns = ("", "shape", "dtype", "sharding", "codec", "values", "from", "to", "size", "stored")
-    plain = [_plain(item, leaf) for item in items for leaf in item.leaves]
-    spare = ("codec", "sharding", "stored", "dtype", "size")
-    return Table(columns, rows, n_left=6, plain=plain, spare=spare)
+    return Table(columns, rows, n_left=6, spare=("codec", "sharding", "stored", "dtype", "size"))
 
 
 _NO_ARRAY: Final = ("",) * 7  # the cells between a label and the sizes
@@ -213,9 +213,8 @@ def _flat_table(items: Sequence[ItemFacts]) -> Table:
         for item in items
         for leaf in item.leaves
     ]
-    plain = [_plain(item, leaf) for item in items for leaf in item.leaves]
     spare = ("codec", "sharding", "stored", "kind", "bytes", "dtype")
-    return Table(columns, rows, n_left=6, plain=plain, spare=spare)
+    return Table(columns, rows, n_left=6, spare=spare)
 
 
 def _plain(item: ItemFacts, leaf: LeafFacts) -> Sequence[str]:

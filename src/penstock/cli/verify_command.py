@@ -13,11 +13,14 @@ from functools import partial
 from typing import Any, Final
 
 import penstock
+from penstock.checkpointer.parts import config_and_regulator
 from penstock.cli.read_progress import run_with_bar
 from penstock.cli.terminal import Output, Table, Tone, Toned, format_bytes, say_error
 from penstock.handlers.formats.verification import Finding
-from penstock.reports.report import counted
-from penstock.verification.verify import Status, VerifyReport
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.words import counted
+from penstock.stores.store_finder import store_of
+from penstock.verification.verify import Status, Verification, VerifyReport
 
 STATUSES: Final[Mapping[Status, int]] = {
     "intact": 0,
@@ -74,7 +77,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         The exit status, by what is worst: see `STATUSES`.
     """
     try:
-        found = run_with_bar(output, options.path, partial(penstock.verify, options.path))
+        found = run_with_bar(output, options.path, partial(_verify, options.path))
     except (penstock.PenstockError, OSError) as error:
         say_error(error)  # status 1 would say that there is damage
         return STATUSES["unreadable"]
@@ -85,6 +88,13 @@ def run(options: argparse.Namespace, output: Output) -> int:
         _show(found, output)
 
     return STATUSES[found.status]
+
+
+async def _verify(path: str) -> VerifyReport:
+    """Do what `penstock.verify` does, without the parts of a Checkpointer that need jax."""
+    store, final = store_of(path)
+    _, memory = config_and_regulator(None, {})
+    return await Verification(store, Threads(), memory).verify(final)
 
 
 def _document(found: VerifyReport) -> dict[str, Any]:

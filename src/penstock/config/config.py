@@ -69,7 +69,6 @@ from penstock.event_loop.interpreter_settings import LoopOptions
 from penstock.handlers.coordinators.job_options import JobLimits, JobOptions
 from penstock.handlers.stores.buckets.bucket_options import AzOptions, BucketOptions, GsOptions, S3Options
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.nearest import nearest
 from penstock.kernel.options import (
     ENVIRONMENT_PREFIX,
     TABLES,
@@ -82,6 +81,7 @@ from penstock.kernel.options import (
 )
 from penstock.kernel.protocols.save_format import SaveFormat
 from penstock.kernel.registry import SCHEMES, SHORTEST_LEASE_S, Scheme
+from penstock.kernel.words import nearest
 
 FILE_NAME: Final = "penstock.toml"
 FILE_VARIABLE: Final = f"{ENVIRONMENT_PREFIX}CONFIG"

@@ -22,7 +22,7 @@ from typing import Final, final
 from penstock.handlers.formats.leaf_table import show_key_path
 from penstock.inspection.stored_leaves import LeafFacts
 from penstock.kernel.protocols.leaf import KeyKind, KeyPath
-from penstock.reports.report import counted
+from penstock.kernel.words import counted
 
 
 @final

@@ -8,20 +8,28 @@ __all__ = (
     "Statistics",
     "compare_values",
     "is_array",
+    "read_stored_values",
     "read_values",
     "statistics_of",
 )
 
 import math
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeGuard, final
 
 import numpy as np
 import numpy.typing as npt
+from anyio import create_task_group
+from anyio.from_thread import check_cancelled
 
-from penstock.inspection.stored_leaves import LeafFacts
-from penstock.kernel.protocols.leaf import KeyPath
+from penstock.handlers.leaves.stored_value import SourceFiles, StoredValue, read_array
+from penstock.inspection.stored_leaves import ItemFacts, LeafFacts, open_item
+from penstock.kernel.concurrency.threads import Threads
+from penstock.kernel.errors import PenstockError, UnsupportedFormatError
+from penstock.kernel.protocols.layouts import StoredCheckpoint
+from penstock.kernel.protocols.leaf import KeyPath, StoredLeaf
+from penstock.kernel.protocols.stores import Store
 
 if TYPE_CHECKING:
     from penstock.checkpointer.checkpointer import Checkpointer
@@ -86,6 +94,78 @@ async def read_values(
             found[keys] = _as_plain(value)
 
         yield found
+
+
+async def read_stored_values(
+    store: Store, threads: Threads, item: ItemFacts, leaves: Sequence[LeafFacts]
+) -> AsyncIterator[dict[KeyPath, Any]]:
+    """Yield the same without jax, which takes a second to import.
+
+    Args:
+        store: Where the checkpoint is.
+        threads: For blocking calls.
+        item: What the leaves are in.
+        leaves: What to read.
+
+    Raises:
+        PenstockError: If the medium refuses, or what is there is damaged.
+    """
+    opened = await threads.run(open_item, store, item.path, item.name or None)
+    stored = {leaf.info.keys: leaf for leaf in opened.leaves}
+    for group in _groups(leaves):
+        reading = _GroupReading(store, opened, [stored[leaf.keys] for leaf in group])
+        try:
+            yield await reading.run(threads)
+        except UnsupportedFormatError:
+            # Stages of the configuration may know what is there.
+            from penstock.checkpointer.checkpointer import Checkpointer
+
+            async with Checkpointer() as checkpointer:
+                async for values in read_values(checkpointer, item.path, item.name or None, group):
+                    yield values
+
+
+_N_READERS: Final = 4
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _GroupReading:
+    """Reads leaves of one item, by several threads."""
+
+    store: Store
+    opened: StoredCheckpoint
+    leaves: Sequence[StoredLeaf]
+    values: dict[KeyPath, Any] = field(default_factory=dict[KeyPath, Any])
+    failures: list[PenstockError] = field(default_factory=list[PenstockError])
+
+    async def run(self, threads: Threads) -> dict[KeyPath, Any]:
+        async with create_task_group() as tasks:
+            for start in range(min(_N_READERS, len(self.leaves))):
+                tasks.start_soon(threads.run, self._read, self.leaves[start::_N_READERS])
+
+        if self.failures:
+            raise self.failures[0]
+
+        return self.values
+
+    def _read(self, leaves: Sequence[StoredLeaf]) -> None:
+        files = SourceFiles(self.store)
+        try:
+            for leaf in leaves:
+                check_cancelled()
+                self.values[leaf.info.keys] = _stored_value(files, self.opened, leaf)
+        except PenstockError as error:
+            self.failures.append(error)  # raised as it is, and not in a group
+        finally:
+            files.close()
+
+
+def _stored_value(files: SourceFiles, opened: StoredCheckpoint, leaf: StoredLeaf) -> Any:
+    if leaf.spec.text is not None or leaf.spec.shape is None:
+        return leaf.spec.text
+
+    return read_array(StoredValue(files, opened, leaf))
 
 
 def statistics_of(values: npt.NDArray[Any]) -> Statistics | None:

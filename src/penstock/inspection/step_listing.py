@@ -31,8 +31,8 @@ from penstock.handlers.stores.publishing.pinned_steps import read_pins
 from penstock.inspection.file_sizes import FileSizes, sizes_below
 from penstock.inspection.texts import metric_at
 from penstock.kernel.errors import PenstockError, SpecError
-from penstock.kernel.nearest import hint_at
 from penstock.kernel.protocols.stores import Store, is_at_work
+from penstock.kernel.words import hint_at
 from penstock.steps.step_directory import StepReader
 
 State: TypeAlias = Literal["finished", "saving", "interrupted", "damaged", "unknown"]

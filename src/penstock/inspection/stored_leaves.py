@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("ItemFacts", "LeafFacts", "Pair", "TreeComparison", "compare_trees", "read_items")
+__all__ = ("ItemFacts", "LeafFacts", "Pair", "TreeComparison", "compare_trees", "open_item", "read_items")
 
 import json
 from collections.abc import Mapping, Sequence
@@ -90,7 +90,7 @@ def _read_items(store: Store, path: str, item: str | None) -> list[ItemFacts]:
 
 
 def _opened(store: Store, path: str, item: str | None) -> ItemFacts:
-    opened = _open(store, path, item)
+    opened = open_item(store, path, item)
     return ItemFacts(
         item or "",
         path,
@@ -101,7 +101,7 @@ def _opened(store: Store, path: str, item: str | None) -> ItemFacts:
     )
 
 
-def _open(store: Store, path: str, item: str | None) -> StoredCheckpoint:
+def open_item(store: Store, path: str, item: str | None) -> StoredCheckpoint:
     """Open a checkpoint as a layout does, without the modules of one that are for saves."""
     if not is_safetensors(store, path):
         return open_checkpoint(store, path, item)

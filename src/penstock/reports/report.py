@@ -9,7 +9,6 @@ __all__ = (
     "SaveReport",
     "StageReport",
     "TimelineBar",
-    "counted",
     "plot_timeline",
     "size_text",
     "stage_table",
@@ -31,6 +30,7 @@ from penstock.kernel.messages.restore import Change, ChangeKind
 from penstock.kernel.pipeline.run_context import RunLimits
 from penstock.kernel.pipeline.statistics import Span, StageStatistics
 from penstock.kernel.protocols.stores import RequestFigures
+from penstock.kernel.words import counted
 from penstock.reports.diagnosis import Diagnosis, diagnose, wall_s
 
 if TYPE_CHECKING:
@@ -301,17 +301,6 @@ def _sorted(tid: int) -> dict[str, Any]:
 
 def _micros(seconds: float) -> float:
     return round(seconds * 1e6, 1)
-
-
-def counted(n: int, one: str, many: str = "") -> str:
-    """Return `1 leaf`, `2 leaves`, `1,000 steps`.
-
-    Args:
-        n: How many.
-        one: The noun for one.
-        many: For any other number; by default with an s.
-    """
-    return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 
 MOST_BARS: Final = 1000  #: of one row; nobody sees more, and a picture of them would take megabytes

@@ -27,9 +27,9 @@ from penstock.event_loop.entered_once import AsyncOnly, EnteredOnce
 from penstock.event_loop.imports import NeededModules, load
 from penstock.handlers.stores.publishing.paths import path_or_url
 from penstock.kernel.errors import NotACheckpointError, SpecError
-from penstock.kernel.nearest import near_steps
 from penstock.kernel.pipeline.failures import forget_on_error, short_tracebacks
 from penstock.kernel.protocols.build_place import Overwrite
+from penstock.kernel.words import near_steps
 from penstock.steps.keep_policies import KeepPolicy, Metric, Mode, as_keep_policy, check_ranking, ranking_of
 from penstock.steps.save_policies import SavePolicy, as_save_policy, awaits_preemption
 from penstock.steps.step_names import NameFormat, StepNames, step_number

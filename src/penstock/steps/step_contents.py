@@ -20,7 +20,7 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError, SpecError
 from penstock.kernel.pipeline.run_context import RestoreRun
 from penstock.kernel.protocols.stores import Store
-from penstock.reports.report import counted
+from penstock.kernel.words import counted
 from penstock.steps.step_directory import METRICS, TREE, StepReader
 
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast, final, 
 from penstock.config.config import TelemetryOptions
 from penstock.event_loop.imports import NeededModules
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.nearest import hint_at
 from penstock.kernel.protocols.capability import Capability
 from penstock.kernel.registry import PluginKind
+from penstock.kernel.words import hint_at
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger

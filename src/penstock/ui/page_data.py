@@ -32,7 +32,7 @@ from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.errors import NotACheckpointError
 from penstock.kernel.protocols.leaf import KeyPath
 from penstock.kernel.protocols.stores import Store
-from penstock.reports.report import counted
+from penstock.kernel.words import counted
 
 _MOST_LEAVES: Final = 2000  # in a table; the page says how many there are
 _MOST_ROWS: Final = 200

@@ -1,14 +1,25 @@
-"""Says which known name, or which step, is nearest to one that is not there: for messages of errors."""
+"""Words of messages: counts with their nouns, and what is nearest to a name or a step that is not there."""
 
 from __future__ import annotations
 
-__all__ = ("hint_at", "near_steps", "nearest")
+__all__ = ("counted", "hint_at", "near_steps", "nearest")
 
 from collections.abc import Collection, Sequence
 from typing import Final
 
 _MOST_COMPARED: Final = 10_000  # with one name, at some 10 microseconds each
 _MOST_NAMED: Final = 20
+
+
+def counted(n: int, one: str, many: str = "") -> str:
+    """Return `1 leaf`, `2 leaves`, `1,000 steps`.
+
+    Args:
+        n: How many.
+        one: The noun for one.
+        many: For any other number; by default with an s.
+    """
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.kernel.nearest import hint_at, near_steps
+from penstock.kernel.words import hint_at, near_steps
 
 
 @pytest.mark.parametrize(
