@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -289,6 +290,17 @@ def test_a_reader_that_leaves_is_no_failure(checkpoint: Path) -> None:
     run = subprocess.run(["bash", "-c", command], check=True, capture_output=True, text=True, cwd=SOURCE)
 
     assert (run.stdout, run.stderr) == ("0\n", "")
+
+
+@pytest.mark.process
+def test_an_installed_penstock_has_the_demo(tmp_path: Path) -> None:
+    shutil.copytree(SOURCE / "penstock", tmp_path / "penstock", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "penstock.cli", "demo", "--steps", "2", "--every", "1"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment)
+
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr.startswith("penstock: it takes three saves at least")
 
 
 @pytest.mark.parametrize(

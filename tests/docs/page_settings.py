@@ -60,7 +60,7 @@ REPLACED = {
 
 COMMANDS = {
     "docs/howto/configure.md": (0, 0, 0),
-    "docs/howto/convert-and-verify.md": (0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0),  # one is shown to fail
+    "docs/howto/convert-and-verify.md": (0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0),  # one is shown to fail
     "docs/howto/hand-a-model-to-others.md": (0,),
     "docs/install.md": (0,),
     "docs/tutorial/first-checkpoint.md": (0, 0),

@@ -192,4 +192,4 @@ class TestCommands:
             for name in re.findall(r"`([^`]+)`", first)
         ]
 
-        assert sorted(names) == sorted([*COMMANDS, "demo"])
+        assert sorted(names) == sorted(COMMANDS)

@@ -13,6 +13,7 @@ from tests.release.places import WORK, interpreter, project, quietly, ten_lines,
 __all__ = ("WHICH", "install", "oldest")
 
 WHICH = ("oldest", "newest")
+DEMO = ("demo", "--small", "--steps", "12", "--every", "4")
 CHECKED = ("jax", "tensorstore", "anyio", "numpy")
 
 RESTORED = """
@@ -21,9 +22,9 @@ import penstock
 from importlib.metadata import version
 
 async def main():
-    state = await penstock.restore("run/step_100")
+    state = await penstock.restore("run/100")
     assert float(state["params"]["w"].sum()) == 1024 * 1024 and state["step"] == 100
-    assert (await penstock.verify("run/step_100")).status == "intact"
+    assert (await penstock.verify("run/100")).status == "intact"
     async with penstock.Checkpointer(save_format=penstock.SaveFormat(codec="zstd")) as checkpointer:
         await (await checkpointer.save("encoded", state))
         again = await checkpointer.restore("encoded", like=state)
@@ -70,7 +71,8 @@ def install(wheel: Path, version: str, which: str) -> bool:
         said = quietly(
             inside, "-W", "error::DeprecationWarning:penstock", "-c", RESTORED, *CHECKED, cwd=place
         )
-        quietly(inside.parent / "penstock", "verify", "run/step_100", cwd=place)
+        quietly(inside.parent / "penstock", "verify", "run/100", cwd=place)
+        quietly(inside.parent / "penstock", *DEMO, cwd=place)
     finally:
         shutil.rmtree(place)
 

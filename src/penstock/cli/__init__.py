@@ -54,6 +54,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "tune": "measure a store, and write a profile that is faster there",
     "verify": "compare a checkpoint with its checksums",
     "completion": "print what makes a shell complete commands and options",
+    "demo": "watch saves at work, one of them killed half-way",
 }
 """Each command in a line, in the order of the help."""
 
@@ -63,7 +64,9 @@ _PAGED: Final = frozenset({"ls", "show", "du", "cat", "diff", "config"})
 
 def load_command(name: str) -> CommandModule:
     """Import the module of a command."""
-    return cast("CommandModule", import_module(f"penstock.cli.{name}_command"))
+    # The demo is a room above this one: it prints as commands do.
+    module = "penstock.demo.command_line" if name == "demo" else f"penstock.cli.{name}_command"
+    return cast("CommandModule", import_module(module))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,15 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        if given[:1] == ["demo"]:
-            return _demo(given[1:])
-
         if "_ARGCOMPLETE" in os.environ:
             _complete()
 
         with _without_collections():  # while modules are loaded
             named = _named(given)
-            if not {*named} <= {*COMMANDS, "demo"}:
+            if not {*named} <= {*COMMANDS}:
                 return say_usage(f"there is no command {named[0]!r}; {hint_at(named[0], list(COMMANDS))}")
 
             parser = _parser(named)
@@ -149,7 +149,6 @@ def _parser(configured: Collection[str]) -> argparse.ArgumentParser:
         if name in configured:
             load_command(name).configure(added)
 
-    commands.add_parser("demo", help="watch saves at work, one of them killed half-way")
     return parser
 
 
@@ -172,9 +171,3 @@ def _complete() -> None:
     import argcomplete
 
     argcomplete.autocomplete(_parser(COMMANDS))
-
-
-def _demo(arguments: Sequence[str]) -> int:
-    # It is a room above this one, with a command line of its own.
-    status: int = import_module("penstock.demo.command_line").main(arguments)
-    return status
