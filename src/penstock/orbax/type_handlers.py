@@ -1137,27 +1137,11 @@ class TypeHandlerRegistry(Protocol):
         override: bool = False,
         ignore_warnings: bool = False,
     ) -> None:
-        """Handle leaves of a type.
-
-        Args:
-            ty: The type.
-            handler: An instance.
-            func: Decides whether a type is handled; by default if it is `ty` or a subclass.
-            override: Replace the handler that `ty` has.
-            ignore_warnings: Do not log a replacement.
-
-        Raises:
-            ValueError: If `ty` has a handler, or another type has one with the same `typestr`, unless
-                `override` is set.
-        """
+        """Handle leaves of a type; see `register_type_handler`."""
         ...
 
     def get(self, ty: Any) -> TypeHandler:
-        """Return the handler of a type, or of a recorded type name.
-
-        Raises:
-            ValueError: If there is none.
-        """
+        """Return the handler of a type, or of a recorded type name; a ValueError if there is none."""
         ...
 
     def has(self, ty: Any) -> bool:

@@ -112,6 +112,7 @@ _NAMED: Final[dict[str, dict[str, str | tuple[str, str]]]] = {
     "_src.handlers.pytree_metadata_test": {r"test_as_custom_metadata\d": MIXED},
     "_src.serialization.type_handlers_test": {
         r"test_callback_traversal_with_dispatcher\d": "a `dispatcher` is refused",
+        r"test_callback_traversal\d": "a `callback` is refused",
         r"test_callback_traversal_without_dispatcher\d": PRIVATE,
     },
     "_src.logging.standard_logger_test": {r"test_log_entry": "entries are events of penstock's log"},

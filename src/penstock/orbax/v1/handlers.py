@@ -57,7 +57,9 @@ class JsonHandler:
         self._names = [filename or "data.json", "data.json", "metadata"]
 
     async def save(self, directory: PathAwaitingCreation, checkpointable: Any) -> Awaitable[None]:
-        return _write(directory, self._names[0], json.dumps(checkpointable), _primary_host())
+        return _write(
+            directory, self._names[0], json.dumps(checkpointable), get_context().multiprocessing.primary_host
+        )
 
     async def load(self, directory: Path, abstract_checkpointable: None = None) -> Awaitable[Any]:
         return self._read(str(directory))
@@ -77,13 +79,7 @@ class JsonHandler:
         return None
 
     async def _read(self, directory: str) -> Any:
-        text = await kernel.Threads(1).run(find_text, directory, self._names)
-        if text is None:
-            raise FileNotFoundError(
-                f"Unable to parse JSON file in {directory}. Recognized filenames are: {self._names}"
-            )
-
-        return json.loads(text)
+        return json.loads(await _text_in(directory, self._names))
 
 
 @final
@@ -113,7 +109,7 @@ class ProtoHandler:
         from google.protobuf import text_format
 
         text: str = text_format.MessageToString(checkpointable)
-        return _write(directory, self._filename, text, _primary_host())
+        return _writing(directory, self._filename, text)
 
     async def load(self, directory: Path, abstract_checkpointable: type[Any] | None = None) -> Awaitable[Any]:
         """Begin to load a message of a given class.
@@ -138,11 +134,7 @@ class ProtoHandler:
     async def _read(self, directory: str, kind: type[Any]) -> Any:
         from google.protobuf import text_format
 
-        text = await kernel.Threads(1).run(find_text, directory, [self._filename])
-        if text is None:
-            raise FileNotFoundError(f"there is no {self._filename} in {directory}")
-
-        return text_format.Parse(text, kind())
+        return text_format.Parse(await _text_in(directory, [self._filename]), kind())
 
 
 @final
@@ -186,14 +178,22 @@ async def _loaded(target: StatefulCheckpointable, loading: Awaitable[None]) -> S
     return target
 
 
-def _primary_host() -> int | None:
-    return get_context().multiprocessing.primary_host
+def _writing(directory: PathAwaitingCreation, name: str, text: str) -> Awaitable[None]:
+    return _write(directory, name, text, get_context().multiprocessing.primary_host)
 
 
 async def _write(directory: PathAwaitingCreation, name: str, text: str, primary_host: int | None) -> None:
     path = await directory.await_creation()
     if is_primary_host(primary_host):  # all processes have the same text
         await write_text(path, name, text)
+
+
+async def _text_in(directory: str, names: Sequence[str]) -> str:
+    text = await kernel.Threads(1).run(find_text, directory, names)
+    if text is None:
+        raise FileNotFoundError(f"there is none of the files {list(names)} in {directory}")
+
+    return text
 
 
 def _is_message(kind: type[Any]) -> bool:
