@@ -50,6 +50,7 @@ MOST_REPORTS: Final = 1000
 MOST_BYTES: Final = 2**20
 _MOST_EVENTS: Final = 500
 _DETAILED: Final = 20  #: reports that keep their stages and their timeline
+_DETAILED_AT_ONCE: Final = 5  #: of those that one write adds: they take milliseconds to make
 _MOST_BARS: Final = 400  #: of one timeline
 _MOST_ROWS: Final = 64
 _MOST_LETTERS: Final = 300
@@ -152,6 +153,10 @@ class Kept(msgspec.Struct, frozen=True):
         return Kept((*plain, *reports[-_DETAILED:]), events)
 
 
+MakeKept: TypeAlias = Callable[[bool], Kept]
+"""Makes what was noted short, in a thread; with the details of a report or without."""
+
+
 @final
 class ReportKeeper:
     """Keeps what one Checkpointer does, in the directory of the checkpoints. An `Observer`.
@@ -209,7 +214,7 @@ class ReportKeeper:
         self._interval_s, self._flush_s = interval_s, flush_s
         self._roots: set[str] = set()
         self._metrics: dict[str, dict[str, float | None]] = {}  # of saves to come, by path
-        self._noted: dict[str, deque[Callable[[], Kept]]] = {}  # not written yet, by directory
+        self._noted: dict[str, deque[MakeKept]] = {}  # not written yet, by directory
         self._known: dict[str, Kept] = {}  # what is in the files in buckets
         self._changed = Event()
         self._under_way: CancelScope | None = None
@@ -232,7 +237,7 @@ class ReportKeeper:
     def note(self, root: str, what: str, name: str = "", text: str = "") -> None:
         """Note an event in a directory of steps whose reports are kept."""
         if root in self._roots:
-            self._add(root, partial(Kept, (), (KeptEvent(time.time(), what, name, _short(text)),)))
+            self._add(root, partial(_kept_event, KeptEvent(time.time(), what, name, _short(text))))
 
     @contextmanager
     def observing(self, kind: str, path: str) -> Generator[Callable[[StageReport], object]]:
@@ -312,7 +317,7 @@ class ReportKeeper:
             folder, partial(_kept, report, name, time.time(), self._memory.statistics(), peak.nbytes, metrics)
         )
 
-    def _add(self, folder: str, make: Callable[[], Kept]) -> None:
+    def _add(self, folder: str, make: MakeKept) -> None:
         if self._writes:
             # A report has thousands of spans: it is made short in a thread, and few of them wait for that.
             self._noted.setdefault(folder, deque(maxlen=_MOST_WAITING)).append(make)
@@ -359,16 +364,15 @@ def _ignored(_: StageReport) -> None:
     """Take a report that is kept nowhere."""
 
 
-def _add(
-    store: Store, folder: str, known: Kept | None, noted: Iterable[Callable[[], Kept]], most: int
-) -> Kept:
+def _add(store: Store, folder: str, known: Kept | None, noted: Iterable[MakeKept], most: int) -> Kept:
     """Add to the file of a directory, which must be there, and return all that is in it now."""
     if store.objects is None and store.kind(folder) != "directory":
         return Kept()  # it is gone, or the first save failed
 
     file, kept = os.path.join(folder, REPORTS), read_reports(store, folder) if known is None else known
-    for make in noted:
-        kept = kept.joined(make(), most)
+    waiting = tuple(noted)
+    for at, make in enumerate(waiting):
+        kept = kept.joined(make(at >= len(waiting) - _DETAILED_AT_ONCE), most)
 
     data = msgspec.json.encode(kept)
     while len(data) > MOST_BYTES:  # of long names
@@ -393,6 +397,7 @@ def _kept(
     budget: RegulatorStatistics,
     peak_bytes: int,
     metrics: dict[str, float | None],
+    has_details: bool,
 ) -> Kept:
     found = bottleneck_of(report.stages)
     kept = KeptReport(
@@ -409,9 +414,9 @@ def _kept(
         limit_bytes=budget.limit,
         process_bytes=_process_bytes(),
         metrics=metrics,
-        explanation=report.explain(),
-        stages=tuple([_stage(stage) for stage in report.stages]),
-        rows=_rows(report.stages),
+        explanation=report.explain() if has_details else "",
+        stages=tuple([_stage(stage) for stage in report.stages]) if has_details else (),
+        rows=_rows(report.stages) if has_details else (),
     )
     if isinstance(report, SaveReport):
         kept = msgspec.structs.replace(
@@ -423,6 +428,10 @@ def _kept(
         )
 
     return Kept((kept,))
+
+
+def _kept_event(event: KeptEvent, _: bool) -> Kept:
+    return Kept((), (event,))
 
 
 def _without_details(report: KeptReport) -> KeptReport:

@@ -220,12 +220,14 @@ function showNorms(run, found) {
     const values = names.map((name) => found.norms[name][layer] ?? null);
     const known = values.filter((value) => value !== null);
     const [first, last] = [known[0] ?? null, known.at(-1) ?? null];
-    return element("tr", {}, element("th", { scope: "row", class: "key" }, layer), element("td", {}, spark(names.map((name) => run.steps.get(name)), values)), number(plain(first)), number(plain(last)),
+    const head = element("th", { scope: "row", class: "key" }, layer);
+    if (names.length === 1) return element("tr", {}, head, number(plain(first)));
+    return element("tr", {}, head, element("td", {}, spark(names.map((name) => run.steps.get(name)), values)), number(plain(first)), number(plain(last)),
       number(known.length ? `${plain(Math.min(...known))} … ${plain(Math.max(...known))}` : "–"), number(change(first, last)));
   });
   const [from, to] = [names[0], names.at(-1)].map((name) => (name === undefined ? "" : label(name)));
-  const heads = ["layer", `from ${from} to ${to}`, `at ${from}`, to === from ? "" : `at ${to}`, "range", "change"];
-  byId("norms").replaceChildren(...(rows.length ? [table("Norms by layer", heads, [heads[2], heads[3], "range", "change"].filter(Boolean), rows)] : []));
+  const heads = names.length > 1 ? ["layer", `from ${from} to ${to}`, `at ${from}`, `at ${to}`, "range", "change"] : ["layer", `at ${from}`];
+  byId("norms").replaceChildren(...(rows.length ? [table("Norms by layer", heads, heads.slice(names.length > 1 ? 2 : 1), rows)] : []));
 }
 
 function spark(steps, values) {
@@ -245,8 +247,11 @@ function show() {
   const there = runs.filter((run) => run.kind !== "waiting");
   byId("waiting").hidden = there.length > 0 || runs.some((run) => run.kind === undefined);
   byId("waiting-for").textContent = runs.filter((run) => run.kind === "waiting").map((run) => run.path).join(", ");
-  byId("pair").hidden = byId("recorder").hidden = there.length === 0;
-  byId("axis").hidden = there.length === 0;
+  byId("pair").hidden = there.length === 0;
+  // One checkpoint alone has no course, and nothing to be compared with.
+  const isOne = runs.length === 1 && runs[0].kind !== "root" && runs[0].nSteps < 2;
+  byId("recorder").hidden = byId("axis").hidden = there.length === 0 || isOne;
+  byId("comparison").hidden = isOne;
   byId("runs").replaceChildren(...runs.map((run) => element("p", { class: "path" },
     ...(runs.length > 1 ? [drawn("svg", { class: "swatch", viewBox: "0 0 18 10", width: 18, height: 10, "aria-hidden": "true" }, drawn("line", { class: `curve run-${run.index}`, x1: 0, x2: 18, y1: 5, y2: 5 })), ` ${run.letter} `] : []), run.path)));
   if (there.length === 0) return;

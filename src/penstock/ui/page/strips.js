@@ -179,7 +179,7 @@ class Strip {
     const style = line.style ?? "run-0";
     if (line.kind === "bars") {
       const gaps = points.slice(1).map((point, at) => this.scale(point.x) - this.scale(points[at].x));
-      const thick = Math.max(1, Math.min(24, gaps.reduce((a, b) => Math.min(a, b), 24) * 0.75));
+      const thick = Math.max(1, Math.min(24, gaps.reduce((a, b) => (b > 0 ? Math.min(a, b) : a), 24) * 0.75));
       // Those of several runs stand next to each other.
       const [n, at] = [this.chart.lines.length, this.chart.lines.indexOf(line)];
       for (const point of points) {
