@@ -45,9 +45,11 @@ def of_penstock(url: str) -> Steps:
     import penstock
 
     managers: list[Any] = []
+    # What is kept of saves is written at any time: one request every 15 s, and two at the beginning.
+    quiet = penstock.Config.load(arguments={"telemetry": {"keep_reports": 0}})
 
     def open_root() -> None:
-        managers.append(penstock.sync.CheckpointManager(f"{url}/run"))
+        managers.append(penstock.sync.CheckpointManager(f"{url}/run", config=quiet))
         managers[-1].__enter__()
 
     def save_step() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 import jax
 import numpy as np
+from tests.own_files import listed
 from tests.processes.job_case import LIMITS, Here, checkpointer
 from tests.processes.trees import P, differences, mesh_of, spread
 
@@ -171,7 +171,7 @@ async def steps_and_items(here: Here) -> Any:
         back = await opened.restore_items(here.folder / "items", like=like)
 
     return {
-        "steps": sorted(os.listdir(root)),
+        "steps": listed(root),
         "latest": latest,
         "differs": differences(found, state(4)),
         "items": differences({name: back[name] for name in like}, like),

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from tests.own_files import listed
 from tests.processes.job_case import LIMITS, Here, checkpointer
 from tests.processes.trees import P, differences, distinct_bytes, host_leaves, mesh_of, spread
 
@@ -176,13 +177,13 @@ async def steps_are_those_that_all_disks_have(here: Here) -> Any:
         for step in range(5):
             await save(manager, step)
 
-    before = sorted(os.listdir(root))
+    before = listed(root)
     if here.rank == 1:
         shutil.rmtree(root / "4")
 
     await here.meet("one lost a step")
     async with CheckpointManager(root, keep=KeepLast(3), config=config) as manager:
-        latest, there = manager.latest_step(), sorted(step for step in os.listdir(root) if step[0] != ".")
+        latest, there = manager.latest_step(), listed(root)
         found = differences(await manager.restore(like=tree(3)), tree(3))
         await save(manager, 4)
         again = differences(await manager.restore(like=tree(4)), tree(4))

@@ -15,6 +15,7 @@ from tests.stages.stage_rig import Parcel, ParcelHandler, with_parcels
 from tests.unsealed import unseal
 
 from penstock import Checkpointer, SaveFormat, seal
+from penstock.config import Config
 from penstock.handlers import Array, Composite, Json, LocalStore, PyTree, SafetensorsLayout, default_handlers
 from penstock.handlers.formats.orbax.file_names import TEMPORARY_SUFFIX
 from penstock.kernel import Store
@@ -29,6 +30,9 @@ N_CHANGING: Final = 5000
 Numbers: TypeAlias = "frozenset[int | None]"
 """The states that may lie at a place, by number; None stands for nothing."""
 
+
+QUIET = Config.load(environ={}, arguments={"telemetry": {"keep_reports": 0}})
+"""A course is stopped at each of its changes, among which reports are written at any time."""
 
 # What is saved
 
@@ -164,7 +168,7 @@ class Recording:
 
     def manager(self, store: Store | None = None, **options: Any) -> CheckpointManager:
         """Make a manager of this layout, for the root `run`."""
-        given = {**self.storing.arguments(), **options}
+        given = {"config": QUIET, **self.storing.arguments(), **options}
         return CheckpointManager(self.folder / "run", store=store or LocalStore(), **given)
 
     async def save(self, checkpointer: Checkpointer, name: str, number: int, **options: Any) -> None:
