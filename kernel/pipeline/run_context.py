@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = (
+    "BUDGET_PIECES",
     "LEAST_PIECE",
     "BaseIfWhole",
     "Compare",
@@ -261,12 +262,16 @@ LEAST_PIECE: Final = 2**20
 """A smaller piece costs more than its bytes."""
 
 
+BUDGET_PIECES: Final = 16
+"""So many pieces fit a budget, unless they would be smaller than the least."""
+
+
 def piece_bytes_within(chosen_bytes: int, budget_bytes: int) -> int:
     """Return how large pieces are under a memory budget: at most as large as chosen.
 
     Several should fit even a small budget, and the allocator keeps little of small ones.
     """
-    return min(chosen_bytes, max(budget_bytes // 16, LEAST_PIECE), budget_bytes)
+    return min(chosen_bytes, max(budget_bytes // BUDGET_PIECES, LEAST_PIECE), budget_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +284,7 @@ class RunLimits:
     chosen_piece_bytes: int = 0  #: those of the option; a small budget makes pieces smaller. 0: unknown
     budget_bytes: int = 0  #: of memory, when the run began; 0: unknown
     in_flight_bytes: int = 0  #: that may be on their way to or from storage at once; 0: unknown
+    processors: int = 0  #: that the process may use; 0: unknown
 
 
 @dataclass(slots=True, kw_only=True)

@@ -56,6 +56,7 @@ class PipelineResult:
 
     value: Any
     stages: tuple[StageStatistics, ...]
+    processor_s: float = 0.0  #: of the whole process, in the time of the run
 
 
 async def run_pipeline(
@@ -99,6 +100,7 @@ async def run_pipeline(
     if isinstance(run, OffersThreads):  # or a worker could wait for a thread while the medium is idle
         run.threads.allow(max(slot.workers for slot in pipeline.slots) + OTHER_THREADS)
 
+    began_s = time.process_time()
     driven = _PipelineRun(pipeline, run, on_milestone, awaited, clock, translate)
     feed, inlet = create_memory_object_stream[Any](1)
     with feed:
@@ -136,7 +138,8 @@ async def run_pipeline(
     for dropped in driven.results:
         release_dropped(dropped)
 
-    return PipelineResult(value, tuple(map(StageMeter.statistics, driven.meters)))
+    stages = tuple(map(StageMeter.statistics, driven.meters))
+    return PipelineResult(value, stages, time.process_time() - began_s)
 
 
 @final

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from tests.stages.stage_rig import Rig
 
-from penstock import RestoreReport, SaveReport
+from penstock import Checkpointer, RestoreReport, SaveReport
 from penstock.handlers import LocalStore
 from penstock.kernel import (
     Actor,
@@ -33,10 +33,12 @@ from penstock.kernel import (
 )
 from penstock.kernel.pipeline import advice_of, workers_of
 from penstock.pipelines import restore_pipeline, save_pipeline
+from penstock.reports.diagnosis import fit
 from penstock.stages import Encode
-from penstock.testing import FaultyStore
+from penstock.testing import FaultyStore, MemoryStore
 
 pytestmark = pytest.mark.anyio
+MIB = 2**20
 PIECE = 2**17
 TREE = {f"w{n}": np.full(PIECE // 4, n, np.float32) for n in range(8)}
 
@@ -238,4 +240,34 @@ async def test_a_heavy_codec_is_named(rig: Rig, clock: Clock) -> None:
     report = await saved(rig, pipeline, clock)
 
     assert report.explain().startswith("The stage 'encode' is the bottleneck: it was busy ")
-    assert "a lower level of `[format] codec`" in report.explain()
+    assert "a faster `[format] codec`" in report.explain()
+
+
+async def test_reports_have_the_sizes_and_budgets_that_held(tmp_path: Path) -> None:
+    restored: list[RestoreReport] = []
+    async with Checkpointer(memory_limit="32MiB") as checkpointer:
+        saved = await (await checkpointer.save(tmp_path / "1", TREE))
+        await checkpointer.restore(tmp_path / "1", on_report=restored.append)
+
+    for report, chosen, in_flight in ((saved, 16 * MIB, 128 * MIB), (restored[0], 32 * MIB, 256 * MIB)):
+        limits = report.limits
+        assert limits is not None
+        assert (limits.piece_bytes, limits.chosen_piece_bytes) == (2 * MIB, chosen)
+        assert (limits.budget_bytes, limits.in_flight_bytes) == (32 * MIB, in_flight)
+        assert limits.processors >= 1
+        assert report.processor_s > 0
+
+
+@pytest.mark.parametrize(("limit", "n_messages"), [("16MiB", 16), ("256MiB", 1)])
+async def test_messages_that_a_budget_makes_are_counted_and_those_without_it(
+    limit: str, n_messages: int
+) -> None:
+    tree = {"w": np.zeros(16 * MIB, np.uint8)}
+    async with Checkpointer(memory_limit=limit, store=MemoryStore()) as checkpointer:
+        report = await (await checkpointer.save("/1", tree))
+
+    assert report.limits is not None
+    fitted = fit("save", report.stages, report.limits)
+    assert fitted is not None
+    assert (fitted.n_now, fitted.n_enough) == (n_messages, 1)
+    assert fitted.is_cut is (n_messages > 1)

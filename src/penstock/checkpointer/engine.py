@@ -286,7 +286,9 @@ def _run_limits(options: FlowOptions, memory: MemoryRegulator, flow: Flow) -> Ru
     piece_bytes = piece_bytes_within(options.piece_bytes, limit)
     batch_bytes = min(options.batch_bytes, MOST_PIECES * piece_bytes)
     in_flight = memory.in_flight(flow).limit
-    return RunLimits(piece_bytes, options.batch_leaves, batch_bytes, options.piece_bytes, limit, in_flight)
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 0)
+    sizes = piece_bytes, options.batch_leaves, batch_bytes, options.piece_bytes
+    return RunLimits(*sizes, limit, in_flight, len(usable))
 
 
 def make_engine(parts: CheckpointerParts) -> Engine:

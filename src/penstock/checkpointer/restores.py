@@ -89,6 +89,7 @@ async def restore_tree(
             () if plan is None else plan.changes,
             stages=result.stages,
             limits=run.limits,
+            processor_s=result.processor_s,
             requests=engine.store.request_figures().since(since),
         )
         for tell in observers:
@@ -327,7 +328,12 @@ class _Reading:
 
             progress = run.progress
             report = RestoreReport(
-                path, progress.leaves_total, progress.bytes_done, stages=result.stages, limits=run.limits
+                path,
+                progress.leaves_total,
+                progress.bytes_done,
+                stages=result.stages,
+                limits=run.limits,
+                processor_s=result.processor_s,
             )
             for tell in observers:
                 tell(report)

@@ -225,6 +225,7 @@ class SaveTask:
             peak_leased_bytes=run.memory.peak,
             stages=result.stages,
             limits=run.limits,
+            processor_s=result.processor_s,
             requests=run.store.request_figures().since(since),
         )
         run.events.info(

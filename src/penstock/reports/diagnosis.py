@@ -30,7 +30,7 @@ from statistics import median
 from typing import Final, Literal, TypeAlias, final
 
 from penstock.kernel.memory.regulator import Flow
-from penstock.kernel.pipeline.run_context import RunLimits, piece_bytes_within
+from penstock.kernel.pipeline.run_context import BUDGET_PIECES, RunLimits, piece_bytes_within
 from penstock.kernel.pipeline.statistics import Advice, Span, StageStatistics
 
 MIB: Final = 2**20
@@ -173,6 +173,22 @@ class Fitted:
     shared: FlowModel  #: if all share one
     sharing: Sharing
     busy_s: float  #: of the store's busiest worker
+    processors: int = 0  #: if all of them were busy
+
+    @property
+    def n_now(self) -> int:
+        """How many messages there were."""
+        return self.each.n_messages(self.settings)
+
+    @property
+    def n_enough(self) -> int:
+        """How many there would be if the budgets were large."""
+        return self.each.n_messages(replace(self.settings, limit_bytes=0, in_flight_bytes=0))
+
+    @property
+    def is_cut(self) -> bool:
+        """True if a small budget made many messages of few."""
+        return self.n_enough * _CUT <= self.n_now
 
     @property
     def is_late(self) -> bool:
@@ -208,13 +224,16 @@ _CLEAR: Final = 0.05  #: by so much of the bytes must one assumption fit better 
 _MOST_SPANS: Final = 1000
 
 
-def fit(flow: Flow, stages: Sequence[StageStatistics], limits: RunLimits) -> Fitted | None:
+def fit(
+    flow: Flow, stages: Sequence[StageStatistics], limits: RunLimits, processor_s: float = 0.0
+) -> Fitted | None:
     """Fit the model to the figures of a run; None if no array bytes went to or from the store.
 
     Args:
         flow: What it was.
         stages: What was measured.
         limits: Its sizes and budgets.
+        processor_s: Of the process in that time. If all processors were busy, the workers share these.
     """
     by_name = {stage.name: stage for stage in stages}
     store = by_name.get(_STORE[flow])
@@ -257,18 +276,21 @@ def fit(flow: Flow, stages: Sequence[StageStatistics], limits: RunLimits) -> Fit
         is_leased=_most_at_once(spans) * settings.message_bytes <= max(settings.limit_bytes, 1),
     )
     took = wall_s(stages)
+    is_computing = 0 < _SATURATED * limits.processors * took <= processor_s
     shared = replace(model, stream_rate=math.inf, total_rate=total_rate)
     return Fitted(
         flow,
         settings,
         _scaled(model, settings, took),
         _scaled(shared, settings, took),
-        sharing,
+        "all" if is_computing else sharing,
         store.busiest_s,
+        limits.processors if is_computing else 0,
     )
 
 
 _MANY: Final = 4
+_SATURATED: Final = 0.85  #: processors that are busy for this part of the time have no room for more workers
 
 
 def _scaled(model: FlowModel, settings: Settings, took_s: float) -> FlowModel:
@@ -378,10 +400,10 @@ def _misfit(nbytes: Sequence[float], seconds: Sequence[float]) -> float:
 # What is said.
 
 Limit: TypeAlias = Literal[
-    "nothing", "memory", "messages", "parallelism", "latency", "stream", "bandwidth", "stage"
+    "nothing", "memory", "messages", "parallelism", "processors", "latency", "stream", "bandwidth", "stage"
 ]
-"""What held a run up: too little memory, too many messages, too few under way, the store's latency, its
-bandwidth of each stream or in all, or something else that a stage does. Nothing: if nothing ran."""
+"""What held a run up: too little memory, too many messages, too few under way, the processors, the store's
+latency, its bandwidth of each stream or in all, or something else in a stage; nothing, if nothing ran."""
 
 
 @final
@@ -401,6 +423,8 @@ class Diagnosis:
 
 _BUSY: Final = 0.5
 """A stage that is busy for this part of the time is the bottleneck, even if others wait for memory."""
+
+_CUT: Final = 4  #: a budget that makes so many messages of one is small
 
 _SHORT: Final = 0.25
 """If no stage is that busy, one that waits for memory for this part of the time says what is."""
@@ -461,6 +485,7 @@ def diagnose(
     n_leaves: int,
     nbytes: int,
     limits: RunLimits | None = None,
+    processor_s: float = 0.0,
 ) -> Diagnosis:
     """Say what held a save or a restore up, and which options to change. Pure.
 
@@ -470,13 +495,14 @@ def diagnose(
         n_leaves: All leaves: what a stage advises where there are many is wrong for four.
         nbytes: Array bytes.
         limits: The sizes and budgets of the run. Without them no gain can be foretold.
+        processor_s: Of the process in that time.
     """
     found = bottleneck_of(stages)
     if found is None:
         return Diagnosis("nothing", f"No stage of this {flow} had anything to do.")
 
     few = nbytes < _FEW_BYTES or found.of_s < _TINY_S
-    fitted = None if limits is None or few else fit(flow, stages, limits)
+    fitted = None if limits is None or few else fit(flow, stages, limits, processor_s)
     if fitted is None:
         return _by_stage(found, n_leaves, nbytes)
 
@@ -485,6 +511,8 @@ def diagnose(
         return _improved(fitted, found, better)
     if found.stage.name == _STORE[flow] and found.why == "busy":
         return _by_store(fitted, found, nbytes)
+    if found.stage.name in _FEEDS[flow] and found.why == "busy" and fitted.is_cut:
+        return _by_pieces(fitted, found)
 
     return _by_stage(found, n_leaves, nbytes)
 
@@ -507,6 +535,10 @@ def _better(fitted: Fitted, took_s: float) -> _Better | None:
     predicted = [(fitted.hopeful.seconds(settings), settings) for settings in choices]
     fastest_s = min([seconds for seconds, _ in predicted])
     enough = [each for each in predicted if each[0] <= _ENOUGH * fastest_s]
+    if fitted.is_cut:  # then it is the budget that should be larger, if that alone suffices
+        larger = [each for each in enough if replace(each[1], limit_bytes=now.limit_bytes) == now]
+        enough = larger or enough
+
     expected_s, settings = min(enough, key=lambda each: (each[1].distance(now), each[0]))
     if expected_s > GAIN * took_s:
         return None
@@ -572,7 +604,7 @@ def _cause(fitted: Fitted, found: Bottleneck, better: _Better, *, is_sure: bool)
 
 def _memory_text(fitted: Fitted, found: Bottleneck, better: _Better) -> str:
     now, new, model = fitted.settings, better.settings, fitted.hopeful
-    n, enough = model.n_messages(now), model.n_messages(replace(now, limit_bytes=0, in_flight_bytes=0))
+    n, enough = fitted.n_now, fitted.n_enough
     why: list[str] = []
     if n > enough:
         why.append(f"makes {_counted(n, 'message')} of what could travel in {enough}")
@@ -600,6 +632,12 @@ def _latency_text(fitted: Fitted) -> str:
 def _by_store(fitted: Fitted, found: Bottleneck, nbytes: int) -> Diagnosis:
     """Say that the store is as fast as it gets."""
     flow, took = fitted.flow, _took(found.seconds, found.of_s)
+    if fitted.processors:
+        words = (
+            f"The processors are the bottleneck: {_all_of(fitted.processors)} busy, as with copies and "
+            f"checksums in {found.stage.name!r}, for which more workers have no room. {_FEWER_WORDS[flow]}"
+        )
+        return Diagnosis("processors", words, {}, found.of_s, found.of_s, stage=found.stage.name)
     if fitted.is_late:
         nothing = f"Neither more workers nor larger pieces nor more memory make it faster: {flow} less often."
         words = f"{_latency_text(fitted)} {nothing}"
@@ -612,6 +650,33 @@ def _by_store(fitted: Fitted, found: Bottleneck, nbytes: int) -> Diagnosis:
         f"{_FEWER[flow]}."
     )
     return Diagnosis("bandwidth", words, {}, found.of_s, found.of_s, stage=found.stage.name)
+
+
+_FEWER_WORDS: Final[Mapping[Flow, str]] = {
+    "save": "What helps is to write less: `base=` for what did not change.",
+    "restore": "What helps is to read less: `only=`, or `mmap=True`.",
+}
+
+
+def _all_of(processors: int) -> str:
+    return "the only one was" if processors == 1 else f"all {processors} were"
+
+
+def _by_pieces(fitted: Fitted, found: Bottleneck) -> Diagnosis:
+    """Say that a small budget makes many messages of few for a stage that copies their bytes.
+
+    Of its time, messages of one size do not tell what is for each of them, and what for their bytes.
+    """
+    options = replace(fitted.settings, limit_bytes=BUDGET_PIECES * fitted.settings.piece_bytes).options(
+        fitted.flow, fitted.settings
+    )
+    words = (
+        f"Memory is the bottleneck: the budget of {fitted.settings.limit_bytes / MIB:.4g} MiB makes "
+        f"{_counted(fitted.n_now, 'message')} of what could travel in {fitted.n_enough}, and "
+        f"{found.stage.name!r} was busy {_took(found.seconds, found.of_s)} with them. "
+        f"{_options_text(options)}; how much that gains, this run does not show."
+    )
+    return Diagnosis("memory", words, options, found.of_s, found.of_s, False, found.stage.name)
 
 
 def _by_stage(found: Bottleneck, n_leaves: int, nbytes: int) -> Diagnosis:

@@ -55,6 +55,8 @@ class StageReport:
     stages: tuple[StageStatistics, ...] = field(default=(), repr=False, compare=False, kw_only=True)
     limits: RunLimits | None = field(default=None, repr=False, compare=False, kw_only=True)
     """The sizes and budgets that held; None if it was not one run of a pipeline."""
+    processor_s: float = field(default=0.0, repr=False, compare=False, kw_only=True)
+    """Of the whole process in that time, with what else it did."""
     requests: RequestFigures | None = field(default=None, repr=False, compare=False, kw_only=True)
     """Requests to the bucket from its begin to its end, with those of others at that time; None if it is in
     none."""
@@ -70,7 +72,7 @@ class StageReport:
 
     def diagnosed(self) -> Diagnosis:
         """Return the same as a value, with the options by their keys."""
-        return diagnose(self.stages, self.kind, self.n_leaves, self.nbytes, self.limits)
+        return diagnose(self.stages, self.kind, self.n_leaves, self.nbytes, self.limits, self.processor_s)
 
     def to_trace(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return a trace that `chrome://tracing` and https://ui.perfetto.dev open: JSON.
