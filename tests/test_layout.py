@@ -297,6 +297,7 @@ IS_ALSO_ABOUT = {
     "checkpointer/test_description.py": ("handlers.formats",),
     "checkpointer/test_direct_io_saves.py": ("handlers.stores",),
     "checkpointer/test_documents_within_the_budget.py": ("handlers.ocdbt",),
+    "checkpointer/test_explained_runs.py": ("reports",),
     "checkpointer/test_failed_syncs.py": ("handlers.stores",),
     "checkpointer/test_hostile_checkpoints.py": ("handlers.formats",),
     "checkpointer/test_linked_paths.py": ("handlers.stores",),

@@ -172,6 +172,7 @@ DISK: Final[Sequence[Candidate]] = (
 
 CODECS: Final[Sequence[Candidate]] = (
     ("save", {"format.codec": "auto"}),
+    ("save", {"format.codec": "floats"}),
     ("save", {"format.codec": "zstd:1"}),
 )
 """Tried with a checkpoint of the user's own alone: how well a made-up one compresses says nothing."""
@@ -714,15 +715,11 @@ class _FlowSearch:
     def _models(self) -> Sequence[FlowModel]:
         """Return those of the models of all runs that say of each run about what it took.
 
-        Each run has one for a bandwidth of each stream, and one for a bandwidth that all share; both bounds
-        may hold, each of which another run shows.
+        Each run has one for a bandwidth of each stream, and one for a bandwidth that all share.
         """
         results = self._results.values()
         known = [(each.fitted, min(each.seconds)) for each in results if each.fitted is not None]
-        each = [fitted.each for fitted, _ in known]
-        totals = [fitted.shared.total_rate for fitted, _ in known]
-        mixed = [replace(one, total_rate=total) for one, total in product(each, totals)]
-        models = [*each, *[fitted.shared for fitted, _ in known], *mixed]
+        models = [model for fitted, _ in known for model in (fitted.each, fitted.shared)]
         if not models:
             return ()
 

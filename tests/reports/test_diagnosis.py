@@ -219,3 +219,46 @@ def test_where_all_processors_are_busy_more_workers_are_not_advised() -> None:
     assert (busy.limit, busy.options) == ("processors", {})
     assert busy.text.startswith("The processors are the bottleneck: all 2 were busy, as with copies and ")
     assert idle == report.diagnosed()
+
+
+def test_a_budget_with_room_for_one_message_lets_copies_and_writes_wait_for_each_other() -> None:
+    machine = Machine(stream_rate=20 * MIB, copy_rate=20 * MIB)
+    report, tiny = machine.save(DEFAULTS), replace(DEFAULTS, limit_bytes=MIB)
+    assert report.limits is not None
+    fitted = fit("save", report.stages, report.limits)
+    assert fitted is not None
+
+    assert fitted.each.seconds(tiny) == pytest.approx(machine.save(tiny).wall_s, rel=0.1)
+
+
+def test_of_what_suffices_alone_the_budget_is_named_that_made_the_messages() -> None:
+    machine = Machine(latency_s=0.05, nbytes=16 * MIB, n_small=0)
+    settings = replace(DEFAULTS, limit_bytes=16 * MIB)
+    assert machine.save(replace(settings, concurrency=16)).wall_s < 0.8 * machine.save(settings).wall_s
+
+    found = machine.save(settings).diagnosed()
+
+    assert found.limit == "memory"
+    assert set(found.options) == {"memory.limit_bytes"}
+
+
+def test_without_small_messages_the_latency_is_that_of_the_documents() -> None:
+    machine = Machine(latency_s=0.05, n_small=0)
+
+    found = machine.save(replace(DEFAULTS, piece_bytes=MIB)).diagnosed()
+
+    assert found.limit == "latency"
+    assert set(found.options) == {"save.piece_bytes"}
+
+
+def test_a_larger_budget_is_not_advised_for_bytes_that_take_none_of_it() -> None:
+    report = MACHINES["each"].save(DEFAULTS)  # four writers have 64 MiB at once
+    assert report.limits is not None
+    limits = replace(report.limits, budget_bytes=16 * MIB, chosen_piece_bytes=16 * MIB)
+
+    options = replace(report, limits=replace(limits, piece_bytes=16 * MIB)).diagnosed().options
+
+    assert "save.write.concurrency" in options
+    fitted = fit("save", report.stages, replace(limits, piece_bytes=16 * MIB))
+    assert fitted is not None
+    assert fitted.each.room(replace(fitted.settings, in_flight_bytes=0)) == float("inf")

@@ -148,6 +148,15 @@ async def test_what_makes_restores_slower_is_not_kept_for_saves() -> None:
     assert "Nothing is faster" in profile_text("x", found, [])
 
 
+async def test_how_leaves_are_saved_may_slow_their_restores_down_and_is_not_kept_then() -> None:
+    runs = Runs(MACHINES["each"], restore=lambda options: 2.0 if "save.piece_bytes" in options else 1.0)
+
+    found = await runs.tuned(Space())
+
+    assert any("restores took 2.00 of the time" in each.verdict for each in found.tried)
+    assert "save.piece_bytes" not in found.options
+
+
 async def test_what_is_not_faster_in_the_end_is_dropped() -> None:
     runs = Runs(MACHINES["slow copies"])
     runs.save = lambda options: 0.5 if options and len(runs.tried) <= 99 else 1.0
@@ -197,9 +206,10 @@ async def test_a_search_without_time_tries_nothing_and_says_so() -> None:
 async def test_a_search_ends_when_its_time_is_up() -> None:
     runs = Runs(MACHINES["each"])
 
-    found = await runs.tuned(Space(), limit_s=6.0)
+    found = await runs.tuned(Space(), limit_s=12.0)
 
-    assert not found.complete
+    assert (found.complete, found.options) == (False, {})
+    assert any(each.verdict == "rejected: too little time to be sure" for each in found.tried)
     assert runs.seconds < 20
     for each in found.tried:
         assert len(each.seconds) <= 2

@@ -91,13 +91,13 @@ _KEYS: Final[Mapping[Flow, Mapping[str, str]]] = {
 _WORKERS: Final = (1, 2, 4, 8, 16, 32, 64)
 _PIECES: Final = tuple([MIB << power for power in range(8)])
 _TIMES_MEMORY: Final = (1, 4, 16, 64)
-_TIMES_IN_FLIGHT: Final = (1, 4)
+_TIMES_IN_FLIGHT: Final = 4
 
 
 def alternatives(
     now: Settings, *, most_workers: int = _WORKERS[-1], most_memory: float = math.inf
 ) -> Iterator[Settings]:
-    """Yield every combination of values that is worth a thought, the present ones among them.
+    """Yield every combination of values that is worth a thought, the present ones among them, each once.
 
     Args:
         now: The present settings.
@@ -106,11 +106,19 @@ def alternatives(
     """
     workers = sorted({now.concurrency, *[each for each in _WORKERS if each <= most_workers]})
     pieces = sorted({now.piece_bytes, *_PIECES})
-    budgets = [now.limit_bytes * times for times in _TIMES_MEMORY if now.limit_bytes * times <= most_memory]
-    in_flight = [now.in_flight_bytes * times for times in _TIMES_IN_FLIGHT]
-    found = product(workers, pieces, sorted({now.limit_bytes, *budgets}), sorted(set(in_flight)))
-    for settings in found:
-        yield Settings(*settings)
+    limits = [now.limit_bytes * times for times in _TIMES_MEMORY[1:]]
+    limits = [limit for limit in limits if limit <= most_memory]
+    for n, nbytes in product(workers, pieces):
+        settings = Settings(n, nbytes, now.limit_bytes, now.in_flight_bytes)
+        yield settings
+        # A larger budget is of use where this one makes pieces smaller, or has no room for the workers.
+        rooms = [settings]
+        if now.in_flight_bytes and n * nbytes > now.in_flight_bytes:
+            rooms.append(replace(settings, in_flight_bytes=_TIMES_IN_FLIGHT * now.in_flight_bytes))
+        if now.limit_bytes and max(n, BUDGET_PIECES) * nbytes > now.limit_bytes:
+            yield from [replace(room, limit_bytes=limit) for room in rooms for limit in limits]
+
+        yield from rooms[1:]
 
 
 # The model.
@@ -221,7 +229,7 @@ _DOCUMENTS: Final[Mapping[Flow, tuple[str, int]]] = {"save": ("commit", 4), "res
 
 _SMALL: Final = 1 / 8  #: of the largest message: one that is no larger is about latency
 _CLEAR: Final = 0.05  #: by so much of the bytes must one assumption fit better than the other
-_MOST_SPANS: Final = 1000
+_MOST_SPANS: Final = 256  #: are looked at: they tell enough, and a report is made in the event loop
 
 
 def fit(
@@ -273,7 +281,7 @@ def fit(
             [max(stage.busiest_s - n * message_s, 0.0) / store.nbytes for stage in feeds], default=0.0
         ),
         # More at once than the budget has room for: the bytes were in the caller's memory already.
-        is_leased=_most_at_once(spans) * settings.message_bytes <= max(settings.limit_bytes, 1),
+        is_leased=_most_bytes(spans) <= max(settings.limit_bytes, largest),
     )
     took = wall_s(stages)
     is_computing = 0 < _SATURATED * limits.processors * took <= processor_s
@@ -385,8 +393,10 @@ def _turns(intervals: Sequence[tuple[float, float]]) -> list[float]:
     return found
 
 
-def _most_at_once(spans: Sequence[Span]) -> int:
-    moments = sorted([(span.end, -1) for span in spans] + [(span.start, 1) for span in spans])
+def _most_bytes(spans: Sequence[Span]) -> int:
+    """Return how many bytes were under way at once."""
+    ends = [(span.end, -span.nbytes) for span in spans]
+    moments = sorted([*ends, *[(span.start, span.nbytes) for span in spans]])
     return max(accumulate([change for _, change in moments]))
 
 
@@ -573,6 +583,13 @@ _FEWER: Final[Mapping[Flow, str]] = {
 }
 
 
+_UNREAD: Final[Mapping[Flow, str]] = {
+    "save": "`base=` for what did not change",
+    "restore": "`only=`, or `mmap=True`",
+}
+"""By which bytes are not even looked at."""
+
+
 def _cause(fitted: Fitted, found: Bottleneck, better: _Better, *, is_sure: bool) -> tuple[Limit, str]:
     """Return what the change is for, and a sentence that says it: of its parts the one that gains most."""
     now, new, model = fitted.settings, better.settings, fitted.hopeful
@@ -635,7 +652,8 @@ def _by_store(fitted: Fitted, found: Bottleneck, nbytes: int) -> Diagnosis:
     if fitted.processors:
         words = (
             f"The processors are the bottleneck: {_all_of(fitted.processors)} busy, as with copies and "
-            f"checksums in {found.stage.name!r}, for which more workers have no room. {_FEWER_WORDS[flow]}"
+            f"checksums in {found.stage.name!r}, so that more workers have no room; {_STORE[flow]} less: "
+            f"{_UNREAD[flow]}."
         )
         return Diagnosis("processors", words, {}, found.of_s, found.of_s, stage=found.stage.name)
     if fitted.is_late:
@@ -650,12 +668,6 @@ def _by_store(fitted: Fitted, found: Bottleneck, nbytes: int) -> Diagnosis:
         f"{_FEWER[flow]}."
     )
     return Diagnosis("bandwidth", words, {}, found.of_s, found.of_s, stage=found.stage.name)
-
-
-_FEWER_WORDS: Final[Mapping[Flow, str]] = {
-    "save": "What helps is to write less: `base=` for what did not change.",
-    "restore": "What helps is to read less: `only=`, or `mmap=True`.",
-}
 
 
 def _all_of(processors: int) -> str:
