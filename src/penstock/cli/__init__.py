@@ -170,4 +170,6 @@ def _complete() -> None:
     """Answer the shell, which asks how a line may go on, and end; see `penstock completion`."""
     import argcomplete
 
-    argcomplete.autocomplete(_parser(COMMANDS))
+    line = os.environ.get("COMP_LINE", "")[: int(os.environ.get("COMP_POINT", "0"))]
+    before = line.split()[1:] if line.endswith(" ") else line.split()[1:-1]
+    argcomplete.autocomplete(_parser([name for name in _named(before) if name in COMMANDS]))

@@ -14,6 +14,7 @@ from typing import Any, Final
 import anyio
 
 from penstock.cli.chosen_items import Chosen, add_choice, select
+from penstock.cli.completers import completed, leaf_names
 from penstock.cli.read_progress import read_each
 from penstock.cli.terminal import CommandError, Output, Table, Toned
 from penstock.inspection.leaf_values import Statistics, is_array, statistics_of
@@ -32,9 +33,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "NaNs and infinities."
     )
     add_choice(parser)
-    parser.add_argument(
+    leaf = parser.add_argument(
         "leaf", nargs="*", metavar="LEAF", help="a key path, or a pattern (all); before the options"
     )
+    completed(leaf, leaf_names)
     parser.add_argument("--values", action="store_true", help="print the values of one leaf")
     parser.add_argument("--json", action="store_true", help="as one JSON document")
 

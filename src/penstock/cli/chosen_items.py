@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, final
 
+from penstock.cli.completers import completed, item_names, step_numbers
 from penstock.cli.terminal import CommandError
 from penstock.handlers.layouts.discovery import checkpoint_path
 from penstock.handlers.stores.publishing.reading import read_unchanged
@@ -24,8 +25,10 @@ T = TypeVar("T")
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """Add PATH and both options."""
     parser.add_argument("path", metavar="PATH", help="a directory of steps, a checkpoint, or safetensors")
-    parser.add_argument("--step", type=int, metavar="N", help="this step (the latest)")
-    parser.add_argument("--item", metavar="NAME", help="only this item (all)")
+    step = parser.add_argument("--step", type=int, metavar="N", help="this step (the latest)")
+    item = parser.add_argument("--item", metavar="NAME", help="only this item (all)")
+    completed(step, step_numbers)
+    completed(item, item_names)
 
 
 @final

@@ -1,4 +1,4 @@
-"""`penstock completion`: prints what makes a shell complete commands and options."""
+"""`penstock completion`: prints what makes a shell complete commands, options and what these name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _SHELLS: Final = ("bash", "zsh", "fish", "tcsh", "powershell")
 def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the command's arguments."""
     parser.description = (
-        "Print what makes SHELL complete penstock's commands and options. In ~/.bashrc or ~/.zshrc: eval "
+        "Print what makes SHELL complete penstock's commands and options, and in their places steps, leaves, "
+        "items, metrics and keys of the configuration. In ~/.bashrc or ~/.zshrc: eval "
         '"$(penstock completion bash)"; of fish: penstock completion fish | source'
     )
     parser.add_argument("shell", metavar="SHELL", choices=_SHELLS, help=", ".join(_SHELLS))

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from textwrap import fill
 from typing import Final
 
+from penstock.cli.completers import completed, config_keys
 from penstock.cli.terminal import CommandError, Output, Table, terminal_width
 from penstock.config.config import Config, FoundFile, find_file, profiles_in
 from penstock.config.option_reference import (
@@ -47,7 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--json", action="store_true", help="as one JSON document")
 
     reference = what.add_parser("reference", help="every key: type, unit, default and effect")
-    reference.add_argument("key", metavar="KEY", nargs="?", default="", help="only keys that begin so")
+    key = reference.add_argument("key", metavar="KEY", nargs="?", default="", help="only keys that begin so")
+    completed(key, config_keys)
     form = reference.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="as the page of the documentation")
     form.add_argument("--schema", action="store_true", help="as a JSON schema, for editors")

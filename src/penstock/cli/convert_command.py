@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 import penstock
+from penstock.cli.completers import completed, item_names
 from penstock.cli.read_progress import run_with_bar
 from penstock.cli.storage_options import add_storage_options, chosen_format, said_format
 from penstock.cli.terminal import CommandError, Output, format_bytes
@@ -39,7 +40,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--format", choices=("orbax", "safetensors", "npz"),
         help="what to write (what the end of DESTINATION says, .safetensors or .npz, else orbax)",
     )  # fmt: skip
-    parser.add_argument("--item", metavar="NAME", help="convert only this item of SOURCE, as a tree")
+    item = parser.add_argument("--item", metavar="NAME", help="convert only this item of SOURCE, as a tree")
+    completed(item, item_names)
     names = parser.add_mutually_exclusive_group()
     names.add_argument(
         "--split", default=".", metavar="TEXT",

@@ -21,6 +21,7 @@ from anyio import move_on_after
 from anyio.from_thread import check_cancelled
 
 import penstock
+from penstock.cli.completers import completed, step_numbers
 from penstock.cli.terminal import Bar, CommandError, Output, format_bytes
 from penstock.handlers.formats.orbax.discovery import ROOT_FOLDER, step_at
 from penstock.handlers.layouts.discovery import Place, checkpoint_path, find_place
@@ -45,7 +46,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("source", metavar="SOURCE", help="a checkpoint, a directory of steps, or safetensors")
     parser.add_argument("destination", metavar="DESTINATION", help="where it goes; nothing may be there")
-    parser.add_argument("--step", type=int, metavar="N", help="only this step of SOURCE")
+    step = parser.add_argument("--step", type=int, metavar="N", help="only this step of SOURCE")
+    completed(step, step_numbers)
     parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be copied")
     parser.add_argument("--json", action="store_true", help="as one JSON document")
 

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 import anyio
 
 from penstock.cli.chosen_items import Chosen, select_of_both
+from penstock.cli.completers import completed, item_names, leaf_names, step_numbers, steps_and_files
 from penstock.cli.terminal import EXPECTED, CommandError, Output, Table, Toned, format_bytes, say_error
 from penstock.inspection.leaf_values import Difference, compare_values, read_stored_values
 from penstock.inspection.stored_leaves import (
@@ -42,10 +43,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "The exit status is 0 if they are the same, 1 if they differ, and 2 if something went wrong."
     )
     parser.add_argument("first", metavar="A", help="a directory of steps, a checkpoint, or safetensors")
-    parser.add_argument("second", metavar="B", help="the same; or a number: that step of A's run")
-    parser.add_argument("--step", type=int, metavar="N", help="the step of A (the latest)")
-    parser.add_argument("--item", metavar="NAME", help="only this item of both")
-    parser.add_argument("--only", action="append", metavar="PATTERN", help="only these leaves; repeatable")
+    second = parser.add_argument("second", metavar="B", help="the same; or a number: that step of A's run")
+    step = parser.add_argument("--step", type=int, metavar="N", help="the step of A (the latest)")
+    item = parser.add_argument("--item", metavar="NAME", help="only this item of both")
+    only = parser.add_argument(
+        "--only", action="append", metavar="PATTERN", help="only these leaves; repeatable"
+    )
+    completed(second, steps_and_files)
+    completed(step, step_numbers)
+    completed(item, item_names)
+    completed(only, leaf_names)
     parser.add_argument("--structure", action="store_true", help="compare no values: reads no array")
     parser.add_argument("--json", action="store_true", help="as one JSON document")
 

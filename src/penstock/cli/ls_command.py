@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from penstock.cli.completers import completed, metric_names
 from penstock.cli.terminal import Output, Table, Tone, Toned, format_bytes
 from penstock.handlers.layouts.discovery import find_place
 from penstock.inspection.step_listing import State, StepFacts, list_checkpoints, name_best, names_of_metrics
@@ -26,7 +27,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "metrics as JSON, and path."
     )
     parser.add_argument("path", metavar="PATH", nargs="?", default=".", help="a directory of steps (here)")
-    parser.add_argument("--best", metavar="METRIC", help="mark the step where this metric is least")
+    best = parser.add_argument("--best", metavar="METRIC", help="mark the step where this metric is least")
+    completed(best, metric_names)
     parser.add_argument("--max", action="store_true", help="with --best: where it is greatest")
     parser.add_argument("--json", action="store_true", help="as one JSON document")
 

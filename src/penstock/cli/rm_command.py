@@ -10,6 +10,7 @@ import json
 import anyio
 
 import penstock
+from penstock.cli.completers import completed, step_numbers
 from penstock.cli.terminal import CommandError, Output, format_bytes
 from penstock.handlers.layouts.discovery import check_deletable, checkpoint_path, find_place
 from penstock.inspection.file_sizes import FileSizes, sizes_below
@@ -24,9 +25,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "another step shares stay there, and of a link only the link goes."
     )
     parser.add_argument("path", metavar="PATH", nargs="+", help="a checkpoint, a step, or safetensors")
-    parser.add_argument(
+    step = parser.add_argument(
         "--step", type=int, action="append", metavar="N", help="this step of the one PATH; repeatable"
     )
+    completed(step, step_numbers)
     parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be deleted")
     parser.add_argument("--json", action="store_true", help="as one JSON document")
 

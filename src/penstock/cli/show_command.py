@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import anyio
 
 from penstock.cli.chosen_items import Chosen, add_choice, select
+from penstock.cli.completers import completed, leaf_names
 from penstock.cli.terminal import Output, Table, Toned, format_bytes
 from penstock.inspection.layers import layers_of
 from penstock.inspection.step_listing import names_of_metrics
@@ -49,10 +50,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "path, type, shape, dtype, sharding, bytes, bytes as stored, and codec."
     )
     add_choice(parser)
-    parser.add_argument(
+    only = parser.add_argument(
         "--only", action="append", metavar="PATTERN",
         help="only leaves with such a name, as in 'params.*' or \"['params']\"; repeatable",
     )  # fmt: skip
+    completed(only, leaf_names)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--unfold", action="store_true", help="a line for each of alike siblings, too")
     form.add_argument("--flat", action="store_true", help="no tree: a line for each leaf with its key path")
