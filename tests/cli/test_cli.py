@@ -72,8 +72,11 @@ _OF_SAVES = ("penstock.checkpointer", "penstock.reports")
         (["--help"], ["penstock.config", "penstock.checkpointer", "numpy"]),
         (["config", "show"], ["penstock.checkpointer", "numpy"]),
         (["ls", "{}"], [*_NEVER, *_OF_SAVES, "asyncio", "penstock.handlers.layouts.auto_layout"]),
-        (["show", "{}"], [*_NEVER, *_OF_SAVES, "penstock.stages.reading", "penstock.kernel.messages"]),
-        (["du", "{}"], [*_NEVER, *_OF_SAVES, "penstock.kernel.messages"]),
+        (
+            ["show", "{}"],
+            [*_NEVER, *_OF_SAVES, "asyncio", "penstock.stages.reading", "penstock.kernel.messages"],
+        ),
+        (["du", "{}"], [*_NEVER, *_OF_SAVES, "asyncio", "penstock.kernel.messages"]),
         (["verify", "{}"], [*_NEVER, "penstock.checkpointer.engine"]),
         (["cat", "{}"], [*_NEVER, *_OF_SAVES]),
         (["diff", "{}", "{}"], [*_NEVER, *_OF_SAVES]),

@@ -92,13 +92,12 @@ def item_names(prefix: str, options: argparse.Namespace) -> Iterable[str]:
 
 def _leaves(options: argparse.Namespace, *, every_item: bool = False) -> Iterator[tuple[str, str]]:
     """Yield the name of each leaf of the checkpoint that is named, and that of its item."""
-    import anyio
-
     from penstock.cli.chosen_items import Chosen
 
     step = getattr(options, "step", None)
     item = None if every_item else getattr(options, "item", None)
-    for each in anyio.run(Chosen.at(_path_in(options), step if isinstance(step, int) else None, item).items):
+    chosen = Chosen.at(_path_in(options), step if isinstance(step, int) else None, item)
+    for each in chosen.described():
         yield from ((leaf.name, each.name) for leaf in each.leaves)
 
 

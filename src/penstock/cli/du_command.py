@@ -11,13 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
-
-from penstock.cli.chosen_items import Chosen, add_choice
+from penstock.cli.chosen_items import Chosen, add_choice, run_here
 from penstock.cli.terminal import Output, Table, Toned, format_bytes
+from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
 from penstock.inspection.file_sizes import sizes_below
 from penstock.inspection.layers import Layer, layers_of
-from penstock.inspection.stored_leaves import ItemFacts
+from penstock.inspection.stored_leaves import ItemFacts, read_items
 from penstock.kernel.concurrency.threads import Threads
 
 
@@ -45,7 +44,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     """
     chosen = Chosen.by(options)
     path = chosen.path
-    items, on_medium = anyio.run(chosen.read, partial(_read, chosen))
+    items, on_medium = run_here(chosen.store, partial(_read, chosen))
     most_depth = None if options.picture is not None else options.depth  # a picture shows each leaf
     layers = [(item, layers_of(item.leaves, most_depth)) for item in items]
     if options.picture is not None:
@@ -61,13 +60,17 @@ def run(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-async def _read(chosen: Chosen) -> tuple[Sequence[ItemFacts], int | None]:
+async def _read(chosen: Chosen, threads: Threads) -> tuple[Sequence[ItemFacts], int | None]:
     """Return the items, and the bytes of all files; None for those if there is but one item to look at."""
-    items = await chosen.items()
-    if chosen.item is not None:
-        return items, None
 
-    return items, (await Threads().run(sizes_below, chosen.store, chosen.path)).nbytes
+    async def read(_: Reading) -> tuple[Sequence[ItemFacts], int | None]:
+        items = await read_items(chosen.store, threads, chosen.path, chosen.item)
+        if chosen.item is not None:
+            return items, None
+
+        return items, (await threads.run(sizes_below, chosen.store, chosen.path)).nbytes
+
+    return await read_unchanged(chosen.store, threads, chosen.path, read)
 
 
 def _all_of(layers: Sequence[tuple[ItemFacts, Layer]]) -> Layer:

@@ -60,7 +60,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def _table(listed: Sequence[StepFacts], best: str | None) -> Table:
-    names = sorted({name for step in listed for name in names_of_metrics(step.metrics)})
+    found = {name for step in listed for name in names_of_metrics(step.metrics)}
+    names = sorted(found, key=lambda name: (name.count("/"), name))
     if best in names:
         names = [best, *[name for name in names if name != best]]
 
@@ -90,8 +91,11 @@ def _table(listed: Sequence[StepFacts], best: str | None) -> Table:
         )
         for step in listed
     ]
-    # The metrics of the last names go first: the best one is that of the first.
-    return Table(columns, rows, n_left=3, plain=plain, spare=[*names[:0:-1], "own", *names[:1], "age"])
+    # Of metrics the last names go first: the best one is that of the first.
+    spare = [*names[:0:-1], *names[:1], "age"]
+    is_shared = any(step.sizes.shared_bytes for step in listed)
+    spare.insert(len(names) - 1 if is_shared and names else 0, "own")
+    return Table(columns, rows, n_left=3, plain=plain, spare=spare)
 
 
 _TONES: Final[Mapping[State, Tone]] = {

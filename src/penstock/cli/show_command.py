@@ -72,7 +72,10 @@ def run(options: argparse.Namespace, output: Output) -> int:
         PenstockError: If it is no checkpoint, or damaged.
     """
     chosen = Chosen.by(options)
-    items, values = anyio.run(chosen.read, partial(_read, chosen, options, output))
+    if options.histogram:
+        items, values = anyio.run(chosen.read, partial(_read_values, chosen, options, output))
+    else:
+        items, values = select(chosen.described(), options.only), {}
     if options.json:
         output.say(json.dumps(_document(items), indent=2))
         return 0
@@ -93,12 +96,10 @@ def run(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-async def _read(
+async def _read_values(
     chosen: Chosen, options: argparse.Namespace, output: Output
 ) -> tuple[Sequence[ItemFacts], Values]:
     items = select(await chosen.items(), options.only)
-    if not options.histogram:
-        return items, {}
 
     from penstock.cli.read_progress import read_each
     from penstock.inspection.leaf_values import is_array, statistics_of

@@ -113,8 +113,11 @@ def _show(found: VerifyReport, output: Output) -> None:
         return
     if found.findings:
         plain = [_row(found.path, finding) for finding in found.findings]
-        rows = [(leaves, _toned(kind), *rest) for kind, leaves, *rest in plain]
-        columns = ("leaf", "", "problem", "file", "offset", "bytes")
+        rows = [
+            (leaves or file, _toned(kind), problem, file if leaves else "", *where)
+            for kind, leaves, problem, file, *where in plain
+        ]
+        columns = ("leaf or document", "", "problem", "file", "offset", "bytes")
         output.table(Table(columns, rows, n_left=4, plain=plain, spare=("bytes", "offset", "file")))
     for path in found.leftovers:
         output.say(f"left by an interrupted save, and part of no checkpoint: {path}")
