@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ("Chosen", "add_choice", "run_here", "select", "select_of_both")
+__all__ = ("Chosen", "add_choice", "select", "select_of_both")
 
 import argparse
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast, final
-
-import anyio
+from typing import TypeVar, final
 
 from penstock.cli.completers import completed, item_names, step_numbers
 from penstock.cli.terminal import CommandError
 from penstock.handlers.layouts.discovery import checkpoint_path
 from penstock.handlers.stores.publishing.reading import read_unchanged
+from penstock.inspection.looking import run_here
 from penstock.inspection.stored_leaves import ItemFacts, LeafFacts, read_items
 from penstock.kernel.concurrency.threads import Threads
 from penstock.kernel.protocols.stores import Store
@@ -76,39 +75,6 @@ class Chosen:
     async def read(self, read: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `read`, which reads this checkpoint from one of its states."""
         return await read_unchanged(self.store, Threads(), self.path, lambda _: read())
-
-
-def run_here(store: Store, read: Callable[[Threads], Coroutine[Any, Any, T]]) -> T:
-    """Return the result of what only looks: calls that may block are made here, one after the other.
-
-    An event loop, whose import takes a tenth of such a command, is run only where something has to be
-    waited for: for a network, or for a deletion to end.
-
-    Args:
-        store: Where is looked.
-        read: Has no effects: it may be called twice. It waits for calls of the threads that it gets, and
-            for nothing else that may take long.
-    """
-    if not store.over_network:
-        coroutine = read(cast("Threads", _CallingThread()))
-        try:
-            coroutine.send(None)
-        except StopIteration as end:
-            return cast("T", end.value)
-        except RuntimeError:  # it asked for an event loop
-            pass
-        finally:
-            coroutine.close()
-
-    return anyio.run(read, Threads())
-
-
-@final
-class _CallingThread:
-    """Stands for worker threads: makes each call at once."""
-
-    async def run(self, function: Callable[..., T], *args: Any) -> T:
-        return function(*args)
 
 
 def select(items: Sequence[ItemFacts], only: Sequence[str] | None) -> Sequence[ItemFacts]:

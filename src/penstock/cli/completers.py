@@ -92,12 +92,16 @@ def item_names(prefix: str, options: argparse.Namespace) -> Iterable[str]:
 
 def _leaves(options: argparse.Namespace, *, every_item: bool = False) -> Iterator[tuple[str, str]]:
     """Yield the name of each leaf of the checkpoint that is named, and that of its item."""
-    from penstock.cli.chosen_items import Chosen
+    from penstock.handlers.layouts.discovery import checkpoint_path
+    from penstock.inspection.looking import run_here
+    from penstock.inspection.stored_leaves import read_items
+    from penstock.stores.store_finder import store_of
 
+    store, root = store_of(_path_in(options))
     step = getattr(options, "step", None)
     item = None if every_item else getattr(options, "item", None)
-    chosen = Chosen.at(_path_in(options), step if isinstance(step, int) else None, item)
-    for each in chosen.described():
+    path = checkpoint_path(store, root, step if isinstance(step, int) else None)
+    for each in run_here(store, lambda threads: read_items(store, threads, path, item)):
         yield from ((leaf.name, each.name) for leaf in each.leaves)
 
 

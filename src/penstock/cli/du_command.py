@@ -11,11 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.chosen_items import Chosen, add_choice, run_here
+from penstock.cli.chosen_items import Chosen, add_choice
 from penstock.cli.terminal import Output, Table, Toned, format_bytes
 from penstock.handlers.stores.publishing.reading import Reading, read_unchanged
 from penstock.inspection.file_sizes import sizes_below
 from penstock.inspection.layers import Layer, layers_of
+from penstock.inspection.looking import run_here
 from penstock.inspection.stored_leaves import ItemFacts, read_items
 from penstock.kernel.concurrency.threads import Threads
 

@@ -72,10 +72,11 @@ def run(options: argparse.Namespace, output: Output) -> int:
         PenstockError: If it is no checkpoint, or damaged.
     """
     chosen = Chosen.by(options)
+    values: Values = {}
     if options.histogram:
         items, values = anyio.run(chosen.read, partial(_read_values, chosen, options, output))
     else:
-        items, values = select(chosen.described(), options.only), {}
+        items = select(chosen.described(), options.only)
     if options.json:
         output.say(json.dumps(_document(items), indent=2))
         return 0
