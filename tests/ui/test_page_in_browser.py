@@ -358,3 +358,8 @@ def test_ten_thousand_steps_are_thinned_and_shown_a_page_at_a_time(tmp_path: Pat
         browser.press("Enter")
         assert browser.evaluate("document.activeElement.textContent") == "1234"
         assert browser.evaluate("document.querySelectorAll('svg *').length") < 6000
+
+        # Fewer can be looked at more closely.
+        choose = "const one = document.getElementById('window'); one.value = '100'"
+        browser.evaluate(f"{choose}; one.dispatchEvent(new Event('change', {{ bubbles: true }}))")
+        assert browser.evaluate("document.querySelectorAll('[data-key=size] .bar.shared').length") == 100

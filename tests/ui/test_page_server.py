@@ -378,6 +378,7 @@ async def test_what_did_not_change_is_not_told_again(root: Path, tmp_path: Path)
         then = (await client.get("/api/run", params={"seen": again["version"]})).json()
 
     assert [step["name"] for step in then["steps"]] == ["3"]
+    assert (first["is_whole"], again["is_whole"], then["is_whole"]) == (True, False, False)
     assert then["gone"] == ["1"]
     assert sorted(report["label"] for report in then["reports"]) == ["1", "2", "3"]
     assert ("deleted", "1") in [(event["what"], event["label"]) for event in then["events"]]

@@ -30,6 +30,7 @@ from penstock.reports.kept_reports import Kept, KeptEvent, KeptReport, KeptRow, 
 READ_S: Final = 0.7
 # What was read before may have changed: an overwritten step, a file that is shared no more.
 CHECK_S: Final = 0.1
+_MOST_GONE: Final = 10_000  #: names of deleted steps; a page that missed more is told everything
 _ABSENT: Final = frozenset({"nothing", "folder"})
 
 
@@ -53,6 +54,7 @@ class RunReader:
         "_read_s",
         "_steps",
         "_version",
+        "_whole_before",
         "path",
         "store",
     )
@@ -68,7 +70,7 @@ class RunReader:
         self._paths: dict[str, str] = {}
         self._kept: Kept = Kept()
         self._kept_at = 0
-        self._version = 1
+        self._version = self._whole_before = 1
 
     def look(self, seen: int) -> dict[str, Any]:
         """Return what is new since the version `seen`, 0 for everything.
@@ -84,12 +86,14 @@ class RunReader:
         self._version += 1
         n_unread = self._read(place, paths)
         self._read_kept(place)
-        is_whole = seen <= 0
+        is_whole = seen < self._whole_before
+        seen = 0 if is_whole else seen
         kept = self._kept if is_whole or self._kept_at > seen else None
         return {
             "path": one_line(self.path),
             "kind": "waiting" if not paths and not self._steps and place.kind in _ABSENT else place.kind,
             "version": self._version,
+            "is_whole": is_whole,  # what was told before is to be forgotten
             "n_steps": len(paths),
             "n_unread": n_unread,
             "steps": [told for told, version in self._steps.values() if version > seen],
@@ -128,6 +132,8 @@ class RunReader:
         for name in [name for name in self._steps if name not in there]:
             del self._steps[name]
             self._gone[name] = self._version
+        while len(self._gone) > _MOST_GONE:
+            self._whole_before = self._gone.pop(next(iter(self._gone)))
 
         for step in unfinished:
             self._tell(step)
@@ -137,8 +143,10 @@ class RunReader:
         known = [name for name in self._steps if name in paths]
         n_unread = len(unread) - self._look_at(unread, paths, now + self._read_s)
         # Those that may change at any moment come first.
-        moving = [name for name in known if self._steps[name][0]["state"] not in ("finished", "unknown")]
-        self._look_at([*moving, *known], paths, time.monotonic() + self._check_s)
+        known.sort(key=lambda name: self._steps[name][0]["state"] in ("finished", "unknown"))
+        if not n_unread:
+            self._look_at(known, paths, time.monotonic() + self._check_s)
+
         return n_unread
 
     def _look_at(self, names: Sequence[str], paths: Mapping[str, str], until_s: float) -> int:

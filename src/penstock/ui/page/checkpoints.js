@@ -257,7 +257,7 @@ function map(item, width, height) {
   const picture = drawn("svg", { class: "map", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
   for (const shape of item.rectangles) {
     const { x, y, width: wide, height: high } = shape;
-    const group = drawn("g");
+    const group = drawn("g", { "aria-hidden": "true" });
     const colour = { fill: COLOURS[shape.colour % COLOURS.length], "fill-opacity": Math.max(0.35, 1.1 - 0.25 * shape.depth) };
     group.append(drawn("title", {}, shape.title), drawn("rect", { x, y, width: wide, height: high, ...colour }));
     const room = Math.floor(wide / 7);

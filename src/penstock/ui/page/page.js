@@ -6,6 +6,7 @@ import { Strips } from "/strips.js";
 
 const POLL_MS = 2000;
 const [MOST_BESIDE, MOST_EVENTS, MOST_BANDS] = [7, 300, 7];
+const LONG = 150; // from so many points on there is a choice of fewer
 const LETTERS = "ABCDEF";
 
 const runs = []; // { index, letter, path, kind, version, steps: Map of names, reports, events }
@@ -13,6 +14,7 @@ const checkpoints = new Checkpoints(runs, (run, step) => { strips.point(place(ru
 const strips = new Strips(byId("strips"), choose);
 const moreStrips = new Strips(byId("more-strips"), choose);
 let [axis, isStale, shownAt] = ["step", false, 0];
+let [most, from] = [Infinity, -Infinity]; // so many steps are drawn, from this one on
 
 // ---- where things are across the page
 
@@ -43,6 +45,7 @@ const AXES = {
 
 function points(run, things, value, more = () => ({})) {
   return things
+    .filter((thing) => (thing.step ?? Infinity) >= from)
     .map((thing) => ({ x: place(run, thing), y: value(thing), run, label: thing.label, ...more(thing) }))
     .filter((point) => point.x !== null && typeof point.y === "number" && Number.isFinite(point.y))
     .sort((a, b) => a.x - b.x);
@@ -262,6 +265,10 @@ function show() {
     run.reported = new Set(saves(run).map((report) => report.label));
   }
   byId("no-reports").hidden = runs.some((run) => run.reports.length || run.events.length) || runs.every((run) => run.kind !== "root");
+  const last = runs.flatMap((run) => [...run.steps.values(), ...run.reports].map((thing) => thing.step)).reduce((a, b) => Math.max(a, b ?? 0), 0);
+  const n = runs.reduce((sum, run) => sum + Math.max(run.steps.size, run.reports.length), 0);
+  byId("window-label").hidden = n <= LONG && most === Infinity;
+  from = last - most + 1;
   const [first, more] = charts();
   strips.show(first, AXES[axis]);
   byId("more-metrics").hidden = more.length === 0;
@@ -275,6 +282,7 @@ async function look(run) {
   const found = await ask("/api/run", { run: run.index, seen: run.version });
   const changed = found.steps.length > 0 || found.gone.length > 0 || found.reports !== null || run.kind !== found.kind;
   Object.assign(run, { path: found.path, kind: found.kind, version: found.version, nUnread: found.n_unread, nSteps: found.n_steps });
+  if (found.is_whole) run.steps.clear();
   for (const name of found.gone) run.steps.delete(name);
   for (const step of found.steps) run.steps.set(step.name, step);
   if (found.steps.length) run.steps = new Map([...run.steps].sort(([, a], [, b]) => (a.step ?? Infinity) - (b.step ?? Infinity)));
@@ -310,7 +318,12 @@ async function refresh() {
   setTimeout(refresh, wait);
 }
 
-byId("axis").addEventListener("change", (event) => { axis = event.target.value; strips.cursor = null; show(); });
+byId("axis").addEventListener("change", () => {
+  axis = document.querySelector("[name=axis]:checked").value;
+  most = Number(byId("window").value) || Infinity;
+  strips.cursor = null;
+  show();
+});
 byId("more-metrics").addEventListener("toggle", () => show());
 document.addEventListener("visibilitychange", () => { if (!document.hidden && runs.length) show(); });
 let resizing = null;

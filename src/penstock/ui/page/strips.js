@@ -106,6 +106,7 @@ class Strip {
     this.chart = chart;
     this.span = span;
     this.title.textContent = chart.title;
+    this.figure.setAttribute("aria-label", chart.title);
     this.figure.classList.toggle("wide", Boolean(chart.wide));
     const lines = chart.bands ? [] : chart.lines.length > 1 ? chart.lines : [];
     this.legend.replaceChildren(
