@@ -411,7 +411,7 @@ _NEAR: Final = 1.1  #: within so much of the fastest that was tried, what change
 _CREDIBLE: Final = 0.1  #: a model whose times are off by so much more than the best one's is not believed
 _MOST_MODELS: Final = 8
 _MOST_TRIED: Final = 24
-_SHARES: Final[Mapping[Flow, tuple[float, float]]] = {"save": (0.3, 0.42), "restore": (0.66, 0.78)}
+_SHARES: Final[Mapping[Flow, tuple[float, float]]] = {"save": (0.26, 0.38), "restore": (0.58, 0.7)}
 """The parts of the time that have passed when a flow's search ends, and when its finals do."""
 
 

@@ -109,10 +109,9 @@ async def test_what_helps_only_together_is_found() -> None:
     assert restore.ratio == 1.0
 
 
-@pytest.mark.parametrize("noise", [0.03, 0.1])
-async def test_noise_is_not_taken_for_a_gain(noise: float) -> None:
-    for seed in range(20):
-        runs = Runs(MACHINES["all"], noise=noise, random=Random(seed))
+async def test_noise_is_not_taken_for_a_gain() -> None:
+    for seed in range(12):
+        runs = Runs(MACHINES["all"], noise=0.1, random=Random(seed))
 
         found = await runs.tuned(Space(extras=DISK), limit_s=300)
 
@@ -164,9 +163,10 @@ async def test_what_is_not_faster_in_the_end_is_dropped() -> None:
     found = await runs.tuned(Space(given=[("save", {"store.io": "direct"})]))
     assert found.options == {"store.io": "direct"}
 
-    runs.tried.clear()
-    runs.save = lambda options: 0.5 if len(runs.tried) <= 13 and options else 1.0
-    found = await runs.tuned(Space(given=[("save", {"store.io": "direct"})]))
+    # The first run and that with the option, five of each, and one restore: then it helps no more.
+    fading = Runs(MACHINES["slow copies"])
+    fading.save = lambda options: 0.5 if len(fading.tried) <= 13 and options else 1.0
+    found = await fading.tuned(Space(given=[("save", {"store.io": "direct"})]))
     assert ["in the end" in each.verdict for each in found.tried] == [True]
     assert found.options == {}
 
