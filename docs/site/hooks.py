@@ -74,15 +74,15 @@ GLOSSARY = "explanation/glossary.md"
 TERM = re.compile(r"^### (.+)\n(.+)$", re.MULTILINE)
 WITH_TERMS = ("tutorial/", "howto/", "explanation/", "reference/", "install")
 COMMON = (
-    *("batch", "document", "item", "job", "layout", "leaf", "message", "pack", "piece", "range"),
-    *("root", "seal", "spec", "stage", "step", "store", "target", "worker"),
+    *("batch", "claim", "document", "event", "handler", "item", "job", "layout", "leaf", "manager", "mark"),
+    *("message", "pack", "piece", "policy", "profile", "range", "report", "root", "seal", "spec", "stage"),
+    *("step", "store", "target", "worker"),
 )
-"""Words that also mean something else: they are terms where one of `BEFORE` stands before them."""
+"""Words that also mean something else: they are terms where an article or the like stands before them."""
 UNLINKED = ("checkpoint", "default")  # what every page is about, and what is nearly always something else
-BEFORE = (
-    *("a", "an", "the", "all", "its", "new", "each", "your", "many", "small", "large", "other"),
-    *("every", "of", "in"),
-)
+BEFORE = ("the", "its", "new", "your", "small", "large", "other", "of", "in")
+BEFORE_ONE = ("a", "an", "each", "every")
+BEFORE_SEVERAL = ("all", "many")
 OUTSIDE = re.compile(
     r"(^```(?s:.*?)^```$|^(?:#|\||:::| {4}).*$|^<!--(?s:.*?)-->|`[^`\n]*`|<[^>]*>"
     r"|!?\[(?:[^\]\[]|\[[^\]]*\])*\]\([^)]*\)|\*\*)",
@@ -158,13 +158,15 @@ def terms() -> dict[str, str]:
 
 def pattern_of(term: str) -> re.Pattern[str]:
     """What a term looks like in prose: one or several, and at the beginning of a sentence."""
-    several = "leaves" if term == "leaf" else f"{re.escape(term)}s?"
-    word = rf"\b({several}|{re.escape(term)})\b(?![-'/.]\w| thread)"
+    one = re.escape(term)
+    several = {"leaf": "leaves", "policy": "policies"}.get(term, f"{one}s")
+    alone = r"\b(?![-'/.]\w|\s+(?:thread|loop))"
     if term not in COMMON:
-        return re.compile(word, re.IGNORECASE)
+        return re.compile(rf"(?<!source )\b({several}|{one}){alone}", re.IGNORECASE)
 
-    behind = "|".join(f"(?<=\\b(?i:{each}) )" for each in BEFORE)
-    return re.compile(rf"(?:{behind}){word}")
+    choices = ((BEFORE, f"{several}|{one}"), (BEFORE_ONE, one), (BEFORE_SEVERAL, several))
+    behind = [(rf"(?<=\b(?i:{word}) )", nouns) for words, nouns in choices for word in words]
+    return re.compile("|".join(f"{before}(?:{nouns}){alone}" for before, nouns in behind))
 
 
 def with_terms(text: str, here: str) -> str:
@@ -185,8 +187,8 @@ def with_terms(text: str, here: str) -> str:
             found = pattern_of(term).search(parts[at])
             if found:
                 # A mark takes its place meanwhile: a later term may be a word of this one's meaning.
-                links.append(f'[{found[1]}]({glossary}#{anchor}){{ .term title="{title}" }}')
-                parts[at] = f"{parts[at][: found.start(1)]}\0{len(links) - 1}\0{parts[at][found.end(1) :]}"
+                links.append(f'[{found[0]}]({glossary}#{anchor}){{ .term title="{title}" }}')
+                parts[at] = f"{parts[at][: found.start()]}\0{len(links) - 1}\0{parts[at][found.end() :]}"
                 break
 
     return re.sub(r"\0(\d+)\0", lambda found: links[int(found[1])], "".join(parts))

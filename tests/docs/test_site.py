@@ -181,7 +181,9 @@ def test_terms_lead_to_the_glossary_where_a_page_uses_them_first(hooks: dict[str
 @pytest.mark.parametrize(
     ("text", "linked"),
     [
-        ("It leaves nothing.", []),
+        ("It leaves nothing, and each leaves in one request.", []),
+        ("An event loop, and an event.", ["event"]),
+        ("In a source tree, and a worker\nthread.", []),
         ("All leaves are read.", ["leaves"]),
         ("The store reads a range of it.", ["store", "range"]),
         ("They store what ranges over it.", []),
