@@ -215,6 +215,16 @@ def written_share(workload: str) -> Measure:
     return measure
 
 
+def stored_share(workload: str, ours: str, theirs: str) -> Measure:
+    """Bytes that a save of `ours` left, as a part of those that one of `theirs` did."""
+
+    def measure(results: Results) -> float | None:
+        other = median(results.written(workload, theirs, Operation.SAVE))
+        return _ratio(median(results.written(workload, ours, Operation.SAVE)), other)
+
+    return measure
+
+
 def longest_stall_ms(workload: str, loop: str) -> Measure:
     """Of all operations in all rounds, milliseconds."""
 

@@ -147,3 +147,11 @@ def test_a_stall_counts_from_10_ms_or_from_the_noise_floor(
 
 def test_every_bar_has_a_text_of_its_own() -> None:
     assert len({bar.text for bar in BARS}) == len(BARS)
+
+
+def test_what_two_libraries_left_is_compared() -> None:
+    results = Results(
+        samples=[timed("Orbax", 1, nbytes_written=200), timed("penstock", 1, nbytes_written=150)]
+    )
+
+    assert measures.stored_share("large", "penstock", "Orbax")(results) == 0.75
