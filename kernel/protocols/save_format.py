@@ -34,8 +34,8 @@ class SaveFormat:
         zarr: The version of the zarr format.
         codec: `"none"`, `"floats"` (for weights, at the speed of memory), `"floats:archive"` (smaller,
             at half of it), `"zstd"`, `"zstd:<1 to 22>"`, `"blosc:<options>"`, the codec of a
-            plug-in, or `"auto"`: `floats` or `zstd` for each leaf whose bytes are found to compress well.
-            Shards below 16 KiB are stored as they are.
+            plug-in, or `"auto"`: `floats`, `blosc` or `zstd` for each leaf whose bytes are found to compress
+            well. Shards below 16 KiB are stored as they are.
         chunk_byte_size: Cut shards into equal chunks of at most this many bytes, as Orbax does. By default
             a shard is one chunk, or with a codec several of about 16 MiB.
         ocdbt_target_data_file_size: Begin a new data file after this many bytes; 0: never. By default

@@ -265,8 +265,8 @@ BARS = (
         1.3,
         "transformer",
         INTO_JAX,
-        "Orbax async",
-        ours=FACE_ASYNC,
+        "Orbax",
+        ours=FACE,
     ),
     _fast("transformer restored into jax: times safetensors", 2.0, "transformer", INTO_JAX, "safetensors"),
     _most(

@@ -150,8 +150,6 @@ def test_every_bar_has_a_text_of_its_own() -> None:
 
 
 def test_what_two_libraries_left_is_compared() -> None:
-    results = Results(
-        samples=[timed("Orbax", 1, nbytes_written=200), timed("penstock", 1, nbytes_written=150)]
-    )
+    results = results_of(timed("Orbax", 1, nbytes_written=200), timed("penstock", 1, nbytes_written=150))
 
     assert measures.stored_share("large", "penstock", "Orbax")(results) == 0.75

@@ -65,6 +65,7 @@ WORKLOADS = (
         nbytes=2**29,
         quick=1 / 8,
         memory=True,
+        all_ways=True,
     ),
     Workload(
         "small",
