@@ -291,6 +291,7 @@ IS_ABOUT = {"configuration": "config", "orbax_face": "orbax"}
 """Folders of tests that have another name than the room that they are about."""
 
 IS_ALSO_ABOUT = {
+    "bench/codecs.py": ("handlers.formats", "handlers.leaves", "kernel"),
     "bench/steps.py": ("handlers.formats",),
     "checkpointer/strange_checkpoints.py": ("handlers.formats", "handlers.ocdbt"),
     "checkpointer/test_base_links.py": ("stages.reuse",),
