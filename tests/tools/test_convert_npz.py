@@ -299,11 +299,19 @@ class TestWriting:
         target = tmp_path / "new.npz"
         with pytest.raises(SpecError, match="an npz file holds one step"):
             penstock.sync.convert(tmp_path / "run", target)
-        with pytest.raises(SpecError, match=r"an npz file holds one tree, .* item='default'"):
-            penstock.sync.convert(tmp_path / "run" / "1", target)
 
-        penstock.sync.convert(tmp_path / "run" / "2", target, item="default")
-        assert loaded(target)["w"].shape == (2,)
+        # Of a step it holds the tree. The metrics are in the manager's own item.
+        penstock.sync.convert(tmp_path / "run" / "2", target)
+        assert {name: array.shape for name, array in loaded(target).items()} == {"w": (2,)}
+
+    def test_which_of_two_trees_is_asked(self, tmp_path: Path) -> None:
+        saved(tmp_path / "two", penstock.Composite(a={"w": np.ones(1)}, b={"w": np.ones(2)}))
+
+        with pytest.raises(SpecError, match="an npz file holds one tree") as caught:
+            penstock.sync.convert(tmp_path / "two", tmp_path / "new.npz")
+        assert "item=" in str(caught.value)
+        penstock.sync.convert(tmp_path / "two", tmp_path / "new.npz", item="b")
+        assert loaded(tmp_path / "new.npz")["w"].shape == (2,)
 
     @pytest.mark.parametrize(
         ("name", "options", "error"),
