@@ -100,8 +100,9 @@ def stored(kept: Stored, tmp_path: Path) -> Stored:
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
     """Run a command as in a pipe."""
+    monkeypatch.delenv("COLUMNS", raising=False)
 
     def run(*arguments: object) -> Said:
         status = main([str(argument) for argument in arguments])

@@ -69,6 +69,7 @@ def test_the_commands_print_what_the_page_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
     with penstock.sync.CheckpointManager("run") as manager:
         for step, loss in ((100, 1.0), (200, 1 / 3)):
             blocks = [block(n, step) for n in range(4)]

@@ -49,7 +49,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_page_shows_what_the_commands_print(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_shows_what_the_commands_print(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # a table takes no more of them than there are
     (session,) = examples("console")
     shown: list[str] = []
     status = 0
