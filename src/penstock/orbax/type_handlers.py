@@ -203,7 +203,7 @@ def _write_records(directory: Path, found: Sequence[Any], process_index: int) ->
     path = directory / file_names.ARRAY_METADATAS / f"{_PROCESS_PREFIX}{process_index}"
     store = built_in.LocalStore()
     store.make_directory(str(path.parent))
-    if file_names.TEMPORARY_SUFFIX not in str(path):  # else it may be of what this replaces
+    if file_names.TEMPORARY_SUFFIX not in str(path):  # a new tree may have the record of what it replaces
         check_document(str(path.parent), path.name)
 
     known = store.read_file(str(path)) if store.kind(str(path)) == "file" else b""
