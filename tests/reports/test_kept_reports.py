@@ -97,7 +97,12 @@ async def test_the_last_reports_are_kept_wherever_that_is_asked_for(tmp_path: Pa
         for name in "abc":
             await (await checkpointer.save(tmp_path / name, TREE))
 
+        (tmp_path / "foreign").mkdir()
+        (tmp_path / "a").rename(tmp_path / "foreign" / "d")
+        await checkpointer.restore(tmp_path / "foreign" / "d")
+
     assert names(tmp_path) == ["b", "c"]
+    assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["d"], "what is read is not written to"
 
 
 @pytest.mark.anyio

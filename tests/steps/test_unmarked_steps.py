@@ -111,6 +111,7 @@ async def test_lists_show_an_unmarked_step_apart(bucket: Bucket) -> None:
     listed = {facts.name: facts.state for facts in list_checkpoints(store, find_place(store, ROOT))}
     assert {name: listed[name] for name in ("0", "3")} == {"0": "finished", "3": "finished"}
     assert {listed[name] for name in UNMARKED} == {"interrupted"}
+    assert "other_9" not in listed, "it is a run, in which reports of its saves are kept"
     report = await penstock.gc(ROOT, store=store)
     assert report.unmarked == tuple(f"{ROOT}/{name}" for name in UNMARKED)
     assert report.removed == ()

@@ -440,6 +440,14 @@ async def test_norms_are_those_of_the_values(root: Path) -> None:
 
 async def test_norms_read_no_more_than_their_budget(root: Path) -> None:
     store, path = store_of(root)
+    small = LayerNorms(store, budget_bytes=10)
+    for n, is_spent in ((0, True), (2, False)):  # the second time for two steps, since they are so large
+        there = {name: (f"{path}/{name}", 0.0) for name in ("1", "2")}
+        await small.read_one(there)
+        found = await small.read_one(there)
+        assert (len(found["norms"]), found["is_spent"]) == (n, is_spent)
+        small.extend()
+
     norms = LayerNorms(store, budget_bytes=100)  # a step has 64 bytes of floats
     finished = {name: (f"{path}/{name}", 0.0) for name in ("1", "2")}
     for _ in range(3):
