@@ -8,15 +8,17 @@ import argparse
 import json
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
+from typing import Final
 
 import penstock
 from penstock.cli.read_progress import run_with_bar
 from penstock.cli.storage_options import add_storage_options, chosen_format, said_format
-from penstock.cli.terminal import Output, Table, format_bytes
+from penstock.cli.terminal import Output, Table, Tone, Toned, format_bytes
 from penstock.kernel.memory.memory_limit import MOST_EXPANSION
-from penstock.tools.repair_report import RepairReport
+from penstock.tools.repair_report import Outcome, RepairReport
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -68,13 +70,13 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def _show(found: RepairReport, stored: str, output: Output) -> None:
-    rows = [
-        (leaf.outcome, leaf.name, leaf.problem or "no checksum was recorded", _shown(leaf.taken_from))
-        for leaf in found.leaves
-        if leaf.outcome != "kept"
-    ]
+    others = [leaf for leaf in found.leaves if leaf.outcome != "kept"]
+    facts = [(leaf.problem or "no checksum was recorded", _shown(leaf.taken_from)) for leaf in others]
+    shown = list(zip(others, facts, strict=True))
+    rows = [(leaf.name, Toned(leaf.outcome, _TONES[leaf.outcome]), *more) for leaf, more in shown]
+    plain = [(leaf.outcome, leaf.name, *more) for leaf, more in shown]
     if rows:
-        output.table(Table(("", "leaf", "problem", "taken from"), rows, n_left=4))
+        output.table(Table(("leaf", "", "problem", "taken from"), rows, n_left=4, plain=plain))
 
     counts = Counter(leaf.outcome for leaf in found.leaves)
     what = ", ".join(f"{counts[outcome]:,} {outcome}" for outcome in counts)
@@ -82,7 +84,16 @@ def _show(found: RepairReport, stored: str, output: Output) -> None:
     if found.complete:
         output.success(line)
     else:
-        output.say(line)
+        output.say(line, "bad" if found.gone else "warning")
+
+
+_TONES: Final[Mapping[Outcome, Tone]] = {
+    "kept": "good",
+    "taken": "good",
+    "rebuilt": "good",
+    "unchecked": "warning",
+    "gone": "bad",
+}
 
 
 def _shown(path: str) -> str:
