@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,19 @@ import numpy as np
 import pytest
 from anyio import create_task_group
 from tests.own_files import REPORTS, listed
+from tests.reports.simulated_runs import DEFAULTS, MIB, Machine
 
 import penstock
 from penstock.handlers import LocalStore
 from penstock.kernel import MemoryRegulator, StoreWrapper, Threads
-from penstock.reports.kept_reports import MOST_BYTES, Kept, KeptReport, ReportKeeper, read_reports
+from penstock.reports.kept_reports import (
+    MOST_BYTES,
+    Kept,
+    KeptReport,
+    ReportKeeper,
+    _kept,
+    read_reports,
+)
 from penstock.reports.report import SaveReport
 from penstock.steps import CheckpointManager, KeepLast
 from penstock.testing import FaultyStore
@@ -291,3 +300,14 @@ def test_the_file_of_reports_is_not_taken_for_a_step(tmp_path: Path) -> None:
     with penstock.sync.CheckpointManager(root) as manager:
         assert manager.latest_step() is None
         manager.save(1, TREE)
+
+
+def test_what_a_budget_made_slow_is_kept_as_limited_by_memory() -> None:
+    for limit, why in ((16 * MIB, "memory_wait"), (1024 * MIB, "busy")):
+        report = Machine().save(replace(DEFAULTS, limit_bytes=limit))
+        statistics = MemoryRegulator(limit).statistics()
+
+        (found,) = _kept(report, "1", 0.0, statistics, 0, {}, True).reports
+
+        assert found.limited_by == why
+        assert found.explanation == report.explain()

@@ -399,7 +399,9 @@ def _kept(
     metrics: dict[str, float | None],
     has_details: bool,
 ) -> Kept:
-    found = bottleneck_of(report.stages)
+    found, diagnosis = bottleneck_of(report.stages), report.diagnosed()
+    # A budget that makes pieces small is why a stage is busy with them.
+    why = "memory_wait" if diagnosis.limit == "memory" else "" if found is None else found.why
     kept = KeptReport(
         name,
         ended_at,
@@ -408,13 +410,13 @@ def _kept(
         n_leaves=report.n_leaves,
         nbytes=report.nbytes,
         bottleneck="" if found is None else found.stage.name,
-        limited_by="" if found is None else found.why,
+        limited_by=why,
         peak_bytes=peak_bytes,
         cached_bytes=budget.cached,
         limit_bytes=budget.limit,
         process_bytes=_process_bytes(),
         metrics=metrics,
-        explanation=report.explain() if has_details else "",
+        explanation=diagnosis.text if has_details else "",
         stages=tuple([_stage(stage) for stage in report.stages]) if has_details else (),
         rows=_rows(report.stages) if has_details else (),
     )
